@@ -75,8 +75,9 @@ class LatentOperations(ABC, Generic[Batch]):
         and keys, which are rotated like the queries. They are stored in the slots of `slot_mapping` [num_tokens] int64
         as finite numbers (see `Backend.write_kv`). Returns the rotated queries, dense.
 
-        `cos` and `sin` are as for `Backend.rotary`. If `is_interleaved`, pairs are (2i, 2i + 1) and come out as
-        (i, i + rotary_dim / 2), of queries and keys alike, which leaves their products as they are.
+        `cos` and `sin` are as for `Backend.rotary`; without dimensions, nothing is rotated. If `is_interleaved`, pairs
+        are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), of queries and keys alike, which leaves their products
+        as they are.
         """
 
     @abstractmethod

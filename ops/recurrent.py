@@ -117,15 +117,21 @@ class RecurrentOperations(ABC):
         beta: Tensor,
         state: Tensor,
         rows: StateRows,
+        *,
+        least_log_decay: float | None = None,
+        beta_scale: float = 1.0,
     ) -> Tensor:
         """The gated delta rule (arXiv:2412.06464): [num_tokens, heads, value_dim], like `v`.
 
         `q` and `k` are scaled to length 1, q then by key_dim**-0.5. With g = exp(softplus(dt + dt_bias) * a):
-        state = g * state + k ⊗ (sigmoid(beta) * (v - g * state · k)); out = state · q.
+        state = g * state + k ⊗ (beta_scale * sigmoid(beta) * (v - (g * state) · k)); out = state · q. With
+        `least_log_decay` (negative), g = exp(least_log_decay * sigmoid(-a * (dt + dt_bias))) instead.
 
         `q` and `k` are [num_tokens, key_heads, key_dim], `v` is [num_tokens, heads, value_dim], `dt` and `beta` are
         [num_tokens, heads], all of one dtype; head h reads key head h // (heads / key_heads). `dt_bias` and `a`
-        (negative) are [heads], `state` is [num_slots, heads, key_dim, value_dim], all float32.
+        (negative) are [heads], `state` is [num_slots, heads, key_dim, value_dim], all float32. Where each channel of
+        the keys has a decay of its own (arXiv:2510.26692), `dt` is [num_tokens, heads, key_dim], and `dt_bias` is
+        [heads, key_dim].
         """
 
     @abstractmethod
@@ -175,8 +181,18 @@ class RecurrentOperations(ABC):
         """
 
     @abstractmethod
-    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
-        """RMS norm with a gate: `rms_norm(x * silu(gate))` if `gate_first`, otherwise `rms_norm(x) * silu(gate)`.
+    def gated_rms_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        gate_first: bool,
+        activation: GateActivation = "silu",
+    ) -> Tensor:
+        """RMS norm with a factor, `activation(gate)`: `rms_norm(x * factor)` if `gate_first`, else
+        `rms_norm(x) * factor`.
 
         `x` and `gate` are [num_tokens, groups, size], `weight` is [groups, size] or [size], all of one dtype; each
         group is normalised by itself, in float32.

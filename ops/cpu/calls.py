@@ -134,8 +134,9 @@ SELECTIVE_SCAN = Call(
 OUTER_PRODUCTS = Call(
     "quire_outer_products",
     "q k v dt beta dt_bias a d state out slots starts is_new",
-    "num_rows heads key_heads key_dim value_dim q_stride k_stride v_stride dt_stride beta_stride dtype num_threads",
-    "dt_low dt_high",
+    "num_rows heads key_heads key_dim value_dim decays q_stride k_stride v_stride dt_stride beta_stride dtype "
+    "num_threads",
+    "dt_low dt_high least_log_decay beta_scale",
 )
 MLSTM = Call(
     "quire_mlstm",
@@ -156,7 +157,7 @@ RG_LRU = Call(
 GATED_RMS_NORM = Call(
     "quire_gated_rms_norm",
     "x gate weight out",
-    "num_tokens groups size x_stride gate_stride weight_stride is_gate_first dtype num_threads",
+    "num_tokens groups size x_stride gate_stride weight_stride is_gate_first activation dtype num_threads",
     "eps",
 )
 MULTIPLY_GATE = Call(
@@ -190,8 +191,8 @@ HEAD_LINEAR = Call(
 ROTATE_AND_STORE_LATENT = Call(
     "quire_rotate_and_store_latent",
     "q latent weight cos sin out cache slots",
-    "num_tokens heads rank rotary_dim q_token_stride q_head_stride latent_stride page_stride row_stride block_size "
-    "is_interleaved dtype weight_dtype cache_dtype num_threads",
+    "num_tokens heads rank rotary_dim turned_dim q_token_stride q_head_stride latent_stride page_stride row_stride "
+    "block_size is_interleaved dtype weight_dtype cache_dtype num_threads",
     "eps largest",
 )
 LATENT_ATTENTION = Call(

@@ -61,10 +61,10 @@ class NativeLatent(LatentOperations[NativePlan]):
             slots = slot_mapping.contiguous()
             if not self._rotate_and_store(
                 q.data_ptr(), latent.data_ptr(), weight.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
-                cache.data_ptr(), slots.data_ptr(), num_tokens, heads, len(weight), rotary_dim, q.stride(0),
-                q.stride(1), latent.stride(0), cache.stride(0), cache.stride(1), cache.shape[1], is_interleaved,
-                DTYPES[q.dtype], DTYPES[weight.dtype], DTYPES[cache.dtype], torch.get_num_threads(), eps,
-                largest_stored(cache.dtype),
+                cache.data_ptr(), slots.data_ptr(), num_tokens, heads, len(weight), rotary_dim, cos.shape[-1],
+                q.stride(0), q.stride(1), latent.stride(0), cache.stride(0), cache.stride(1), cache.shape[1],
+                is_interleaved, DTYPES[q.dtype], DTYPES[weight.dtype], DTYPES[cache.dtype], torch.get_num_threads(),
+                eps, largest_stored(cache.dtype),
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(

@@ -96,7 +96,7 @@ class NativeRecurrent(RecurrentOperations):
         state: Tensor,
         rows: StateRows,
     ) -> Tensor:
-        out = self._add_up(c, b, x, dt, None, dt_bias, a, d, state, rows, dt_limit)
+        out = self._add_up(c, b, x, dt, None, dt_bias, a, d, state, rows, (*dt_limit, 0.0, 1.0))
         if out is not None:
             return out
         return self._fallbacks.run(self._eager.ssd, x, dt, dt_bias, dt_limit, a, b, c, d, state, rows)
@@ -120,11 +120,18 @@ class NativeRecurrent(RecurrentOperations):
         beta: Tensor,
         state: Tensor,
         rows: StateRows,
+        *,
+        least_log_decay: float | None = None,
+        beta_scale: float = 1.0,
     ) -> Tensor:
-        out = self._add_up(q, k, v, dt, beta, dt_bias, a, None, state, rows)
+        bounds = (0.0, math.inf, least_log_decay or 0.0, beta_scale)
+        out = self._add_up(q, k, v, dt, beta, dt_bias, a, None, state, rows, bounds)
         if out is not None:
             return out
-        return self._fallbacks.run(self._eager.gated_delta_rule, q, k, v, dt, dt_bias, a, beta, state, rows)
+        return self._fallbacks.run(
+            self._eager.gated_delta_rule, q, k, v, dt, dt_bias, a, beta, state, rows,
+            least_log_decay=least_log_decay, beta_scale=beta_scale,
+        )  # fmt: skip
 
     def _add_up(
         self,
@@ -138,9 +145,12 @@ class NativeRecurrent(RecurrentOperations):
         d: Tensor | None,
         state: Tensor,
         rows: StateRows,
-        dt_limit: tuple[float, float] = (0.0, math.inf),
+        bounds: tuple[float, float, float, float] = (0.0, math.inf, 0.0, 1.0),
     ) -> Tensor | None:
-        """A state of decayed outer products; None if the kernel does not take these tensors."""
+        """A state of decayed outer products; None if the kernel does not take these tensors.
+
+        `bounds` are the kernel's numbers: dt_low, dt_high, least_log_decay, beta_scale.
+        """
         parts, wide = [x for x in (q, k, v, dt, beta) if x is not None], [x for x in (dt_bias, a, d) if x is not None]
         dense = all(x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2]) for x in parts)
         if not dense or not _are_covered(parts, [*wide, state]):
@@ -150,8 +160,9 @@ class NativeRecurrent(RecurrentOperations):
         failed = self._outer_products(
             *(0 if x is None else x.data_ptr() for x in (q, k, v, dt, beta, dt_bias, a, d, state, out)),
             *self._pointers(rows), len(rows.slots), v.shape[1], key_heads, key_dim, v.shape[2],
+            1 if dt is None or dt.dim() == 2 else key_dim,
             *(0 if x is None else x.stride(0) for x in (q, k, v, dt, beta)), DTYPES[v.dtype], torch.get_num_threads(),
-            *dt_limit,
+            *bounds,
         )  # fmt: skip
         return None if failed else out
 
@@ -204,18 +215,29 @@ class NativeRecurrent(RecurrentOperations):
             self._eager.rg_lru, x, input_gate, input_bias, decay_gate, decay_bias, log_decay, state, rows
         )
 
-    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
+    def gated_rms_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        gate_first: bool,
+        activation: GateActivation = "silu",
+    ) -> Tensor:
         _, groups, size = x.shape
         dense = all(part.stride(2) == 1 and part.stride(1) == size for part in (x, gate)) and _are_dense(weight)
         if dense and _have_dtype(x.dtype, gate, weight):
             out = self._empty(*x.shape, dtype=x.dtype)
             if not self._gated_rms_norm(
                 x.data_ptr(), gate.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), groups, size, x.stride(0),
-                gate.stride(0), size if weight.dim() == 2 else 0, gate_first, DTYPES[x.dtype],
-                torch.get_num_threads(), eps,
+                gate.stride(0), size if weight.dim() == 2 else 0, gate_first, _GATES.index(activation),
+                DTYPES[x.dtype], torch.get_num_threads(), eps,
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(self._eager.gated_rms_norm, x, gate, weight, eps, gate_first=gate_first)
+        return self._fallbacks.run(
+            self._eager.gated_rms_norm, x, gate, weight, eps, gate_first=gate_first, activation=activation
+        )
 
     def multiply_gate(self, x: Tensor, gate: Tensor, activation: GateActivation) -> Tensor:
         if x.stride(1) == 1 and gate.stride(1) == 1 and _have_dtype(x.dtype, gate):

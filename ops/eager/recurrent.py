@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.ops.recurrent import GateActivation, RecurrentOperations, StateRows
 
 CHUNK = 64
+CHANNEL_CHUNK = 16  # where each channel has a decay of its own, between any two tokens of a chunk
 
 
 class EagerRecurrent(RecurrentOperations):
@@ -83,13 +84,13 @@ class EagerRecurrent(RecurrentOperations):
         rows: StateRows,
     ) -> Tensor:
         full, t = x.float(), F.softplus(dt.float() + dt_bias).clamp(*dt_limit)
-        inputs = (c.float(), b.float(), full * t.unsqueeze(-1), t * a)
+        inputs = (c.float(), b.float(), full * t.unsqueeze(-1), (t * a).unsqueeze(-1))
         return (_by_row(_outer_products, inputs, state, rows) + full * d.unsqueeze(-1)).to(x.dtype)
 
     def lightning_attention(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows
     ) -> Tensor:
-        inputs = (q.float(), k.float(), v.float(), log_decay.expand(len(q), -1))
+        inputs = (q.float(), k.float(), v.float(), log_decay.view(-1, 1).expand(len(q), -1, -1))
         return _by_row(_outer_products, inputs, state, rows).to(v.dtype)
 
     def gated_delta_rule(
@@ -103,10 +104,14 @@ class EagerRecurrent(RecurrentOperations):
         beta: Tensor,
         state: Tensor,
         rows: StateRows,
+        *,
+        least_log_decay: float | None = None,
+        beta_scale: float = 1.0,
     ) -> Tensor:
         q = _unit(q.float()) * q.shape[-1] ** -0.5
-        log_decay = F.softplus(dt.float() + dt_bias) * a
-        inputs = (q, _unit(k.float()), v.float(), log_decay, beta.float().sigmoid())
+        raw, a = (dt.float() + dt_bias).view(*beta.shape, -1), a.unsqueeze(-1)
+        log_decay = F.softplus(raw) * a if least_log_decay is None else least_log_decay * (raw * -a).sigmoid()
+        inputs = (q, _unit(k.float()), v.float(), log_decay, beta.float().sigmoid() * beta_scale)
         return _by_row(_outer_products, inputs, state, rows).to(v.dtype)
 
     def wkv(self, k: Tensor, v: Tensor, first: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows) -> Tensor:
@@ -176,8 +181,17 @@ class EagerRecurrent(RecurrentOperations):
         added = x.float() * (input_gate.float() + input_bias).sigmoid() * factor
         return _by_row(scan, (added, decay), state, rows).to(x.dtype)
 
-    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, gate_first: bool) -> Tensor:
-        full, factor = x.float(), F.silu(gate.float())
+    def gated_rms_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        gate_first: bool,
+        activation: GateActivation = "silu",
+    ) -> Tensor:
+        full, factor = x.float(), _FACTORS[activation](gate.float())
         if gate_first:
             full = full * factor
         out = full * torch.rsqrt(full.square().mean(-1, keepdim=True) + eps) * weight.float()
@@ -236,14 +250,16 @@ def _outer_products(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *rest: T
     """A state of decayed outer products, chunk by chunk (arXiv:2405.21060, section 6; arXiv:2412.06464, section 3).
 
     `rest` is `state, lengths`, or `beta, state, lengths` for the delta rule. `q` and `k` are [rows, length, groups,
-    key_dim], `v` is [rows, length, heads, value_dim], `log_decay` and `beta` are [rows, length, heads].
+    key_dim], `v` is [rows, length, heads, value_dim], `log_decay` is [rows, length, heads, 1 or key_dim], `beta` is
+    [rows, length, heads].
     """
     *betas, state, _ = rest
     share = v.shape[2] // q.shape[2]
     q, k = (x.repeat_interleave(share, dim=2) if share > 1 else x for x in (q, k))
     by_head = [x.transpose(1, 2) for x in (q, k, v, log_decay, *betas)]  # [rows, heads, length, ...]
+    size = CHUNK if log_decay.shape[-1] == 1 else CHANNEL_CHUNK
     outputs = []
-    for chunk in zip(*(x.split(CHUNK, dim=2) for x in by_head), strict=True):
+    for chunk in zip(*(x.split(size, dim=2) for x in by_head), strict=True):
         out, state = _chunk(state, *chunk)
         outputs.append(out)
     return torch.cat(outputs, dim=2).transpose(1, 2), state
@@ -254,14 +270,25 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     """The outputs of one chunk and the state after it; all dimensions are [rows, heads, length, ...]."""
     # Summed in float64: a decay between neighbours is a small difference of sums over the whole chunk.
-    sums = log_decay.double().cumsum(-1).unsqueeze(-1)
-    between = (sums - sums.transpose(-1, -2)).float().tril().exp().tril()  # [.., i, j]: from token j to token i
-    total = sums.float()  # decay since the chunk's start
+    sums = log_decay.double().cumsum(-2)
+    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1).unsqueeze(-1)
+    between = (sums.unsqueeze(-2) - sums.unsqueeze(-3)).float().masked_fill(later, -torch.inf).exp()  # [.., i, j, ...]
+    total = sums.float().exp()  # kept of the state at the chunk's start
     if beta is not None:
         v = _deltas(state, k, v, total, between, beta.unsqueeze(-1))
-    out = (q @ k.transpose(-1, -2) * between) @ v + (q @ state) * total.exp()
+    out = _scores(q, k, between) @ v + (q * total) @ state
     left = (sums[..., -1:, :] - sums).float().exp()  # to the chunk's end
-    return out, state * total[..., -1:, :].exp() + (k * left).transpose(-1, -2) @ v
+    return out, state * total[..., -1:, :].transpose(-1, -2) + (k * left).transpose(-1, -2) @ v
+
+
+def _scores(q: Tensor, k: Tensor, between: Tensor) -> Tensor:
+    """Products of the tokens' `q` and `k` [.., length, key_dim], [.., i, j], faded from token j to token i.
+
+    `between` is [.., i, j, 1 or key_dim].
+    """
+    if between.shape[-1] == 1:
+        return q @ k.transpose(-1, -2) * between.squeeze(-1)
+    return (q.unsqueeze(-2) * k.unsqueeze(-3) * between).sum(-1)
 
 
 def _deltas(state: Tensor, k: Tensor, v: Tensor, total: Tensor, between: Tensor, beta: Tensor) -> Tensor:
@@ -269,6 +296,6 @@ def _deltas(state: Tensor, k: Tensor, v: Tensor, total: Tensor, between: Tensor,
 
     That state holds the additions of the chunk's earlier tokens, which makes a triangular system of equations.
     """
-    earlier = (k @ k.transpose(-1, -2) * between * beta).tril(-1)
-    known = beta * (v - (k @ state) * total.exp())
+    earlier = (_scores(k, k, between) * beta).tril(-1)
+    known = beta * (v - (k * total) @ state)
     return torch.linalg.solve_triangular(earlier + torch.eye(k.shape[2], device=k.device), known, upper=False)

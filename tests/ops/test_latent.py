@@ -193,6 +193,16 @@ def test_rotate_and_store(ops: Backend, dtype: torch.dtype, is_interleaved: bool
     assert cache.flatten(0, 1)[[1, 3, 4, 6]].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_cosines_nothing_is_rotated(ops: Backend, dtype: torch.dtype) -> None:
+    q, latent, cache = torch.randn(3, 2, 12).to(dtype), torch.randn(3, 20).to(dtype), torch.zeros(1, 4, 20, dtype=dtype)
+    nothing, norm = torch.empty(1, 1, 0, dtype=dtype), (torch.ones(8, dtype=dtype), NORM_EPS)
+    slots = torch.tensor([2, 0, 3])
+    same = ops.latent.rotate_and_store_latent(q, latent, norm, nothing, nothing, cache, slots, is_interleaved=False)
+    assert torch.equal(same, q)
+    assert torch.equal(cache[0, slots, 8:], latent[:, 8:])
+
+
 def test_stored_numbers_are_finite(ops: Backend) -> None:
     latent = torch.full((2, 12), torch.nan)
     latent[1] = torch.inf

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from quire.ops.backend import Backend
 from quire.ops.cpu import NativeBackend
-from quire.ops.recurrent import StateRows
+from quire.ops.recurrent import GateActivation, StateRows
 
 torch.set_num_threads(1)
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 DTYPES = list(TOLERANCE)
+FACTORS: dict[GateActivation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "sigmoid": torch.sigmoid, "identity": lambda gate: gate, "softplus": F.softplus,
+}  # fmt: skip
 NUM_SLOTS = 5
 
 MIXED = (1, 70, 1, 3, 130)
@@ -131,22 +134,37 @@ def lightning(ops: Backend, dtype: torch.dtype, heads: int, key_dim: int, value_
     return Case([(heads, key_dim)] * 2 + [(heads, value_dim)], (heads, key_dim, value_dim), operation, formula)
 
 
-def delta_rule(ops: Backend, dtype: torch.dtype, heads: int, key_heads: int, key_dim: int, value_dim: int) -> Case:
-    a, dt_bias = -torch.rand(heads) * 2, torch.randn(heads)
+def delta_rule(
+    ops: Backend,
+    heads: int,
+    key_heads: int,
+    key_dim: int,
+    value_dim: int,
+    *,
+    by_channel: bool = False,
+    least: float | None = None,
+    scale: float = 1.0,
+) -> Case:
+    size = (heads, key_dim) if by_channel else (heads,)
+    a, dt_bias = -torch.rand(heads) * 2, torch.randn(size)
 
     def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
         q, k, v, dt, beta = inputs
-        return ops.recurrent.gated_delta_rule(q, k, v, dt, dt_bias, a, beta, state, rows)
+        return ops.recurrent.gated_delta_rule(
+            q, k, v, dt, dt_bias, a, beta, state, rows, least_log_decay=least, beta_scale=scale
+        )
 
     def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v, dt, beta = inputs
         q, k = (F.normalize(part, dim=-1).repeat_interleave(heads // key_heads, dim=0) for part in (q, k))
-        state = torch.exp(F.softplus(dt + dt_bias) * a)[:, None, None] * state
-        delta = beta.sigmoid()[:, None] * (v - torch.einsum("hkv,hk->hv", state, k))
+        raw = (dt + dt_bias).view(heads, -1)
+        log_decay = F.softplus(raw) * a[:, None] if least is None else least * (-a[:, None] * raw).sigmoid()
+        state = log_decay.exp()[:, :, None] * state
+        delta = scale * beta.sigmoid()[:, None] * (v - torch.einsum("hkv,hk->hv", state, k))
         state = state + k[:, :, None] * delta[:, None]
         return torch.einsum("hkv,hk->hv", state, q) * key_dim**-0.5, state
 
-    sizes = [(key_heads, key_dim)] * 2 + [(heads, value_dim), (heads,), (heads,)]
+    sizes = [(key_heads, key_dim)] * 2 + [(heads, value_dim), size, (heads,)]
     return Case(sizes, (heads, key_dim, value_dim), operation, formula)
 
 
@@ -247,8 +265,10 @@ CASES: dict[str, tuple[Callable[[Backend, torch.dtype], Case], bool]] = {
     "matrix memory, odd": (lambda ops, dtype: matrix_memory(ops, dtype, 3, 7, 21), True),
     "gated linear unit": (lambda ops, dtype: rg_lru(ops, dtype, 64), True),
     "gated linear unit, odd": (lambda ops, dtype: rg_lru(ops, dtype, 37), True),
-    "delta rule": (lambda ops, dtype: delta_rule(ops, dtype, 4, 2, 32, 32), True),
-    "delta rule, odd": (lambda ops, dtype: delta_rule(ops, dtype, 3, 3, 5, 41), True),
+    "delta rule": (lambda ops, _: delta_rule(ops, 4, 2, 32, 32), True),
+    "delta rule, odd": (lambda ops, _: delta_rule(ops, 3, 3, 5, 41, scale=2.0), True),
+    "delta rule by channel": (lambda ops, _: delta_rule(ops, 4, 2, 32, 32, by_channel=True, scale=2.0), True),
+    "delta rule by channel, odd": (lambda ops, _: delta_rule(ops, 3, 3, 21, 41, by_channel=True, least=-5.0), True),
 }
 """Name → case, and whether its state is float32 whatever the dtype."""
 
@@ -332,17 +352,19 @@ def test_a_recording_runs_on_the_states_and_inputs_of_its_time(own_native: Nativ
     torch.testing.assert_close(state.double(), expected_state, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("gate_first", [True, False])
+@pytest.mark.parametrize(("gate_first", "activation"), [(True, "silu"), (False, "silu"), (False, "sigmoid")])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 8), (5, 3, 37), (4, 2, 128)])
-def test_gated_norm(ops: Backend, shape: tuple[int, int, int], dtype: torch.dtype, *, gate_first: bool) -> None:
+def test_gated_norm(
+    ops: Backend, shape: tuple[int, int, int], dtype: torch.dtype, activation: GateActivation, *, gate_first: bool
+) -> None:
     x, gate = torch.randn(2, shape[0], shape[1] + 1, shape[2]).to(dtype)[:, :, :-1]
     for weight in (torch.randn(shape[1:]).to(dtype), torch.randn(shape[2]).to(dtype)):
-        wide, factor = x.double(), F.silu(gate.double())
+        wide, factor = x.double(), FACTORS[activation](gate.double())
         wide = wide * factor if gate_first else wide
         expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
         expected = expected if gate_first else expected * factor
-        out = ops.recurrent.gated_rms_norm(x, gate, weight, 1e-5, gate_first=gate_first)
+        out = ops.recurrent.gated_rms_norm(x, gate, weight, 1e-5, gate_first=gate_first, activation=activation)
         assert out.dtype == dtype
         torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -350,10 +372,9 @@ def test_gated_norm(ops: Backend, shape: tuple[int, int, int], dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_multiply_gate(ops: Backend, dtype: torch.dtype) -> None:
     x, gates = torch.randn(2, 5, 60).to(dtype)[:, :, :57]
-    functions = {"silu": F.silu, "sigmoid": torch.sigmoid, "identity": lambda gate: gate, "softplus": F.softplus}
-    for (activation, function), num_gates in product(functions.items(), (57, 3, 1)):
+    for (activation, function), num_gates in product(FACTORS.items(), (57, 3, 1)):
         gate = gates[:, :num_gates] * 4
-        out = ops.recurrent.multiply_gate(x, gate, activation)  # type: ignore[arg-type]
+        out = ops.recurrent.multiply_gate(x, gate, activation)
         assert out.dtype == dtype
         assert out.is_contiguous()
         expected = x.double() * function(gate.double()).repeat_interleave(57 // num_gates, dim=1)

@@ -260,15 +260,16 @@ struct MlstmCall {
 
 struct OuterProductsCall {
     const void *q, *k, *v;        // [num_tokens, key_heads, key_dim]; v: [num_tokens, heads, value_dim]; dense heads
-    const void *dt, *beta;        // [num_tokens, heads]; dt null: steps of 1; beta null: no delta rule
-    const float *dt_bias, *a, *d;  // [heads]; d may be null
+    const void *dt, *beta;        // [num_tokens, heads, decays], dense heads; [num_tokens, heads]; both may be null
+    const float *dt_bias, *a, *d;  // [heads, decays], [heads], [heads]; d may be null
     float* state;                 // [num_slots, heads, key_dim, value_dim], dense
     void* out;                    // [num_tokens, heads, value_dim], dense
     const int64_t *slots, *starts;
     const bool* is_new;
-    int64_t num_rows, heads, key_heads, key_dim, value_dim, q_stride, k_stride, v_stride, dt_stride, beta_stride;
-    int64_t dtype, num_threads;
-    double dt_low, dt_high;
+    int64_t num_rows, heads, key_heads, key_dim, value_dim;
+    int64_t decays;  // of a head: 1, or one for each of key_dim channels
+    int64_t q_stride, k_stride, v_stride, dt_stride, beta_stride, dtype, num_threads;
+    double dt_low, dt_high, least_log_decay, beta_scale;  // least_log_decay 0: none
 };
 
 struct RgLruCall {
@@ -285,7 +286,9 @@ struct GatedRmsNormCall {
     const void *x, *gate;  // [num_tokens, groups, size], dense but for the tokens
     const void* weight;    // [groups, size] with a stride of 0 or size
     void* out;             // like x, dense
-    int64_t num_tokens, groups, size, x_stride, gate_stride, weight_stride, is_gate_first, dtype, num_threads;
+    int64_t num_tokens, groups, size, x_stride, gate_stride, weight_stride, is_gate_first;
+    int64_t activation;  // as in MultiplyGateCall
+    int64_t dtype, num_threads;
     double eps;
 };
 
@@ -340,11 +343,11 @@ struct RotateAndStoreLatentCall {
     const void* q;          // [num_tokens, heads, rotary_dim]
     const void* latent;     // [num_tokens, rank + rotary_dim]
     const void* weight;     // [rank]
-    const void *cos, *sin;  // [num_tokens, rotary_dim], dense
+    const void *cos, *sin;  // [num_tokens, turned_dim], dense
     void *out, *cache;      // like q, dense; [pages, block_size, rank + rotary_dim]
     const int64_t* slots;   // [num_tokens]
-    int64_t num_tokens, heads, rank, rotary_dim, q_token_stride, q_head_stride, latent_stride, page_stride, row_stride;
-    int64_t block_size, is_interleaved, dtype, weight_dtype, cache_dtype, num_threads;
+    int64_t num_tokens, heads, rank, rotary_dim, turned_dim, q_token_stride, q_head_stride, latent_stride;
+    int64_t page_stride, row_stride, block_size, is_interleaved, dtype, weight_dtype, cache_dtype, num_threads;
     double eps, largest;
 };
 

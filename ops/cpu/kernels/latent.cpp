@@ -87,7 +87,7 @@ extern "C" int quire_head_linear(const HeadLinearCall* call) {
 
 extern "C" int quire_rotate_and_store_latent(const RotateAndStoreLatentCall* call) {
     constexpr long MOST = 1024;
-    const long rank = call->rank, size = call->rotary_dim, heads = call->heads;
+    const long rank = call->rank, size = call->rotary_dim, turned = call->turned_dim, heads = call->heads;
     const bool is_float = call->weight_dtype == FLOAT32;
     if (rank > MOST || size > MOST || (!is_float && call->weight_dtype != call->dtype)) return 1;
     int failed = 0;
@@ -98,10 +98,10 @@ extern "C" int quire_rotate_and_store_latent(const RotateAndStoreLatentCall* cal
             const float eps = (float)call->eps, largest = (float)call->largest;
             const long elements = call->num_tokens * (rank + (heads + 1) * size);
             parallel(call->num_tokens, elements, call->num_threads, [&](long token) {
-                const T *c = (const T*)call->cos + token * size, *s = (const T*)call->sin + token * size;
+                const T *c = (const T*)call->cos + token * turned, *s = (const T*)call->sin + token * turned;
                 T normal[MOST], pairs[MOST], key[MOST];
                 const auto turn = [&](const T* x, T* out) {
-                    rotate(call->is_interleaved ? halves(x, pairs, size, size) : x, c, s, out, size, size);
+                    rotate(call->is_interleaved ? halves(x, pairs, size, size) : x, c, s, out, size, turned);
                 };
                 const T* latent = (const T*)call->latent + token * call->latent_stride;
                 const long slot = call->slots[token], block_size = call->block_size;

@@ -53,9 +53,12 @@ float* scratch(long size) {
 
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
+// log(1 + e^x): with y = e^-|x|, the greater of x and 0 plus log(1 + y) = 2 * atanh(y / (2 + y)), a series.
 Floats softplus(Floats x) {
-    for (int lane = 0; lane < LANES; lane++) x[lane] = softplus(x[lane]);
-    return x;
+    const Floats y = exp2((x < 0 ? x : -x) * 1.44269504f), z = y / (y + 2), square = z * z;
+    Floats series{};
+    for (int term = 7; term >= 0; term--) series = series * square + 1.0f / (2 * term + 1);
+    return (x < 0 ? Floats{} : x) + 2 * z * series;
 }
 
 // x times the factor that a gate's number z becomes; see MultiplyGateCall.
@@ -252,14 +255,14 @@ struct Columns {
         for (int i = 0; i < WIDTH; i++) out[i] = totals[i];
     }
 
-    // state = decay * state + key ⊗ added; out = state · query
-    void update(float decay, const float* key, const Floats* added, const float* query, Floats* out) {
+    // state = decays * state + key ⊗ added; out = state · query
+    void update(const float* decays, const float* key, const Floats* added, const float* query, Floats* out) {
         Floats totals[WIDTH] = {}, values[WIDTH];
         for (int i = 0; i < WIDTH; i++) values[i] = added[i];
         for (long k = 0; k < key_dim; k++) {
             for (int i = 0; i < WIDTH; i++) {
                 float* own = held + k * COLUMNS + i * LANES;
-                const Floats updated = load(own) * decay + values[i] * key[k];
+                const Floats updated = load(own) * decays[k] + values[i] * key[k];
                 store(own, updated);
                 totals[i] += updated * query[k];
             }
@@ -268,14 +271,35 @@ struct Columns {
     }
 };
 
+// Writes how much a head keeps of each of its keys' channels at one token, [key_dim], and returns the head's step.
+template <class T> float read_decays(const OuterProductsCall* call, long token, long head, float* decays) {
+    const long count = call->decays;
+    const float a = call->a[head];
+    const Floats low = fill((float)call->dt_low), high = fill((float)call->dt_high);
+    Floats step = fill(1), raw{};
+    for (long i = 0; i < count; i += LANES) {
+        if (call->dt) {
+            raw = load((const T*)call->dt + token * call->dt_stride + head * count + i, count - i) +
+                  load(call->dt_bias + head * count + i, count - i);
+            step = softplus(raw);
+            step = step < low ? low : step > high ? high : step;
+        }
+        const Floats log_decay =
+            call->least_log_decay < 0 ? times_sigmoid(fill((float)call->least_log_decay), raw * -a) : step * a;
+        store(decays + i, exp2(log_decay * 1.44269504f), count - i);
+    }
+    if (count == 1) std::fill_n(decays, call->key_dim, decays[0]);
+    return step[0];
+}
+
 // Takes columns [first, first + count) of one head through one row's tokens. With `beta`, the delta rule.
 template <class T> void outer_products(const OuterProductsCall* call, long row, long head, long first, long count) {
     const StepRows rows = rows_of(call);
     const long key_dim = call->key_dim, value_dim = call->value_dim, heads = call->heads;
     const long key_at = head / (heads / call->key_heads) * key_dim, value_at = head * value_dim + first;
     const long padded = round_up(key_dim, LANES);
-    float* memory = scratch(key_dim * COLUMNS + 2 * padded);
-    float *key = memory + key_dim * COLUMNS, *query = key + padded;
+    float* memory = scratch(key_dim * COLUMNS + 4 * padded);
+    float *key = memory + key_dim * COLUMNS, *query = key + padded, *decays = query + padded, *faded = decays + padded;
     float* state = call->state + (rows.slots[row] * heads + head) * key_dim * value_dim + first;
     Columns columns{memory, key_dim};
     columns.read(state, value_dim, count, rows.is_new[row]);
@@ -284,29 +308,24 @@ template <class T> void outer_products(const OuterProductsCall* call, long row, 
         const T *k = (const T*)call->k + token * call->k_stride + key_at;
         const T *q = (const T*)call->q + token * call->q_stride + key_at;
         const T *v = (const T*)call->v + token * call->v_stride + value_at;
-        float step = 1;
-        if (call->dt) {
-            const float raw = number((const T*)call->dt + token * call->dt_stride + head);
-            step = softplus(raw + call->dt_bias[head]);
-            step = std::min(std::max(step, (float)call->dt_low), (float)call->dt_high);
-        }
-        const float decay = std::exp(step * call->a[head]);
+        const float step = read_decays<T>(call, token, head, decays);
         Floats values[WIDTH] = {}, out[WIDTH], added[WIDTH];
         for (int i = 0; i < WIDTH && i * LANES < count; i++) values[i] = load(v + i * LANES, count - i * LANES);
         if (call->beta) {
             widen_to_length(k, key, key_dim, 1);
             widen_to_length(q, query, key_dim, 1 / std::sqrt((float)key_dim));
             const float gate = number((const T*)call->beta + token * call->beta_stride + head);
-            const float beta = 1 / (1 + std::exp(-gate));
+            const float beta = (float)call->beta_scale / (1 + std::exp(-gate));
+            for (long k = 0; k < key_dim; k++) faded[k] = decays[k] * key[k];
             Floats known[WIDTH];
-            columns.look_up(key, known);
-            for (int i = 0; i < WIDTH; i++) added[i] = (values[i] - known[i] * decay) * beta;
+            columns.look_up(faded, known);
+            for (int i = 0; i < WIDTH; i++) added[i] = (values[i] - known[i]) * beta;
         } else {
             widen(k, key, key_dim);
             widen(q, query, key_dim);
             for (int i = 0; i < WIDTH; i++) added[i] = values[i] * step;
         }
-        columns.update(decay, key, added, query, out);
+        columns.update(decays, key, added, query, out);
         const float skip = call->d ? call->d[head] : 0;
         T* to = (T*)call->out + token * heads * value_dim + value_at;
         for (int i = 0; i < WIDTH && i * LANES < count; i++)
@@ -404,14 +423,15 @@ extern "C" int quire_gated_rms_norm(const GatedRmsNormCall* call) {
             T* out = (T*)call->out + i * size;
             const auto input = [&](long at) {
                 const Floats value = load(x + at, size - at);
-                return call->is_gate_first ? value * silu(load(gate + at, size - at)) : value;
+                return call->is_gate_first ? gated(call->activation, value, load(gate + at, size - at)) : value;
             };
             Floats squares{};
             for (long at = 0; at < size; at += LANES) squares += input(at) * input(at);
             const float inverse = 1 / std::sqrt(sum(squares) / size + (float)call->eps);
             for (long at = 0; at < size; at += LANES) {
                 const Floats scaled = input(at) * inverse * load(weight + at, size - at);
-                const Floats result = call->is_gate_first ? scaled : scaled * silu(load(gate + at, size - at));
+                const Floats result =
+                    call->is_gate_first ? scaled : gated(call->activation, scaled, load(gate + at, size - at));
                 store(out + at, result, size - at);
             }
         });
