@@ -29,7 +29,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_size"),
     "max_position_embeddings": (
         *("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len"),
-        *("max_target_positions", "n_ctx"),
+        *("max_target_positions", "n_ctx", "model_max_length"),
     ),
 }
 _UNSTATED = 2048

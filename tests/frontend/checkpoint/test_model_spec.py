@@ -33,6 +33,10 @@ def test_a_state_space_model_has_neither_positions_nor_attention(tmp_path: Path)
         assert read(tmp_path, **MAMBA, **own).max_position_embeddings == 2**20  # RWKV, xLSTM
 
 
+def test_the_length_may_be_the_models_in_name(tmp_path: Path) -> None:
+    assert read(tmp_path, **MAMBA, num_attention_heads=2, model_max_length=4096).max_position_embeddings == 4096
+
+
 def test_a_list_of_layers_may_stand_for_their_number(tmp_path: Path) -> None:
     config = {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"}
     spec = read(tmp_path, **config, num_attention_heads=2, layers_block_type=["mlp", "linear_attention"])
