@@ -149,11 +149,13 @@ class Attention:
         qk_norm: NormStyle | None = None,
         form: AttentionForm | None = None,
         is_gated: bool = False,
+        has_head_gates: bool = False,
     ) -> None:
         """With `qk_norm` each head of queries and keys is normalised. Without `rotary`, nothing is rotated.
 
         `form` is that of the whole model's heads; None: causal, with the scale `head_dim**-0.5`. If `is_gated`, the
-        query projection has a head's queries and then its gate, whose sigmoid multiplies the head's outputs.
+        query projection has a head's queries and then its gate, whose sigmoid multiplies the head's outputs. If it
+        `has_head_gates`, the projection `g_proj` has one such number for each head.
         """
         head_dim, name = shape.head_dim, f"{place.name}.self_attn"
         self._ops = context.ops
@@ -170,6 +172,8 @@ class Attention:
 
         q_shard = context.shard(0, shape.num_heads * head_dim, "query outputs")
         queries, gates = _query_parts(f"{name}.q_proj", shape, q_shard, is_gated=is_gated)
+        if has_head_gates:
+            gates.append(head_gates(context, f"{name}.g_proj", shape.num_heads))
         self.parts = parts = [
             *queries,
             Part(f"{name}.k_proj", shape.num_kv_heads * head_dim, kv_shard),
@@ -177,7 +181,7 @@ class Attention:
             *gates,
         ]
         self._qkv_size = (self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
-        self._is_gated = is_gated
+        self._is_gated = bool(gates)
         self._project: ColumnLinear | AdaptedLinear = ColumnLinear(context, parts, shape.hidden_size, bias=qkv_bias)
         self._output = RowLinear(
             context, f"{name}.o_proj", shape.num_heads * head_dim, shape.output_size or shape.hidden_size,
@@ -243,6 +247,11 @@ def _query_parts(name: str, shape: AttentionShape, shard: Shard, *, is_gated: bo
     starts = range(2 * shard.start, 2 * shard.stop, head_dim)
     halves = [Part(name, 2 * size, Shard(0, start, start + head_dim)) for start in starts]
     return halves[::2], halves[1::2]
+
+
+def head_gates(context: ModelContext, name: str, num_heads: int) -> Part:
+    """The rank's part of a projection that has one output for each head."""
+    return Part(name, num_heads, context.shard(0, num_heads, "attention heads"))
 
 
 def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, RowLinear
-from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, read_decay, within
+from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, parts_of, read_decay, within
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
@@ -41,9 +41,21 @@ class GatedDeltaNet(RecurrentLayer):
     """Projection, convolution, delta rule, gated norm and output of one layer."""
 
     def __init__(
-        self, context: ModelContext, place: LayerPlace, shape: DeltaShape, parts: Sequence[Part], eps: float
+        self,
+        context: ModelContext,
+        place: LayerPlace,
+        shape: DeltaShape,
+        parts: Sequence[Part],
+        eps: float,
+        *,
+        conv_parts: Sequence[Part] | None = None,
+        beta_scale: float = 1.0,
     ) -> None:
-        """`parts` are the rank's queries, keys, values, output gates, then `b` (for beta) and `a` (for the decay)."""
+        """`parts` are the rank's queries, keys, values, output gates, then `b` (for beta) and `a` (for the decay).
+
+        `conv_parts` are the channels of its queries, keys and values; None: in one convolution. `eps` is the norm's,
+        `beta_scale` as for `gated_delta_rule`.
+        """
         name = f"{place.name}.linear_attn"
         super().__init__(context, place)
         self._key_dim, self._value_dim = shape.key_dim, shape.value_dim
@@ -55,15 +67,16 @@ class GatedDeltaNet(RecurrentLayer):
         self._key_size, self._value_size = keys.stop - keys.start, values.stop - values.start
 
         self._in = ColumnLinear(context, list(parts), shape.hidden_size)
-        channels = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
-        self._conv = CausalConv1d(
-            context, f"{name}.conv1d", 2 * shape.key_size + shape.value_size, channels, shape.conv_width, bias=False
-        )
+        if conv_parts is None:
+            channels = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
+            conv_parts = parts_of(f"{name}.conv1d", channels, 2 * shape.key_size + shape.value_size)
+        self._conv = CausalConv1d(context, conv_parts, shape.conv_width)
         size = (shape.num_value_heads,)
         self._decay = read_decay(context, f"{name}.A_log", size, heads)
         self._dt_bias = context.read(f"{name}.dt_bias", size, heads, torch.float32)
         self._norm = context.read(f"{name}.norm.weight", (shape.value_dim,))
         self._eps = eps
+        self._beta_scale = beta_scale
         self._out = RowLinear(context, f"{name}.out_proj", shape.value_size, shape.hidden_size, values._replace(dim=1))
         self.state = LayerState(
             (self._conv.state_shape, (self._num_heads, shape.key_dim, shape.value_dim)), (context.dtype, torch.float32)
@@ -83,7 +96,9 @@ class GatedDeltaNet(RecurrentLayer):
         mixed = self._conv(projected[:, : self._conv.size], conv_state, rows)
         q, k = (mixed[:, begin : begin + keys].unflatten(1, (-1, self._key_dim)) for begin in (0, keys))
         v = mixed[:, 2 * keys :].unflatten(1, (-1, self._value_dim))
-        out = self._ops.recurrent.gated_delta_rule(q, k, v, dt, self._dt_bias, self._decay, beta, state, rows)
+        out = self._ops.recurrent.gated_delta_rule(
+            q, k, v, dt, self._dt_bias, self._decay, beta, state, rows, beta_scale=self._beta_scale
+        )
         out, gate = self.outputs_of(out.flatten(1), step), self.outputs_of(gate, step)
         out, gate = (part.unflatten(1, (-1, self._value_dim)) for part in (out, gate))
         out = self._ops.recurrent.gated_rms_norm(out, gate, self._norm, self._eps, gate_first=False)

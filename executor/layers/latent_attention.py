@@ -9,9 +9,10 @@ Sparse attention sees only some tokens. The keys by which they are chosen lie be
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from quire.executor.layers.attention import LatentKV, LayerPlace
+from quire.executor.layers.attention import LatentKV, LayerPlace, head_gates
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
@@ -62,17 +63,19 @@ class LatentAttention:
         context: ModelContext,
         place: LayerPlace,
         shape: LatentShape,
-        rotary: RotaryEmbedding,
+        rotary: RotaryEmbedding | None,
         *,
         scale: float,
         bias: bool = False,
         is_interleaved: bool = True,
         selector: TokenSelector | None = None,
+        has_head_gates: bool = False,
     ) -> None:
         """`scale` multiplies the scores; `bias` is that of the projections into latents and of the output.
 
         `is_interleaved`: the checkpoint rotates pairs (2i, 2i + 1), not (i, i + rope_head_dim / 2). Without a
-        `selector`, a token sees all tokens before it.
+        `selector`, a token sees all tokens before it; without `rotary`, nothing is rotated. If it `has_head_gates`, the
+        projection `g_proj` has one number for each head, whose sigmoid multiplies the head's outputs.
         """
         name, hidden_size = f"{place.name}.self_attn", shape.hidden_size
         self._ops = context.ops
@@ -80,7 +83,8 @@ class LatentAttention:
         self._rotary = rotary
         self._shape = shape
         self._scale = scale
-        self._is_interleaved = is_interleaved
+        self._is_interleaved = is_interleaved and rotary is not None
+        self._no_rotation = torch.empty(1, 1, 0, dtype=context.dtype, device=context.device)
         self._num_heads = context.share(shape.num_heads, "attention heads")
         self._selector = selector
         self._latent_size = shape.kv_lora_rank + shape.rope_head_dim
@@ -101,6 +105,9 @@ class LatentAttention:
         self._q = ColumnLinear(context, [Part(q_name, q_size, context.shard(0, q_size, "query outputs"))], q_inputs)
         self._kv_norm = (_NORM.read(context, f"{name}.kv_a_layernorm", shape.kv_lora_rank), _NORM.eps)
         self._to_latent, self._to_values = _expansions(context, f"{name}.kv_b_proj", shape)
+        self._gate: ColumnLinear | None = None
+        if has_head_gates:
+            self._gate = ColumnLinear(context, [head_gates(context, f"{name}.g_proj", shape.num_heads)], hidden_size)
         v_size = shape.num_heads * shape.v_head_dim
         self._output = RowLinear(
             context, f"{name}.o_proj", v_size, hidden_size, context.shard(1, v_size, "value outputs"), bias=bias
@@ -116,7 +123,7 @@ class LatentAttention:
             rank = latent.shape[1] - self._latent_size
             q_input, latent = self._q_norm(latent[:, :rank]), latent[:, rank:]
         q = self._q(q_input)
-        cos, sin = step.rotation(self._rotary)
+        cos, sin = (self._no_rotation,) * 2 if self._rotary is None else step.rotation(self._rotary)
         q_rotated = self._ops.latent.rotate_and_store_latent(
             self._heads(q)[..., self._shape.nope_head_dim :], latent, self._kv_norm, cos, sin, latents,
             batch.slot_mapping, is_interleaved=self._is_interleaved,
@@ -129,7 +136,10 @@ class LatentAttention:
         out = self._ops.latent.latent_attention(
             q_latent, q_rotated, latents, batch, scale=self._scale, selection=selection
         )
-        return self._output(self._ops.latent.head_linear(out, self._to_values).flatten(1))
+        out = self._ops.latent.head_linear(out, self._to_values).flatten(1)
+        if self._gate is not None:
+            out = self._ops.recurrent.multiply_gate(out, self._gate(self.outputs_of(x, step)), "sigmoid")
+        return self._output(out)
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
         """See `Attention.outputs_of`."""

@@ -46,7 +46,8 @@ class MambaMixer(RecurrentLayer):
         self._sizes = (shape.dt_rank, size, size)
         in_parts = parts_of(f"{name}.in_proj", [own, within(own, channels)], 2 * channels)
         self._in = ColumnLinear(context, in_parts, shape.hidden_size, bias=shape.bias)
-        self._conv = CausalConv1d(context, f"{name}.conv1d", channels, [own], shape.conv_width, bias=shape.conv_bias)
+        conv_parts = [Part(f"{name}.conv1d", channels, own)]
+        self._conv = CausalConv1d(context, conv_parts, shape.conv_width, bias=shape.conv_bias)
         across = own._replace(dim=1)
         self._parameters = RowLinear(context, f"{name}.x_proj", channels, sum(self._sizes), across)
         self._dt = ColumnLinear(context, [Part(f"{name}.dt_proj", channels, own)], shape.dt_rank)

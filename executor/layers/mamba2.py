@@ -65,9 +65,8 @@ class Mamba2Mixer(RecurrentLayer):
         shards = [self._inner, *(within(shard, inner) for shard in channels), within(heads, total)]
         in_parts = parts_of(f"{name}.in_proj", shards, total + shape.num_heads)
         self._in = ColumnLinear(context, in_parts, shape.hidden_size, bias=shape.bias)
-        self._conv = CausalConv1d(
-            context, f"{name}.conv1d", inner + 2 * groups_size, channels, shape.conv_width, bias=shape.conv_bias
-        )
+        conv_parts = parts_of(f"{name}.conv1d", channels, inner + 2 * groups_size)
+        self._conv = CausalConv1d(context, conv_parts, shape.conv_width, bias=shape.conv_bias)
         size = (shape.num_heads,)
         self._decay = read_decay(context, f"{name}.A_log", size, heads)
         self._dt_bias, self._skip = (context.read(f"{name}.{p}", size, heads, torch.float32) for p in ("dt_bias", "D"))

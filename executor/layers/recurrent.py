@@ -53,19 +53,21 @@ class CausalConv1d:
     def __init__(
         self,
         context: ModelContext,
-        name: str,
-        channels: int,
-        shards: Sequence[Shard],
+        parts: Sequence[Part],
         width: int,
         *,
-        bias: bool,
+        bias: bool = False,
         activation: Literal["silu"] | None = "silu",
     ) -> None:
-        """`shards` are the rank's parts of the `channels` of the layer called `name`, in the order of its inputs."""
-        weights = [context.read(f"{name}.weight", (channels, 1, width), shard) for shard in shards]
+        """`parts` are the rank's channels of the checkpoint's convolutions, in the order of the inputs."""
+        weights = [context.read(f"{part.name}.weight", (part.out_features, 1, width), part.shard) for part in parts]
         self._ops = context.ops
         self._weight = torch.cat(weights).flatten(1).T.contiguous()
-        self._bias = torch.cat([context.read(f"{name}.bias", (channels,), shard) for shard in shards]) if bias else None
+        self._bias: Tensor | None = None
+        if bias:
+            self._bias = torch.cat(
+                [context.read(f"{part.name}.bias", (part.out_features,), part.shard) for part in parts]
+            )
         self._activation = activation
         self.size = self._weight.shape[1]
         self.state_shape = (width - 1, self.size)
@@ -81,7 +83,7 @@ def within(shard: Shard, offset: int) -> Shard:
 
 
 def parts_of(name: str, shards: Sequence[Shard], out_features: int) -> list[Part]:
-    """Some rows of one projection, as parts of a fused one."""
+    """Some rows of one layer, as parts of a fused one."""
     return [Part(name, out_features, shard) for shard in shards]
 
 

@@ -34,7 +34,8 @@ class RecurrentUnit(RecurrentLayer):
             ColumnLinear(context, [Part(f"{name}.linear_{part}", channels, own)], hidden_size, bias=True)
             for part in "xy"
         )
-        self._conv = CausalConv1d(context, f"{name}.conv_1d", channels, [own], conv_width, bias=True, activation=None)
+        conv_parts = [Part(f"{name}.conv_1d", channels, own)]
+        self._conv = CausalConv1d(context, conv_parts, conv_width, bias=True, activation=None)
         self._gates = [
             context.read(f"{name}.rg_lru.{gate}_gate_weight", (num_heads, size, size), heads)
             for gate in ("input", "recurrent")

@@ -22,7 +22,8 @@ class ShortConv(RecurrentLayer):
         shards = [within(shard, part * hidden_size) for part in range(3)]
         in_parts = parts_of(f"{name}.in_proj", shards, 3 * hidden_size)
         self._in = ColumnLinear(context, in_parts, hidden_size, bias=bias)
-        self._conv = CausalConv1d(context, f"{name}.conv", hidden_size, [shard], width, bias=bias, activation=None)
+        conv_parts = parts_of(f"{name}.conv", [shard], hidden_size)
+        self._conv = CausalConv1d(context, conv_parts, width, bias=bias, activation=None)
         self._out = RowLinear(context, f"{name}.out_proj", hidden_size, hidden_size, shard._replace(dim=1), bias=bias)
         self.state = LayerState((self._conv.state_shape,), (context.dtype,))
         self.activation_size = 6 * self._conv.size

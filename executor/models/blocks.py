@@ -28,6 +28,7 @@ class ResidualLayer:
     ) -> None:
         self.attention = attention
         self.mlp = mlp
+        self.activation_size = attention.activation_size + mlp.activation_size
         self._ops = ops
         self._before_attention = before_attention
         self._after_attention = after_attention

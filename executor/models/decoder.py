@@ -34,22 +34,26 @@ class SettingError(ModelLoadError):
     """A setting of config.json that the family's file here does not read. Its class of Transformers may."""
 
 
-class SelfAttention(Protocol):
-    """`Attention`, or another layer that reads and writes the step's pages."""
+class Mixer(Protocol):
+    """What mixes the tokens of a sequence: a `SelfAttention`, a `RecurrentLayer`, or several side by side."""
 
     activation_size: int
+
+    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
+        """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
+        ...
+
+    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
+        """The `rows` [num_tokens, size] of tokens with an output."""
+        ...
+
+
+class SelfAttention(Mixer, Protocol):
+    """`Attention`, or another layer that reads and writes the step's pages."""
 
     @property
     def kv(self) -> AttentionKV | None:
         """See `Attention.kv`; None: the layer reads the keys and values of another one."""
-        ...
-
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """See `Attention.__call__`."""
-        ...
-
-    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """See `Attention.outputs_of`."""
         ...
 
 

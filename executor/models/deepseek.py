@@ -49,7 +49,7 @@ SelectorMaker = Callable[[LayerPlace, RotaryEmbedding], TokenSelector]
 class LatentAttentionMaker:
     """Builds the attention of each layer, as config.json describes it for DeepSeek V2 and its relatives.
 
-    `is_interleaved` says how families rotate whose config.json does not.
+    `is_interleaved` says how families rotate whose config.json does not; `has_head_gates` as for `LatentAttention`.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class LatentAttentionMaker:
         context: ModelContext,
         *,
         is_interleaved: bool = True,
+        has_head_gates: bool = False,
         make_selector: SelectorMaker | None = None,
     ) -> None:
         config = spec.hf_config
@@ -67,6 +68,7 @@ class LatentAttentionMaker:
         self._scale = _temperature(config) ** 2 * self._shape.q_head_dim**-0.5
         self._bias = config.get("attention_bias", False)
         self._is_interleaved = config.get("rope_interleave", is_interleaved)
+        self._has_head_gates = has_head_gates
         self._make_selector = make_selector
 
     def __call__(self, place: LayerPlace) -> LatentAttention:
@@ -74,6 +76,7 @@ class LatentAttentionMaker:
             self._context, place, self._shape, self._rotary, scale=self._scale, bias=self._bias,
             is_interleaved=self._is_interleaved,
             selector=self._make_selector and self._make_selector(place, self._rotary),
+            has_head_gates=self._has_head_gates,
         )  # fmt: skip
 
 

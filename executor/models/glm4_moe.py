@@ -39,10 +39,16 @@ class Glm4MoeForCausalLM(PreNormDecoder):
         super().__init__(spec, context, attention, mixture_maker(spec, context))
 
 
-def mixture_maker(spec: ModelSpec, context: ModelContext, routing: Routing | None = None) -> MLPMaker:
+def mixture_maker(
+    spec: ModelSpec,
+    context: ModelContext,
+    routing: Routing | None = None,
+    *,
+    correction: str = "e_score_correction_bias",
+) -> MLPMaker:
     """Builds the blocks of DeepSeek V2 and V3 (arXiv:2405.04434, 2412.19437): some are dense, the others have experts.
 
-    Without `routing`, that is V3's, with sigmoid scores and corrections of them.
+    Without `routing`, that is V3's, with sigmoid scores and corrections of them, which `correction` names.
     """
     config = spec.hf_config
     size = size_of(spec, "moe_intermediate_size")
@@ -66,7 +72,7 @@ def mixture_maker(spec: ModelSpec, context: ModelContext, routing: Routing | Non
         name = f"{place.name}.mlp"
         routed = RoutedExperts(
             context, f"{name}.gate", routing, SeparateExperts(f"{name}.experts.{{}}"), shape, activation,
-            correction=f"{name}.gate.e_score_correction_bias" if has_correction else None,
+            correction=f"{name}.gate.{correction}" if has_correction else None,
         )  # fmt: skip
         shared_size = size * (config.get("n_shared_experts") or 0)
         if not shared_size:

@@ -7,30 +7,24 @@ from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.recurrent import RecurrentLayer
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import Embedding, Head
-from quire.executor.models.decoder import FeedForward, MLPMaker, enter_stage, leave_stage, norm_style
+from quire.executor.models.decoder import (
+    FeedForward,
+    Mixer,
+    MLPMaker,
+    SelfAttention,
+    enter_stage,
+    leave_stage,
+    norm_style,
+)
 from quire.ops.backend import Backend
 
 LayerKind = Literal["attention", "recurrent", "feed_forward"]
-
-
-class Mixer(Protocol):
-    """What mixes the tokens of a sequence: an `Attention`, a `RecurrentLayer`, or several side by side."""
-
-    activation_size: int
-
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
-        ...
-
-    def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """The `rows` [num_tokens, size] of tokens with an output."""
-        ...
 
 
 class Block(Protocol):
@@ -44,31 +38,35 @@ class Block(Protocol):
 
 
 class MixerBlock:
-    """`x + mixer(norm(x))`."""
+    """`x + after(mixer(norm(x)))`."""
 
-    def __init__(self, norm: Norm, mixer: Mixer) -> None:
+    def __init__(self, norm: Norm, mixer: Mixer, after: Norm | None = None) -> None:
         self._norm = norm
         self._mixer = mixer
+        self._after = after
         self.activation_size = mixer.activation_size
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
         """See `DecoderLayer`."""
         x, residual = self._norm.add(x, residual)
-        return self._mixer(x, step), self._mixer.outputs_of(residual, step)
+        out = self._mixer(x, step)
+        return out if self._after is None else self._after(out), self._mixer.outputs_of(residual, step)
 
 
 class FeedForwardBlock:
-    """`x + feed_forward(norm(x))`."""
+    """`x + after(feed_forward(norm(x)))`."""
 
-    def __init__(self, norm: Norm, feed_forward: FeedForward) -> None:
+    def __init__(self, norm: Norm, feed_forward: FeedForward, after: Norm | None = None) -> None:
         self._norm = norm
         self._feed_forward = feed_forward
+        self._after = after
         self.activation_size = feed_forward.activation_size
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
         """See `DecoderLayer`."""
         x, residual = self._norm.add(x, residual)
-        return self._feed_forward(x), residual
+        out = self._feed_forward(x)
+        return out if self._after is None else self._after(out), residual
 
 
 class ScaledBlock:
@@ -95,14 +93,15 @@ class HybridDecoder:
         blocks: Sequence[Block],
         norm: Norm,
         head: Head,
-        mixers: Sequence[Attention | RecurrentLayer],
+        mixers: Sequence[SelfAttention | RecurrentLayer],
     ) -> None:
         """`mixers` are those of all blocks, in the order of their places."""
         self._embed = embed
         self._blocks = blocks
         self._norm = norm
         self._head = head
-        self.kv_layers = [mixer.kv for mixer in mixers if isinstance(mixer, Attention)]
+        attentions = [mixer for mixer in mixers if not isinstance(mixer, RecurrentLayer)]
+        self.kv_layers = [attention.kv for attention in attentions if attention.kv is not None]
         self.state_layers = [mixer.state for mixer in mixers if isinstance(mixer, RecurrentLayer)]
         self.activation_size = max(block.activation_size for block in blocks)
 
@@ -130,7 +129,7 @@ class PairedDecoder(HybridDecoder):
         spec: ModelSpec,
         context: ModelContext,
         places: Sequence[LayerPlace],
-        make_mixer: Callable[[LayerPlace], Attention | RecurrentLayer],
+        make_mixer: Callable[[LayerPlace], SelfAttention | RecurrentLayer],
         make_feed_forward: MLPMaker,
         ends: tuple[Embedding, Head],
         *,
@@ -144,7 +143,7 @@ class PairedDecoder(HybridDecoder):
         def make_norm(name: str) -> Norm:
             return (norm or norm_style(spec)).layer(context, name, spec.hidden_size)
 
-        mixers: list[Attention | RecurrentLayer] = []
+        mixers: list[SelfAttention | RecurrentLayer] = []
         blocks: list[Block] = []
         for place in places:
             before_mixer, before_mlp = (make_norm(f"{place.name}.{name}") for name in norm_names)

@@ -1,76 +1,186 @@
-"""LFM2 (arXiv:2511.23404): gated short convolutions, and attention in some layers."""
+"""LFM2 (arXiv:2511.23404), dense and with experts, and LFM3: gated short convolutions, and attention in some layers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import Attention
+from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts import ExpertShape, SeparateExperts
+from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
-from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.short_conv import ShortConv
-from quire.executor.models.decoder import attention_shape, vocabulary_ends
+from quire.executor.models.decoder import FeedForward, MLPMaker, attention_shape, mlp_maker, size_of, vocabulary_ends
 from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, LayerKind, MixerBlock, places_by_kind
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
+from quire.ops.backend import AttentionForm
+from quire.ops.routing import Routing
 
 _NAMES = {
-    "self_attn.o_proj": "self_attn.out_proj", "self_attn.q_norm": "self_attn.q_layernorm",
-    "self_attn.k_norm": "self_attn.k_layernorm", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
-    "mlp.down_proj": "feed_forward.w2",
+    "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2",
 }  # fmt: skip
-_KINDS: dict[str, LayerKind] = {"conv": "recurrent", "full_attention": "attention"}
+_LFM2_NAMES = {
+    **_NAMES, "self_attn.o_proj": "self_attn.out_proj", "self_attn.q_norm": "self_attn.q_layernorm",
+    "self_attn.k_norm": "self_attn.k_layernorm",
+}  # fmt: skip
+_LFM3_NAMES = {**_NAMES, "self_attn.g_proj": "self_attn.gate_proj"}
+
+_KINDS: dict[str, LayerKind] = {"conv": "recurrent", "full_attention": "attention", "sliding_attention": "attention"}
+
+_LFM3_ROTATIONS = {
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
 
 
-class Lfm2ForCausalLM(HybridDecoder):
-    """Queries and keys are normalised; the final norm is called that of the embedding."""
+class _ConvolutionalDecoder(HybridDecoder):
+    """A convolution or attention, then a feed-forward network; the final norm is called that of the embedding."""
 
-    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: ModelContext,
+        types: Sequence[str],
+        make_attention: Callable[[LayerPlace], Attention],
+        make_mlp: MLPMaker,
+        *,
+        conv_width: int,
+        has_norms_after: bool = False,
+    ) -> None:
+        """`types` are the layers', of `_KINDS`. If `has_norms_after`, what a block adds is normalised, too."""
         config, size = spec.hf_config, spec.hidden_size
-        context = replace(
-            context, weights=RearrangedWeights(context.weights, {name: Piece(own) for name, own in _NAMES.items()})
-        )
-        norm = NormStyle(config.get("norm_eps", 1e-5))
-        rotary = RotaryEmbedding(context, {"rope_theta": 1_000_000.0, **config}, spec.head_dim)
-        width, bias = config.get("conv_L_cache", 3), config.get("conv_bias", False)
-        places = places_by_kind(context, [_KINDS[kind] for kind in _layer_types(spec)])
-        kinds = [_layer_types(spec)[place.index] for place in places]
-        mixers = [
-            ShortConv(context, place, f"{place.name}.conv", size, width, bias=bias)
-            if kind == "conv"
-            else Attention(context, place, attention_shape(spec), rotary, qk_norm=norm)
-            for place, kind in zip(places, kinds, strict=True)
-        ]
-        feed_forward_size = _feed_forward_size(config)
+        width, bias = config.get("conv_L_cache", conv_width), config.get("conv_bias", False)
+
+        def norm(name: str) -> Norm:
+            return _norm(spec).layer(context, name, size)
+
+        def norm_after(name: str) -> Norm | None:
+            return norm(name) if has_norms_after else None
+
+        mixers: list[Attention | ShortConv] = []
         blocks: list[Block] = []
-        for place, mixer in zip(places, mixers, strict=True):
-            mlp = GatedMLP(context, f"{place.name}.mlp", size, feed_forward_size, "silu")
-            blocks += [
-                MixerBlock(RMSNorm(context, f"{place.name}.operator_norm", size, norm), mixer),
-                FeedForwardBlock(RMSNorm(context, f"{place.name}.ffn_norm", size, norm), mlp),
-            ]
+        for place in places_by_kind(context, [_KINDS[kind] for kind in types]):
+            name = place.name
+            if types[place.index] == "conv":
+                mixers.append(ShortConv(context, place, f"{name}.conv", size, width, bias=bias))
+            else:
+                mixers.append(make_attention(place))
+            before, after = norm(f"{name}.operator_norm"), norm_after(f"{name}.post_operator_norm")
+            blocks.append(MixerBlock(before, mixers[-1], after))
+            before, after = norm(f"{name}.ffn_norm"), norm_after(f"{name}.post_ffn_norm")
+            blocks.append(FeedForwardBlock(before, make_mlp(place), after))
         is_tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
         embed, head = vocabulary_ends(spec, context, is_tied=is_tied)
-        super().__init__(embed, blocks, RMSNorm(context, "model.embedding_norm", size, norm), head, mixers)
+        super().__init__(embed, blocks, norm("model.embedding_norm"), head, mixers)
 
 
-def _layer_types(spec: ModelSpec) -> list[str]:
-    """The kind of each layer: `layer_types`, or in older configs the list of those with attention.
+class Lfm2ForCausalLM(_ConvolutionalDecoder):
+    """Queries and keys are normalised."""
 
-    Raises:
-        ModelLoadError: another kind, or too few of them.
-    """
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        context, size = _renamed(context, _LFM2_NAMES), _feed_forward_size(spec.hf_config)
+
+        def mlp(place: LayerPlace) -> FeedForward:
+            return GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, size, "silu")
+
+        super().__init__(spec, context, _lfm2_types(spec), _lfm2_attention(spec, context), mlp, conv_width=3)
+
+
+class Lfm2MoeForCausalLM(_ConvolutionalDecoder):
+    """Experts with sigmoid scores and corrections of them (arXiv:2412.19437), but for the first layers."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config, context = spec.hf_config, _renamed(context, _LFM2_NAMES)
+        shape = ExpertShape(size_of(spec, "num_experts"), spec.hidden_size, size_of(spec, "moe_intermediate_size"))
+        routing = Routing(
+            size_of(spec, "num_experts_per_tok"), "sigmoid", renormalise=config.get("norm_topk_prob", True),
+            scale=config.get("routed_scaling_factor", 1.0),
+        )  # fmt: skip
+        num_dense, dense = config.get("num_dense_layers", 2), mlp_maker(spec, context)
+
+        def mlp(place: LayerPlace) -> FeedForward:
+            if place.index < num_dense:
+                return dense(place)
+            name = f"{place.name}.feed_forward"
+            stored = SeparateExperts(f"{name}.experts.{{}}", gate="w1", up="w3", down="w2")
+            correction = f"{name}.expert_bias" if config.get("use_expert_bias", True) else None
+            routed = RoutedExperts(context, f"{name}.gate", routing, stored, shape, correction=correction)
+            return Mixture(context, [routed])
+
+        super().__init__(spec, context, _lfm2_types(spec), _lfm2_attention(spec, context), mlp, conv_width=3)
+
+
+class Lfm3ForCausalLM(_ConvolutionalDecoder):
+    """Every second attention has a window and a rotation of its own; heads have gates; blocks have norms after them."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config, context = spec.hf_config, _renamed(context, _LFM3_NAMES)
+        types = _checked(spec, config.get("layer_types") or [_lfm3_type(index) for index in range(spec.num_layers)])
+        rotaries = {
+            kind: RotaryEmbedding(
+                context, {"rope_parameters": _LFM3_ROTATIONS, **config}, spec.head_dim, layer_type=kind
+            )
+            for kind in set(types) - {"conv"}
+        }
+        bias = config.get("attention_bias", False)
+
+        def attention(place: LayerPlace) -> Attention:
+            kind = types[place.index]
+            window = config.get("sliding_window", 256) if kind == "sliding_attention" else None
+            return Attention(
+                context, place, attention_shape(spec), rotaries[kind], qkv_bias=bias, output_bias=bias,
+                qk_norm=_norm(spec), form=AttentionForm(spec.head_dim**-0.5, window),
+                has_head_gates=config.get("use_attention_gate", True),
+            )  # fmt: skip
+
+        super().__init__(
+            spec, context, types, attention, mlp_maker(spec, context), conv_width=7,
+            has_norms_after=config.get("use_sandwich_norm", True),
+        )  # fmt: skip
+
+
+def _renamed(context: ModelContext, names: Mapping[str, str]) -> ModelContext:
+    pieces = {name: Piece(own) for name, own in names.items()}
+    return replace(context, weights=RearrangedWeights(context.weights, pieces))
+
+
+def _norm(spec: ModelSpec) -> NormStyle:
+    return NormStyle(spec.hf_config.get("norm_eps", 1e-5))
+
+
+def _lfm2_attention(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPlace], Attention]:
+    rotary = RotaryEmbedding(context, {"rope_theta": 1_000_000.0, **spec.hf_config}, spec.head_dim)
+    return lambda place: Attention(context, place, attention_shape(spec), rotary, qk_norm=_norm(spec))
+
+
+def _lfm2_types(spec: ModelSpec) -> list[str]:
+    """The kind of each layer: `layer_types`, or in older configs the list of those with attention."""
     config = spec.hf_config
     attending = config.get("full_attn_idxs")
     attending = range(spec.num_layers) if attending is None else attending
     types = config.get("layer_types") or [
         "full_attention" if index in attending else "conv" for index in range(spec.num_layers)
     ]
-    if len(types) < spec.num_layers or set(types) - set(_KINDS):
+    return _checked(spec, types, "conv", "full_attention")
+
+
+def _lfm3_type(index: int) -> str:
+    """Where config.json does not say it: two convolutions between any two layers with attention."""
+    if index % 4 == 2:
+        return "full_attention"
+    return "sliding_attention" if index % 4 == 0 and index else "conv"
+
+
+def _checked(spec: ModelSpec, types: list[str], *known: str) -> list[str]:
+    """Raises ModelLoadError: a type that is not `known` (by default, of `_KINDS`), or too few of them."""
+    known = known or tuple(_KINDS)
+    if len(types) < spec.num_layers or set(types) - set(known):
         raise ModelLoadError(
-            f"config.json of {spec.name}: layer_types must name conv or full_attention for each of {spec.num_layers} "
+            f"config.json of {spec.name}: layer_types must name {' or '.join(known)} for each of {spec.num_layers} "
             f"layers, got {types}."
         )
     return types

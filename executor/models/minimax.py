@@ -10,8 +10,8 @@ from quire.executor.layers.norm import Norm
 from quire.executor.layers.recurrent import RecurrentLayer
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.decoder import FeedForward, attention_shape, norm_style, vocabulary_ends
-from quire.executor.models.hybrid import Block, HybridDecoder, Mixer, layer_kinds, places_by_kind
+from quire.executor.models.decoder import FeedForward, Mixer, attention_shape, norm_style, vocabulary_ends
+from quire.executor.models.hybrid import Block, HybridDecoder, layer_kinds, places_by_kind
 from quire.executor.models.mixtral import mixture_maker
 from quire.ops.backend import AttentionForm, Backend
 

@@ -53,7 +53,7 @@ class Olmo2Attention(Attention):
         context: ModelContext,
         place: LayerPlace,
         shape: AttentionShape,
-        rotary: RotaryEmbedding,
+        rotary: RotaryEmbedding | None,
         norm: NormStyle,
         **options: Any,
     ) -> None:

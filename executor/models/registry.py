@@ -15,6 +15,7 @@ from quire.executor.models.unknown import explain_unknown
 logger = get_logger(__name__)
 
 ARCHITECTURES: dict[str, tuple[str, str]] = {
+    "BailingHybridForCausalLM": ("bailing_hybrid", "BailingHybridForCausalLM"),
     "BambaForCausalLM": ("bamba", "BambaForCausalLM"),
     "Cohere2ForCausalLM": ("cohere", "Cohere2ForCausalLM"),
     "CohereForCausalLM": ("cohere", "CohereForCausalLM"),
@@ -47,7 +48,10 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "GraniteMoeForCausalLM": ("granite_moe", "GraniteMoeForCausalLM"),
     "GraniteMoeHybridForCausalLM": ("granite_hybrid", "GraniteMoeHybridForCausalLM"),
     "JambaForCausalLM": ("jamba", "JambaForCausalLM"),
+    "KimiLinearForCausalLM": ("kimi_linear", "KimiLinearForCausalLM"),
     "Lfm2ForCausalLM": ("lfm2", "Lfm2ForCausalLM"),
+    "Lfm2MoeForCausalLM": ("lfm2", "Lfm2MoeForCausalLM"),
+    "Lfm3ForCausalLM": ("lfm2", "Lfm3ForCausalLM"),
     "Llama4ForCausalLM": ("llama4", "Llama4ForCausalLM"),
     "Llama4ForConditionalGeneration": ("llama4", "Llama4ForCausalLM"),
     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
@@ -62,6 +66,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "OPTForCausalLM": ("opt", "OPTForCausalLM"),
     "Olmo2ForCausalLM": ("olmo2", "Olmo2ForCausalLM"),
     "Olmo3ForCausalLM": ("olmo2", "Olmo3ForCausalLM"),
+    "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybridForCausalLM"),
     "OlmoeForCausalLM": ("olmoe", "OlmoeForCausalLM"),
     "OpenAIGPTLMHeadModel": ("openai_gpt", "OpenAIGPTLMHeadModel"),
     "Phi3ForCausalLM": ("phi3", "Phi3ForCausalLM"),

@@ -11,16 +11,21 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BailingHybridConfig,
     BambaConfig,
     FalconH1Config,
     FalconMambaConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
+    KimiLinearConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
+    Lfm3Config,
     Mamba2Config,
     MambaConfig,
     MiniMaxConfig,
     NemotronHConfig,
+    OlmoHybridConfig,
     PretrainedConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -77,7 +82,39 @@ NEMOTRON = {
     "moe_shared_expert_intermediate_size": 44,
 }  # fmt: skip
 
+KIMI = {
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "moe_intermediate_size": 28, "num_local_experts": 6, "num_experts_per_tok": 2,
+}  # fmt: skip
+
 VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
+    "kimi-linear": (
+        KimiLinearConfig,
+        "KimiLinearForCausalLM",
+        {
+            **KIMI,
+            "linear_attn_config": {
+                "full_attn_layers": [2],
+                "kda_layers": [1, 3, 4],
+                "head_dim": 16,
+                "num_heads": 6,
+                "short_conv_kernel_size": 3,
+            },
+        },
+    ),
+    "kimi-linear-last-attends": (
+        KimiLinearConfig,
+        "KimiLinearForCausalLM",
+        {
+            **KIMI,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "linear_head_dim": 24,
+            "linear_num_heads": 2,
+            "q_lora_rank": 20,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
     "lfm2": (
         Lfm2Config,
         "Lfm2ForCausalLM",
@@ -88,11 +125,59 @@ VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
         "Lfm2ForCausalLM",
         {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False},
     ),
+    "lfm2-moe": (
+        Lfm2MoeConfig,
+        "Lfm2MoeForCausalLM",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "lfm3": (
+        Lfm3Config,
+        "Lfm3ForCausalLM",
+        {"layer_types": ["conv", "full_attention", "sliding_attention", "conv"], "sliding_window": 24, "head_dim": 16},
+    ),
+    "lfm3-plain": (
+        Lfm3Config,
+        "Lfm3ForCausalLM",
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 24,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "mamba2": (Mamba2Config, "Mamba2ForCausalLM", MAMBA2),
     "mamba2-limits": (
         Mamba2Config,
         "Mamba2ForCausalLM",
         {**MAMBA2, "time_step_limit": [0.3, 0.9], "use_bias": True, "use_conv_bias": False, "n_groups": 1},
+    ),
+    "bailing-hybrid": (
+        BailingHybridConfig,
+        "BailingHybridForCausalLM",
+        {**KIMI, "layer_group_size": 2, "first_k_dense_replace": 1, "head_dim": 8, "n_group": 2, "topk_group": 1},
+    ),
+    "bailing-hybrid-unbounded": (
+        BailingHybridConfig,
+        "BailingHybridForCausalLM",
+        {
+            **KIMI,
+            "layer_types": ["full_attention", "linear_attention"] * 2,
+            "kda_safe_gate": False,
+            "head_dim": 20,
+            "qk_rope_head_dim": 20,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 0,
+        },
     ),
     "bamba": (BambaConfig, "BambaForCausalLM", {**MAMBA, "attn_layer_indices": [1, 3]}),
     "bamba-biases": (
@@ -227,7 +312,30 @@ VARIANTS: dict[str, tuple[type[PretrainedConfig], str, dict[str, Any]]] = {
         "NemotronHForCausalLM",
         {**NEMOTRON, "routed_scaling_factor": 2.5, "norm_topk_prob": False},
     ),
-    "qwen3.5": (Qwen3_5TextConfig, "Qwen3_5ForCausalLM", DELTA),
+    "olmo-hybrid": (
+        OlmoHybridConfig,
+        "OlmoHybridForCausalLM",
+        {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "olmo-hybrid-without-positions": (
+        OlmoHybridConfig,
+        "OlmoHybridForCausalLM",
+        {
+            "layer_types": ["full_attention", "linear_attention"] * 2,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_allow_neg_eigval": False,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3.5": (Qwen3_5TextConfig, "Qwen3_5ForCausalLM", {**DELTA, "rms_norm_eps": 1e-5}),
     "qwen3.5-last-recurrent": (
         Qwen3_5TextConfig,
         "Qwen3_5ForCausalLM",

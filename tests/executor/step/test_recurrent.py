@@ -21,7 +21,7 @@ from tests.executor.step.test_sameness import Served, alone, start
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module", params=["lfm2", "mamba2", "qwen3.5"])
+@pytest.fixture(scope="module", params=["kimi-linear", "lfm2", "mamba2", "qwen3.5"])
 def served(request: pytest.FixtureRequest, hybrid: Callable[[str], Path]) -> Served:  # noqa: F811
     return start(hybrid(request.param))
 

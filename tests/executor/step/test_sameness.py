@@ -48,7 +48,8 @@ VARIANTS = {
     "codes": ("qwen3", {}),
 }  # fmt: skip
 STATES = [
-    "lfm2", "mamba2", "nemotron-h-experts", "qwen3.5", "qwen3.5-moe", "recurrent-gemma", "rwkv", "xlstm", "zamba2",
+    "bailing-hybrid", "kimi-linear", "lfm2", "lfm3", "mamba2", "nemotron-h-experts", "olmo-hybrid", "qwen3.5",
+    "qwen3.5-moe", "recurrent-gemma", "rwkv", "xlstm", "zamba2",
 ]  # fmt: skip
 CODES = ["int8", "fp8", "fp8_e5m2", "int4"]
 FAMILIES = [
