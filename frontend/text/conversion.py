@@ -4,6 +4,7 @@ Importing Transformers takes seconds and hundreds of megabytes, torch among them
 """
 
 import contextlib
+import importlib
 import importlib.util
 import re
 import tempfile
@@ -29,6 +30,10 @@ _TEXT_FILES = {
     "vocab.txt": "BertTokenizer",
     "prophetnet.tokenizer": "ProphetNetTokenizer",
 }
+_MOVED = [
+    ("transformers.convert_slow_tokenizer", "bytes_to_unicode", "transformers.models.gpt2.tokenization_gpt2"),
+]
+"""Functions that code of checkpoints imports from where Transformers 4 had them."""
 _ELSE = "name another with --tokenizer, or use --skip-tokenizer-init."
 
 
@@ -107,6 +112,8 @@ def _own_class(folder: Path) -> str | None:
 def _import_own(folder: Path, class_name: str) -> Any:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+    for new_place, name, old_place in _MOVED:
+        setattr(importlib.import_module(old_place), name, getattr(importlib.import_module(new_place), name))
     logger.info("importing %s of %s, as --trust-remote-code allows", class_name, folder)
     own_class: Any = get_class_from_dynamic_module(class_name, str(folder), local_files_only=True)
     with _without_tokenizer_json(folder) as alone:

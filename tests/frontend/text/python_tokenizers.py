@@ -131,7 +131,8 @@ import base64
 from pathlib import Path
 
 import tiktoken
-from transformers import PreTrainedTokenizer
+from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode  # as of Transformers 4
+from transformers.tokenization_utils import PreTrainedTokenizer
 
 SPECIAL = ["<|end|>", "<|user|>"]
 
