@@ -71,7 +71,7 @@ def test_steps_use_our_operations_alone(model_type: str, tmp_path: Path) -> None
     assert isinstance(model, TransformersModel)
     assert model.fast_path is not None
     context = model.fast_path._context
-    decode = SmallSequences(model, context, spec.vocab_size, 2, 4).step({0: 1, 1: 1})
+    decode = SmallSequences(model, model._part, context, spec.vocab_size, 2, 4).step({0: 1, 1: 1})
     _, recording = context.ops.record(lambda: model.compute_logits(model.forward(*decode)))
     assert recording is not None
 
