@@ -10,7 +10,7 @@ from quire.core.logging import get_logger
 from quire.core.wire.rank import Rank
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.expert_parallel import ExpertParallel
-from quire.executor.memory.dry_build import dry_stages, held_bytes
+from quire.executor.memory.dry_build import dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import DeviceMemory, check_weights
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
@@ -64,13 +64,13 @@ def load_model(
         ModelLoadError: the checkpoint is unusable, or does not fit in memory.
     """
     spec = config.spec
-    packed = open_packed(config, group.rank, ops)
+    packed = open_packed(config, group.rank, ops, rank.pipeline)
     if packed is not None:
         check_weights(packed.num_bytes, free, spec.name)
         with contextlib.closing(packed), torch.inference_mode():
             context = ModelContext.of(config, ops, group, device, packed, packed, context_group=context_group)
-            model = build_model(spec, context)
-            return _loaded(model, packed.num_bytes, [model], context)
+            stages = packed_stages(config, rank, context)
+            return _loaded(stages[rank.pipeline], packed.num_bytes, stages, context)
     weights = open_weights(
         spec,
         config.load,

@@ -16,10 +16,10 @@ from quire.core.errors import ModelLoadError
 from quire.core.wire.inspection import LoadPlan, RankPlan
 from quire.executor.backends import bind
 from quire.executor.layers.context import ModelContext
-from quire.executor.memory.dry_build import ShapeReader, dry_build, dry_stages, held_bytes
+from quire.executor.memory.dry_build import ShapeReader, dry_build, dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import CachePlan, DeviceMemory, check_weights, device_memory
 from quire.executor.memory.rank_memory import RankMemory
-from quire.executor.models.registry import build_model, is_native
+from quire.executor.models.registry import is_native
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packed_state import open_packed
@@ -45,11 +45,12 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
     held, memories, grants, obstacle = [], [], [], None
     quantization, ops = config.quantization if method is None else method, bind(config.device)
     for rank in config.layout.ranks():
-        group, packed = ParallelGroup(rank.tensor, config.layout.tensor), open_packed(config, rank.tensor, ops)
+        group = ParallelGroup(rank.tensor, config.layout.tensor)
+        packed = open_packed(config, rank.tensor, ops, rank.pipeline)
         if packed is not None:
             with contextlib.closing(packed), torch.inference_mode():
                 context = ModelContext.of(config, ops, group, device, packed, packed)
-                stages, weights_bytes = [build_model(config.spec, context)], packed.num_bytes
+                stages, weights_bytes = packed_stages(config, rank, context), packed.num_bytes
                 quantization = packed.quantization or method
         else:
             with stored_tensors(config, is_quantised=method is not None) as stored, torch.inference_mode():

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +54,23 @@ def pack_model(config: EngineConfig, folder: Path) -> FilesSaved:
     ops, device, dtype = bind(config.device), torch.device(config.device), getattr(torch, spec.dtype)
     make_empty(folder)
     num_bytes = 0
-    for rank in range(size):
-        path, group = folder / file_name(rank), ParallelGroup(rank, size)
+    places = list(product(range(config.layout.pipeline), range(size)))
+    for stage, rank in places:
+        path, group, layers = folder / file_name(rank, stage), ParallelGroup(rank, size), config.layers_of(stage)
         with _opened(config, rank) as weights, writing(path) as writer, torch.inference_mode():
             recorder = Recorder(ops, weights, writer)
-            build_model(spec, ModelContext.of(config, ops, group, device, recorder, recorder))
+            build_model(spec, ModelContext.of(config, ops, group, device, recorder, recorder, layers))
             num_bytes += writer.finish({INDEX: recorder.index()})
         with (
             contextlib.closing(PackedState(path, ops, dtype, device, config.quantization)) as packed,
             torch.inference_mode(),
         ):
-            build_model(spec, ModelContext.of(config, ops, group, device, packed, packed))
+            build_model(spec, ModelContext.of(config, ops, group, device, packed, packed, layers))
     copy_others(Path(spec.path), folder)
     manifest = Manifest(
         source=spec.name,
         tensor_parallel_size=size,
+        layers_by_stage=config.layers_by_stage,
         expert_placement=config.expert_placement,
         dtype=spec.dtype,
         quantization=config.quantization,
@@ -76,7 +79,7 @@ def pack_model(config: EngineConfig, folder: Path) -> FilesSaved:
         code=code_digest(),
     )
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))  # last: a folder without it was not finished
-    return FilesSaved(size, num_bytes)
+    return FilesSaved(len(places), num_bytes)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@ The same code builds the model for the same rank, but on torch's meta device, wh
 the count reflects the family, the shard, the scheme of the weights, and how the backend packs them.
 """
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,10 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.core.wire.rank import Rank
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.base import Model, StagedModel
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.packed_state import open_packed
+from quire.executor.weights.packing import PackAtLoad
 from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader, shard_shape
 from quire.ops.backend import Backend
 
@@ -96,12 +100,32 @@ def dry_stages(config: EngineConfig, context: ModelContext) -> list[Model]:
     """
     stages = range(config.layout.pipeline)
     models = [dry_build(config.spec, replace(context, layers=config.layers_of(stage))) for stage in stages]
+    _check_staged(config, models)
+    return models
+
+
+def packed_stages(config: EngineConfig, rank: Rank, context: ModelContext) -> list[Model]:
+    """Like `dry_stages`, of a model whose ranks have packed weights. The model of `rank` has those of `context`."""
+    models = []
+    for stage in range(config.layout.pipeline):
+        part = replace(context, layers=config.layers_of(stage))
+        if stage == rank.pipeline:
+            models.append(build_model(config.spec, part))
+            continue
+        packed = open_packed(config, rank.tensor, context.ops, stage)
+        assert packed is not None, "the own stage's weights are packed"
+        with contextlib.closing(packed):
+            models.append(dry_build(config.spec, replace(part, weights=packed, packing=PackAtLoad(context.ops))))
+    _check_staged(config, models)
+    return models
+
+
+def _check_staged(config: EngineConfig, models: Sequence[Model]) -> None:
     if len(models) > 1 and not all(isinstance(model, StagedModel) for model in models):
         raise ModelLoadError(
             f"{config.spec.name}: the class of {config.spec.architecture} cannot be divided into pipeline stages; use "
             "--tensor-parallel-size instead of --pipeline-parallel-size."
         )
-    return models
 
 
 def held_bytes(thing: object) -> int:

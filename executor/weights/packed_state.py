@@ -36,10 +36,11 @@ INDEX = "index"
 
 
 class Manifest(Struct, kw_only=True):
-    """What the files of a folder were packed for."""
+    """What the files of a folder were packed for; `layers_by_stage` as in `EngineConfig`."""
 
     source: str
     tensor_parallel_size: int
+    layers_by_stage: list[int]
     expert_placement: ExpertPlacement | None
     dtype: str
     quantization: Quantization | None
@@ -70,9 +71,9 @@ class Index(Struct, kw_only=True):
     shapes: dict[str, tuple[int, ...]] | None
 
 
-def file_name(rank: int) -> str:
-    """The name of a rank's file."""
-    return f"packed-rank-{rank}.safetensors"
+def file_name(rank: int, stage: int = 0) -> str:
+    """The name of the file of a rank of a pipeline stage."""
+    return f"packed{f'-stage-{stage}' if stage else ''}-rank-{rank}.safetensors"
 
 
 def read_key(name: str, shard: Shard | None, dtype: torch.dtype) -> str:
@@ -105,8 +106,8 @@ def is_packed(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def open_packed(config: EngineConfig, rank: int, ops: Backend[Any, Any, Any]) -> "PackedState | None":
-    """The rank's packed weights; None if the model's folder has other files, or is not to be read.
+def open_packed(config: EngineConfig, rank: int, ops: Backend[Any, Any, Any], stage: int = 0) -> "PackedState | None":
+    """The packed weights of a stage's rank; None if the model's folder has other files, or is not to be read.
 
     Raises:
         ModelLoadError: they were packed for other options, other code or another processor, or a file is damaged.
@@ -123,7 +124,7 @@ def open_packed(config: EngineConfig, rank: int, ops: Backend[Any, Any, Any]) ->
     for is_other, reason in _reasons(manifest, config, ops.layout):
         if is_other:
             raise ModelLoadError(f"{folder} {reason} {_remedy(manifest)}")
-    path = folder / file_name(rank)
+    path = folder / file_name(rank, stage)
     if not path.is_file():
         raise ModelLoadError(f"{folder} lacks {path.name}. Copy all of its files. {_remedy(manifest)}")
     dtype, device = getattr(torch, config.spec.dtype), torch.device(config.device)
@@ -147,7 +148,10 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
             config.layout.shares_experts,
             "was packed for one engine: start without --data-parallel-size, or without --enable-expert-parallel.",
         ),
-        (config.layout.pipeline > 1, "was packed for one pipeline stage: start without --pipeline-parallel-size."),
+        (
+            manifest.layers_by_stage != config.layers_by_stage,
+            f"was packed for {_stages_of(manifest.layers_by_stage)}: start with as many.",
+        ),
         (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),
         (
             config.quantization not in (None, quantization),
@@ -160,8 +164,19 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
     )
 
 
+def _stages_of(layers_by_stage: list[int]) -> str:
+    if not layers_by_stage:
+        return "one pipeline stage"
+    layers = ",".join(map(str, layers_by_stage))
+    return (
+        f"--pipeline-parallel-size {len(layers_by_stage)}, with QUIRE_PP_LAYER_PARTITION={layers} layers in the stages"
+    )
+
+
 def _remedy(manifest: Manifest) -> str:
     flags = f" --tensor-parallel-size {manifest.tensor_parallel_size}" if manifest.tensor_parallel_size > 1 else ""
+    if manifest.layers_by_stage:
+        flags += f" --pipeline-parallel-size {len(manifest.layers_by_stage)}"
     flags += experts_flags(manifest.expert_placement).removeprefix("with")
     flags += f" --quantization {manifest.quantization}" if manifest.quantization else ""
     return f"To pack it again: quire pack {manifest.source} --output FOLDER{flags}"

@@ -16,6 +16,8 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.wire.protocol import EngineRequest, RequestDelta, StepPlan, StepResult
 from quire.core.wire.rank import Layout, Rank
+from quire.executor.inspection.load_plan import plan_load
+from quire.executor.inspection.pack_writer import pack_model
 from quire.executor.inspection.shard_writer import save_shards
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
@@ -190,3 +192,23 @@ def test_shards_that_were_saved_for_ranks_serve_their_stages(folder_of: Folder, 
     expected = answers_of(start(folder, []).generate(requests()))
     load = LoadConfig(load_format="sharded_state")
     assert answers_of(start(tmp_path / "shards", [1, 1], load=load).generate(requests())) == expected
+
+
+def test_packed_weights_serve_the_stages_for_which_they_were_packed(
+    folder_of: Folder, tmp_path: Path  # noqa: F811
+) -> None:  # fmt: skip
+    """Also by tied weights, and of a class of Transformers."""
+    folder = folder_of("windows")
+    spec = engine_config(folder).spec
+    for number, each in enumerate((spec, msgspec.structs.replace(spec, implementation="transformers"))):
+        expected = answers_of(start(folder, [], spec=each).generate(requests()))
+        packed, layout = tmp_path / str(number), Layout(pipeline=2)
+        assert (
+            pack_model(engine_config(folder, spec=each, layout=layout, layers_by_stage=[2, 4]), packed).num_files == 2
+        )
+        own = msgspec.structs.replace(each, path=str(packed))
+        assert answers_of(start(packed, [2, 4], spec=own).generate(requests())) == expected
+        config = engine_config(packed, spec=own, layout=layout, layers_by_stage=[2, 4])
+        assert plan_load(config, None).obstacle is None
+        with pytest.raises(ModelLoadError, match=r"--pipeline-parallel-size 2, with QUIRE_PP_LAYER_PARTITION=2,4 "):
+            start(packed, [3, 3], spec=own)
