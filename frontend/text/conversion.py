@@ -103,10 +103,10 @@ def _make(path: Path, load: Callable[[], Any]) -> Converted:
 
 
 def _own_class(folder: Path) -> str | None:
-    """The class, as `module.Class`, that tokenizer_config.json names in auto_map."""
+    """The class, as `module.Class`, that tokenizer_config.json names in auto_map: one, or a slow and a fast one."""
     named = read_json_if_present(folder / "tokenizer_config.json").get("auto_map", {})
-    slow, fast = (named.get("AutoTokenizer") if isinstance(named, dict) else named) or (None, None)
-    return fast or slow
+    classes = (named.get("AutoTokenizer") if isinstance(named, dict) else named) or []
+    return next(filter(None, reversed([classes] if isinstance(classes, str) else classes)), None)
 
 
 def _import_own(folder: Path, class_name: str) -> Any:

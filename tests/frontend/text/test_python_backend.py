@@ -85,7 +85,9 @@ def test_code_of_a_checkpoint_is_imported_where_it_is_trusted(
     assert stream(ours, [0xC3, 0x28, 0xFF, 0xF0, 0x9F], []) == "\ufffd(\ufffd\ufffd"
 
 
-def test_code_of_a_checkpoint_is_refused_where_it_is_not(own_folder: Path) -> None:
+@pytest.mark.parametrize("said", [["tokenization_own.OwnTokenizer", None], "tokenization_own.OwnTokenizer"])
+def test_code_of_a_checkpoint_is_refused_where_it_is_not(said: object, own_folder: Path) -> None:
+    (own_folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": said}}))
     (own_folder / "tokenization_own.py").write_text("raise SystemExit('this ran')")
     with pytest.raises(
         ConfigError, match=r"\(tokenization_own\.OwnTokenizer\).*only imported with --trust-remote-code"
