@@ -76,9 +76,12 @@ class _TimedBackend(Backend[Any, Any, Any]):
         slot_mapping: Tensor,
         *,
         block_size: int,
+        prefix_lens: np.ndarray | None = None,
     ) -> Any:
         with self._spans.span("attention_batch"):  # computes nothing, so no recording has it
-            return self._ops.attention_batch(query_lens, seq_lens, block_tables, slot_mapping, block_size=block_size)
+            return self._ops.attention_batch(
+                query_lens, seq_lens, block_tables, slot_mapping, block_size=block_size, prefix_lens=prefix_lens
+            )
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         names: list[str] = []

@@ -45,6 +45,7 @@ class AttentionBatch(Protocol):
     query_lens: np.ndarray
     seq_lens: np.ndarray
     block_tables: np.ndarray
+    prefix_lens: np.ndarray | None
     """See `Backend.attention_batch`."""
 
     block_size: int
@@ -76,6 +77,8 @@ class AttentionForm(NamedTuple):
         sinks: [num_heads] float32; a head's sink is one more score, without a value, in its softmax (arXiv:2309.17453).
         slopes: [num_heads] float32; `slope * (key position - query position)` is added to a score (ALiBi,
             arXiv:2108.12409).
+        distance_bias: [num_heads, 2 * reach + 1] float32; the number of the key position less the query position, from
+            -reach to reach, is added to a score. Greater distances count as those (arXiv:1910.10683).
     """
 
     scale: float
@@ -85,6 +88,7 @@ class AttentionForm(NamedTuple):
     softcap: float | None = None
     sinks: Tensor | None = None
     slopes: Tensor | None = None
+    distance_bias: Tensor | None = None
 
 
 LinearWeight = Tensor | QuantisedWeight
@@ -322,6 +326,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         slot_mapping: Tensor,
         *,
         block_size: int,
+        prefix_lens: np.ndarray | None = None,
     ) -> Batch:
         """Prepares the attention of one step. Row r is one request; its tokens follow those of row r - 1.
 
@@ -329,11 +334,14 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         `seq_lens` [num_rows] int64, on the host: tokens known after this step, the new ones included.
         `block_tables` [num_rows, max_blocks], on the host: page ids; entries past a row's last page are never used.
         `slot_mapping` [num_tokens] int64, on the device: as `AttentionBatch.slot_mapping`.
+        `prefix_lens` [num_rows] int64, on the host: so many leading tokens of each sequence all see each other, in
+            forms without window and chunks. Their keys are there as soon as one of them attends. None: none do.
         """
 
     @abstractmethod
     def attention(self, q: Tensor, kv_cache: Tensor, batch: Batch, form: AttentionForm) -> Tensor:
-        """Causal attention of `q` [num_tokens, num_heads, head_dim] over the pages; the result has `q`'s shape.
+        """Attention of `q` [num_tokens, num_heads, head_dim] over the pages; the result has `q`'s shape. It is causal
+        but for the batch's prefixes.
 
         The keys and values of the step's new tokens must have been written. Query head h reads KV head
         h // (num_heads / num_kv_heads). `form.chunks` is "own", so that each token sees itself.

@@ -21,15 +21,23 @@ class Admission:
         max_model_len: longest prompt plus output, tokens.
         kv: knows how many pages a request of a given length takes.
         throughput: measured by the scheduler, read here.
+        whole_prompts: a prompt is computed in one step, because its tokens see each other.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, *, max_model_len: int, kv: KVCacheManager, throughput: Throughput
+        self,
+        limits: SchedulerLimits,
+        *,
+        max_model_len: int,
+        kv: KVCacheManager,
+        throughput: Throughput,
+        whole_prompts: bool = False,
     ) -> None:
         self._limits = limits
         self._max_model_len = max_model_len
         self._kv = kv
         self._throughput = throughput
+        self._whole_prompts = whole_prompts
 
     def max_num_tokens(self, wire: EngineRequest) -> int:
         """The length, prompt included, at which a request ends."""
@@ -38,7 +46,7 @@ class Admission:
 
     def fault(self, wire: EngineRequest) -> RequestFailure | None:
         """Why a request can never be served here, however long it waits; None if it can."""
-        message = self._length_fault(wire) or self._memory_fault(wire)
+        message = self._length_fault(wire) or self._memory_fault(wire) or self._step_fault(wire)
         return None if message is None else RequestFailure("invalid", message)
 
     def resume_fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
@@ -79,7 +87,7 @@ class Admission:
         return None
 
     def _memory_fault(self, wire: EngineRequest) -> str | None:
-        num_prompt, max_num_tokens = len(wire.prompt_token_ids), self.max_num_tokens(wire)
+        max_num_tokens = self.max_num_tokens(wire)
         num_computed = max_num_tokens - 1  # the last token is sampled, never computed
         if self._kv.max_pages(num_computed) > self._kv.num_pages:
             fitting = bisect_right(range(num_computed), self._kv.num_pages, key=self._kv.max_pages) - 1
@@ -88,10 +96,23 @@ class Admission:
                 "Shorten the prompt, lower max_tokens, or give the server a larger cache "
                 "with --kv-cache-memory-bytes, --gpu-memory-utilization or --num-gpu-blocks-override."
             )
-        budget = self._limits.max_num_batched_tokens
-        if not self._limits.enable_chunked_prefill and num_prompt > budget:
+        return None
+
+    def _step_fault(self, wire: EngineRequest) -> str | None:
+        num_prompt, largest = len(wire.prompt_token_ids), self._limits.largest_chunk
+        if num_prompt <= largest:
+            return None
+        if self._whole_prompts:
+            flag = "max-num-batched-tokens"
+            if largest < self._limits.max_num_batched_tokens:
+                flag = "long-prefill-token-threshold"
+            return (
+                f"The prompt has {num_prompt} tokens. All tokens of a prompt see each other in this model, so one step "
+                f"computes them all, and --{flag} is {largest}. Shorten the prompt or raise --{flag}."
+            )
+        if not self._limits.enable_chunked_prefill:
             return (
                 f"The prompt has {num_prompt} tokens, but chunked prefill is off and max_num_batched_tokens is "
-                f"{budget}. Shorten the prompt, raise --max-num-batched-tokens or pass --enable-chunked-prefill."
+                f"{largest}. Shorten the prompt, raise --max-num-batched-tokens or pass --enable-chunked-prefill."
             )
         return None

@@ -4,6 +4,9 @@ One rule: a request has `num_tokens` and `num_planned_tokens`, and a step gives 
 requests come first, then waiting ones. When no page is left, the request that the policy puts last is preempted and
 recomputed later. The scheduler owns time and memory, and never sees text or tensors.
 
+Where a prompt's tokens see each other in both directions, the step that admits a request computes its whole prompt.
+After a preemption or a crash that is the prompt as the client sent it: output tokens follow it in chunks, as always.
+
 Plans are made ahead. That is correct because workers execute plans strictly in order:
 
 - Planned tokens count as computed, and a row that samples adds a placeholder to its request's `num_tokens`.
@@ -36,7 +39,7 @@ from quire.core.scheduling.in_flight import StepInFlight, StepsInFlight
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
 from quire.core.scheduling.request import Prompt, Request, RequestStatus
 from quire.core.scheduling.throughput import Throughput
-from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
@@ -81,6 +84,7 @@ class Scheduler:
         self._clock = clock
         self._priority_key_of = POLICIES[limits.policy]
         self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
+        self._whole_prompts = needs_whole_prompts(kv_groups)
         self._kv = KVCacheManager(
             kv_groups,
             num_pages=num_pages,
@@ -116,6 +120,7 @@ class Scheduler:
             max_model_len=max_model_len,
             kv=self._kv,
             throughput=self._throughput,
+            whole_prompts=self._whole_prompts,
         )
 
     # ------------------------------------------------------------------------------------------- requests come and go
@@ -280,7 +285,8 @@ class Scheduler:
                 break
             start = prefix.num_blocks * self._limits.block_size
             border = self._kv.next_border(start) - start
-            num_new = self._prefill.take(request.num_tokens - start, budget, border)
+            at_least = request.num_prompt_tokens if self._whole_prompts else 1
+            num_new = self._prefill.take(request.num_tokens - start, budget, border, at_least)
             if not num_new:
                 break
             if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._running)):

@@ -1,5 +1,6 @@
 """KV groups: layers that keep the same of a sequence. All share one pool of pages."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -17,6 +18,8 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
     The kinds of groups:
 
     - "full": a token sees every token before it;
+    - "prompt": like "full", but a token of the prompt sees the whole prompt, so that its keys and values depend on the
+      prompt's end. A model with such a group computes each prompt in one step, and prefixes of prompts are not shared;
     - "window": a token sees the last `window` tokens, itself included;
     - "recurrent": a layer keeps a state of fixed size, which each token changes. It lies in the request's slot, so
       this group has no block tables. Copies of the state after every `interval` tokens, its snapshots, lie in pages,
@@ -26,7 +29,7 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
     cache tensors as the largest group has layers; the j-th layer of each group uses the j-th tensor.
     """
 
-    kind: Literal["full", "window", "recurrent"]
+    kind: Literal["full", "prompt", "window", "recurrent"]
     layers: list[int]  # indices among the model's layers that keep keys and values, or among the recurrent ones
     page_bytes: int  # of one page on one rank, over all layers of the group; the same for all groups of a model
     window: int | None = None  # tokens
@@ -66,3 +69,8 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
         # A step reads the window of its chunk's first token and writes the chunk; that span may begin mid-page.
         span = self.window - 1 + largest_chunk
         return min(num_blocks, -(-(span - 1) // block_size) + 1)
+
+
+def needs_whole_prompts(groups: Sequence[KVGroupSpec]) -> bool:
+    """Whether a prompt is computed in one step, and shares no prefix with another: a group is of the kind "prompt"."""
+    return any(group.kind == "prompt" for group in groups)

@@ -41,6 +41,7 @@ class LayerKV(NamedTuple):
     num_kv_heads: int
     head_dim: int
     window: int | None = None  # tokens that a token sees, itself included; None: it sees all before it
+    sees_prompt: bool = False  # a token of a prompt sees the whole prompt
 
     @property
     def size(self) -> int:
@@ -50,6 +51,8 @@ class LayerKV(NamedTuple):
     @property
     def kind(self) -> str:
         """For a log line."""
+        if self.sees_prompt:
+            return "attention to whole prompts, each computed in one step and none cached for others,"
         return "full attention" if self.window is None else f"windows of {self.window} tokens"
 
     def cache_shape(self, ops: Backend, num_pages: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
@@ -73,6 +76,7 @@ class LatentKV(NamedTuple):
     size: int  # numbers a row
     window: int | None = None
     rate: int = 1
+    sees_prompt: bool = False
 
     @property
     def kind(self) -> str:
@@ -265,7 +269,7 @@ def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:
         shard = context.shard(0, len(values), "attention heads")
         return values[shard.start : shard.stop].to(context.device, torch.float32)
 
-    return form._replace(sinks=own(form.sinks), slopes=own(form.slopes))
+    return form._replace(sinks=own(form.sinks), slopes=own(form.slopes), distance_bias=own(form.distance_bias))
 
 
 def kept_tokens(form: AttentionForm) -> int | None:

@@ -78,6 +78,10 @@ class ContextParallel(ABC):
                 f"{self.flag} needs --cp-kv-cache-interleave-size 1 for this model: its attention depends on "
                 "distances (ALiBi), and those between a rank's keys must be equal."
             )
+        if form.distance_bias is not None:
+            raise ModelLoadError(
+                f"{self.flag} does not go with a learned bias by distance, as here; use --tensor-parallel-size alone."
+            )
 
     @abstractmethod
     def check_heads(self, num_ranks: int, num_kv_heads: int) -> None:

@@ -1,29 +1,40 @@
 """Forms KV groups: decides which of a model's layers share a block table."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.attention import AttentionKV
 
+_Kind = tuple[int, bool]
+"""A layer's window, or 0, and whether a prompt's tokens see the whole prompt: in the order of groups."""
+
 
 def form_groups(layers: Sequence[AttentionKV], page_bytes: Sequence[int]) -> list[KVGroupSpec]:
-    """Groups that hold each of `layers` once; layers with the same window are of one kind.
+    """Groups that hold each of `layers` once; layers that see the same tokens are of one kind.
 
-    If all layers are of one kind, they are one group. Otherwise each kind is cut into groups, full layers first, whose
+    If all layers are of one kind, they are one group. Otherwise each kind is cut into groups, windows last, whose
     pages have the same size: the layers of a group lie one after another in its page. What a group's layers leave of
     their page stays unused.
 
     `page_bytes` is by layer: the bytes of a page that holds this layer alone.
     """
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[_Kind, list[int]] = {}
     for index, layer in enumerate(layers):
-        kinds.setdefault(layer.window, []).append(index)
+        kinds.setdefault((layer.window or 0, layer.sees_prompt), []).append(index)
     size = _page_size(kinds, page_bytes)
     return [
-        KVGroupSpec("full" if window is None else "window", group, size, window)
-        for window, members in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
+        KVGroupSpec(_name(kind), group, size, kind[0] or None)
+        for kind, members in sorted(kinds.items())
         for group in _cut(members, page_bytes, size)
     ]
+
+
+def _name(kind: _Kind) -> Literal["full", "prompt", "window"]:
+    window, sees_prompt = kind
+    if sees_prompt:
+        return "prompt"
+    return "window" if window else "full"
 
 
 def _cut(members: Sequence[int], page_bytes: Sequence[int], size: int) -> list[list[int]]:
@@ -39,12 +50,12 @@ def _cut(members: Sequence[int], page_bytes: Sequence[int], size: int) -> list[l
     return groups
 
 
-def _page_size(kinds: Mapping[int | None, Sequence[int]], page_bytes: Sequence[int]) -> int:
-    """The bytes of a page, from the layers of each kind, by window.
+def _page_size(kinds: Mapping[_Kind, Sequence[int]], page_bytes: Sequence[int]) -> int:
+    """The bytes of a page, from the layers of each kind.
 
     Candidates are pages for all layers of the smallest kind, down to half of them. The best wastes the fewest bytes in
-    groups of full layers, whose pages grow with a sequence as those of window groups do not; then, it makes the fewest
-    groups.
+    groups without a window, whose pages grow with a sequence as those of window groups do not; then, it makes the
+    fewest groups.
     """
     smallest = min(kinds.values(), key=lambda members: sum(page_bytes[layer] for layer in members))
     most = max(page_bytes)
@@ -52,11 +63,12 @@ def _page_size(kinds: Mapping[int | None, Sequence[int]], page_bytes: Sequence[i
         max(most, sum(page_bytes[layer] for layer in smallest[:count]))
         for count in range(len(smallest), (len(smallest) - 1) // 2, -1)
     ]
-    full = kinds.get(None, [])
+    growing = [members for (window, _), members in kinds.items() if not window]
 
     def waste(size: int) -> tuple[int, int]:
-        used = sum(page_bytes[layer] for layer in full)
+        used = sum(page_bytes[layer] for members in growing for layer in members)
+        pages = sum(len(_cut(members, page_bytes, size)) for members in growing)
         groups = sum(len(_cut(members, page_bytes, size)) for members in kinds.values())
-        return len(_cut(full, page_bytes, size)) * size - used, groups
+        return pages * size - used, groups
 
     return min(candidates, key=waste)

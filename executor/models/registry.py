@@ -118,6 +118,11 @@ def _check_divided(spec: ModelSpec, model: Model, sequences: ContextParallel) ->
         raise ModelLoadError(
             f"{spec.name}: {sequences.flag} is not there for latent attention; use --tensor-parallel-size alone."
         )
+    if any(kv.sees_prompt for kv in model.kv_layers):
+        raise ModelLoadError(
+            f"{spec.name}: {sequences.flag} is not there for models whose prompts' tokens see each other; use "
+            "--tensor-parallel-size alone."
+        )
     if sequences.divides_tokens and model.state_layers:
         raise ModelLoadError(
             f"{spec.name}: {sequences.flag} is not there for recurrent layers, which need each token after the one "

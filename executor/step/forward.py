@@ -43,6 +43,8 @@ class Forward:
         self._stage = stage or Stage()
         self._shard = shard
         self._has_peers = has_peers
+        layers = zip(model.kv_layers, caches, strict=True)
+        self._prompt_groups = {cache.group for layer, cache in layers if layer.sees_prompt}
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """Hidden states of all tokens: [num_tokens, hidden]."""
@@ -111,6 +113,7 @@ class Forward:
             rows = PartialRows.of_step(self._shard, batch, query_lens)
             return rows.attention(self._ops, batch.pages, self._block_size), rows.sight
         own: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)
+        prompt_lens = batch.prompt_lens
         attention = [
             self._ops.attention_batch(
                 query_lens[own],
@@ -118,7 +121,8 @@ class Forward:
                 pages.block_tables[own],
                 pages.slot_mapping,
                 block_size=self._block_size,
+                prefix_lens=prompt_lens[own] if prompt_lens is not None and group in self._prompt_groups else None,
             )
-            for pages in batch.pages
+            for group, pages in enumerate(batch.pages)
         ]
         return attention, None

@@ -43,6 +43,8 @@ class InputBatch:
         wanted_slots: like `wanted_tokens`, on the host.
         wanted_positions: like `wanted_tokens`, on the host; the position that the token sampled there will take.
         rows: what recurrent layers need to know; None for a model without.
+        prompt_lens: [num_rows] int64, on the host; tokens of each row's prompt. None: no token of the step is followed
+            by one of its own prompt.
     """
 
     token_ids: torch.Tensor
@@ -55,6 +57,7 @@ class InputBatch:
     wanted_slots: np.ndarray
     wanted_positions: np.ndarray
     rows: StateRows | None = None
+    prompt_lens: np.ndarray | None = None
 
 
 def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool = False) -> InputBatch:
@@ -100,6 +103,7 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
         wanted_slots=token_slots[wanted],
         wanted_positions=positions[wanted] + 1,
         rows=state_rows(on_device(slots), ends, num_computed) if has_states else None,
+        prompt_lens=table.num_prompt_tokens[slots].astype(np.int64),
     )
 
 

@@ -315,8 +315,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         slot_mapping: Tensor,
         *,
         block_size: int,
+        prefix_lens: np.ndarray | None = None,
     ) -> NativePlan:
-        return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
+        return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm) -> Tensor:
         out = self._attend(q, kv_cache, batch, form, None)
@@ -341,6 +342,8 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         num_tokens, num_heads, head_dim = q.shape
         _, _, num_kv_heads, block_size, row_size = kv_cache.shape
         group = num_heads // num_kv_heads
+        if form.distance_bias is not None or batch.sees_ahead:
+            return None
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in DTYPES:
             out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
             self._launcher.keep(batch)

@@ -16,8 +16,9 @@ class NativePlan(AttentionPlan):
         block_tables: np.ndarray,
         slot_mapping: Tensor,
         block_size: int,
+        prefix_lens: np.ndarray | None = None,
     ) -> None:
-        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size)
+        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
         self.query_lens = np.ascontiguousarray(query_lens, np.int64)
         self.seq_lens = np.ascontiguousarray(seq_lens, np.int64)
         self.block_tables = np.ascontiguousarray(block_tables, np.int32)

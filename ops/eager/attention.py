@@ -123,6 +123,8 @@ def _products(
     scores = scores.float() * scale if bias is None else torch.add(bias, scores, alpha=scale)
     if form.slopes is not None:
         scores += _by_head(form.slopes, shape) * group.distances(begin, begin + shape[3])
+    if form.distance_bias is not None:
+        scores += _by_distance(form.distance_bias, group.distances(begin, begin + shape[3]), shape)
     if lse is not None:
         lse.copy_(scores.logsumexp(dim=-1))
     weights = _softmax(scores, form.sinks).to(q.dtype)
@@ -135,6 +137,13 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
         return torch.softmax(scores, dim=-1)
     sink = _by_head(sinks, scores.shape).expand(*scores.shape[:-1], 1)
     return torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1].contiguous()
+
+
+def _by_distance(values: Tensor, distances: Tensor, shape: torch.Size) -> Tensor:
+    """[num_heads, 2 * reach + 1] and [R, 1, queries, keys] → [num_kv_heads, R, heads a KV head, queries, keys]."""
+    reach = values.shape[1] // 2
+    index = distances.squeeze(1).clamp(-reach, reach).long() + reach
+    return values[:, index].unflatten(0, (shape[0], shape[2])).transpose(1, 2)
 
 
 def _by_head(values: Tensor, shape: torch.Size) -> Tensor:

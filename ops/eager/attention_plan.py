@@ -57,9 +57,16 @@ class Pieces:
     first_token: np.ndarray  # flat index of the first query
     query_len: np.ndarray
     end: np.ndarray  # tokens of the row up to the piece's last query, itself included
+    prefix: np.ndarray  # leading tokens of the row that see each other
 
     def take(self, index: np.ndarray) -> "Pieces":
-        return Pieces(self.row[index], self.first_token[index], self.query_len[index], self.end[index])
+        columns = (self.row, self.first_token, self.query_len, self.end, self.prefix)
+        return Pieces(*(column[index] for column in columns))
+
+    @property
+    def reach(self) -> np.ndarray:
+        """Tokens of the row up to the last that one of the queries sees, if its sight has no limit."""
+        return np.where(self.end - self.query_len < self.prefix, np.maximum(self.end, self.prefix), self.end)
 
 
 @dataclass
@@ -75,6 +82,7 @@ class Group:
     targets: Tensor | None  # flat indices for the results of `valid`; None: `tokens`
     query_positions: Tensor  # [R, Q] int64
     key_positions: Tensor  # [R, L] int64
+    prefix: Tensor | None  # [R] int64: leading tokens that see each other; None: no query is one of them
     sight: Sight
     sees_all: bool  # every query sees every key
     _bias: Tensor | None = field(default=None, repr=False)
@@ -99,7 +107,11 @@ class Group:
 
     def _make_bias(self, begin: int, end: int) -> Tensor:
         queries, keys = self.query_positions[:, begin:end].unsqueeze(2), self.key_positions.unsqueeze(1)
-        hidden = keys >= self.sight.end(queries)
+        seen = self.sight.end(queries)
+        if self.prefix is not None:
+            prefix = self.prefix.view(-1, 1, 1)
+            seen = torch.where(queries < prefix, prefix, seen)
+        hidden = keys >= seen
         if self.sight.window is not None or self.sight.chunk is not None:
             hidden |= keys < self.sight.first(queries)
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf")).unsqueeze(1)
@@ -118,18 +130,31 @@ class AttentionPlan:
         block_tables: np.ndarray,
         slot_mapping: Tensor,
         block_size: int,
+        prefix_lens: np.ndarray | None = None,
     ) -> None:
         self.slot_mapping = slot_mapping
         self.query_lens = query_lens
         self.seq_lens = seq_lens
         self.block_tables = block_tables
         self.block_size = block_size
+        self.prefix_lens = prefix_lens
         self._device = slot_mapping.device
-        self._pieces = _cut(query_lens, seq_lens)
+        self._pieces = _cut(query_lens, seq_lens, np.zeros_like(query_lens) if prefix_lens is None else prefix_lens)
         self._groups: dict[tuple[Sight, int, int], list[Group]] = {}
 
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether a token of the step sees tokens after itself."""
+        return self.prefix_lens is not None and bool((self.seq_lens - self.query_lens + 1 < self.prefix_lens).any())
+
     def groups(self, sight: Sight, num_heads: int, page_bytes: int) -> list[Group]:
-        """Groups that together contain each query once; `page_bytes` is the size of one page's keys."""
+        """Groups that together contain each query once; `page_bytes` is the size of one page's keys.
+
+        Raises:
+            ValueError: a limited sight, and tokens that see those after them.
+        """
+        if self.sees_ahead and sight != Sight(None, None):
+            raise ValueError("a prefix whose tokens see each other has neither window nor chunks")
         key = (sight, num_heads, page_bytes)
         if key not in self._groups:
             self._groups[key] = [self._group(part, sight) for part in self._split(*key)]
@@ -162,7 +187,7 @@ class AttentionPlan:
 
     def _last_page(self, pieces: Pieces, sight: Sight) -> np.ndarray:
         """At least the first one, also for a piece that sees no key."""
-        return np.maximum((sight.end(pieces.end - 1) - 1) // self.block_size, self._first_page(pieces, sight))
+        return np.maximum((sight.end(pieces.reach - 1) - 1) // self.block_size, self._first_page(pieces, sight))
 
     def _group(self, pieces: Pieces, sight: Sight) -> Group:
         first_page, last_page = self._first_page(pieces, sight), self._last_page(pieces, sight)
@@ -192,24 +217,25 @@ class AttentionPlan:
             targets=None if valid is None else self._send(tokens[valid]),
             query_positions=self._send((pieces.end - pieces.query_len)[:, None] + clipped),
             key_positions=self._send(key_start[:, None] + np.arange(key_len)),
+            prefix=self._send(pieces.prefix) if (pieces.end - pieces.query_len < pieces.prefix).any() else None,
             sight=sight,
-            sees_all=query_len == 1 and sight == Sight(None, None) and bool((pieces.end == key_len).all()),
+            sees_all=query_len == 1 and sight == Sight(None, None) and bool((pieces.reach == key_len).all()),
         )
 
     def _send(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device, non_blocking=True)
 
 
-def _cut(query_lens: np.ndarray, seq_lens: np.ndarray) -> Pieces:
+def _cut(query_lens: np.ndarray, seq_lens: np.ndarray, prefix_lens: np.ndarray) -> Pieces:
     """Rows cut into pieces of at most MAX_QUERY_LEN queries, in token order."""
     first_token = np.cumsum(query_lens) - query_lens
     rows = np.arange(len(query_lens))
     if query_lens.max() <= MAX_QUERY_LEN:
-        return Pieces(rows, first_token, query_lens, seq_lens)
+        return Pieces(rows, first_token, query_lens, seq_lens, prefix_lens)
     counts = -(-query_lens // MAX_QUERY_LEN)
     row = np.repeat(rows, counts)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     begin = nth * MAX_QUERY_LEN
     length = np.minimum(query_lens[row] - begin, MAX_QUERY_LEN)
     end = seq_lens[row] - query_lens[row] + begin + length
-    return Pieces(row, first_token[row] + begin, length, end)
+    return Pieces(row, first_token[row] + begin, length, end, prefix_lens[row])

@@ -223,8 +223,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         slot_mapping: Tensor,
         *,
         block_size: int,
+        prefix_lens: np.ndarray | None = None,
     ) -> AttentionPlan:
-        return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size)
+        return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
         return attend(q, kv_cache, batch, form)

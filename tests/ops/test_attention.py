@@ -33,6 +33,7 @@ class Step:
         given_back: int | None = None,
         page_gap: int = 0,
         cache_dtype: torch.dtype | None = None,
+        prefix_lens: list[int] | None = None,
     ) -> None:
         """The cache has the dtype of keys and values, if no other is given.
 
@@ -77,8 +78,10 @@ class Step:
         self.q = torch.randn(int(self.query_lens.sum()), num_heads, head_dim, generator=random).to(dtype)
         self.scale = head_dim**-0.5
         self.batch = ops.attention_batch(
-            self.query_lens, self.seq_lens, self.block_tables, torch.cat(slots), block_size=block_size
-        )
+            self.query_lens, self.seq_lens, self.block_tables, torch.cat(slots), block_size=block_size,
+            prefix_lens=None if prefix_lens is None else np.array(prefix_lens),
+        )  # fmt: skip
+        self.prefix_lens = prefix_lens or [0] * len(rows)
         self.ops = ops
 
     def run(self, window: int | None = None, **form: Any) -> Tensor:
@@ -91,14 +94,13 @@ class Step:
         """The outputs, and the logarithm of each softmax's denominator."""
         form = AttentionForm(self.scale, window, **options)
         results, sums = [], []
-        for queries, seq_len, k, v in zip(
-            self.q.double().split(self.query_lens.tolist()), self.seq_lens.tolist(), self.keys, self.values, strict=True
-        ):
+        rows = zip(self.seq_lens.tolist(), self.prefix_lens, self.keys, self.values, strict=True)
+        for queries, (seq_len, prefix, k, v) in zip(self.q.double().split(self.query_lens.tolist()), rows, strict=True):
             group = self.q.shape[1] // k.shape[1]
             keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
             position = torch.arange(seq_len - len(queries), seq_len).unsqueeze(1)
             key = torch.arange(seq_len)
-            seen = key <= position  # [queries, keys]
+            seen = (key <= position) | ((key < prefix) & (position < prefix))  # [queries, keys]
             if window is not None:
                 seen &= key > position - window
             if form.chunk is not None:
@@ -109,6 +111,9 @@ class Step:
                 scores = form.softcap * torch.tanh(scores / form.softcap)
             if form.slopes is not None:
                 scores += form.slopes.double().view(-1, 1) * (key - position).unsqueeze(1)
+            if form.distance_bias is not None:
+                reach = form.distance_bias.shape[1] // 2
+                scores += form.distance_bias.double()[:, (key - position).clamp(-reach, reach) + reach].transpose(0, 1)
             scores.masked_fill_(~seen.unsqueeze(1), -torch.inf)
             total = scores.logsumexp(dim=-1)
             if form.sinks is not None:
@@ -119,6 +124,20 @@ class Step:
 
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 17), (6, 41), (1, 16), (24, 24), (33, 70), (1, 300)]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_tokens_of_a_prefix_see_each_other(ops: Backend, has_bias: bool) -> None:
+    """Whole prefixes, with tokens behind them and without; later parts of such sequences; and rows without a prefix."""
+    rows = [(20, 20), (300, 300), (45, 45), (1, 60), (9, 70), (1, 1), (7, 30), (150, 150)]
+    prefix_lens = [20, 300, 30, 40, 61, 1, 0, 20]
+    step = Step(ops, rows, num_heads=6, prefix_lens=prefix_lens)
+    bias = torch.randn(6, 2 * 50 + 1, generator=torch.Generator().manual_seed(3)) if has_bias else None
+    out, lse = ops.partial_attention(step.q, step.kv_cache, step.batch, AttentionForm(step.scale, distance_bias=bias))
+    expected, expected_lse = step.expected_part(distance_bias=bias)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(step.run(distance_bias=bias), out)
 
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
@@ -34,6 +34,7 @@ from quire.core.wire.sampling_params import SamplingParams
 EOS = 0
 VOCAB_SIZE = 40
 FULL = KVGroupSpec("full", [0], page_bytes=0)
+PROMPT = KVGroupSpec("prompt", [0], page_bytes=0)
 FREE = (-1, 0)
 """The content of a position in a page before the first write."""
 NAN_MESSAGE = "logits are not finite"
@@ -87,6 +88,7 @@ class Row:
     max_num_computed: int  # the last token that the request may have is sampled, and never computed
     token_ids: list[int]
     page_ids: list[list[int]]  # per KV group
+    prompt: tuple[int, ...] = ()
     num_computed: int = -1  # unknown until its first row
     drafts: list[int] = field(default_factory=list)
     identities: list[int] = field(default_factory=list)  # per token, drafts included
@@ -159,7 +161,8 @@ class FakeWorker:
             max_num_tokens = min(self.max_model_len, new.num_prompt_tokens + (new.sampling.max_tokens or 10**9))
             tables = [list(table) for table in new.page_ids]
             assert len(tables) == len(self.kv_groups)
-            row = Row(new.sampling.seed or 0, max_num_tokens - 1, list(new.token_ids), tables)
+            prompt = tuple(new.token_ids[: new.num_prompt_tokens])
+            row = Row(new.sampling.seed or 0, max_num_tokens - 1, list(new.token_ids), tables, prompt)
             row.identify()
             self.table[new.slot] = row
         for slot, groups in plan.appended_pages:
@@ -209,14 +212,21 @@ class FakeWorker:
             assert row.num_computed in (-1, start), "a position was computed twice or skipped"
             assert start + count <= len(row.identities), "a token was computed before it was known or drafted"
             assert start + count <= row.max_num_computed, "computed past the length limit"
+            if needs_whole_prompts(self.kv_groups):
+                assert start >= len(row.prompt) or start + count >= len(row.prompt) > start == 0, "a prompt was cut"
             for group, table in enumerate(row.page_ids):
                 for position in range(start, start + count):
                     place = table[position // size], position % size
                     assert place not in written, "two requests, or two KV groups of one, write to one place"
                     written.add(place)
-                    self.pages[place[0]][place[1]] = group, row.identities[position]
+                    self.pages[place[0]][place[1]] = self.content(group, row, position)
             row.num_computed = start + count
             self.num_computed_tokens += count
+
+    def content(self, group: int, row: Row, position: int) -> tuple[int, ...]:
+        """What a group keeps of a token: in one of the kind "prompt", it depends on the whole prompt."""
+        whole = self.kv_groups[group].kind == "prompt"
+        return group, hash((row.identities[position], row.prompt)) if whole else row.identities[position]
 
     def read(self, plan: StepPlan) -> None:
         """Reads every position that a computed token sees, in each group."""
@@ -225,7 +235,7 @@ class FakeWorker:
             row = self.table[slot]
             for group, (spec, table) in enumerate(zip(self.kv_groups, row.page_ids, strict=True)):
                 first = 0 if spec.window is None else max(0, start - spec.window + 1)
-                expected = [(group, identity) for identity in row.identities[first : row.num_computed]]
+                expected = [self.content(group, row, position) for position in range(first, row.num_computed)]
                 pages = table[first // size : -(-row.num_computed // size)]
                 found = [content for page in pages for content in self.pages[page]][first % size :]
                 assert found[: len(expected)] == expected, f"a page of group {group} holds something else"
