@@ -126,8 +126,9 @@ def page(results: dict[str, Result]) -> str:
             "library's at every position, and the same greedy tokens.",
             "",
             "Each number is the largest difference, over a prompt in chunks of odd sizes, beside another request, and "
-            "after a cached prefix. `quire` is a file of Quire's own, `transformers` the library's class with Quire's "
-            "parts (`--model-impl`), and the last column the commit that was measured. "
+            "after a cached prefix; where a prompt's tokens see each other, over a whole prompt and its output. "
+            "`quire` is a file of Quire's own, `transformers` the library's class with Quire's parts "
+            "(`--model-impl`), and the last column the commit that was measured. "
             "`python -m scripts.model_coverage --write` prints this page.",
             "",
             "| architecture | model type | quire | transformers | commit |",
@@ -145,9 +146,6 @@ def page(results: dict[str, Result]) -> str:
 
 
 WITHOUT_A_PATH = {
-    "cpmant": "all tokens of a prompt see each other, but a generated token only those before it. So the keys of a "
-    "prompt depend on its end: it could be neither cut into chunks nor found in the prefix cache, and a preempted "
-    "request, whose output is then part of its prompt, would go on with other tokens",
     "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams beside the "
     "tokens' own, and its code takes a whole prompt or one token",
     "qwen4_exp_text": "its layers keep averages of the keys by which they choose tokens, and hashes of the latest "

@@ -19,6 +19,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "BambaForCausalLM": ("bamba", "BambaForCausalLM"),
     "Cohere2ForCausalLM": ("cohere", "Cohere2ForCausalLM"),
     "CohereForCausalLM": ("cohere", "CohereForCausalLM"),
+    "CpmAntForCausalLM": ("cpmant", "CpmAntForCausalLM"),
     "DeepseekV2ForCausalLM": ("deepseek", "DeepseekV2ForCausalLM"),
     "DeepseekV32ForCausalLM": ("deepseek_sparse", "DeepseekV32ForCausalLM"),
     "DeepseekV3ForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),

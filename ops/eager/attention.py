@@ -87,7 +87,7 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
         for begin in range(0, group.query_len, step)
     ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
-    return out.permute(1, 3, 0, 2, 4).reshape(q.shape)
+    return out.permute(1, 3, 0, 2, 4).contiguous().view(q.shape)
 
 
 def _gather(kv_cache: Tensor, which: int, group: Group) -> Tensor:

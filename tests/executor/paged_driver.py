@@ -132,13 +132,20 @@ class PagedDriver:
         for cache in self.caches:
             cache.pages[0] = torch.nan
         self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
+        self.prompt_lens: dict[int, int] = {}  # by request
 
     @torch.inference_mode()
     def step(
         self, new_tokens: dict[int, list[int]], *, only_last: bool = False, given: GivenRows | None = None
     ) -> dict[int, Tensor]:
-        """Feeds each request its next tokens; returns logits [new tokens, vocab] of each, or [1, vocab] of the last."""
+        """Feeds each request its next tokens; returns logits [new tokens, vocab] of each, or [1, vocab] of the last.
+
+        The first tokens of a request are its prompt, unless `prompt_lens` already has its length.
+        """
         rows = list(new_tokens)
+        for row in rows:
+            self.prompt_lens.setdefault(row, len(new_tokens[row]))
+        prompt_lens = np.array([self.prompt_lens[row] for row in rows])
         query_lens = np.array([len(new_tokens[row]) for row in rows])
         num_computed = np.array([len(self.tokens[row]) for row in rows])
         positions = np.concatenate([np.arange(n, n + q) for n, q in zip(num_computed, query_lens, strict=True)])
@@ -146,14 +153,15 @@ class PagedDriver:
         tables = self.block_tables[:, rows]
         token_rows = np.repeat(np.arange(len(rows)), query_lens)
         slots = tables[:, token_rows, positions // self.block_size] * self.block_size + positions % self.block_size
-        attention = self._attention(query_lens, seq_lens, tables, slots)
+        attention = self._attention(query_lens, seq_lens, prompt_lens, tables, slots)
         wanted, starts = None, torch.tensor([0, *(ends + 1)])
         state_rows = StateRows(
             self._tensor(np.array(rows)), starts, torch.from_numpy(num_computed == 0).to(self.device)
         )
         if only_last:
             query_lens = np.ones_like(query_lens)
-            wanted = Wanted(self._tensor(ends), self._attention(query_lens, seq_lens, tables, slots[:, ends]))
+            last = self._attention(query_lens, seq_lens, prompt_lens, tables, slots[:, ends])
+            wanted = Wanted(self._tensor(ends), last)
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
         step = StepContext(
             self._tensor(positions), self.caches, attention, given=given, wanted=wanted, states=self.states,
@@ -176,12 +184,20 @@ class PagedDriver:
         return outputs
 
     def _attention(
-        self, query_lens: np.ndarray, seq_lens: np.ndarray, tables: np.ndarray, slots: np.ndarray
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        prompt_lens: np.ndarray,
+        tables: np.ndarray,
+        slots: np.ndarray,
     ) -> list[AttentionBatch]:
         return [
-            self.ops.attention_batch(query_lens, seq_lens, table, self._tensor(mapping), block_size=self.block_size)
-            for table, mapping in zip(tables, slots, strict=True)
-        ]
+            self.ops.attention_batch(
+                query_lens, seq_lens, table, self._tensor(mapping), block_size=self.block_size,
+                prefix_lens=prompt_lens if group.kind == "prompt" else None,
+            )
+            for group, table, mapping in zip(self.groups, tables, slots, strict=True)
+        ]  # fmt: skip
 
     def _give_back(self, row: int) -> None:
         """Takes back a request's pages that neither its next token nor any later one sees."""

@@ -13,7 +13,6 @@ torch.set_num_threads(1)
 
 UNSERVED = frozenset(
     [
-        "cpmant",
         "prophetnet",
         "qwen4_exp_text",
         "reformer",

@@ -237,7 +237,8 @@ def test_logits_that_depend_on_the_steps_are_refused(dtype: Literal["float32", "
 
 def test_tokens_that_a_class_adds_are_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "cpmant")
-    spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32"))
+    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32")
+    spec = read_model_spec(tmp_path, options)
     with pytest.raises(ModelLoadError, match=r"row by row \(it puts tokens of its own before a sequence: 32\)"):
         load_model(spec)
 

@@ -146,3 +146,12 @@ class Reference:
     def logprobs(self, token_ids: list[int]) -> Tensor:
         """Log-probabilities after each token: [num_tokens, vocab]."""
         return self._model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].log_softmax(-1)
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], num_tokens: int) -> tuple[list[int], Tensor]:
+        """The library's greedy search, with its cache: tokens, and log-probabilities [num_tokens, vocab] of each."""
+        made = self._model.generate(
+            torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, output_logits=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        return made.sequences[0, len(prompt) :].tolist(), torch.cat(made.logits).log_softmax(-1)
