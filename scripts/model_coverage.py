@@ -152,8 +152,6 @@ WITHOUT_A_PATH = {
     "tokens",
     "reformer": "random hashes of the whole sequence say which tokens see each other, in chunks of a fixed length, and "
     "what it keeps of them are hidden states",
-    "xlm": "predicts what stands in the place of a mask token at the end; unless `causal` is set, all tokens see each "
-    "other, so each new token means that all are computed again",
     "xlnet": "predicts in a second stream, in the place of an empty token at the end; all tokens see each other, and "
     "the library computes the last two again with each new one, from hidden states instead of keys and values",
 }

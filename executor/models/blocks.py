@@ -72,3 +72,21 @@ class ParallelLayer:
         attended, residual = self.attention(x, step), self.attention.outputs_of(residual, step)
         x = self.attention.outputs_of(x, step) if self._mlp_norm is None else self._mlp_norm(residual)
         return self._ops.add(self.mlp(x), attended), residual
+
+
+class PostNormLayer:
+    """`n = norm(x + attention(x))`, then `n + mlp(n)`, whose norm the next layer begins with."""
+
+    def __init__(self, before: Norm | None, attention: SelfAttention, between: Norm, mlp: FeedForward) -> None:
+        """`before` is the norm of what comes in: that which ends the layer before, or the embedding's, if any."""
+        self.attention = attention
+        self.mlp = mlp
+        self._before = before
+        self._between = between
+
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
+        """See `DecoderLayer`."""
+        if self._before is not None:
+            x = self._before.add(x, residual)[0]
+        x = self._between.add(self.attention(x, step), self.attention.outputs_of(x, step))[0]
+        return self.mlp(x), x

@@ -2,24 +2,14 @@
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import Norm, NormStyle
-from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import positioned_embedding
-from quire.executor.models.decoder import (
-    Decoder,
-    FeedForward,
-    SelfAttention,
-    activation_of,
-    attention_shape,
-    layer_places,
-    vocabulary_ends,
-)
+from quire.executor.models.blocks import PostNormLayer
+from quire.executor.models.decoder import Decoder, activation_of, attention_shape, layer_places, vocabulary_ends
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 
 
@@ -47,11 +37,11 @@ class OpenAIGPTLMHeadModel(Decoder):
         def norm(index: int, name: str) -> Norm:
             return style.layer(context, f"model.layers.{index}.{name}", size)
 
-        def layer(place: LayerPlace) -> _PostNormLayer:
+        def layer(place: LayerPlace) -> PostNormLayer:
             attention = Attention(context, place, attention_shape(spec), None, qkv_bias=True, output_bias=True)
             mlp = MLP(context, f"{place.name}.mlp", size, 4 * size, activation)
             before = norm(place.index - 1, "ln_2") if place.index else None
-            return _PostNormLayer(before, attention, norm(place.index, "ln_1"), mlp)
+            return PostNormLayer(before, attention, norm(place.index, "ln_1"), mlp)
 
         embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
         positioned = positioned_embedding(
@@ -59,21 +49,3 @@ class OpenAIGPTLMHeadModel(Decoder):
         )  # fmt: skip
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(positioned, layers, norm(spec.num_layers - 1, "ln_2"), head)
-
-
-class _PostNormLayer:
-    """`n = ln_1(x + attention(x))`, then `n + mlp(n)`, whose norm the next layer begins with."""
-
-    def __init__(self, before: Norm | None, attention: SelfAttention, between: Norm, mlp: FeedForward) -> None:
-        """`before` is the norm that ends the layer before this one, if there is one."""
-        self.attention = attention
-        self.mlp = mlp
-        self._before = before
-        self._between = between
-
-    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
-        if self._before is not None:
-            x = self._before.add(x, residual)[0]
-        x = self._between.add(self.attention(x, step), self.attention.outputs_of(x, step))[0]
-        return self.mlp(x), x

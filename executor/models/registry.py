@@ -85,6 +85,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "RwkvForCausalLM": ("rwkv", "RwkvForCausalLM"),
     "RecurrentGemmaForCausalLM": ("recurrent_gemma", "RecurrentGemmaForCausalLM"),
     "Starcoder2ForCausalLM": ("starcoder2", "Starcoder2ForCausalLM"),
+    "XLMWithLMHeadModel": ("xlm", "XLMWithLMHeadModel"),
     "YoutuForCausalLM": ("deepseek", "YoutuForCausalLM"),
     "Zamba2ForCausalLM": ("zamba2", "Zamba2ForCausalLM"),
     "xLSTMForCausalLM": ("xlstm", "xLSTMForCausalLM"),

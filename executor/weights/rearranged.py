@@ -63,6 +63,8 @@ class RearrangedWeights:
     ) -> None:
         """`pieces` are those of each decoder layer, by the name in the layer; `layer` is the layers' stored prefix.
 
+        The layer's number takes the place of `{}`, in the prefix or in the pieces' names.
+
         `ends` names what is not in a layer. Names that are not listed are looked for as they are.
         """
         self._reader = reader
@@ -101,7 +103,7 @@ class RearrangedWeights:
             return Piece(self._ends.get(module, module))
         index, inner = match.groups()
         piece = self._pieces.get(inner, Piece(inner))
-        return piece._replace(name=f"{self._layer.format(index)}.{piece.name}")
+        return piece._replace(name=f"{self._layer}.{piece.name}".format(index))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]] | None:

@@ -16,7 +16,6 @@ UNSERVED = frozenset(
         "prophetnet",
         "qwen4_exp_text",
         "reformer",
-        "xlm",
         "xlnet",
     ]
 )
