@@ -118,6 +118,9 @@ class FastPath:
         except Untraceable as error:
             logger.info("steps run the class's own code, and are not recorded: %s", error)
             return
+        except Exception as error:  # what the code of a class passes to our operations may be anything
+            logger.info("steps run the class's own code: without it, %s is raised: %s", type(error).__name__, error)
+            return
         if not difference <= _TOLERANCES.get(self._context.dtype, _TOLERANCE):  # NaN differs
             logger.info("steps run the class's own code: without it, logits differ by %.1e of their norm", difference)
             return

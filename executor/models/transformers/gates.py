@@ -54,23 +54,22 @@ def _halved(program: Program, made: Mapping[int, Call], x: Ref, factor: Ref) -> 
     """The value whose first half becomes `factor` by an activation, and whose second half is `x`."""
     activated = made.get(factor.index)
     activation = None if activated is None else activation_of(activated)
-    if activated is None or activation is None:
+    if activated is None or activation is None or not activated.args:
         return None
     gate, up = _half(program, made, activated.args[0]), _half(program, made, x)
     return (gate[0], activation) if gate and up and gate == (up[0], 0) and up[1] == 1 else None
 
 
-def _half(program: Program, made: Mapping[int, Call], x: Ref) -> tuple[Ref, int] | None:
+def _half(program: Program, made: Mapping[int, Call], x: Any) -> tuple[Ref, int] | None:
     """The value of which `x` is a half in the last dimension, and which half."""
-    call = made.get(x.index)
-    whole = None if call is None else call.args[0]
-    if call is None or not program.is_hidden(x) or not program.is_hidden(whole):
+    call = made.get(x.index) if program.is_hidden(x) else None
+    if call is None or not call.args or not program.is_hidden(call.args[0]):
         return None
-    own, all_sizes = program.metas[x.index].shape, program.metas[whole.index].shape
-    if all_sizes != (*own[:-1], 2 * own[-1]):
+    whole, size = call.args[0], program.metas[x.index].shape[-1]
+    if program.metas[whole.index].shape != (*program.metas[x.index].shape[:-1], 2 * size):
         return None
-    if call.function is Tensor.narrow:
-        return whole, call.args[2] // own[-1]
+    if call.function is Tensor.narrow and call.args[2] in (0, size):
+        return whole, call.args[2] // size
     return (whole, call.outs.index(x.index)) if call.function in _PARTS else None
 
 

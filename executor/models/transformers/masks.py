@@ -22,10 +22,10 @@ class Visible(NamedTuple):
     is_bidirectional: bool = False
 
     def mask(self, num_tokens: int) -> Tensor:
-        """Which tokens each token of a sequence sees, [num_tokens, num_tokens] bool."""
+        """Which tokens up to itself each token of a sequence sees, [num_tokens, num_tokens] bool."""
         keys = torch.arange(num_tokens)
         queries = keys.unsqueeze(1)
-        seen = (keys <= queries) | self.is_bidirectional
+        seen = keys <= queries
         if self.window is not None:
             seen &= keys > queries - self.window
         if self.chunk is not None:

@@ -6,6 +6,7 @@ distance (ALiBi, arXiv:2108.12409) are read off its scores, and with them our fo
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -112,6 +113,8 @@ def _noting_masks(backbone: nn.Module, run_part: RunPart) -> Iterator[None]:
     ) -> Tensor:
         with torch._C.DisableTorchFunction():
             mask = MaskOf(read_mask(mask_function))
+        if mask.visible.is_bidirectional:
+            raise Untraceable("tokens see later ones")
         return run_part(mask, mask, (q_length,))
 
     AttentionMaskInterface.register(name, build)
@@ -125,7 +128,7 @@ def _noting_masks(backbone: nn.Module, run_part: RunPart) -> Iterator[None]:
 
 @dataclass(eq=False)
 class HeadsFirst(AttendingStep):
-    """`Attention` of queries [1, heads, num_tokens, size], or without the first dimension.
+    """`Attention` of queries [1, heads, num_tokens, size], or without the first dimension, perhaps in float32.
 
     Its results are [1, heads, num_tokens, size] if `has_batch`, else [heads, num_tokens, size].
     """
@@ -137,19 +140,20 @@ class HeadsFirst(AttendingStep):
         self, step: StepContext, query: Tensor, key: Tensor, value: Tensor, *, is_last: bool = False
     ) -> Tensor:
         query = query if query.dim() == 4 else query.unsqueeze(0)
+        query = query if query.dtype == key.dtype else query.to(key.dtype)
         out = self.attention(step, query, key, value, is_last=is_last).transpose(1, 2)
         return out if self.has_batch else out[0]
 
 
 def _queries(program: Program, keep: Call) -> Iterator[Ref]:
-    """What may be the queries: it is multiplied by something that is made of the keys alone."""
+    """What may be the queries: it meets something that is made of the keys, and has a multiple of their heads."""
     keys, values = keep.outs
-    size, of_keys = program.metas[keys].shape[-1], _made_of(program, keys)  # type: ignore[index]
+    (_, num_kv_heads, _, size), of_keys = program.metas[keys].shape, _made_of(program, keys)  # type: ignore[index]
     for call in program.calls:
         for index in call.reads() if of_keys.intersection(call.reads()) else ():
-            meta = program.metas[index]
-            is_fit = meta.axis is not None and meta.axis == len(meta.shape) - 2 and meta.shape[-1] == size
-            if index not in of_keys and index != values and is_fit:
+            shape, axis = program.metas[index].shape, program.metas[index].axis
+            is_fit = len(shape) in (3, 4) and axis == len(shape) - 2 and shape[-1] == size
+            if is_fit and math.prod(shape[:-2]) % num_kv_heads == 0 and index not in of_keys and index != values:
                 yield Ref(index)
 
 
@@ -200,13 +204,15 @@ class _Formula:
         """The formula that ends with `product`, or None if it reads anything else."""
         result, inputs, positions = product.outs[0], (query.index, *keep.outs), program.inputs[1]
         calls, starts = program.slice_to([result], lambda call: call is keep or query.index in call.outs)  # type: ignore[list-item]
-        scores = [call.args[0] for call in calls if call.function in _SOFTMAX]
+        scores = [index for call in calls if call.function in _SOFTMAX for index in call.reads()]
         masks = {call.function.visible for call in calls if isinstance(call.function, MaskOf)}
         has_tables = any(_is_table(each) for call in calls for each in constants_of((call.args, call.kwargs)))
-        if starts - {*inputs, positions} or has_tables or len(scores) != 1 or len(masks) != 1:
+        dtypes = {program.metas[each].dtype for each in (result, *keep.outs)}  # type: ignore[index]
+        is_closed = starts <= {*inputs, positions} and not has_tables
+        if not is_closed or len(scores) != 1 or len(masks) != 1 or len(dtypes) != 1:
             return None
         shapes = [(index, _shape(program.metas[index])) for index in inputs]  # type: ignore[index]
-        return cls(calls, shapes, positions, scores[0].index, result, masks.pop())  # type: ignore[arg-type]
+        return cls(calls, shapes, positions, scores[0], result, masks.pop())  # type: ignore[arg-type]
 
     def fit(self) -> AttentionForm | None:
         """The form with which our attention computes the same, if there is one."""

@@ -251,13 +251,16 @@ def test_single_tokens_that_another_formula_computes_are_refused(tmp_path: Path)
         load_model(read_model_spec(tmp_path, options))
 
 
-@pytest.mark.parametrize("model_type", ["bloom", "mamba", "qwen3_next"])
+@pytest.mark.parametrize("model_type", ["bloom", "codegen", "mamba", "qwen3_next"])
 def test_rounding_does_not_refuse_a_class(model_type: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, model_type)
     options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="bfloat16")
     model = load_model(read_model_spec(tmp_path, options))
     assert isinstance(model, TransformersModel)
     assert type(model._sequences) is Rows
+    if model.fast_path is not None:
+        assert model.fast_path.programs is not None
+        assert model.fast_path.programs[0].selects
 
 
 def test_a_dry_build_checks_no_logits(tmp_path: Path) -> None:
