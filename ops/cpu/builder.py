@@ -87,7 +87,7 @@ def _link(job: Job, scratch: Path) -> Path:
     command = [*job.command, f"-I{job.sources}"]
     header = Path(job.sources, PRECOMPILED)
     if header.exists():
-        run([*command, "-x", "c++-header", str(header), "-o", f"{PRECOMPILED}.gch"])
+        run([*command, "-c", "-x", "c++-header", str(header), "-o", f"{PRECOMPILED}.gch"])
         command += ["-include", PRECOMPILED]  # found in the scratch folder, or as text by a compiler that refuses that
     pool = ThreadPoolExecutor(os.cpu_count())
     try:

@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -71,11 +72,15 @@ class Level:
 
     def kernels(self) -> Kernels:
         """This build; skips the test without a compiler."""
+        return load(self.level, self.library())
+
+    def library(self) -> Path:
+        """The file of this build; skips the test without a compiler."""
         try:
             build = kernel_build(SOURCES, self.level)
         except BuildError as error:
             pytest.skip(str(error))
-        return load(self.level, build.library(max_wait_s=MAX_BUILD_SECONDS))  # a busy machine takes its time
+        return build.library(max_wait_s=MAX_BUILD_SECONDS)  # a busy machine takes its time
 
 
 RUNNABLE = [Level(level) for level in levels.available()]

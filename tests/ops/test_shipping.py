@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.ops.cpu import levels, shipping
+from tests.ops.levels import RUNNABLE
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("core", "executor", "frontend", "ops", "quire", "pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -36,8 +37,17 @@ def test_a_wheel_brings_kernels_to_a_machine_without_a_compiler(tmp_path: Path) 
     level = levels.available()[0]
     if level == levels.NATIVE or shutil.which("g++") is None:
         pytest.skip("this processor has no level, or the machine no compiler")
-    hasty = tmp_path / "hasty++"
-    hasty.write_text('#!/bin/sh\nexec g++ "$@" -O0\n')  # what the kernels are worth is not the point
+    library = RUNNABLE[0].library()
+    hasty = tmp_path / "hasty++"  # compiles and links in no time what other tests have compiled in earnest
+    hasty.write_text(f"""#!/bin/sh
+        for last; do true; done
+        case "$*" in
+            *" c++-header "*) exec g++ "$@" -O0;;
+            *" -shared "*) cp {library} kernels.so;;
+            *" -c "*) touch "$(basename "$last").o";;
+            *) exec g++ "$@";;
+        esac
+    """)
     hasty.chmod(0o755)
     wheel, _ = build_wheel(tmp_path, CXX=str(hasty), QUIRE_WHEEL_ISA=level.name)
     assert "-py3-none-linux_" in wheel.name
