@@ -57,7 +57,14 @@ def _fp8(config: Config) -> list[Layout]:
     size = config.get("weight_block_size")
     block = (size[0], size[1]) if size else None
     by_block, by_tensor = Float8("weight_scale_inv", block), Float8("weight_scale", block)
-    return [by_block, by_tensor] if block else [by_tensor, by_block]
+    if not block:
+        return [by_tensor, by_block]
+    return [
+        by_block,
+        by_tensor,
+        Float8("scale", block),
+        Mxfp4("weight", "scale", torch.int8),
+    ]  # the last are DeepSeek V4's
 
 
 def _modelopt(config: Config) -> list[Layout]:

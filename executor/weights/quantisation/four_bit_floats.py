@@ -15,25 +15,29 @@ MX_GROUP, NV_GROUP = 32, 16
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """See `Layout` and OCP Microscaling Formats, version 1.0: two codes a byte, and `weight_scale` of E8M0.
+    """See `Layout` and OCP Microscaling Formats, version 1.0: two codes a byte, and scales of E8M0.
 
     Attributes:
-        weight: the kind of the codes [out, in / 2] uint8, the lower half first.
+        weight: the kind of the codes [out, in / 2], the lower half first.
+        scale: the kind of the scales [out, in / 32].
+        dtype: of the codes: bytes, with a sign or without.
     """
 
     weight: str = "weight_packed"
+    scale: str = "weight_scale"
+    dtype: torch.dtype = torch.uint8
 
     def is_in(self, layer: StoredLayer) -> bool:
         kinds, size = (torch.uint8, torch.float8_e8m0fnu), layer.in_features // 2
-        is_stored = layer.find(self.weight) == ((layer.out_features, size), torch.uint8)
-        return is_stored and any(layer.has("weight_scale", kind) for kind in kinds)
+        is_stored = layer.find(self.weight) == ((layer.out_features, size), self.dtype)
+        return is_stored and any(layer.has(self.scale, kind) for kind in kinds)
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
         _check(layer, MX_GROUP)
-        codes = layer.read(self.weight, (out, size // 2), torch.uint8)
-        dtype = layer.stored_dtype("weight_scale", torch.uint8)
-        return mxfp4(codes, layer.read("weight_scale", (out, size // MX_GROUP), dtype))
+        codes = layer.read(self.weight, (out, size // 2), self.dtype).view(torch.uint8)
+        dtype = layer.stored_dtype(self.scale, torch.uint8)
+        return mxfp4(codes, layer.read(self.scale, (out, size // MX_GROUP), dtype))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """DeepSeek V4 beyond the comparison with Transformers, which `test_coverage.py` makes."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
@@ -70,6 +72,55 @@ def test_only_rows_grow_with_a_sequence(folder: Path) -> None:
         for group in ready.kv_groups
     }
     assert layers == {None: 3, 8: 3, 24: 4}
+
+
+def test_weights_as_deepseek_publishes_them(tmp_path: Path) -> None:
+    """Experts in FP4, other linear layers of blocks in FP8, scales that are powers of two, and DeepSeek's own names."""
+    write_checkpoint(tmp_path, "deepseek_v4", moe_intermediate_size=64, q_lora_rank=48)
+    stored: dict[str, Tensor] = {}
+    plain = load_file(tmp_path / "model.safetensors")
+    for name, weight in plain.items():
+        layer, block = name.removesuffix(".weight"), None
+        if ".experts." in name:
+            block = (1, 32)
+        elif re.search(r"\.(wq_a|wq_b|wkv|wo_a|wo_b|w1|w2|w3)\.weight", name) and "compressor" not in name:
+            block = (16, 16)
+        if block is None:
+            stored[_PUBLISHED.get(name, name.removeprefix("model."))] = weight
+            continue
+        codes, scale, plain[name] = _quantised(weight, block)
+        layer = layer.removeprefix("model.")
+        stored |= {f"{layer}.weight": codes, f"{layer}.scale": scale.to(torch.float8_e8m0fnu)}
+    save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
+    token_ids = list(range(3, 60))
+    expected = PagedDriver(load_model(read_spec(tmp_path)), 1, 64).step({0: token_ids})[0]
+
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    quantisation = {"quant_method": "fp8", "weight_block_size": [16, 16], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}
+    model = load_model(read_spec(tmp_path, quantization_config=quantisation))
+    torch.testing.assert_close(PagedDriver(model, 1, 64).step({0: token_ids})[0], expected, atol=1e-3, rtol=1e-3)
+
+
+_PUBLISHED = {
+    "model.embed_tokens.weight": "embed.weight",
+    **{f"model.hc_head.hc_{kind}": f"hc_head_{kind}" for kind in ("fn", "base", "scale")},
+}
+_FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+
+
+def _quantised(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes, scales that are powers of two, the numbers that both are)."""
+    rows, columns = (size // part for size, part in zip(weight.shape, block, strict=True))
+    blocks = weight.view(rows, block[0], columns, block[1])
+    scale = blocks.abs().amax(dim=(1, 3), keepdim=True).div(6).log2().ceil().exp2()
+    if block[0] == 1:
+        index = (blocks / scale).unsqueeze(-1).sub(_FP4).abs().argmin(dim=-1)
+        numbers, nibbles = _FP4[index], index.view(weight.shape).to(torch.uint8)
+        codes = (nibbles[:, ::2] | nibbles[:, 1::2] << 4).view(torch.int8)
+    else:
+        codes = (blocks / scale).to(torch.float8_e4m3fn).view(weight.shape)
+        numbers = codes.float().view(blocks.shape)
+    return codes, scale.view(rows, columns), (numbers * scale).view(weight.shape)
 
 
 def test_rows_do_not_cross_pages(folder: Path) -> None:

@@ -119,10 +119,13 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     return kind(**{**values, **SPECIAL.get(model_type, {})})
 
 
-def write_checkpoint(folder: Path, model_type: str, seed: int = 0) -> str:
-    """Writes a checkpoint of random weights; returns its architecture."""
+def write_checkpoint(folder: Path, model_type: str, seed: int = 0, **settings: Any) -> str:
+    """Writes a checkpoint of random weights, with `settings` changed in its config; returns its architecture."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(model_type), dtype=torch.float32)
+    config = tiny_config(model_type)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "conv" not in name:
