@@ -50,7 +50,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--vllm", type=Path, help="Virtual environment of vLLM, whose client loads servers.")
     parser.add_argument("--without-vllm", action="store_true", help="Use vLLM's client alone, and measure no vLLM.")
     parser.add_argument("--before", type=Path, help="Virtual environment of another Quire, to be measured as a peer.")
-    parser.add_argument("--peers", type=Path, help="Folder of the environments `llama` and `openvino`; offline rows.")
+    parser.add_argument(
+        "--peers", type=Path, help="Folder of the environments `llama` and `openvino`, or of one of them; offline rows."
+    )
     parser.add_argument("--peers-scripts", type=Path, help="Folder of to_gguf.py and these engines' scripts.")
     parser.add_argument("--models", type=Path, required=True, help="Folder of the benchmark checkpoints.")
     parser.add_argument("--runs", type=int, default=3, help="Runs of every engine (default: %(default)s).")

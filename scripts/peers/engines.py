@@ -219,13 +219,13 @@ def gguf_engines(environments: Path, scripts: Path, files: GgufFiles, limit_seco
     """llama.cpp and OpenVINO GenAI.
 
     Args:
-        environments: folder of their virtual environments, `llama` and `openvino`.
+        environments: folder of their virtual environments, `llama` and `openvino`; an engine without one is left out.
         scripts: folder of llama_server.py and openvino_batch.py.
     """
     llama = environments / "llama" / "bin" / "python", scripts / "llama_server.py"
     openvino = environments / "openvino" / "bin" / "python", scripts / "openvino_batch.py"
-    return [
-        GgufEngine(
+    engines = {
+        llama[0]: GgufEngine(
             "llama.cpp",
             llama,
             files,
@@ -233,8 +233,9 @@ def gguf_engines(environments: Path, scripts: Path, files: GgufFiles, limit_seco
             weights=(BF16, Q8_0, Q4_0),
             count_flags=("--num-prompts", "--seqs"),
         ),
-        GgufEngine("OpenVINO", openvino, files, limit_seconds, weights=(Q8_0, Q4_0)),
-    ]
+        openvino[0]: GgufEngine("OpenVINO", openvino, files, limit_seconds, weights=(Q8_0, Q4_0)),
+    }
+    return [engine for python, engine in engines.items() if python.exists()]
 
 
 def _output_rate(name: str, figures: dict, num: int, input_len: int, output_len: int) -> float:
