@@ -183,7 +183,7 @@ def _checked(spec: ModelSpec, types: list[str], *known: str) -> list[str]:
             f"config.json of {spec.name}: layer_types must name {' or '.join(known)} for each of {spec.num_layers} "
             f"layers, got {types}."
         )
-    return types
+    return types[: spec.num_layers]
 
 
 def _feed_forward_size(config: Mapping[str, Any]) -> int:

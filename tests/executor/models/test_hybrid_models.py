@@ -509,6 +509,16 @@ def test_last_tokens_alone_are_those_of_the_whole(variant: str, folder: Folder) 
             torch.testing.assert_close(state, other, atol=1e-5, rtol=0)
 
 
+def test_layer_types_beyond_the_stated_number_of_layers_are_not_read(folder: Folder) -> None:
+    """Or else no layer would be the last one, which drops the tokens whose logits nobody wants."""
+    spec = read_spec(folder("lfm2-moe"), num_hidden_layers=2)
+    assert len(spec.hf_config["layer_types"]) > 2
+    model, tokens = load_model(spec), [5, 6, 7, 8]
+    whole = PagedDriver(model, 1, 32).step({0: tokens})[0]
+    last = PagedDriver(model, 1, 32).step({0: tokens}, only_last=True)[0]
+    torch.testing.assert_close(last, whole[-1:], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_ranks_together_are_the_whole_model(variant: str, folder: Folder) -> None:
     spec = read_spec(folder(variant))
