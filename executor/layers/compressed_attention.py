@@ -144,10 +144,14 @@ class CompressedAttention:
         q = self._q(q_latent).unflatten(1, (self._num_heads, shape.head_dim))
         q = q * torch.rsqrt(q.float().square().mean(-1, keepdim=True) + self._eps).to(q.dtype)
         q = rotate_last(q, cos, sin)
-        rows = [places[0].latest(self._pages(step, 0), shape.window)]
-        if self._compressors:
-            rows.append(self._seen_rows(x, q_latent, (cos, sin), step, places[2]))
-        out = self._ops.latent.attend_rows(q, rows, self._sinks, scale=shape.head_dim**-0.5)
+        index = self._indexed(x, q_latent, cos, sin)
+        out = torch.empty_like(q)
+        for part in places[-1].parts(shape.rate):
+            some = [each.of(part) for each in places]
+            rows = [some[0].latest(self._pages(step, 0), shape.window)]
+            if self._compressors:
+                rows.append(self._seen_rows([each[part] for each in index], step, some[2]))
+            out[part] = self._ops.latent.attend_rows(q[part], rows, self._sinks, scale=shape.head_dim**-0.5)
         out = rotate_last(out, cos, sin, back=True)
         grouped = out.reshape(len(out), len(self._group_output), -1)
         return self._output(self._ops.latent.head_linear(grouped, self._group_output).flatten(1))
@@ -181,18 +185,26 @@ class CompressedAttention:
         rows = torch.cat([compressor(part, positions) for compressor, part in parts], dim=-1)
         self._ops.latent.store_rows(rows, self._pages(step, 2), places[2].own(tokens, rate))
 
-    def _seen_rows(
-        self, x: Tensor, q_latent: Tensor, rotation: tuple[Tensor, Tensor], step: StepContext, places: RowPlaces
-    ) -> CacheRows:
-        """The rows that tokens attend to: all, or those that the indexer chooses (arXiv:2512.02556, section 2.1)."""
+    def _indexed(self, x: Tensor, q_latent: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
+        """The indexer's queries and weights, as for `LatentOperations.select_rows`; nothing if there is no indexer."""
+        if self._index_q is None:
+            return []
+        q = self._index_q(q_latent).unflatten(1, (self._shape.index_heads, self._shape.index_head_dim))
+        return [rotate_last(q, cos, sin), self._index_weights(x)]
+
+    def _seen_rows(self, index: Sequence[Tensor], step: StepContext, places: RowPlaces) -> CacheRows:
+        """The rows that tokens attend to: all, or those that the indexer chooses (arXiv:2512.02556, section 2.1).
+
+        `index` is what `_indexed` returns of these tokens.
+        """
         shape, pages = self._shape, self._pages(step, 2)
         assert shape.rate is not None
         rows, index_keys = pages.split([shape.head_dim, pages.shape[-1] - shape.head_dim], dim=-1)
-        if self._index_q is None:
+        if not index:
             return places.complete(rows, shape.rate)
-        q = rotate_last(self._index_q(q_latent).unflatten(1, (shape.index_heads, shape.index_head_dim)), *rotation)
+        q, weights = index
         chosen = self._ops.latent.select_rows(
-            q, self._index_weights(x), places.complete(index_keys, shape.rate), top_k=shape.index_top_k,
+            q, weights, places.complete(index_keys, shape.rate), top_k=shape.index_top_k,
             scale=(shape.index_heads * shape.index_head_dim) ** -0.5,
         )  # fmt: skip
         return chosen._replace(cache=rows)

@@ -1,5 +1,7 @@
 """Rows that stand for runs of tokens, as DeepSeek V4 keeps them: where they lie in pages, and how they are made."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +11,9 @@ from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.ops.backend import AttentionBatch
 from quire.ops.latent import CacheRows
+
+_SLOTS = 1 << 20
+"""The most slots that are made at once, unless a single token sees more rows."""
 
 
 class RowPlaces:
@@ -54,7 +59,14 @@ class RowPlaces:
         """Slots of the rows that `tokens` complete: [n]."""
         return self._slots(self._rows[tokens], self._positions[tokens].unsqueeze(1), rate).squeeze(1)
 
-    def of(self, tokens: Tensor) -> "RowPlaces":
+    def parts(self, rate: int | None) -> Iterator[slice]:
+        """All tokens, so few at a time that `complete` takes little memory; at once, if there is no `rate`."""
+        num_rows = 0 if rate is None else self._longest // rate
+        size = max(1, _SLOTS // max(1, num_rows))
+        for begin in range(0, len(self._rows), size):
+            yield slice(begin, begin + size)
+
+    def of(self, tokens: Tensor | slice) -> "RowPlaces":
         """The places as some of the step's tokens see them."""
         some = object.__new__(RowPlaces)
         vars(some).update(vars(self), _rows=self._rows[tokens], _positions=self._positions[tokens])

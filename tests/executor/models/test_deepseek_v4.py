@@ -10,9 +10,12 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Rank
+from quire.executor.layers import compressed_rows
+from quire.executor.layers.compressed_rows import RowPlaces
 from quire.executor.models.base import Model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
+from quire.ops.latent import CacheRows
 from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_models import prompts
 from tests.executor.models.tiny_models import VOCAB_SIZE, write_checkpoint
@@ -48,6 +51,25 @@ def test_last_tokens_alone_are_those_of_the_whole(model: Model) -> None:
         expected, got = whole.step(feed), last.step(feed, only_last=True)
         for row in feed:
             torch.testing.assert_close(got[row], expected[row][-1:], atol=1e-4, rtol=0)
+
+
+def test_slots_of_long_sequences_are_made_for_few_tokens_at_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 tokens have 15 rows of 4, and 7 rows of 8."""
+    prompt = list(range(3, 63))
+    expected = PagedDriver(model, 1, 128).step({0: prompt})[0]
+    complete, found = RowPlaces.complete, []
+
+    def noted(places: RowPlaces, cache: Tensor, rate: int) -> CacheRows:
+        rows = complete(places, cache, rate)
+        found.append(rows.slots.numel())
+        return rows
+
+    monkeypatch.setattr(RowPlaces, "complete", noted)
+    monkeypatch.setattr(compressed_rows, "_SLOTS", 64)
+    got = PagedDriver(model, 1, 128).step({0: prompt})[0]
+    assert max(found) <= 64
+    assert sum(found) >= 60 * 15
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
 def test_ranks_together_are_the_whole_model(folder: Path) -> None:
