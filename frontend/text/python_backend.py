@@ -25,11 +25,15 @@ class PythonBackend:
 
     What its code makes of tokens is found by trial: it decodes every token of the vocabulary, in random runs, with and
     without special ones. A kind whose formula gives the same texts is the tokenizer's kind.
+
+    Raises:
+        Exception: of any kind, if its code does not work with this version of Transformers.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._read_vocabulary()
+        tokenizer.decode(self.encode("a", add_special_tokens=True))
 
     def _read_vocabulary(self) -> None:
         vocabulary = self._tokenizer.get_vocab()
@@ -59,13 +63,13 @@ class PythonBackend:
     def added_tokens(self) -> Mapping[int, AddedToken]:
         added = dict(self._tokenizer.added_tokens_decoder)
         for run in self._runs:
-            if self._try(run, True) != self._try(run, False):
-                skipped = [each for each in run if self._try([each], True) != self._try([each], False)]
+            if self.decode(run, True) != self.decode(run, False):
+                skipped = [each for each in run if self.decode([each], True) != self.decode([each], False)]
                 added |= {each: AddedToken(self._tokens[each], special=True) for each in skipped}
         return added
 
     def find_kind(self) -> tuple[PieceKind, int]:
-        texts = [self._try(run, False) for run in self._runs]
+        texts = [self.decode(run, False) for run in self._runs]
         runs = [[self._tokens[token_id] for token_id in run] for run in self._runs]
         if list(map(byte_level_text, runs)) == texts:
             return "byte_level", 0
@@ -73,12 +77,6 @@ class PythonBackend:
             if [byte_fallback_text(run, stripped_spaces) for run in runs] == texts:
                 return "byte_fallback", stripped_spaces
         return "rewritten", 0
-
-    def _try(self, token_ids: list[int], skip_special_tokens: bool) -> str | None:
-        try:
-            return self.decode(token_ids, skip_special_tokens)
-        except Exception:  # of any kind: code may decode no tokens but those that a text has
-            return None
 
     def find_length_bound(self) -> None:
         return None
@@ -99,7 +97,12 @@ class PythonBackend:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         known = [token_id for token_id in token_ids if token_id in self._tokens]
-        return self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
+        try:
+            return self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
+        except Exception:  # of any kind: code may decode no tokens but those that a text has, and a model samples all
+            if len(known) < 2:
+                return ""
+            return "".join(self.decode([token_id], skip_special_tokens) for token_id in known)
 
     def decode_batch(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
         return [self.decode(row, skip_special_tokens) for row in rows]

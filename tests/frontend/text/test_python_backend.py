@@ -95,9 +95,28 @@ def test_code_of_a_checkpoint_is_refused_where_it_is_not(said: object, own_folde
         Tokenizer.from_folder(own_folder)
 
 
-def test_code_that_fails_is_named(own_folder: Path) -> None:
-    (own_folder / "tokenization_own.py").write_text("import no_such_package")
-    with pytest.raises(ConfigError, match=r"Cannot make a tokenizer of .*own.*no_such_package"):
+def test_tokens_that_the_code_cannot_decode_have_no_text(own_folder: Path) -> None:
+    """A model may sample them. The others, special ones among them, are what they are."""
+    code, decode = own_folder / "tokenization_own.py", "        return self.model.decode("
+    fails = "        if len(self.ranks) + 1 in token_ids:\n            raise ValueError\n"
+    code.write_text(code.read_text().replace(decode, fails + decode))
+    ours = Tokenizer.from_folder(own_folder, trust_remote_code=True)
+    hello, end = ours.encode("hello"), len(ranks())
+    user = end + 1
+    assert end in ours.special_token_ids
+    assert ours.decode([*hello, user, end, *hello], skip_special_tokens=False) == "hello<|end|>hello"
+    assert stream(ours, [*hello, user, *hello], [], skip=False) == "hellohello"
+    assert ours.piece(user) == b""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [("", "import no_such_package\n", "no_such_package"), ("_decode(self, token_ids,", "_decode(self,", "token_ids")],
+)
+def test_code_that_fails_is_named(old: str, new: str, reason: str, own_folder: Path) -> None:
+    code = own_folder / "tokenization_own.py"
+    code.write_text(code.read_text().replace(old, new, 1))
+    with pytest.raises(ConfigError, match=rf"Cannot make a tokenizer of .*own.*{reason}"):
         Tokenizer.from_folder(own_folder, trust_remote_code=True)
 
 
