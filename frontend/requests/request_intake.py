@@ -6,6 +6,7 @@ from collections.abc import Callable
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
+from quire.core.wire.kv_groups import needs_whole_prompts
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
@@ -59,6 +60,7 @@ class RequestIntake:
         after_reasoning: AfterReasoning | None,
     ) -> None:
         self._spec = config.spec
+        self._client = client
         self._engines = config.served_engines
         self._tokenizer = tokenizer
         self._log = log
@@ -174,8 +176,15 @@ class RequestIntake:
             tells_logprobs: the output includes the log-probabilities of its tokens.
 
         Raises:
-            ParameterError: the rank or the prompt is wrong, or the prompt too long for max_tokens.
+            ParameterError: the rank or the prompt is wrong, the prompt too long for max_tokens, or the model reads
+                prompts otherwise than outputs.
         """
+        if needs_whole_prompts(self._client.ready[0].kv_groups):
+            raise ParameterError(
+                "Beam search submits outputs as parts of prompts, and this model reads prompts in both directions but "
+                "outputs in one, so it would find other outputs; leave use_beam_search out.",
+                param="use_beam_search",
+            )
         read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens)
         check_beams(read, params, self.limit.max_model_len)
         if self._log is not None:

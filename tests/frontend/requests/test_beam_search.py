@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from quire import LLM, BeamSearchParams, StructuredOutputsParams
 from quire.core.errors import ParameterError
 from tests.checkpoints import EOS_TOKEN_ID
+from tests.executor.models.tiny_models import write_checkpoint
 
 PROMPTS = [[40, 41, 42], [30 + 11 * i % 250 for i in range(40)]]
 
@@ -121,3 +122,14 @@ def test_special_tokens_are_text_where_they_are_asked_for(llm: LLM) -> None:
         text = output.sequences[0].text
         assert text is not None
         assert [token for token in ("<|endoftext|>", "<|im_start|>") if token in text] == shown
+
+
+def test_a_model_that_reads_prompts_otherwise_than_outputs_refuses(tmp_path: Path) -> None:
+    """A beam's output would become a part of a prompt, whose tokens all see each other."""
+    write_checkpoint(tmp_path, "cpmant")
+    with (
+        LLM(str(tmp_path), skip_tokenizer_init=True, max_model_len=64, num_gpu_blocks_override=16, device="cpu") as llm,
+        pytest.raises(ParameterError, match="reads prompts in both directions") as caught,
+    ):
+        llm.beam_search([{"prompt_token_ids": [5, 6]}], BeamSearchParams(beam_width=2, max_tokens=2))
+    assert caught.value.param == "use_beam_search"
