@@ -5,7 +5,7 @@ the count reflects the family, the shard, the scheme of the weights, and how the
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from quire.core.config.resolved import EngineConfig, ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Rank
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.base import Model, StagedModel
+from quire.executor.models.base import Model
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packed_state import open_packed
@@ -96,16 +95,18 @@ def dry_stages(config: EngineConfig, context: ModelContext) -> list[Model]:
     """The models of all pipeline stages for one tensor coordinate, without memory; see `dry_build`.
 
     Raises:
-        ModelLoadError: as `dry_build`, or there are several stages and the model's class cannot build one.
+        ModelLoadError: as `dry_build`.
     """
     stages = range(config.layout.pipeline)
-    models = [dry_build(config.spec, replace(context, layers=config.layers_of(stage))) for stage in stages]
-    _check_staged(config, models)
-    return models
+    return [dry_build(config.spec, replace(context, layers=config.layers_of(stage))) for stage in stages]
 
 
 def packed_stages(config: EngineConfig, rank: Rank, context: ModelContext) -> list[Model]:
-    """Like `dry_stages`, of a model whose ranks have packed weights. The model of `rank` has those of `context`."""
+    """Like `dry_stages`, of packed weights. The model of the stage of `rank` has those of `context`, and can run.
+
+    Raises:
+        ModelLoadError: as `build_model`, or another stage's file is missing or damaged.
+    """
     models = []
     for stage in range(config.layout.pipeline):
         part = replace(context, layers=config.layers_of(stage))
@@ -116,16 +117,7 @@ def packed_stages(config: EngineConfig, rank: Rank, context: ModelContext) -> li
         assert packed is not None, "the own stage's weights are packed"
         with contextlib.closing(packed):
             models.append(dry_build(config.spec, replace(part, weights=packed, packing=PackAtLoad(context.ops))))
-    _check_staged(config, models)
     return models
-
-
-def _check_staged(config: EngineConfig, models: Sequence[Model]) -> None:
-    if len(models) > 1 and not all(isinstance(model, StagedModel) for model in models):
-        raise ModelLoadError(
-            f"{config.spec.name}: the class of {config.spec.architecture} cannot be divided into pipeline stages; use "
-            "--tensor-parallel-size instead of --pipeline-parallel-size."
-        )
 
 
 def held_bytes(thing: object) -> int:

@@ -8,7 +8,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.layers.attention import LayerKV
 from quire.executor.layers.context_parallel import ContextParallel
-from quire.executor.models.base import Model, ModelContext
+from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
 from quire.executor.models.unknown import explain_unknown
 
@@ -103,9 +103,15 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
 
     Raises:
         ModelLoadError: an architecture that neither a file here nor Transformers has, a checkpoint that does not fit
-            it, or experts that are to be divided where there are none.
+            it, a class without pipeline stages that is to build one, or experts that are to be divided where there are
+            none.
     """
     model = _build(spec, context)
+    if len(context.layers) < spec.num_layers and not isinstance(model, StagedModel):
+        raise ModelLoadError(
+            f"{spec.name}: the class of {spec.architecture} cannot be divided into pipeline stages; use "
+            "--tensor-parallel-size instead of --pipeline-parallel-size."
+        )
     if context.sequences is not None:
         _check_divided(spec, model, context.sequences)
     if context.experts is not None and not context.experts.layers and len(context.layers) == spec.num_layers:

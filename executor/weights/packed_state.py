@@ -150,7 +150,7 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
         ),
         (
             manifest.layers_by_stage != config.layers_by_stage,
-            f"was packed for {_stages_of(manifest.layers_by_stage)}: start with as many.",
+            f"was packed for {_stages_of(manifest.layers_by_stage)}",
         ),
         (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),
         (
@@ -166,20 +166,27 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
 
 def _stages_of(layers_by_stage: list[int]) -> str:
     if not layers_by_stage:
-        return "one pipeline stage"
-    layers = ",".join(map(str, layers_by_stage))
+        return "one pipeline stage: start without --pipeline-parallel-size."
+    layers = _joined(layers_by_stage)
     return (
-        f"--pipeline-parallel-size {len(layers_by_stage)}, with QUIRE_PP_LAYER_PARTITION={layers} layers in the stages"
+        f"pipeline stages of {layers} layers: start with --pipeline-parallel-size {len(layers_by_stage)} and "
+        f"QUIRE_PP_LAYER_PARTITION={layers}."
     )
+
+
+def _joined(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def _remedy(manifest: Manifest) -> str:
     flags = f" --tensor-parallel-size {manifest.tensor_parallel_size}" if manifest.tensor_parallel_size > 1 else ""
+    partition = ""
     if manifest.layers_by_stage:
         flags += f" --pipeline-parallel-size {len(manifest.layers_by_stage)}"
+        partition = f"QUIRE_PP_LAYER_PARTITION={_joined(manifest.layers_by_stage)} "
     flags += experts_flags(manifest.expert_placement).removeprefix("with")
     flags += f" --quantization {manifest.quantization}" if manifest.quantization else ""
-    return f"To pack it again: quire pack {manifest.source} --output FOLDER{flags}"
+    return f"To pack it again: {partition}quire pack {manifest.source} --output FOLDER{flags}"
 
 
 class PackedState:

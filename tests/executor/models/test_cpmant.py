@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from quire.core.config.model import ModelConfig
+from quire.core.errors import ModelLoadError
+from quire.executor.memory.dry_build import dry_build
 from quire.executor.models.base import Model
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.tiny_models import Reference, write_checkpoint
-from tests.executor.paged_driver import PagedDriver, load_model
+from tests.executor.paged_driver import PagedDriver, load_model, model_context
 
 torch.set_num_threads(1)
 
@@ -76,3 +78,9 @@ def test_output_that_is_computed_again_is_no_part_of_the_prompt(
     parts = [driver.step({1: tokens[:48]})[1], driver.step({1: tokens[48:]})[1]]
     for got in ([whole], parts):
         torch.testing.assert_close(logprobs_of(got), logprobs, atol=1e-4, rtol=0)
+
+
+def test_it_has_no_pipeline_stages(folder: Path) -> None:
+    spec = read_model_spec(folder, ModelConfig(model=str(folder), dtype="float32"))
+    with pytest.raises(ModelLoadError, match=r"CpmAnt.* cannot be divided into pipeline stages; use --tensor-parallel"):
+        dry_build(spec, model_context(spec, layers=range(1)))
