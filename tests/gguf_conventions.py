@@ -190,6 +190,47 @@ def _nemotron_h(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
     yield name, _neighbours(name, tensor, config)  # although nothing rotates
 
 
+def _lfm2moe(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    name = re.sub(r"\.expert_bias$", ".expert_bias.bias", name)
+    if ".experts." in name:
+        name = name.removeprefix("model.")
+    yield name, tensor.squeeze(1) if "conv.conv" in name else tensor
+
+
+def _mamba(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """Also the mixers of Jamba, and its experts."""
+    tensor = tensor.squeeze(1) if name.endswith("conv1d.weight") else tensor
+    yield name, -tensor.exp() if name.endswith(".A_log") else tensor
+
+
+def _mamba2(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    yield _recurrent(name, tensor, config["n_groups"])
+
+
+def _falcon_h1(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """With the multipliers."""
+    groups = config["mamba_n_groups"] * config["mamba_d_state"]
+    inner = config["mamba_d_ssm"]
+    into, (gate, down) = config["attention_in_multiplier"], config["mlp_multipliers"]
+    sections = zip((inner, inner, groups, groups, config["mamba_n_heads"]), config["ssm_multipliers"], strict=True)
+    parts = torch.cat([torch.full((size,), factor) for size, factor in sections]) * config["ssm_in_multiplier"]
+    factors: dict[str, float | Tensor] = {
+        "down_proj": down, "gate_proj": gate, "k_proj": config["key_multiplier"] * into, "q_proj": into, "v_proj": into,
+        "o_proj": config["attention_out_multiplier"], "out_proj": config["ssm_out_multiplier"],
+        "in_proj": parts.unsqueeze(1), "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }  # fmt: skip
+    yield _recurrent(name, tensor * factors.get(name.split(".")[-2], 1.0), config["mamba_n_groups"])
+
+
+def _turned(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    yield name, _neighbours(name, tensor, config)
+
+
+def _same(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    yield name, tensor
+
+
 CHANGES: dict[str, Callable[[str, Tensor, dict[str, Any]], Changed]] = {
     "gpt2": _gpt2,
     "falcon": _falcon,
@@ -201,5 +242,13 @@ CHANGES: dict[str, Callable[[str, Tensor, dict[str, Any]], Changed]] = {
     "granitehybrid": _granitehybrid,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,
+    "lfm2moe": _lfm2moe,
+    "mamba": _mamba,
+    "jamba": _mamba,
+    "mamba2": _mamba2,
+    "falcon-h1": _falcon_h1,
+    "smollm3": _turned,
+    "minicpm": _turned,
+    **dict.fromkeys(("seed_oss", "exaone4", "stablelm", "ernie4_5", "hunyuan-dense"), _same),
 }
 """Of a tensor of a checkpoint, what files have of it: names of checkpoints, or of files where `gguf` knows none."""

@@ -20,8 +20,10 @@ _STACKS = ("_exps.weight", "_exps.bias", "altup_proj.weight", "altup_unembd_proj
 """Endings of names of tensors that are several of a checkpoint's."""
 _OF_CHANNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 """Endings of names of convolutions of each channel alone."""
-_OF_HEADS = ("ssm_a", "ssm_d", "ssm_norm.weight")
-"""Endings of names where a checkpoint has one dimension for heads, or groups of them, and their numbers."""
+_OF_GROUPS = ("ssm_norm.weight",)
+"""Endings of names where a checkpoint has one dimension for groups and their numbers."""
+_OF_HEADS = ("ssm_a", "ssm_d")
+"""Endings of names where a file has a dimension of one number more, if it has one number for each head."""
 _PART = 1 << 24
 """About the most numbers that are unpacked at once."""
 
@@ -92,7 +94,9 @@ def _shape_on_hub(name: str, shape: tuple[int, ...], architecture: str) -> tuple
         return (1, *shape)
     if name.endswith(_OF_CHANNELS):
         return (shape[0], 1, *shape[1:])
-    return (math.prod(shape),) if name.endswith(_OF_HEADS) else shape
+    if name.endswith(_OF_HEADS) and len(shape) > 1 and shape[-1] == 1:
+        return shape[:-1]
+    return (math.prod(shape),) if name.endswith(_OF_GROUPS) else shape
 
 
 def _mapped(path: Path) -> Tensor:

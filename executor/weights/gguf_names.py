@@ -16,6 +16,8 @@ _OTHER_NAMES = tuple(
     for known, used in (
         (r"e_score_correction_bias$", "e_score_correction.bias"),
         (r"(\.sinks|\.correct_output_scale|\.layer_scalar)$", r"\1.weight"),
+        (r"\.expert_bias$", ".expert_bias.bias"),
+        (r"^model\.(layers\.\d+\.feed_forward\.experts\.\d+\.w[123]\.)", r"\1"),
         (r"^backbone\.layers\.(\d+)\.mixer\.experts\.", r"model.layers.\1.mlp.experts."),
     )
 )
@@ -31,7 +33,7 @@ _UNLISTED = tuple(
     )
 )
 """Names on the hub that the table does not know, and those in files."""
-_TURNS_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid")
+_TURNS_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid", "minicpm", "smollm3")
 """Architectures whose files have the rows of queries and keys in another order than the hub."""
 _ADDS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next")
 """Architectures whose files have 1 added to the weights of norms."""

@@ -37,7 +37,7 @@ def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> M
     """The facts of a checkpoint, with values of config.json replaced by `overrides`."""
     config = json.loads((folder / "config.json").read_bytes()) | overrides
     config = {_OTHER_NAMES.get(name, name): value for name, value in config.items()} | config
-    heads = config.get("num_attention_heads", 1)
+    heads = config.get("num_attention_heads") or 1
     return ModelSpec(
         path=str(folder),
         name=folder.name,
@@ -47,7 +47,7 @@ def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> M
         vocab_size=config["vocab_size"],
         num_layers=config["num_hidden_layers"],
         num_attention_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads", heads),
+        num_kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         hidden_size=config["hidden_size"],
         max_position_embeddings=config.get("max_position_embeddings", 2048),

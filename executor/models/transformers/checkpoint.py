@@ -107,6 +107,9 @@ class ModuleWeights:
             converter = by_pattern[sources[0][0]]
             for target in converter.target_patterns:
                 self._conversions[name.replace(converter.target_patterns[0], target)] = (converter, name, sources)
+        for name in wanted.keys() - self._sources.keys() - self._conversions.keys():
+            if self._weights.find(name) is not None:  # in files with names of their own, such as GGUF
+                self._sources[name] = name
 
     def _convert(self, name: str) -> Tensor:
         """A tensor that is made of others; those made with it wait until they are read."""

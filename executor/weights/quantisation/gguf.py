@@ -32,10 +32,10 @@ class Gguf:
         """The scheme of the files that `spec.path` stands for.
 
         Raises:
-            ModelLoadError: the model is to run in a class of Transformers, which knows no such files.
+            ModelLoadError: a class of Transformers is asked for; files may stack experts in another way.
         """
         if spec.implementation == "transformers":
-            raise ModelLoadError(f"{spec.name}: GGUF files are served natively alone: drop --model-impl transformers.")
+            raise ModelLoadError(f"{spec.name}: GGUF files need --model-impl auto: drop --model-impl transformers.")
         table = read_gguf_table(Path(spec.path) / FILE_NAME)
         names = GgufNames(table.architecture, spec.num_layers, spec.head_dim)
         return cls(table, names, getattr(torch, spec.dtype))

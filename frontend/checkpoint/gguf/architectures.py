@@ -6,10 +6,20 @@ What llama.cpp fixes in its code for an architecture, and no file says, is writt
 from collections.abc import Callable, Mapping
 
 from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.gguf.dense import (
+    ernie4_5,
+    exaone4,
+    hunyuan_dense,
+    minicpm,
+    seed_oss,
+    smollm3,
+    stablelm,
+)
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named
 from quire.frontend.checkpoint.gguf.gemma import gemma, gemma2, gemma3, gemma3n, gemma4
-from quire.frontend.checkpoint.gguf.hybrids import granite_hybrid, lfm2, nemotron_h, qwen3_next
+from quire.frontend.checkpoint.gguf.hybrids import granite_hybrid, lfm2, lfm2_moe, nemotron_h, qwen3_next
 from quire.frontend.checkpoint.gguf.rotation import make_rope
+from quire.frontend.checkpoint.gguf.state_space import falcon_h1, jamba, mamba, mamba2
 
 
 def _llama(fields: Fields) -> Config:
@@ -258,6 +268,18 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], Config]] = {
     "granitemoe": _granitemoe,
     "gpt-oss": _gpt_oss,
     "lfm2": lfm2,
+    "lfm2moe": lfm2_moe,
+    "mamba": mamba,
+    "mamba2": mamba2,
+    "falcon-h1": falcon_h1,
+    "jamba": jamba,
+    "smollm3": smollm3,
+    "seed_oss": seed_oss,
+    "exaone4": exaone4,
+    "stablelm": stablelm,
+    "ernie4_5": ernie4_5,
+    "hunyuan-dense": hunyuan_dense,
+    "minicpm": minicpm,
     "olmo2": _olmo2,
     "command-r": _cohere,
     "cohere2": _cohere2,

@@ -5,14 +5,33 @@ from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multip
 
 
 def lfm2(fields: Fields) -> Config:
+    return named("Lfm2ForCausalLM", "lfm2", **_short_convolutions(fields), block_auto_adjust_ff_dim=False)
+
+
+def lfm2_moe(fields: Fields) -> Config:
+    return named(
+        "Lfm2MoeForCausalLM", "lfm2_moe", **_short_convolutions(fields), num_experts=fields.need("expert_count"),
+        num_experts_per_tok=fields.need("expert_used_count"),
+        moe_intermediate_size=fields.need("expert_feed_forward_length"),
+        num_dense_layers=fields.get("leading_dense_block_count", 0),
+        use_expert_bias=fields.has_any("exp_probs_b.bias"),
+        norm_topk_prob=fields.get("expert_weights_norm", True),
+        routed_scaling_factor=fields.get("expert_weights_scale", 1.0),
+    )  # fmt: skip
+
+
+def _short_convolutions(fields: Fields) -> Config:
     heads = fields.get("attention.head_count_kv")
     if not isinstance(heads, list) or len(set(heads) - {0}) != 1:
-        raise ConfigError(f"{fields.path} lacks lfm2.attention.head_count_kv for each layer. Convert it again.")
-    return named(
-        "Lfm2ForCausalLM", "lfm2", norm_eps=fields.get("attention.layer_norm_rms_epsilon"),
-        layer_types=["full_attention" if each else "conv" for each in heads],
-        conv_L_cache=fields.need("shortconv.l_cache"), conv_bias=False, block_auto_adjust_ff_dim=False,
-    )  # fmt: skip
+        raise ConfigError(
+            f"{fields.path} lacks {fields.architecture}.attention.head_count_kv for each layer. Convert it again."
+        )
+    return {
+        "norm_eps": fields.get("attention.layer_norm_rms_epsilon"),
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+        "conv_L_cache": fields.need("shortconv.l_cache"),
+        "conv_bias": False,
+    }
 
 
 def qwen3_next(fields: Fields) -> Config:
