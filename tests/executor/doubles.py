@@ -125,7 +125,7 @@ class LonelyWorker(NullWorker):
                 raise RuntimeError(
                     "[/src/gloo/transport/tcp/pair.cc:537] Connection closed by peer [::1]:7. See the log."
                 )
-            time.sleep(0.2)
+            time.sleep(0.05)
             os._exit(7)
         return super().launch(plan)
 
