@@ -7,10 +7,12 @@ import os
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 import httpx
 from rich.progress import Progress
 
+from quire.core.config.model import TokenizerMode
 from quire.core.errors import ConfigError, QuireError
 from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
 from quire.frontend.bench.datasets.request import Vocabulary
@@ -39,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="Headers to send.")
     server.add_argument("--model", help="Model name in requests (default: the server's first).")
     server.add_argument("--tokenizer", help="Folder of the tokenizer that writes the prompts; else --model's.")
+    server.add_argument(
+        "--tokenizer-mode", choices=get_args(TokenizerMode), default="auto", help="How it is read, as in quire serve."
+    )
+    server.add_argument("--trust-remote-code", action="store_true", help="Import a tokenizer that is a folder's code.")
     server.add_argument(
         "--ready-check-timeout-sec", type=float, default=0, help="Seconds to wait for the server to be ready."
     )
@@ -108,7 +114,7 @@ async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], 
     model = args.model or name
     url = base_url + (args.endpoint or ENDPOINTS[args.backend])
     target = Target(url, args.backend == "openai-chat", headers, {"model": model} | _sampling(args))
-    tokenizer = Tokenizer.from_folder(Path(args.tokenizer or root))
+    tokenizer = Tokenizer.from_folder(Path(args.tokenizer or root), args.tokenizer_mode, args.trust_remote_code)
     requests = make_requests(args, Vocabulary(tokenizer.vocab_size, tokenizer), args.seed, as_text=True)
     make_room(min(len(requests), args.max_concurrency or len(requests)), "--max-concurrency")
     options = {"burstiness": args.burstiness, "max_concurrency": args.max_concurrency, "seed": args.seed}

@@ -13,6 +13,7 @@ from quire.frontend.bench.figures import RequestTiming, summarize
 from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.memory import checkpoint_bytes
 from quire.frontend.cli.main import main
+from tests.frontend.text.python_tokenizers import own_code
 from tests.servers import ServerProcess
 
 
@@ -88,6 +89,20 @@ def test_serve_loads_a_running_server(server: ServerProcess, tmp_path: Path, bac
     [path] = (tmp_path / "saved").glob(f"{backend}-50.0qps-concurrency3-*.json")
     saved = json.loads(path.read_text())
     assert (saved["host"], saved["max_concurrency"], saved["output_lens"]) == ("mine", 3, [5] * 6)
+
+
+def test_serve_imports_a_tokenizers_code_where_it_is_trusted(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tiktoken")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (folder := tmp_path / "own").mkdir()
+    own_code(folder)
+    done = quire(
+        "bench", "serve", "--base-url", server.base_url, "--num-prompts", "1", "--input-len", "4", "--output-len", "2",
+        "--tokenizer", str(folder), "--tokenizer-mode", "auto", "--trust-remote-code", "--disable-tqdm",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_profile_of_a_load_says_where_the_timeline_went(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
