@@ -48,7 +48,7 @@ class DeepseekV4ForCausalLM:
         context = replace(context, weights=_own_names(context))
         rotaries = {kind: _rotary(spec, context, kind) for kind in ("main", "compress")}
         shapes = _shapes(spec)
-        hashed = _hashed_layers(config, spec.num_layers)
+        hashed = _hashed_layers(spec)
         if not context.is_first_stage and any(hashed[index] for index in context.layers):
             raise ModelLoadError(
                 f"{spec.name}: layers that choose experts by a token's id must be in the first pipeline stage; give it "
@@ -234,7 +234,7 @@ def _shapes(spec: ModelSpec) -> list[CompressedShape]:
     if len(kinds) < num_layers or not set(kinds) <= {_SLIDING, _SPARSE, _HEAVY}:
         raise ModelLoadError(
             f"config.json of {spec.name}: layer_types must name {_SLIDING}, {_SPARSE} or {_HEAVY} for each of "
-            f"{num_layers} layers; got {kinds}."
+            f"{num_layers} layers, or compress_ratios {', '.join(map(str, _KINDS))}; got {kinds}."
         )
     rates = {**_RATES, **(config.get("compress_rates") or {})}
     index = {
@@ -258,12 +258,22 @@ def _shapes(spec: ModelSpec) -> list[CompressedShape]:
     ]
 
 
-def _hashed_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Which layers choose experts by a token's id."""
-    types = config.get("mlp_layer_types")
-    if types:
-        return [kind == "hash_moe" for kind in types]
-    return [index < config.get("num_hash_layers", _NUM_HASHED) for index in range(num_layers)]
+def _hashed_layers(spec: ModelSpec) -> list[bool]:
+    """Which layers choose experts by a token's id.
+
+    Raises:
+        ModelLoadError: config.json names other kinds of experts, or too few.
+    """
+    config, num_layers = spec.hf_config, spec.num_layers
+    kinds = config.get("mlp_layer_types")
+    if not kinds:
+        return [index < config.get("num_hash_layers", _NUM_HASHED) for index in range(num_layers)]
+    if len(kinds) < num_layers or not set(kinds) <= {"hash_moe", "moe"}:
+        raise ModelLoadError(
+            f"config.json of {spec.name}: mlp_layer_types must name hash_moe or moe for each of {num_layers} layers; "
+            f"got {kinds}."
+        )
+    return [kind == "hash_moe" for kind in kinds[:num_layers]]
 
 
 def _is_last(spec: ModelSpec, context: ModelContext) -> bool:

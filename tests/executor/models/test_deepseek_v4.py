@@ -1,5 +1,6 @@
 """DeepSeek V4 beyond the comparison with Transformers, which `test_coverage.py` makes."""
 
+import json
 import re
 from pathlib import Path
 
@@ -149,6 +150,28 @@ def test_rows_do_not_cross_pages(folder: Path) -> None:
     """Pages of 6 tokens would begin inside of rows."""
     with pytest.raises(ModelLoadError, match="--block-size 6: the model keeps one row for 8 tokens"):
         PagedDriver(load_model(read_spec(folder)), 1, 30, block_size=6)
+
+
+def test_settings_as_deepseek_publishes_them(model: Model, folder: Path, tmp_path: Path) -> None:
+    """Kinds of layers are numbers, and the rotations lie side by side."""
+    config = json.loads((folder / "config.json").read_bytes())
+    for name in ("layer_types", "mlp_layer_types", "rope_parameters", "partial_rotary_factor"):
+        config.pop(name, None)
+    config |= {"compress_ratios": [0, 128, 4, 128, 0], "num_hash_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    prompt = {0: list(range(3, 60))}
+    got = PagedDriver(load_model(read_spec(tmp_path)), 1, 64).step(prompt)[0]
+    torch.testing.assert_close(got, PagedDriver(model, 1, 64).step(prompt)[0], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "kinds"),
+    [("layer_types", ["sliding_attention"] * 3), ("mlp_layer_types", ["moe"] * 3), ("mlp_layer_types", ["dense"] * 4)],
+)
+def test_unknown_or_missing_kinds_of_layers_are_named(field: str, kinds: list[str], folder: Path) -> None:
+    with pytest.raises(ModelLoadError, match=f"{field} must name .* for each of 4 layers"):
+        load_model(read_spec(folder, **{field: kinds}))
 
 
 def test_layers_that_hash_tokens_stay_in_the_first_stage(folder: Path) -> None:
