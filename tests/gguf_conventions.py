@@ -239,6 +239,7 @@ CHANGES: dict[str, Callable[[str, Tensor, dict[str, Any]], Changed]] = {
     "gemma3n": _gemma3n,
     "gemma4": _gemma4,
     "qwen3next": _qwen3next,
+    "qwen35": _qwen3next,
     "granitehybrid": _granitehybrid,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,

@@ -17,7 +17,7 @@ from quire.frontend.checkpoint.gguf.dense import (
 )
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named
 from quire.frontend.checkpoint.gguf.gemma import gemma, gemma2, gemma3, gemma3n, gemma4
-from quire.frontend.checkpoint.gguf.hybrids import granite_hybrid, lfm2, lfm2_moe, nemotron_h, qwen3_next
+from quire.frontend.checkpoint.gguf.hybrids import granite_hybrid, lfm2, lfm2_moe, nemotron_h, qwen3_5, qwen3_next
 from quire.frontend.checkpoint.gguf.rotation import make_rope
 from quire.frontend.checkpoint.gguf.state_space import falcon_h1, jamba, mamba, mamba2
 
@@ -259,6 +259,7 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], Config]] = {
     "falcon": _falcon,
     "deepseek2": _deepseek2,
     "qwen3next": qwen3_next,
+    "qwen35": qwen3_5,
     "granitehybrid": granite_hybrid,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,

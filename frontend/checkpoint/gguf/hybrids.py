@@ -35,20 +35,43 @@ def _short_convolutions(fields: Fields) -> Config:
 
 
 def qwen3_next(fields: Fields) -> Config:
-    heads = fields.need("ssm.time_step_rank")
     return named(
-        "Qwen3NextForCausalLM", "qwen3_next", hidden_act="silu",
-        layer_types=[
-            "linear_attention" if fields.has(layer, "ssm_a") else "full_attention"
-            for layer in range(fields.need("block_count"))
-        ],
-        linear_conv_kernel_dim=fields.need("ssm.conv_kernel"), linear_num_value_heads=heads,
-        linear_num_key_heads=fields.need("ssm.group_count"), linear_key_head_dim=fields.need("ssm.state_size"),
-        linear_value_head_dim=fields.need("ssm.inner_size") // heads,
-        num_experts=fields.need("expert_count"), num_experts_per_tok=fields.need("expert_used_count"),
+        "Qwen3NextForCausalLM", "qwen3_next", **_delta_rules(fields), num_experts=fields.need("expert_count"),
+        num_experts_per_tok=fields.need("expert_used_count"),
         moe_intermediate_size=fields.need("expert_feed_forward_length"), norm_topk_prob=True,
         shared_expert_intermediate_size=fields.rows("ffn_gate_shexp.weight"),
     )  # fmt: skip
+
+
+def qwen3_5(fields: Fields) -> Config:
+    """Raises ConfigError for more value than key heads, which files have in another order than checkpoints."""
+    own = _delta_rules(fields)
+    if own["linear_num_key_heads"] != own["linear_num_value_heads"]:
+        raise ConfigError(
+            f"{fields.path}: delta rules with more value heads than key heads are not supported in GGUF files of "
+            "Qwen3.5. Serve the repository that the file was made from."
+        )
+    return named("Qwen3_5ForCausalLM", "qwen3_5_text", **own)
+
+
+def _delta_rules(fields: Fields) -> Config:
+    """The layers that predict further tokens, at the end, are left out."""
+    heads, layers = (
+        fields.need("ssm.time_step_rank"),
+        fields.need("block_count") - fields.get("nextn_predict_layers", 0),
+    )
+    return {
+        "hidden_act": "silu",
+        "num_hidden_layers": layers,
+        "layer_types": [
+            "linear_attention" if fields.has(layer, "ssm_a") else "full_attention" for layer in range(layers)
+        ],
+        "linear_conv_kernel_dim": fields.need("ssm.conv_kernel"),
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": fields.need("ssm.group_count"),
+        "linear_key_head_dim": fields.need("ssm.state_size"),
+        "linear_value_head_dim": fields.need("ssm.inner_size") // heads,
+    }
 
 
 def granite_hybrid(fields: Fields) -> Config:

@@ -177,6 +177,15 @@ HYBRIDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.inner_size": 120,
         },
     ),
+    "qwen3.5": (
+        "qwen3.5",
+        "qwen35",
+        {**DELTA, "linear_num_value_heads": 2},
+        {
+            "attention.key_length": 24, "attention.value_length": 24, "rope.dimension_count": 6, "ssm.conv_kernel": 4,
+            "ssm.state_size": 12, "ssm.group_count": 2, "ssm.time_step_rank": 2, "ssm.inner_size": 40,
+        },
+    ),
     "granite-hybrid": (
         "granite-hybrid",
         "granitehybrid",
