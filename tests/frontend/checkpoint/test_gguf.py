@@ -14,7 +14,10 @@ from quire.core.config.model import ModelConfig
 from quire.core.errors import ConfigError
 from quire.executor.layers.rotary import rotary_frequencies
 from quire.frontend.checkpoint import gguf as gguf_room
+from quire.frontend.checkpoint.gguf.config import make_config
+from quire.frontend.checkpoint.gguf.fields import Fields
 from quire.frontend.checkpoint.gguf.files import choose
+from quire.frontend.checkpoint.gguf.header import TensorInfo
 from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, make_tokenizer, make_tokenizer_config
 from quire.frontend.checkpoint.model_source import find_model, read_model_spec
 from quire.frontend.text.tokenizer import Tokenizer as ServedTokenizer
@@ -317,3 +320,31 @@ def test_scripts_are_split_as_the_file_says(pre: str, words: list[str]) -> None:
     text = "".join(words)
     assert tokenizer.pre_tokenizer is not None
     assert [text[first:last] for _, (first, last) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == words
+
+
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "tensors", "reason"),
+    [
+        (
+            "qwen35",
+            {"block_count": 2, "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.inner_size": 64,
+             "ssm.conv_kernel": 4, "ssm.state_size": 16},
+            [],
+            "more value heads than key heads",
+        ),
+        ("stablelm", {}, ["blk.0.attn_q_norm.weight"], "norms of each head"),
+        ("jamba", {"block_count": 5}, [f"blk.{layer}.attn_q.weight" for layer in (0, 1, 4)], "not at equal distances"),
+    ],
+)  # fmt: skip
+def test_arrangements_that_are_not_read_are_refused(
+    architecture: str, metadata: dict[str, int], tensors: list[str], reason: str
+) -> None:
+    known = {f"{architecture}.{name}": value for name, value in metadata.items()}
+    info = TensorInfo("F32", (4, 4), 0)
+    fields = Fields(
+        "tiny.gguf",
+        {"general.architecture": architecture, **known},
+        dict.fromkeys(["token_embd.weight", *tensors], info),
+    )
+    with pytest.raises(ConfigError, match=rf"tiny\.gguf.*{reason}"):
+        make_config(fields)
