@@ -56,7 +56,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "broken tokenizer": (overwrite("tokenizer.json", '{"model": '), "tokenizer.json"),
     "no config": (remove("config.json"), "has no config.json"),
     "config that is no JSON": (overwrite("config.json", '{"architectures": ['), "config.json"),
-    "unknown architecture": (configure(architectures=["ParrotForCausalLM"]), "Supported: BambaForCausalLM"),
+    "unknown architecture": (configure(architectures=["ParrotForCausalLM"]), " LlamaForCausalLM, "),
     "config of the wrong type": (configure(hidden_size="big"), "hidden_size must be a positive whole number"),
     "rope of the wrong type": (configure(rope_parameters=5), "rope_parameters must be an object"),
     "EOS of the wrong type": (configure(eos_token_id="</s>"), "eos_token_id must be a token id"),

@@ -5,13 +5,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from msgspec.structs import asdict
 
 from quire.core.config.load import LoadConfig
-from quire.core.config.model import Quantization
+from quire.core.config.model import ModelConfig, Quantization
 from quire.core.config.resolved import ModelSpec, SchedulerLimits
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.memory.plan import workspace_bytes
@@ -19,13 +20,17 @@ from quire.executor.models.base import Model
 from quire.executor.models.registry import ARCHITECTURES
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packing import PackAtLoad
+from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from tests.checkpoints import FAMILIES, Family
 from tests.executor.models import test_hybrid_models
+from tests.executor.models.tiny_models import write_checkpoint
 from tests.executor.paged_driver import Checkpoints, load_model, model_context, read_spec
 
 DUMMY = LoadConfig(load_format="dummy")
+TINY = {"cpmant": "CpmAntForCausalLM", "deepseek_v4": "DeepseekV4ForCausalLM", "xlm": "XLMWithLMHeadModel"}
+"""Families whose checkpoints come from `tiny_models`: type → architecture."""
 
 
 def dry_model(
@@ -46,7 +51,7 @@ def dry_model(
 
 def test_every_architecture_is_tried() -> None:
     """Here, or where the checkpoints of recurrent models are made; some have several names."""
-    tried = {architecture for _, architecture in FAMILIES.values()}
+    tried = {architecture for _, architecture in FAMILIES.values()} | set(TINY.values())
     tried |= {architecture for _, architecture, _ in test_hybrid_models.VARIANTS.values()}
     assert {ARCHITECTURES[architecture] for architecture in tried} == set(ARCHITECTURES.values())
 
@@ -76,6 +81,16 @@ def test_bytes_are_those_of_the_loaded_model(
         counted = held_bytes(dry_model(spec, group, quantization=quantization))
         loaded = load_model(spec, group=group, load=DUMMY, quantization=quantization)
         assert counted == pytest.approx(held_bytes(loaded), rel=0.02)
+
+
+@pytest.mark.parametrize("model_type", TINY)
+def test_bytes_of_tiny_models_are_those_of_the_loaded_ones(model_type: str, tmp_path: Path) -> None:
+    assert write_checkpoint(tmp_path, model_type) == TINY[model_type]
+    spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32"))
+    for rank in range(2):
+        group = ParallelGroup(rank, 2)
+        counted = held_bytes(dry_model(spec, group))
+        assert counted == pytest.approx(held_bytes(load_model(spec, group=group, load=DUMMY)), rel=0.02)
 
 
 def test_bytes_are_those_of_the_files(checkpoint: Checkpoints) -> None:
