@@ -108,7 +108,7 @@ class RoutedPlacement:
         self.on_load(link)
 
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
-        self._router.set_capacity(link.number, ready.num_pages * ready.block_size)
+        self._router.set_capacity(link.number, ready.num_pages * ready.block_size if ready.caches_prefixes else 0)
         self.on_load(link)
 
     def on_load(self, link: EngineLink) -> None:

@@ -22,7 +22,7 @@ from quire.core.kv.groups import KVGroup, make_groups
 from quire.core.kv.page_pool import PagePool
 from quire.core.kv.paged_request import PagedRequest, PlannedSnapshot
 from quire.core.kv.snapshots import Snapshots
-from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
+from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
 
 
 class KVCacheManager:
@@ -53,9 +53,7 @@ class KVCacheManager:
         paged = [group for group in kv_groups if not group.is_recurrent]
         self._groups = make_groups(paged, block_size=block_size, largest_chunk=largest_chunk)
         self._snapshots: Snapshots | None = None
-        # A state without snapshots has nothing to continue from, so no prefix is ever found.
-        has_all = all(group.interval or not group.is_recurrent for group in kv_groups)
-        self._caching = enable_prefix_caching and has_all and not needs_whole_prompts(kv_groups)
+        self._caching = enable_prefix_caching and shares_prefixes(kv_groups)
         if self._caching and len(paged) < len(kv_groups):
             self._snapshots = _snapshots(self._pool, kv_groups[-1], block_size=block_size, first_group=len(paged))
         # Groups that see farthest come first: they stop at the first missing block, which saves the others look-ups.

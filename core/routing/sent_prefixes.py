@@ -24,7 +24,7 @@ class SentPrefixes:
 
     def set_capacity(self, engine: int, num_blocks: int) -> None:
         """The blocks that an engine's cache has room for."""
-        self._capacity[engine] = max(1, min(num_blocks, self._most))
+        self._capacity[engine] = min(num_blocks, self._most)
         self._shrink(engine)
 
     def add(self, engine: int, blocks: Sequence[int]) -> None:

@@ -74,3 +74,9 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
 def needs_whole_prompts(groups: Sequence[KVGroupSpec]) -> bool:
     """Whether a prompt is computed in one step, and shares no prefix with another: a group is of the kind "prompt"."""
     return any(group.kind == "prompt" for group in groups)
+
+
+def shares_prefixes(groups: Sequence[KVGroupSpec]) -> bool:
+    """Whether a request can go on from a prefix that another has computed. A state without snapshots is not kept."""
+    has_all = all(group.interval or not group.is_recurrent for group in groups)
+    return has_all and not needs_whole_prompts(groups)

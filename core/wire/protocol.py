@@ -222,6 +222,7 @@ class EngineReady(Struct, array_like=True, tag="ready"):
     kv_cache_bytes: int
     device_name: str
     kv_groups: KVGroups
+    caches_prefixes: bool  # what one request has computed, another finds
 
 
 FailureCause = Literal["setting", "peer", "other"]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, EngineError, ModelLoadError, PeerLostError
-from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
 from quire.core.wire.protocol import (
     AllocateCache,
     EngineReady,
@@ -88,6 +88,7 @@ class MultiProcExecutor:
             kv_cache_bytes=sum(ready.kv_cache_bytes * agreed.num_pages // max(1, ready.num_pages) for ready in loaded),
             device_name=loaded[0].device_name,
             kv_groups=kv_groups,
+            caches_prefixes=self._config.limits.enable_prefix_caching and shares_prefixes(kv_groups),
         )
 
     def submit(self, plan: StepPlan) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, EngineError
 from quire.core.logging import get_logger
+from quire.core.wire.kv_groups import shares_prefixes
 from quire.core.wire.protocol import EngineReady, StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
 from quire.core.wire.rank import Rank
 from quire.executor.processes.cores import share_out_cores
@@ -104,6 +105,7 @@ class UniProcExecutor:
             kv_cache_bytes=ready.kv_cache_bytes,
             device_name=ready.device_name,
             kv_groups=ready.kv_groups,
+            caches_prefixes=self._config.limits.enable_prefix_caching and shares_prefixes(ready.kv_groups),
         )
 
     def submit(self, plan: StepPlan) -> None:

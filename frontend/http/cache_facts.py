@@ -26,7 +26,7 @@ def cache_facts(config: EngineConfig, ready: EngineReady) -> dict[str, str]:
         "num_gpu_blocks": str(ready.num_pages),
         "num_cpu_blocks": "0",
         "cache_dtype": cache.kv_cache_dtype,
-        "enable_prefix_caching": str(limits.enable_prefix_caching),
+        "enable_prefix_caching": str(ready.caches_prefixes),
         "gpu_memory_utilization": str(cache.memory_share),
         "prefix_caching_hash_algo": cache.prefix_caching_hash_algo,
         "kv_cache_memory_bytes": str(ready.kv_cache_bytes),

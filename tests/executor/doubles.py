@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
@@ -77,6 +79,13 @@ class OtherWindowWorker(NullWorker):
     def load(self) -> WorkerReady:
         groups = [KVGroupSpec("window", [0], page_bytes=10, window=4 + self._rank.tensor)]
         return WorkerReady(self._rank, 100, 32, 10, 1000, "null", groups)
+
+
+class WholePromptWorker(NullWorker):
+    """All of a prompt sees its end."""
+
+    def load(self) -> WorkerReady:
+        return replace(super().load(), kv_groups=[KVGroupSpec("prompt", [0], page_bytes=10)])
 
 
 class SlowWorker(NullWorker):

@@ -34,8 +34,10 @@ def launchers(
     max_model_len: int = MAX_LENGTH,
     together: EnginesTogether | None = None,
     worker: str = NULL_WORKER,
+    caching: bool = True,
 ) -> list[EngineLauncher]:
     config = replace(engine_config(max_model_len=max_model_len), layout=Layout(data=number))
+    config = replace(config, limits=replace(config.limits, enable_prefix_caching=caching))
     config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=num_pages))
     if together is not None:
         config = replace(config, executor="mp")
@@ -251,3 +253,24 @@ def test_two_engines_find_nine_tenths_of_what_one_of_their_size_finds() -> None:
     assert one == 152 * 2000
     assert two >= 0.9 * one
     assert two_by_load < 0.9 * one
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("worker", [NULL_WORKER, "tests.executor.doubles:WholePromptWorker"])
+def test_a_prompt_that_was_sent_before_draws_none_to_an_engine_that_keeps_no_prefixes(
+    worker: str, caching: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    async def scenario() -> None:
+        stats: dict[int, SchedulerStats] = {}
+        engines = launchers(worker=worker, caching=caching)
+        async with fleet(engines, on_stats=stats.__setitem__) as client:
+            keeps = caching and worker == NULL_WORKER
+            assert [each.caches_prefixes for each in client.ready] == [keeps] * 2
+            for number in range(4):
+                assert await Stream(client, f"{number}", list(range(64)), 1).finish_reason() is FinishReason.LENGTH
+            await until(lambda: sum(each.num_generated_tokens for each in stats.values()) == 4)
+        assert max(each.num_generated_tokens for each in stats.values()) == (4 if keeps else 2)
+
+    asyncio.run(scenario())

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -17,13 +17,14 @@ import pytest
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ConfigError, EngineDeadError, ModelLoadError
-from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.http.cache_facts import cache_room
+from quire.frontend.http.cache_facts import cache_facts, cache_room
 from quire.frontend.http.listener import bind, url_of
 from quire.frontend.http.server import serve
 from quire.frontend.http.server_config import ServerConfig
+from tests.core.engine.null_engine import engine_config
 
 LONG = {"prompt": "on and on", "max_tokens": 2000, "ignore_eos": True}
 
@@ -286,7 +287,7 @@ def test_room_in_the_cache_counts_a_token_once_however_many_groups_keep_it() -> 
     windows = [KVGroupSpec("window", [layer], page_bytes=64, window=64) for layer in range(5)]
 
     def room(*groups: KVGroupSpec) -> tuple[int, float]:
-        ready = EngineReady(4096, 16, 16_384, 0, 0, "cpu", list(groups))
+        ready = EngineReady(4096, 16, 16_384, 0, 0, "cpu", list(groups), caches_prefixes=True)
         return cache_room(ready, SchedulerLimits(max_num_seqs=7, max_num_batched_tokens=512))
 
     assert room(full) == (65_536, 4)
@@ -296,3 +297,10 @@ def test_room_in_the_cache_counts_a_token_once_however_many_groups_keep_it() -> 
     state = KVGroupSpec("recurrent", [0], page_bytes=64, state_bytes=1000, interval=512)
     assert room(full, state) == room(full)
     assert room(state) == (7 * 16_384, 7), "as many requests as there are slots"
+
+
+@pytest.mark.parametrize("kind", ["full", "prompt"])
+def test_metrics_do_not_tell_of_a_prefix_cache_that_a_model_cannot_have(kind: Literal["full", "prompt"]) -> None:
+    groups = [KVGroupSpec(kind, [0], page_bytes=64)]
+    ready = EngineReady(4096, 16, 256, 0, 0, "cpu", groups, caches_prefixes=shares_prefixes(groups))
+    assert cache_facts(engine_config(), ready)["enable_prefix_caching"] == str(kind == "full")

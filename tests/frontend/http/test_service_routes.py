@@ -177,6 +177,7 @@ def test_metrics_tell_the_size_of_the_cache_and_the_tokens_of_steps(http: httpx.
     size, blocks = (int(info.labels[name]) for name in ("kv_cache_size_tokens", "num_gpu_blocks"))
     assert size == blocks * int(info.labels["block_size"])
     assert float(info.labels["kv_cache_max_concurrency"]) == pytest.approx(size / 2048)
+    assert info.labels["enable_prefix_caching"] == "True"
     [tokens] = [each.value for each in families["vllm:iteration_tokens_total"].samples if each.name.endswith("_sum")]
     by_source = {each.labels["source"]: each.value for each in families["vllm:prompt_tokens_by_source"].samples}
     [generated] = families["vllm:generation_tokens"].samples
