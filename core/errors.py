@@ -7,6 +7,7 @@ QuireError
 │   ├── ParameterError     a field is out of range, contradictory or unsupported (400)
 │   ├── NotFoundError      an unknown model or resource (404)
 │   └── OverloadedError    the waiting queue is full (429)
+├── TokenizerError         the checkpoint's own tokenizer failed on a text (500)
 ├── UnavailableError       loading, stopping, or too busy a host: another attempt may succeed (503)
 └── EngineError            the engine failed while the request was in its hands (500)
     └── EngineDeadError    the engine is gone and will not come back (503)
@@ -48,6 +49,10 @@ class OverloadedError(RequestError):
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class TokenizerError(QuireError):
+    """The tokenizer that a checkpoint or the Transformers library brings as code failed on a text."""
 
 
 class UnavailableError(QuireError):

@@ -12,7 +12,8 @@ from quire.frontend.text.text_length import LengthBound
 class TokenizerBackend(Protocol):
     """Turns text into ids and back. Called from several threads.
 
-    Texts are valid Unicode: those with lone surrogates raise TypeError.
+    Texts are valid Unicode: those with lone surrogates raise TypeError. On others code of a checkpoint may fail, which
+    raises TokenizerError.
     """
 
     def add_tokens(self, tokens: Sequence[AddedToken]) -> None:

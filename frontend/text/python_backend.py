@@ -1,11 +1,14 @@
 """Tokenizers that exist in Python alone: classes of Transformers, and code of a checkpoint."""
 
 import random
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 
+from quire.core.errors import TokenizerError
 from quire.frontend.text.pieces import (
     PieceKind,
     byte_fallback_text,
@@ -86,8 +89,11 @@ class PythonBackend:
             text.encode()
         except UnicodeEncodeError as error:
             raise TypeError(str(error)) from None
-        # A mask would be padded, and code that is older than Transformers 5 cannot pad as it asks.
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, return_attention_mask=False)
+        try:
+            # A mask would be padded, and code that is older than Transformers 5 cannot pad as it asks.
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, return_attention_mask=False)
+        except Exception as error:  # of any kind: it is the tokenizer's code
+            raise _failure(self._tokenizer, text, error) from error
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [self.encode(text, add_special_tokens) for text in texts]
@@ -124,6 +130,15 @@ def _spell(tokenizer: Any, token_id: int) -> str | None:
     except Exception:  # of any kind: it is the tokenizer's code
         return None
     return None if token is None else _as_text(token)
+
+
+def _failure(tokenizer: Any, text: str, error: Exception) -> TokenizerError:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return TokenizerError(
+        f"The tokenizer {type(tokenizer).__name__}, which is code in Python, failed on a text of {len(text)} "
+        f"characters with {type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno}). Mend that code, or "
+        "serve with another --tokenizer; token ids can be sent instead of the text."
+    )
 
 
 def _as_text(token: str | bytes) -> str:

@@ -99,6 +99,7 @@ class Tokenizer:
 
         Raises:
             ParameterError: the text is not valid Unicode.
+            TokenizerError: the tokenizer is code that fails on the text.
         """
         try:
             return self._backend.encode(text, add_special_tokens)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from quire.core.config.structured_outputs import StructuredOutputsOptions
-from quire.core.errors import ConfigError, ParameterError
+from quire.core.errors import ConfigError, ParameterError, TokenizerError
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.http.errors import describe
 from quire.frontend.text.token_stream import open_stream
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import python_tokenizers
@@ -130,6 +131,20 @@ def test_what_the_code_cannot_do_is_the_requests_fault(tmp_path: Path) -> None:
     compiler = GrammarCompiler(tokenizer, vocab_size=64, end_token_ids=[0], options=StructuredOutputsOptions())
     with pytest.raises(ParameterError, match="needs the bytes of each token"):
         asyncio.run(compiler.compile(StructuredOutputsParams(regex="a+")))
+
+
+def test_code_that_fails_on_a_text_is_the_servers_fault(own_folder: Path) -> None:
+    code, split = own_folder / "tokenization_own.py", "        return [self.by_id[i] for"
+    fails = "        if 'fox' in text:\n            raise TypeError('no foxes')\n"
+    code.write_text(code.read_text().replace(split, fails + split))
+    ours = Tokenizer.from_folder(own_folder, trust_remote_code=True)
+    for encode in (ours.encode, lambda text: ours.encode_batch(["hello", text])):
+        with pytest.raises(TokenizerError, match=r"OwnTokenizer.*TypeError: no foxes \(tokenization_own.py, line"):
+            encode("the fox")
+        with pytest.raises(ParameterError, match=r"character 0 is a lone surrogate"):
+            encode("\ud83d fox")
+    problem = describe(TokenizerError("why"))
+    assert (problem.status, problem.message, problem.param) == (500, "why", None)
 
 
 def test_a_text_goes_on_where_the_prompt_ends(tmp_path: Path) -> None:
