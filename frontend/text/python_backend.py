@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from quire.core.errors import TokenizerError
+from quire.frontend.text.pair_merging import quicken
 from quire.frontend.text.pieces import (
     PieceKind,
     byte_fallback_text,
@@ -36,6 +37,7 @@ class PythonBackend:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._read_vocabulary()
+        self._check = quicken(tokenizer)
         tokenizer.decode(self.encode("a", add_special_tokens=True))
 
     def _read_vocabulary(self) -> None:
@@ -89,6 +91,7 @@ class PythonBackend:
             text.encode()
         except UnicodeEncodeError as error:
             raise TypeError(str(error)) from None
+        self._check(text)
         try:
             # A mask would be padded, and code that is older than Transformers 5 cannot pad as it asks.
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, return_attention_mask=False)
@@ -136,8 +139,8 @@ def _failure(tokenizer: Any, text: str, error: Exception) -> TokenizerError:
     place = traceback.extract_tb(error.__traceback__)[-1]
     return TokenizerError(
         f"The tokenizer {type(tokenizer).__name__}, which is code in Python, failed on a text of {len(text)} "
-        f"characters with {type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno}). Mend that code, or "
-        "serve with another --tokenizer; token ids can be sent instead of the text."
+        f"characters with {type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno}). Mend "
+        "that code, or serve with another --tokenizer; token ids can be sent instead of the text."
     )
 
 
