@@ -5,7 +5,6 @@ not grow with the length of the text.
 """
 
 import codecs
-from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Protocol
@@ -18,7 +17,7 @@ _MAX_HELD_TOKENS = 64
 
 _SETTLING_TOKENS = 4
 """Text is certain when so many tokens left it as it was. A character has at most so many bytes."""
-_WINDOW_TOKENS = 128
+_STEPS = 64
 
 
 class TokenStream(Protocol):
@@ -188,57 +187,46 @@ class WindowStream:
 class SettlingStream:
     """A decoder that may rewrite a text when a token comes (CTRL's `@@`, Moses): returns what the last tokens left.
 
-    All of a short text is decoded for each token. Of a longer one, tokens are left out at its start once the rest
-    has the same text without them.
+    All of the text is decoded, because what a token does to it may depend on any before it: Moses counts quotes. A long
+    text is decoded the less often, so that the time per token does not grow: n tokens come in steps of n / 64.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
         visible = (token_id for token_id in reversed(prompt_token_ids) if token_id not in skipped)
-        self._window = list(islice(visible, _CONTEXT_TOKENS))[::-1]
-        self._max_window = 2 * _WINDOW_TOKENS
-        # The window's texts: without the last tokens, and with one more of them each.
-        self._texts = deque([self._decode(self._window)], maxlen=_SETTLING_TOKENS + 1)
-        self._num_returned = 0  # characters of the window's text
-        self._has_begun = False  # the prompt's text is settled
+        self._token_ids = list(islice(visible, _CONTEXT_TOKENS))[::-1]
+        self._num_of_prompt = len(self._token_ids)
+        self._next = self._num_of_prompt + _SETTLING_TOKENS  # the number of tokens at which they are decoded
+        self._texts: dict[int, str] = {}  # of the first n tokens
+        self._num_returned: int | None = None  # characters of the text; None: the prompt's may still change
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        self._window.append(token_id)
-        self._texts.append(self._decode(self._window))
-        if len(self._texts) <= _SETTLING_TOKENS:
+        self._token_ids.append(token_id)
+        if len(self._token_ids) < self._next:
             return ""
-        text = self._return(self._num_settled())
-        if len(self._window) > self._max_window:
-            self._shorten()
-        return text
+        self._next = len(self._token_ids) + max(1, len(self._token_ids) // _STEPS)
+        return self._return(self._num_settled())
 
     def flush(self) -> str:
-        return self._return(len(self._texts[-1]))
+        settled = self._return(self._num_settled())
+        return settled + self._return(len(self._texts[len(self._token_ids)]))
 
     def _return(self, end: int) -> str:
-        if not self._has_begun:
-            self._num_returned, self._has_begun = self._num_settled(), True
-        begin, self._num_returned = self._num_returned, max(self._num_returned, end)
-        return self._texts[-1][begin : self._num_returned]
+        begin = end if self._num_returned is None else self._num_returned
+        self._num_returned = max(begin, end)
+        return self._texts[len(self._token_ids)][begin : self._num_returned]
 
     def _num_settled(self) -> int:
-        """Number of characters that all texts begin with."""
-        end = min(map(len, self._texts))
-        first, last = min(self._texts), max(self._texts)  # what these two have in common, those between have, too
-        return next((i for i in range(min(self._num_returned, end), end) if first[i] != last[i]), end)
+        """Number of characters that the texts with and without the last tokens begin with."""
+        num_tokens = len(self._token_ids)
+        lengths = range(max(self._num_of_prompt, num_tokens - _SETTLING_TOKENS), num_tokens + 1)
+        self._texts = {each: self._texts[each] if each in self._texts else self._decode(each) for each in lengths}
+        end = min(map(len, self._texts.values()))
+        first, last = min(self._texts.values()), max(self._texts.values())  # what they share, those between do, too
+        return next((i for i in range(self._num_returned or 0, end) if first[i] != last[i]), end)
 
-    def _shorten(self) -> None:
-        tail = self._decode(self._window[-_WINDOW_TOKENS:])
-        num_left_out = len(self._texts[-1]) - len(tail)
-        if not self._texts[-1].endswith(tail) or num_left_out > self._num_returned:
-            self._max_window *= 2
-            return
-        self._window = self._window[-_WINDOW_TOKENS:]
-        self._texts = deque((text[num_left_out:] for text in self._texts), maxlen=self._texts.maxlen)
-        self._num_returned -= num_left_out
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+    def _decode(self, num_tokens: int) -> str:
+        return self._tokenizer.decode(self._token_ids[:num_tokens], skip_special_tokens=False)

@@ -158,6 +158,31 @@ def test_a_text_goes_on_where_the_prompt_ends(tmp_path: Path) -> None:
         assert before + stream(tokenizer, token_ids[cut:], token_ids[:cut]) == whole
 
 
+def test_a_stream_of_a_decoder_that_looks_back_to_the_beginning_is_the_whole_text(own_folder: Path) -> None:
+    """Quotes open and close by turns, as Moses has them, however far they are apart."""
+    code, decode = own_folder / "tokenization_own.py", "    def _decode("
+    turned = """    def _decode(self, token_ids, **options):
+        first, *others = self._plain(token_ids, **options).split('"')
+        return first + "".join("»«"[number % 2] + text for number, text in enumerate(others, 1))
+
+    def _plain("""
+    code.write_text(code.read_text().replace(decode, turned))
+    ours = Tokenizer.from_folder(own_folder, trust_remote_code=True)
+    assert ours.kind == "rewritten"
+    token_ids = ours.encode("".join(f'he said "{"the fox " * length}" and ' for length in (1, 200, 40, 3, 70)))
+    expected, num_decoded, decode_tokens = ours.decode(token_ids), 0, ours.decode
+    assert expected.count("»") == 5
+
+    def counted(token_ids: list[int], **options: bool) -> str:
+        nonlocal num_decoded
+        num_decoded += len(token_ids)
+        return decode_tokens(token_ids, **options)
+
+    ours.decode = counted  # type: ignore[method-assign, assignment]
+    assert stream(ours, token_ids, []) == expected
+    assert num_decoded < 400 * len(token_ids)
+
+
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     (tmp_path / "vocab.json").write_text(json.dumps({"<unk>": 0}))
