@@ -8,6 +8,11 @@ from pathlib import Path
 # Set before torch is imported, and inherited by engines. Tiny models gain nothing from threads, and on a busy machine
 # OpenMP's barriers make each step fifty times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A new HTTP client reads the certificates of all authorities, which takes longer than most calls, and tests and their
+# processes make thousands of clients. Tests call this machine only, so there are none to read: the folder has no such
+# files, and those who test TLS name the certificate to trust.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 import httpx
 import pytest
