@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.step_context import StepContext
 from quire.ops.backend import AttentionBatch
 from quire.ops.latent import CacheRows
 
@@ -50,6 +51,10 @@ class RowPlaces:
         [tokens] = np.nonzero((self._host_positions + 1) % rate == 0)
         return torch.from_numpy(tokens).to(self._positions.device)
 
+    def at(self, positions: Tensor) -> Tensor:
+        """Slots of the tokens at `positions` [num_tokens, count], each in the token's own sequence."""
+        return self._slots(self._rows, positions, 1)
+
     def before(self, tokens: Tensor, count: int) -> Tensor:
         """Slots of the last `count` tokens up to each of `tokens`: [n, count]; before a sequence, its first one's."""
         positions = self._positions[tokens].unsqueeze(1) + torch.arange(1 - count, 1, device=tokens.device)
@@ -77,6 +82,21 @@ class RowPlaces:
         size = self._block_size
         pages = self._table[rows.unsqueeze(1), positions // size]
         return pages * max(1, size // rate) + positions % size // rate
+
+
+class StepPlaces:
+    """The `RowPlaces` of a step, by cache. Those of a KV group are made once."""
+
+    def __init__(self, step: StepContext) -> None:
+        self._step = step
+        self._found: dict[int, RowPlaces] = {}
+
+    def of(self, number: int) -> RowPlaces:
+        """Those in the group of the cache with this number."""
+        group = self._step.caches[number].group
+        if group not in self._found:
+            self._found[group] = RowPlaces(self._step.attention[group], self._step.positions)
+        return self._found[group]
 
 
 class Compressor:

@@ -12,7 +12,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.compressed_attention import CompressedAttention, CompressedShape
-from quire.executor.layers.compressed_rows import RowPlaces
+from quire.executor.layers.compressed_rows import StepPlaces
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import Experts, ExpertShape, SeparateExperts
 from quire.executor.layers.hyper_connections import HyperConnection, StreamHead
@@ -80,7 +80,7 @@ class DeepseekV4ForCausalLM:
             streams = x.unsqueeze(1).expand(-1, self._num_streams, -1).contiguous()
         else:
             streams = step.received.view(len(token_ids), self._num_streams, -1)
-        places: dict[int, RowPlaces] = {}  # by KV group
+        places = StepPlaces(step)
         for layer in self._layers:
             streams = layer(streams, token_ids, step, places)
         if self._collapse is None:
@@ -118,10 +118,10 @@ class _Layer:
         self._before_attention = RMSNorm(context, f"{name}.attn_norm", size, _norm(spec))
         self._before_mlp = RMSNorm(context, f"{name}.ffn_norm", size, _norm(spec))
 
-    def __call__(self, streams: Tensor, token_ids: Tensor, step: StepContext, places: dict[int, RowPlaces]) -> Tensor:
+    def __call__(self, streams: Tensor, token_ids: Tensor, step: StepContext, places: StepPlaces) -> Tensor:
         """`streams` [num_tokens, num_streams, hidden]; the last layer returns those of the wanted tokens alone."""
         share, mix, x = self._around_attention.collapse(streams)
-        own = [self._places(step, number, places) for number in range(len(self.attention.kv))]
+        own = [places.of(self._place.number + number) for number in range(len(self.attention.kv))]
         out = self.attention(self._before_attention(x), step, own)
         if self._place.is_last and step.wanted is not None:
             wanted = step.wanted.tokens
@@ -129,13 +129,6 @@ class _Layer:
         streams = self._around_attention.expand(streams, share, mix, out)
         share, mix, x = self._around_mlp.collapse(streams)
         return self._around_mlp.expand(streams, share, mix, self.mlp(self._before_mlp(x), token_ids))
-
-    def _places(self, step: StepContext, number: int, found: dict[int, RowPlaces]) -> RowPlaces:
-        """Those in the KV group of one of the layer's caches, made once a step."""
-        group = step.caches[self._place.number + number].group
-        if group not in found:
-            found[group] = RowPlaces(step.attention[group], step.positions)
-        return found[group]
 
 
 class _Mixture:
