@@ -13,6 +13,7 @@ from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, parts_
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
+from quire.ops.recurrent import GateActivation
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,13 @@ class GatedDeltaNet(RecurrentLayer):
         *,
         conv_parts: Sequence[Part] | None = None,
         beta_scale: float = 1.0,
+        gate_activation: GateActivation = "silu",
     ) -> None:
         """`parts` are the rank's queries, keys, values, output gates, then `b` (for beta) and `a` (for the decay).
 
         `conv_parts` are the channels of its queries, keys and values; None: in one convolution. `eps` is the norm's,
-        `beta_scale` as for `gated_delta_rule`.
+        `beta_scale` as for `gated_delta_rule`,
+        `gate_activation` that of the output gates.
         """
         name = f"{place.name}.linear_attn"
         super().__init__(context, place)
@@ -77,6 +80,7 @@ class GatedDeltaNet(RecurrentLayer):
         self._norm = context.read(f"{name}.norm.weight", (shape.value_dim,))
         self._eps = eps
         self._beta_scale = beta_scale
+        self._gate_activation: GateActivation = gate_activation
         self._out = RowLinear(context, f"{name}.out_proj", shape.value_size, shape.hidden_size, values._replace(dim=1))
         self.state = LayerState(
             (self._conv.state_shape, (self._num_heads, shape.key_dim, shape.value_dim)), (context.dtype, torch.float32)
@@ -101,5 +105,7 @@ class GatedDeltaNet(RecurrentLayer):
         )
         out, gate = self.outputs_of(out.flatten(1), step), self.outputs_of(gate, step)
         out, gate = (part.unflatten(1, (-1, self._value_dim)) for part in (out, gate))
-        out = self._ops.recurrent.gated_rms_norm(out, gate, self._norm, self._eps, gate_first=False)
+        out = self._ops.recurrent.gated_rms_norm(
+            out, gate, self._norm, self._eps, gate_first=False, activation=self._gate_activation
+        )
         return self._out(out.flatten(1))

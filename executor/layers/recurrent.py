@@ -43,7 +43,7 @@ class RecurrentLayer(ABC):
 
 
 class CausalConv1d:
-    """A convolution of each channel over its last `width` tokens.
+    """A convolution of each channel over its last tokens.
 
     Attributes:
         size: this rank's channels.
@@ -58,11 +58,20 @@ class CausalConv1d:
         *,
         bias: bool = False,
         activation: Literal["silu"] | None = "silu",
+        dilation: int = 1,
     ) -> None:
-        """`parts` are the rank's channels of the checkpoint's convolutions, in the order of the inputs."""
+        """`parts` are the rank's channels of the checkpoint's convolutions, in the order of the inputs.
+
+        The convolution sees every `dilation`-th token: so it is one of `(width - 1) * dilation + 1` tokens, whose other
+        weights are zeros.
+        """
         weights = [context.read(f"{part.name}.weight", (part.out_features, 1, width), part.shard) for part in parts]
         self._ops = context.ops
         self._weight = torch.cat(weights).flatten(1).T.contiguous()
+        if dilation > 1:
+            own = self._weight
+            self._weight = own.new_zeros((width - 1) * dilation + 1, own.shape[1])
+            self._weight[::dilation] = own
         self._bias: Tensor | None = None
         if bias:
             self._bias = torch.cat(
@@ -70,7 +79,7 @@ class CausalConv1d:
             )
         self._activation = activation
         self.size = self._weight.shape[1]
-        self.state_shape = (width - 1, self.size)
+        self.state_shape = (len(self._weight) - 1, self.size)
 
     def __call__(self, x: Tensor, state: Tensor, rows: StateRows) -> Tensor:
         """`x` [num_tokens, size] → [num_tokens, size]; `state` [num_slots, *state_shape] is overwritten."""

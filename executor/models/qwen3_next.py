@@ -29,7 +29,7 @@ class _Qwen3NextDecoder(PairedDecoder):
         make_mlp: MLPMaker,
     ) -> None:
         config, kinds = spec.hf_config, layer_kinds(_layer_types(spec), spec)
-        norm, shape = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True), _delta_shape(spec)
+        norm, shape = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True), delta_shape(spec)
         rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.25, **config}, spec.head_dim)
         bias = config.get("attention_bias", False)
 
@@ -50,7 +50,7 @@ class Qwen3_5ForCausalLM(_Qwen3NextDecoder):
     """Dense, with a projection each for what a delta rule reads."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        super().__init__(spec, context, _parts_one_by_one, mlp_maker(spec, context))
+        super().__init__(spec, context, parts_one_by_one, mlp_maker(spec, context))
 
 
 class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
@@ -59,7 +59,7 @@ class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
     SIZES = ("max_position_embeddings",)
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        super().__init__(spec, context, _parts_one_by_one, mixture_maker(spec, context, renormalise=True))
+        super().__init__(spec, context, parts_one_by_one, mixture_maker(spec, context, renormalise=True))
 
 
 class Qwen3NextForCausalLM(_Qwen3NextDecoder):
@@ -69,7 +69,7 @@ class Qwen3NextForCausalLM(_Qwen3NextDecoder):
         super().__init__(spec, context, _parts_by_key_head, sparse_mlps(spec, context, mixture_maker(spec, context)))
 
 
-def _parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
+def parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
     """Queries, keys and values in one projection; gates, b and a in one each."""
     heads = context.shard(0, shape.num_value_heads, "linear attention heads")
     return [
@@ -110,7 +110,12 @@ def _mixed_and_gates(context: ModelContext, name: str, shape: DeltaShape) -> lis
     ]
 
 
-def _delta_shape(spec: ModelSpec) -> DeltaShape:
+def delta_shape(spec: ModelSpec) -> DeltaShape:
+    """The sizes that a model's delta rules share.
+
+    Raises:
+        ModelLoadError: value heads cannot be divided among key heads.
+    """
     config: dict[str, Any] = spec.hf_config
     shape = DeltaShape(
         spec.hidden_size,
