@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.latent import LatentOperations
+from quire.ops.latent import LatentOperations, Selection
 from quire.ops.quantised import QuantisedWeight
 from quire.ops.recurrent import RecurrentOperations
 from quire.ops.routing import Router
@@ -345,6 +345,13 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
 
         The keys and values of the step's new tokens must have been written. Query head h reads KV head
         h // (num_heads / num_kv_heads). `form.chunks` is "own", so that each token sees itself.
+        """
+
+    @abstractmethod
+    def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
+        """Like `attention`, of each token to those tokens alone that are selected for it, itself among them.
+
+        Slots past a token's count are those of tokens that have been written.
         """
 
     @abstractmethod

@@ -98,11 +98,19 @@ class LatentOperations(ABC, Generic[Batch]):
         `cache` [num_pages, block_size, size] has the keys, those of the step's new tokens included.
         """
 
-    @abstractmethod
     def select_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> CacheRows:
+        """The rows that `best_rows` finds."""
+        if rows.slots.shape[1] <= top_k:
+            return rows
+        best = self.best_rows(q, weights, rows, top_k=top_k, scale=scale)
+        return CacheRows(rows.cache, rows.slots.gather(1, best), rows.counts.clamp_max(top_k))
+
+    @abstractmethod
+    def best_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> Tensor:
         """The `top_k` rows of the highest scores, of those that a token may see, in their order; all if not more.
 
-        `rows` have the index keys. Scores, `q` and `weights` are as for `select_tokens`.
+        `rows` have the index keys. Scores, `q` and `weights` are as for `select_tokens`. Returns columns of
+        `rows.slots`, [num_tokens, at most top_k] int64. Past a token's count they are any.
         """
 
     @abstractmethod

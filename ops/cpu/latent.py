@@ -101,8 +101,8 @@ class NativeLatent(LatentOperations[NativePlan]):
                 return Selection(slots, counts)
         return self._fallbacks.run(self._eager.select_tokens, q, weights, cache, batch, top_k=top_k, scale=scale)
 
-    def select_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> CacheRows:
-        return self._eager.select_rows(q, weights, rows, top_k=top_k, scale=scale)
+    def best_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> Tensor:
+        return self._eager.best_rows(q, weights, rows, top_k=top_k, scale=scale)
 
     def attend_rows(self, q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, *, scale: float) -> Tensor:
         return self._eager.attend_rows(q, rows, sinks, scale=scale)

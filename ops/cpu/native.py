@@ -38,6 +38,7 @@ from quire.ops.cpu.widened import Panels, WidenedLinear, WidenedWeight
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantised import QuantisedLayer
+from quire.ops.latent import Selection
 from quire.ops.quantised import QuantisedWeight
 from quire.ops.routing import Router
 from quire.ops.stored import StoredWeight
@@ -322,6 +323,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     def attention(self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm) -> Tensor:
         out = self._attend(q, kv_cache, batch, form, None)
         return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, form) if out is None else out
+
+    def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
+        return self._eager.selected_attention(q, kv_cache, selection, scale=scale)
 
     def partial_attention(
         self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm

@@ -31,7 +31,9 @@ from quire.ops.eager.quantised import QuantisedLayer, WidenedLinear
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.routing import route
 from quire.ops.eager.sampling import EagerSampling
+from quire.ops.eager.selection import attend_tokens
 from quire.ops.eager.streams import EagerStreams
+from quire.ops.latent import Selection
 from quire.ops.quantised import QuantisedWeight
 from quire.ops.routing import Router
 
@@ -229,6 +231,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
         return attend(q, kv_cache, batch, form)
+
+    def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
+        return attend_tokens(q, lambda slots: self.read_kv(kv_cache, slots), kv_cache.shape[2], selection, scale)
 
     def partial_attention(
         self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm

@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
-from quire.ops.eager.selection import attend_rows, attend_selected, select_rows, select_tokens
+from quire.ops.eager.selection import attend_rows, attend_selected, best_rows, select_tokens
 from quire.ops.latent import CacheRows, LatentOperations, Selection
 
 
@@ -53,8 +53,8 @@ class EagerLatent(LatentOperations[AttentionPlan]):
     ) -> Selection:
         return select_tokens(q, weights, cache, batch, top_k, scale)
 
-    def select_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> CacheRows:
-        return select_rows(q, weights, rows, top_k, scale)
+    def best_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> Tensor:
+        return best_rows(q, weights, rows, top_k, scale)
 
     def attend_rows(self, q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, *, scale: float) -> Tensor:
         return attend_rows(q, rows, sinks, scale)

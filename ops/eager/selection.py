@@ -1,6 +1,6 @@
 """Attention to chosen tokens (arXiv:2512.02556, section 2.1) in plain torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -73,19 +73,42 @@ def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Sele
     return out
 
 
-def select_rows(q: Tensor, weights: Tensor, rows: CacheRows, top_k: int, scale: float) -> CacheRows:
-    """See `LatentOperations.select_rows`."""
-    if rows.slots.shape[1] <= top_k:
-        return rows
-    slots = rows.slots.new_empty(len(q), top_k)
+def attend_tokens(
+    q: Tensor,
+    read_kv: Callable[[Tensor], tuple[Tensor, Tensor]],
+    num_kv_heads: int,
+    selection: Selection,
+    scale: float,
+) -> Tensor:
+    """See `Backend.selected_attention`; `read_kv` is `Backend.read_kv` of the cache."""
+    (num_tokens, _, head_dim), most = q.shape, selection.slots.shape[1]
+    queries = q.view(num_tokens, num_kv_heads, -1, head_dim)
+    step = max(1, attention_plan.WORKSPACE_BYTES // (most * num_kv_heads * head_dim * q.element_size()))
+    hidden = torch.arange(most, device=q.device) >= selection.counts.unsqueeze(1)
+    out = torch.empty_like(queries)
+    for begin in range(0, num_tokens, step):
+        part = slice(begin, begin + step)
+        slots = selection.slots[part].long()
+        keys, values = (x.to(q.dtype).unflatten(0, slots.shape).transpose(1, 2) for x in read_kv(slots.flatten()))
+        scores = torch.matmul(queries[part], keys.transpose(2, 3))  # [tokens, num_kv_heads, heads a KV head, most]
+        if q.dtype == torch.float16:
+            scores.clamp_(-65504, 65504)
+        scores = (scores.float() * scale).masked_fill_(hidden[part, None, None], float("-inf"))
+        out[part] = torch.matmul(torch.softmax(scores, dim=-1).to(q.dtype), values)
+    return out.view(q.shape)
+
+
+def best_rows(q: Tensor, weights: Tensor, rows: CacheRows, top_k: int, scale: float) -> Tensor:
+    """See `LatentOperations.best_rows`."""
+    found = rows.slots.new_empty(len(q), min(top_k, rows.slots.shape[1]))
     for part in _parts(rows):
         keys, hidden = _gathered(rows, part, torch.float32)
         scores = torch.bmm(q[part].float(), keys.transpose(1, 2)).mul_(scale).relu_()
         scores = scores.mul_(weights[part].float().unsqueeze(-1)).sum(dim=1).masked_fill_(hidden, float("-inf"))
         best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
         best = best.masked_fill(hidden.gather(1, best), hidden.shape[1]).sort(dim=-1).values
-        slots[part] = rows.slots[part].gather(1, best.clamp_max(hidden.shape[1] - 1))
-    return CacheRows(rows.cache, slots, rows.counts.clamp_max(top_k))
+        found[part] = best.clamp_max(hidden.shape[1] - 1)
+    return found
 
 
 def attend_rows(q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, scale: float) -> Tensor:

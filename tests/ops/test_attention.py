@@ -12,6 +12,7 @@ from quire.ops.backend import AttentionForm, Backend
 from quire.ops.cache_rows import LARGEST_CODE, decode, encode
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import Sight
+from quire.ops.latent import Selection
 
 torch.set_num_threads(1)
 
@@ -221,6 +222,26 @@ def test_any_head_dim(ops: Backend, head_dim: int, dtype: torch.dtype) -> None:
     step = Step(ops, [(1, 1), (1, 70), (20, 90), (65, 65)], head_dim=head_dim, dtype=dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(step.run().double(), step.expected(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("workspace", [attention_plan.WORKSPACE_BYTES, 5000])
+def test_attention_to_selected_tokens(
+    own_native: Backend, workspace: int, cache_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest tokens and themselves: a window."""
+    monkeypatch.setattr(attention_plan, "WORKSPACE_BYTES", workspace)
+    step, window = Step(own_native, [(5, 40), (1, 3), (20, 20)], cache_dtype=cache_dtype, page_gap=64), 7
+    rows = zip(step.query_lens, step.seq_lens, step.block_tables, strict=True)
+    places = [(torch.arange(stop - count, stop), torch.from_numpy(table)) for count, stop, table in rows]
+    slots = []
+    for own, table in places:
+        seen = ((own - window + 1).clamp(min=0).unsqueeze(1) + torch.arange(window)).minimum(own.unsqueeze(1))
+        slots.append(table[seen // 16] * 16 + seen % 16)
+    counts = torch.cat([own for own, _ in places]).add(1).clamp(max=window)
+    selection = Selection(torch.cat(slots).int(), counts)
+    got = own_native.selected_attention(step.q, step.kv_cache, selection, scale=step.scale)
+    torch.testing.assert_close(got.double(), step.expected(window), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
