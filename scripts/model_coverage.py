@@ -148,8 +148,6 @@ def page(results: dict[str, Result]) -> str:
 WITHOUT_A_PATH = {
     "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams beside the "
     "tokens' own, and its code takes a whole prompt or one token",
-    "qwen4_exp_text": "an experiment whose layers keep averages of keys, by which they choose tokens, and hashes of "
-    "the latest tokens; Quire has no file for it yet",
     "reformer": "random hashes of the whole sequence say which tokens see each other, in chunks of a fixed length, and "
     "what it keeps of them are hidden states",
     "xlnet": "predicts in a second stream, in the place of an empty token at the end; all tokens see each other, and "

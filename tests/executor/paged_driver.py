@@ -124,7 +124,8 @@ class PagedDriver:
         self.groups = layout.groups
         self.states = states.allocate(num_requests)
         for tensor in (tensor for layer in self.states for tensor in layer):
-            tensor.fill_(torch.nan)  # a new request ignores what its slot holds
+            # A new request ignores what its slot holds.
+            tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
         pages_each = -(-max_tokens // block_size)
         order = np.random.default_rng(0).permutation(len(self.groups) * num_requests * pages_each) + 1
         self.block_tables = order.reshape(len(self.groups), num_requests, pages_each)

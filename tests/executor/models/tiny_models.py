@@ -87,7 +87,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": {
         "layer_types": ["linear_attention", "indexed_attention"] * 2, "linear_key_head_dim": 16,
         "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "hc_lowrank": 16,
-        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
+        "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
         "indexer_compress_ratio": 4, "ple_layer_ids": [1, 3], "ngram_vocab_size_base": 50, "heads_per_ngram": 2,
         "eos_token_id": 2, "make_ngram_vocab_size_divisible_by": 4, "split_ngram_parts": 2,
     },

@@ -98,6 +98,7 @@ PARTITIONS: dict[str, list[int]] = {
     "mamba2": [3, 1],
     "nemotron-h-experts": [2, 2],
     "qwen3.5-moe": [3, 1],
+    "qwen4-exp": [2, 2],
     "recurrent-gemma": [2, 2],
     "rwkv": [1, 3],
     "zamba2": [1, 1, 1],

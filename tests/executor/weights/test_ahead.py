@@ -27,6 +27,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "ernie4_5_moe": ({"num_nextn_predict_layers": 1}, [f"model.mtp_block.0.{LAYER}", "model.mtp_linear_proj.0.weight"]),
     "qwen2": ({"num_nextn_predict_layers": 1}, [f"model.mtp_layers.0.{LAYER}"]),  # as MiMo has
     "qwen3-next": ({}, ["mtp.fc.weight", f"mtp.layers.0.{LAYER}"]),
+    "qwen4-exp": ({}, ["mtp.fc.weight", f"mtp.layers.0.{LAYER}"]),
     "qwen3.5": ({"mtp_num_hidden_layers": 1}, ["mtp.fc.weight", f"mtp.layers.0.{LAYER}"]),
 }
 
@@ -37,7 +38,7 @@ def test_they_are_told_and_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     fields, names = FAMILIES[family]
-    is_hybrid = family.startswith("qwen3")
+    is_hybrid = family.startswith(("qwen3", "qwen4"))
     plain = request.getfixturevalue("folder")(family) if is_hybrid else checkpoint(family, num_hidden_layers=2)
     own = tmp_path / "with more layers"
     shutil.copytree(plain, own)
