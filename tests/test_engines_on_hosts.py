@@ -17,11 +17,11 @@ from tests.servers import ServerProcess, free_port
 @pytest.fixture(scope="module")
 def hosts(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Node 0 with engine 0, and a node with engine 1."""
-    where = ["--data-parallel-size", "2", "--data-parallel-size-local", "1"]
+    where = ["--data-parallel-size", "2", "--nnodes", "2"]
     where += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_port())]
     options = ["--num-gpu-blocks-override", "600", "--served-model-name", "tiny", "--max-num-seqs", "8"]
     options += ["--api-server-count", "2"]
-    folder, number = tmp_path_factory.mktemp("hosts"), ["--data-parallel-start-rank", "1", "--max-num-seqs", "9"]
+    folder, number = tmp_path_factory.mktemp("hosts"), ["--node-rank", "1", "--max-num-seqs", "9"]
     made = Hosts(folder, checkpoint("llama"), where, number, options)
     try:
         made.server.wait_until_ready()

@@ -11,6 +11,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.logging import get_logger
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.engine_node import EngineNode
+from quire.frontend.launch.layout import divide_engines
 from quire.frontend.launch.nodes import engines_node_start, node_start
 
 logger = get_logger(__name__)
@@ -42,10 +43,11 @@ def run_node(args: EngineArgs) -> None:
     folder = model_source.find_model(args.model, args.load)
     if ignored := ignored_options(args):
         logger.info("node 0 decides what this node ignores on its own command line: %s", ", ".join(ignored))
-    if args.parallel.data_parallel_size > 1:
-        uvloop.run(EngineNode(engines_node_start(args.parallel, folder, args.observability.logging)).run())
+    parallel = divide_engines(args.parallel)
+    if parallel.data_parallel_size > 1:
+        uvloop.run(EngineNode(engines_node_start(parallel, folder, args.observability.logging)).run())
         return
-    start = node_start(args.parallel, folder, args.observability.logging)
+    start = node_start(parallel, folder, args.observability.logging)
     fd = os.memfd_create("quire-node")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.msgpack.encode(start))

@@ -1,9 +1,56 @@
 """How the options divide a model: the layout of an engine's workers, and which engines are on which host."""
 
+from msgspec.structs import replace
+
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.parallel import EplbConfig, ExpertPlacement, ParallelConfig
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace, Layout
+
+
+def divide_engines(asked: ParallelConfig) -> ParallelConfig:
+    """The options of a host that says with `--nnodes` which engines it runs, as options for engines on several hosts.
+
+    The hosts have equally many engines, in the order of the nodes' numbers, as in vLLM. Other options stay as they are.
+
+    Raises:
+        ConfigError: the options contradict each other.
+    """
+    nodes, engines, number = asked.nnodes, asked.data_parallel_size, asked.node_rank
+    if nodes == 1 or engines == 1:
+        return asked
+    if engines % nodes:
+        raise ConfigError(
+            f"--nnodes {nodes} does not divide the {engines} engines of --data-parallel-size evenly: each engine is on "
+            "one host then. Lower --nnodes, or raise --data-parallel-size to a multiple of it."
+        )
+    if number >= nodes:
+        raise ConfigError(f"--node-rank {number} is not below --nnodes {nodes}; nodes are numbered from 0.")
+    local = engines // nodes
+    start = number * local
+    if asked.data_parallel_size_local not in (None, local) or asked.data_parallel_start_rank not in (None, start):
+        raise ConfigError(
+            f"--nnodes {nodes} and --node-rank {number} give this host engines {start} to {start + local - 1}: leave "
+            "out --data-parallel-size-local and --data-parallel-start-rank, or --nnodes."
+        )
+    alone = asked.data_parallel_external_lb or asked.data_parallel_rank is not None
+    if alone and (local > 1 or asked.data_parallel_rank not in (None, number)):
+        raise ConfigError(
+            f"--data-parallel-external-lb has one engine on each host, numbered as the host: give --nnodes {engines} "
+            f"and as --node-rank the engine's number, or leave out --nnodes."
+        )
+    if number and not (asked.headless or alone or asked.data_parallel_hybrid_lb):
+        raise ConfigError(f"--node-rank {number} needs --headless: node 0 alone serves.")
+    backend = "ray" if asked.distributed_executor_backend == "ray" else asked.data_parallel_backend
+    return replace(
+        asked,
+        nnodes=1,
+        node_rank=0,
+        data_parallel_size_local=None if alone else local,
+        data_parallel_start_rank=None if alone else start,
+        data_parallel_rank=number if alone else None,
+        data_parallel_backend=backend,
+    )
 
 
 def layout_of(asked: ParallelConfig) -> Layout:
@@ -26,11 +73,6 @@ def layout_of(asked: ParallelConfig) -> Layout:
         raise ConfigError(
             f"--nnodes {layout.nodes} does not divide the {layout.num_workers} workers of the model evenly; raise "
             "--tensor-parallel-size or --pipeline-parallel-size, or lower --nnodes."
-        )
-    if layout.nodes > 1 and layout.data > 1:
-        raise ConfigError(
-            "--nnodes spreads the workers of one engine, and --data-parallel-size asks for several engines: give "
-            "one of the two."
         )
     if tensor % context:
         raise ConfigError(

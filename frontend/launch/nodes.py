@@ -52,12 +52,10 @@ def engines_head_start(parallel: ParallelConfig, folder: Path) -> HeadStart:
 
 def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
     """What a headless node with whole engines is told. Raises ConfigError as `node_start` does."""
-    if parallel.nnodes > 1:
-        raise ConfigError("--nnodes is for the workers of one engine; leave it out with --data-parallel-size.")
     if parallel.data_parallel_start_rank is None or parallel.data_parallel_size_local is None:
         raise ConfigError(
-            "--headless with --data-parallel-size needs --data-parallel-start-rank and --data-parallel-size-local: "
-            "which engines this host runs."
+            "--headless with --data-parallel-size needs --nnodes and --node-rank, or --data-parallel-start-rank "
+            "and --data-parallel-size-local: which engines this host runs."
         )
     head, port = _engines_address(parallel)
     address = own_address(head)

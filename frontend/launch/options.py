@@ -16,6 +16,7 @@ from quire.frontend.launch import device
 from quire.frontend.launch.layout import (
     check_heads,
     check_sharing,
+    divide_engines,
     engine_places,
     expert_placement,
     layout_of,
@@ -38,6 +39,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         ConfigError: options that contradict each other or the checkpoint.
     """
     kind = device.choose(args.device.device) if gpu_bytes is None else "cuda"
+    args = msgspec.structs.replace(args, parallel=divide_engines(args.parallel))
     layout = layout_of(args.parallel)
     is_alone = layout.num_workers == 1 and not layout.shares_experts
     backend = args.parallel.distributed_executor_backend or ("uni" if is_alone else "mp")

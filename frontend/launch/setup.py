@@ -12,7 +12,7 @@ from quire.core.logging import get_logger, level
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch import environment
 from quire.frontend.launch.launcher import EngineLauncher
-from quire.frontend.launch.layout import engine_places, remote_places
+from quire.frontend.launch.layout import divide_engines, engine_places, remote_places
 from quire.frontend.launch.nodes import engines_head_start, head_start
 from quire.frontend.launch.options import UsageContext, resolve
 from quire.frontend.launch.ray_nodes import RayNodes
@@ -40,6 +40,7 @@ class EngineSetup:
             ConfigError: an option, an environment variable or the checkpoint is wrong.
         """
         _check_environment()
+        args = replace(args, parallel=divide_engines(args.parallel))
         folder = model_source.find_model(args.model, args.load)
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)

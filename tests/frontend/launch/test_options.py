@@ -12,7 +12,7 @@ from quire.core.config.parallel import EplbConfig, ParallelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace
-from quire.frontend.launch.layout import engine_places, remote_places
+from quire.frontend.launch.layout import divide_engines, engine_places, layout_of, remote_places
 from quire.frontend.launch.options import resolve
 
 SPEC = ModelSpec(
@@ -130,3 +130,40 @@ def test_engines_that_a_server_does_not_run_are_on_other_hosts_unless_it_does_no
     options = {"data_parallel_size": 2, "data_parallel_size_local": 0}
     assert remote_places(ParallelConfig(**options)) == [EnginePlace(0), EnginePlace(1)]
     assert resolve(EngineArgs.from_flat(**options), SPEC, "server").served_engines == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "here", "elsewhere"),
+    [
+        ({"data_parallel_size": 2, "tensor_parallel_size": 2}, [EnginePlace(0)], [EnginePlace(1)]),
+        (
+            {"data_parallel_size": 4, "node_rank": 1, "headless": True},
+            [EnginePlace(2, 0, 2), EnginePlace(3, 1, 2)],
+            [EnginePlace(0), EnginePlace(1)],
+        ),
+        (
+            {"data_parallel_size": 4, "node_rank": 1, "data_parallel_hybrid_lb": True},
+            [EnginePlace(2, 0, 2), EnginePlace(3, 1, 2)],
+            [],
+        ),
+        ({"data_parallel_size": 2, "node_rank": 1, "data_parallel_external_lb": True}, [EnginePlace(1)], []),
+        ({"data_parallel_size": 3}, "does not divide the 3 engines", None),
+        ({"data_parallel_size": 2, "node_rank": 2, "headless": True}, "2 is not below --nnodes 2", None),
+        ({"data_parallel_size": 2, "node_rank": 1}, "1 needs --headless", None),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 1}, "give this host engines 0 to 1", None),
+        ({"data_parallel_size": 2, "node_rank": 1, "data_parallel_rank": 0}, "numbered as the host", None),
+        ({"data_parallel_size": 4, "data_parallel_external_lb": True}, "one engine on each host", None),
+    ],
+)
+def test_engines_are_divided_evenly_among_nodes(
+    options: dict[str, Any], here: list[EnginePlace] | str, elsewhere: list[EnginePlace] | None
+) -> None:
+    asked = ParallelConfig(nnodes=2, **options)
+    if isinstance(here, str):
+        with pytest.raises(ConfigError, match=here):
+            divide_engines(asked)
+        return
+    divided = divide_engines(asked)
+    assert (engine_places(divided), remote_places(divided)) == (here, elsewhere)
+    assert layout_of(divided).nodes == 1  # of each engine
+    assert divide_engines(divided) == divided
