@@ -1,6 +1,6 @@
 """Attention of a Transformers model over our pages: the function that its modules call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import LayerKV, kept_tokens
+from quire.executor.layers.attention import AttentionKV, LayerKV, kept_tokens
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.heads import Attention
+from quire.executor.models.transformers.latents import LatentAttention
 from quire.executor.models.transformers.masks import Visible
 from quire.executor.models.transformers.probe import AttentionCall, run_backbone
 from quire.executor.models.transformers.program import Program
@@ -28,26 +30,32 @@ class PagedAttention:
     """Knows the layers by the order in which a forward pass calls it: each call has its own cache.
 
     Attributes:
-        kv: the keys and values that each layer keeps of a sequence.
+        kv: the keys and values, or latents, that each layer keeps of a sequence.
         states: none.
         run_part: how a call of attention is run while a program is made (see `tracing.py`), else None.
     """
 
-    def __init__(self, context: ModelContext, calls: list[AttentionCall]) -> None:
-        """`calls` are those of a dry run on this rank.
+    def __init__(
+        self, context: ModelContext, calls: list[AttentionCall], expansions: Mapping[nn.Module, parts.Expansion]
+    ) -> None:
+        """`calls` are those of a dry run on this rank; `expansions` stand for the layers that expand latents.
 
         Raises:
             ModelLoadError: attention of a form that the operations lack.
         """
         self._rank = context.group.rank
-        self._layers = [
-            Attention(context.ops, number, form_of(call), max(call.key_dim, call.value_dim))
-            for number, call in enumerate(calls)
-        ]
-        self.kv = [
-            LayerKV(call.num_kv_heads, layer.head_dim, kept_tokens(layer.form))
-            for call, layer in zip(calls, self._layers, strict=True)
-        ]
+        self._layers: list[Attention | LatentAttention] = []
+        self.kv: list[AttentionKV] = []
+        for number, call in enumerate(calls):
+            form = form_of(call)
+            if call.expansion is not None:
+                latent = LatentAttention(context.ops, number, form.scale, expansions[call.expansion.linear])
+                self._layers.append(latent)
+                self.kv.append(latent.kv)
+            else:
+                head_dim = max(call.key_dim, call.value_dim)
+                self._layers.append(Attention(context.ops, number, form, head_dim))
+                self.kv.append(LayerKV(call.num_kv_heads, head_dim, kept_tokens(form)))
         self.states: Sequence[LayerState] = ()
         self._step: StepContext | None = None
         self._next = 0
@@ -73,10 +81,10 @@ class PagedAttention:
         assert self._step is not None
         layer, self._next = self._layers[self._next], self._next + 1
         sinks = arguments.get("s_aux")
-        if sinks is not None and layer.form.sinks is None:
+        if sinks is not None and isinstance(layer, Attention) and layer.form.sinks is None:
             layer.form = layer.form._replace(sinks=self._own(sinks, query.shape[1]))
         attend = partial(layer, self._step)
-        heads = query, key, value
+        heads = layer.inputs(query, key, value)
         return attend(*heads) if self.run_part is None else self.run_part(layer, attend, heads), None
 
     def _own(self, sinks: Tensor, num_heads: int) -> Tensor:
@@ -102,6 +110,12 @@ class FlatCode:
 
     def exchange_attention(self, program: Program, ops: Backend) -> None:
         """Nothing: the code calls ours."""
+
+
+def is_latent(call: AttentionCall) -> bool:
+    """Whether our latent attention computes what the call asks for."""
+    form = form_of(call)
+    return call.expansion is not None and call.arguments.get("s_aux") is None and form == AttentionForm(form.scale)
 
 
 def form_of(call: AttentionCall) -> AttentionForm:

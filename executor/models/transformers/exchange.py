@@ -35,10 +35,14 @@ class Exchange:
     findings: Findings
     splits: Mapping[nn.Module, Split]
 
-    def run(self) -> None:
-        """Exchanges all parts that have a counterpart. Others stay, with their parameters on the meta device."""
+    def run(self) -> dict[nn.Module, parts.Expansion]:
+        """Exchanges all parts that have a counterpart. Others stay, with their parameters on the meta device.
+
+        Returns what stands for the layers that expand latents into keys and values.
+        """
         names = {module: name for name, module in self.model.named_modules()}
         routers = self._exchange_experts(names)
+        expansions = self._exchange_expansions(names)
         self._exchange_ends(names)
         self._exchange_gated(names)
         self._exchange_fused(names)
@@ -53,6 +57,7 @@ class Exchange:
                 self._put(name, parts.PlainNorm(module, eps))
             elif name and not isinstance(module, parts.Part) and (activation := read_activation(module)) is not None:
                 self._put(name, parts.Activation(module, activation))
+        return expansions
 
     def _norm(self, name: str, module: nn.Module, form: NormForm) -> nn.Module:
         shape = tuple(module.get_parameter("weight").shape)
@@ -83,6 +88,27 @@ class Exchange:
             block = self.model.get_submodule(names[module].rpartition(".")[0])
             routers |= {each for each in block.modules() if is_linear(each) and sizes_of(each)[1] == num_experts}
         return routers
+
+    # ------------------------------------------------------------------------------------------------- latents
+
+    def _exchange_expansions(self, names: Mapping[nn.Module, str]) -> dict[nn.Module, parts.Expansion]:
+        """The layers that expand latents into keys and values."""
+        exchanged: dict[nn.Module, parts.Expansion] = {}
+        for call in self.findings.calls:
+            if call.expansion is None or call.expansion.linear in exchanged:
+                continue
+            linear, nope_head_dim = call.expansion
+            rank, num_outputs = sizes_of(linear)
+            split = self.splits[linear]
+            shard = split.shard if split.style == "column" else Shard(0, 0, num_outputs)
+            weight = self.context.read_numbers(Part(names[linear], num_outputs, shard), rank)
+            heads = weight.view(call.num_heads, nope_head_dim + call.value_dim, rank)
+            keys, values = heads.split((nope_head_dim, call.value_dim), dim=1)
+            exchanged[linear] = parts.Expansion(
+                keys.contiguous(), values.transpose(1, 2).contiguous(), call.key_dim - nope_head_dim
+            )
+            self._put(names[linear], exchanged[linear])
+        return exchanged
 
     # ---------------------------------------------------------------------------------------------- vocabulary
 

@@ -17,6 +17,7 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.base import Model
 from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.heads import fuse_heads
+from quire.executor.models.transformers.latents import fuse_latents
 from quire.executor.models.transformers.program import InStep, Program, Runner
 from quire.executor.models.transformers.rewriting import Rewriter, merge_projections, weigh_norms
 from quire.executor.models.transformers.routing import fuse_routers
@@ -151,6 +152,7 @@ class FastPath:
         weigh_norms(forward, ops, self._context.device)
         fuse_routers(forward, ops)
         fuse_heads(forward, ops, forward.inputs[1], self._context.device)
+        fuse_latents(forward, ops, forward.inputs[1], self._context.device)
         hidden_size = forward.metas[forward.output].shape[-1]
         Rewriter(forward, ops).run()
         if not self._part.is_last:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.program import Call, resolved
+from quire.executor.models.transformers.program import Call, InStep, resolved
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -28,6 +28,12 @@ def evaluated(calls: Sequence[Call], given: Mapping[int, Tensor], num_tokens: in
             if index is not None:
                 values[index] = each
     return values
+
+
+def is_layer(call: Call) -> bool:
+    """Whether a call is a layer with weights: what it makes is where a formula starts."""
+    is_part = isinstance(call.function, parts.Part) and not isinstance(call.function, parts.RMSNorm)
+    return is_part or isinstance(call.function, InStep)
 
 
 def examples(*shape: int) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.formulas import agree, examples
-from quire.executor.models.transformers.program import AttendingStep, Call, InStep, Program, Ref
+from quire.executor.models.transformers.formulas import agree, examples, is_layer
+from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
 from quire.executor.models.transformers.rotation import POSITIONS, Rotations, Turn, computed, ratio, read_turn
 from quire.ops.backend import AttentionForm, Backend
 
@@ -24,6 +24,10 @@ class Attention(AttendingStep):
     number: int  # of the layer's cache
     form: AttentionForm
     head_dim: int  # that the cache has
+
+    def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What it is called with, of what the class's code attends to."""
+        return query, key, value
 
     def __call__(
         self, step: StepContext, query: Tensor, key: Tensor, value: Tensor, *, is_last: bool = False
@@ -110,7 +114,7 @@ def _read_form(program: Program, call: Call, positions: int) -> _Form | None:
     head_dim, num_heads, num_kv_heads = sizes[0][3], sizes[0][1], sizes[1][1]
     if any(size[3] != head_dim for size in sizes) or call.function.head_dim != head_dim:  # type: ignore[attr-defined]
         return None
-    calls, starts = program.slice_to([ref.index for ref in call.args], _is_layer)
+    calls, starts = program.slice_to([ref.index for ref in call.args], is_layer)
     starts.discard(positions)
     num_all = num_heads + 2 * num_kv_heads
     if len(starts) != 1 or program.metas[min(starts)].shape[-1] != num_all * head_dim:
@@ -134,19 +138,13 @@ def _read_form(program: Program, call: Call, positions: int) -> _Form | None:
     return None if turn is None else _Form(source, turn, factor, norm)
 
 
-def _is_layer(call: Call) -> bool:
-    """Whether a call is a layer with weights: what it makes is where a formula starts."""
-    is_part = isinstance(call.function, parts.Part) and not isinstance(call.function, parts.RMSNorm)
-    return is_part or isinstance(call.function, InStep)
-
-
 def _read_norm(
     program: Program, call: Call, calls: Sequence[Call], num_heads: int, num_kv_heads: int
 ) -> tuple[Tensor, float] | None:
     """The weights of the norms of queries and keys, [num_heads + num_kv_heads, size], and their eps."""
     norms = []
     for ref, count in zip(call.args[:2], (num_heads, num_kv_heads), strict=True):
-        own, _ = program.slice_to([ref.index], _is_layer)
+        own, _ = program.slice_to([ref.index], is_layer)
         found = [each.function for each in own if isinstance(each.function, parts.RMSNorm)]
         if len(found) != 1 or len(found[0].weight) != program.metas[ref.index].shape[3]:
             return None

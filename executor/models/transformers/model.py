@@ -19,7 +19,7 @@ from quire.executor.layers.rotary import check_first_chunk
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.registry import ARCHITECTURES
-from quire.executor.models.transformers.attention import FlatCode, PagedAttention, form_of
+from quire.executor.models.transformers.attention import FlatCode, PagedAttention, is_latent
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
 from quire.executor.models.transformers.exchange import Exchange, transposed_weights
 from quire.executor.models.transformers.fast_path import FastPath, TracedCode
@@ -57,11 +57,11 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
             findings, plan, part = keep_stage(model, findings, plan, context.layers, spec.num_layers)
         except ModelLoadError as error:
             raise _refusal(spec, str(error)) from error
+    expansions = Exchange(model, own, findings, splits).run()
     if plan is None:
-        sequences: PagedAttention | Rows = PagedAttention(context, findings.calls)
+        sequences: PagedAttention | Rows = PagedAttention(context, findings.calls, expansions)
     else:
         sequences = Rows(plan, context.ops)
-    Exchange(model, own, findings, splits).run()
     fill(model, weights, context.device)
     built = TransformersModel(model, findings, sequences, own, spec.vocab_size, part)
     if plan is not None and context.device.type != "meta":
@@ -110,8 +110,7 @@ def _probe_flat(model: PreTrainedModel, outputs: dict[nn.Module, int]) -> Findin
         raise ModelLoadError("attention is computed in the class's own code")
     if findings.mixes_tokens:
         raise ModelLoadError("tokens mix outside of attention, or positions are counted")
-    for call in findings.calls:
-        form_of(call)
+    findings.calls = [call if is_latent(call) else replace(call, expansion=None) for call in findings.calls]
     return findings
 
 

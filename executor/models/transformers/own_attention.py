@@ -63,7 +63,8 @@ class RowCode:
     def exchange_attention(self, program: Program, ops: Backend) -> None:
         """See `TracedCode.exchange_attention`."""
         for keep in [call for call in program.calls if isinstance(call.function, Keep)]:
-            if not any(_exchange(program, keep, query, ops) for query in _queries(program, keep)):
+            is_latent = keep.function.layer.is_latent  # type: ignore[attr-defined]
+            if is_latent or not any(_exchange(program, keep, query, ops) for query in _queries(program, keep)):
                 raise Untraceable("it computes attention of an unknown form itself")
         program.drop_unused()
 

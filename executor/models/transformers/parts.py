@@ -137,6 +137,41 @@ class Experts(Part):
         return self._group.all_reduce(out).view(x.shape)
 
 
+class Expansion(Part):
+    """Stands for a layer that expands latents [..., rank] into all heads' keys and values, and returns zeros for them.
+
+    Attention makes keys and values of the latents itself, which are kept until then.
+
+    Attributes:
+        to_latent: [heads, size of what it gives a key, rank].
+        to_values: [heads, rank, size of a value].
+        shared_size: numbers of the key that all heads have behind their own.
+    """
+
+    def __init__(self, to_latent: Tensor, to_values: Tensor, shared_size: int) -> None:
+        super().__init__()
+        self.to_latent = to_latent
+        self.to_values = to_values
+        self.shared_size = shared_size
+        self._latents: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """Numbers of a latent."""
+        return self.to_latent.shape[2]
+
+    def forward(self, latents: Tensor) -> Tensor:
+        self._latents = latents
+        heads, size, _ = self.to_latent.shape
+        return latents.new_zeros(()).expand(*latents.shape[:-1], heads * (size + self.to_values.shape[2]))
+
+    def take(self) -> Tensor:
+        """The latents of the last call, which are let go."""
+        latents, self._latents = self._latents, None
+        assert latents is not None
+        return latents
+
+
 class Activation(Part):
     """A class's activation function of each number, which is one of ours; in a program, ours takes its place."""
 

@@ -7,7 +7,7 @@ speak of, and the second token's outputs depend on the first only if the model m
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from quire.core.errors import ModelLoadError
 from quire.executor.models.transformers.experts import GATE_UP
+from quire.executor.models.transformers.latents import Expansion, find_expansion
 from quire.executor.models.transformers.masks import Mask, Visible
 from quire.executor.models.transformers.rows import RowPlan, dry_cache, find_backbone, read_plan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor, takes
@@ -30,7 +31,11 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the attention function: its module, sizes on this rank, and what the module passed."""
+    """One call of the attention function: its module, sizes on this rank, and what the module passed.
+
+    Attributes:
+        expansion: the layer that made keys and values of latents, if the module used it for nothing else.
+    """
 
     module: nn.Module
     num_heads: int
@@ -39,6 +44,7 @@ class AttentionCall:
     value_dim: int
     mask: Visible | None  # None: the model showed no mask
     arguments: Mapping[str, Any]
+    expansion: Expansion | None = None
 
 
 @dataclass
@@ -53,6 +59,9 @@ class Findings:
         called: modules that ran, in the order in which they were first done.
         top_k: of modules with experts' weights, how many experts each token had.
         output: what the backbone returned.
+        recent: linear layers since the last attention, with what they returned.
+        expansions: of attention that is checked now; its queries and shared keys count as inputs of linear layers.
+        withholds: whether the layers of these expansions return zeros.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
@@ -63,6 +72,9 @@ class Findings:
     backbone: nn.Module | None = None
     output: Any = None
     mixes_tokens: bool = False
+    recent: list[tuple[nn.Module, Tensor]] = field(default_factory=list)
+    expansions: dict[nn.Module, Expansion] = field(default_factory=dict)
+    withholds: bool = False
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -97,9 +109,27 @@ def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
         alone = traced(findings, lambda: run_backbone(backbone, token_ids[:, 1:], positions[:, 1:]))
         counted = traced(findings, lambda: run_backbone(backbone, token_ids, torch.tensor([[0, 1]])))
         own_count = traced(findings, lambda: run_backbone(backbone, token_ids, None))
+        if not _expands_for_attention_alone(findings, ran.calls, lambda: run_backbone(backbone, token_ids, positions)):
+            ran.calls = [dataclasses.replace(call, expansion=None) for call in ran.calls]
     ran.output, ran.inputs = both.output, ran.inputs[:]
     ran.mixes_tokens = both.differs_from(alone) or counted.differs_from(own_count)
     return ran
+
+
+def _expands_for_attention_alone(findings: Findings, calls: Sequence[AttentionCall], run: Callable[[], Any]) -> bool:
+    """Whether nothing else changes in a run when the layers that expand latents return zeros."""
+    findings.expansions = {call.module: call.expansion for call in calls if call.expansion is not None}
+    if not findings.expansions:
+        return False
+    try:
+        before = traced(findings, run)
+        findings.withholds = True
+        return not traced(findings, run).differs_from(before)
+    except Exception:  # the code of a model may want to write into what it expands
+        return False
+    finally:
+        findings.withholds = False
+        findings.expansions = {}
 
 
 @dataclass
@@ -262,7 +292,18 @@ def _attend(
     if visible is not None and visible.is_bidirectional:
         raise ModelLoadError(f"{type(module).__name__} sees later tokens, which only a whole sequence has.")
     sizes = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
-    findings.calls.append(AttentionCall(module, *sizes, visible, arguments))
+    own = set(module.modules())
+    outputs = [(linear, out) for linear, out in findings.recent if linear in own]
+    findings.recent.clear()
+    expansion = findings.expansions.get(module)
+    if expansion is None and query.shape[1] == key.shape[1]:
+        expansion = find_expansion(outputs, key, value)
+    elif expansion is not None:
+        shared = key[:, :, :, expansion.nope_head_dim :]
+        findings.inputs.append((module, torch.cat((query, shared), dim=-1).transpose(1, 2).flatten(2)))
+        _, values = expansion.split(dict(outputs)[expansion.linear], key.shape[1])
+        value = values.unsqueeze(0)
+    findings.calls.append(AttentionCall(module, *sizes, visible, arguments, expansion))
     attended = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
     return attended.contiguous(), None  # dense, as from Transformers' own functions: some classes look at it by `view`
 
@@ -279,7 +320,10 @@ def _watch(linear: nn.Module, findings: Findings, num_outputs: int, undo: contex
         def forward(self, x: Tensor) -> Tensor:
             findings.inputs.append((self, x))
             weight = _wave(x.shape[-1], x.dtype).mul(x.shape[-1] ** -0.5)
-            return (x * weight).sum(-1, keepdim=True) * _wave(num_outputs, x.dtype)
+            out = (x * weight).sum(-1, keepdim=True) * _wave(num_outputs, x.dtype)
+            findings.recent.append((self, out))
+            is_withheld = findings.withholds and any(each.linear is self for each in findings.expansions.values())
+            return out.new_zeros(()).expand(out.shape) if is_withheld else out
 
     linear.__class__ = Watched
     undo.callback(setattr, linear, "__class__", plain)

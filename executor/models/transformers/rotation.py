@@ -150,7 +150,7 @@ def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call]) -> Turn | None:
             continue
         scale = ratio(got[..., : 2 * half], x[..., : 2 * half])
         for is_interleaved, frequencies in product((False, True), (each.float(), -each.float())):
-            pair = (_halves(got, half), _halves(x, half)) if is_interleaved else (got, x)
+            pair = (paired(got, half), paired(x, half)) if is_interleaved else (got, x)
             if agree(pair[0], _rotated(pair[1], frequencies, scale)):
                 return Turn(frequencies, scale, is_interleaved)
     return None
@@ -161,7 +161,7 @@ def ratio(got: Tensor, x: Tensor) -> float:
     return float((got[0] / x[0]).median())
 
 
-def _halves(x: Tensor, half: int) -> Tensor:
+def paired(x: Tensor, half: int) -> Tensor:
     """`x` with the pairs (2i, 2i + 1) of the first `2 * half` numbers of each head at (i, i + half)."""
     return torch.cat((x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]), dim=-1)
 

@@ -38,6 +38,7 @@ class LayerPlan:
         state: None: likewise of states.
         key_dim: numbers of a head's key; 0: it keeps none.
         value_dim: numbers of a head's value.
+        is_latent: keys and values are those of all heads, of other sizes, and lie in one row; see `LatentKV`.
         states: the kind and index of each state tensor, in the library's words.
         index_keys: like `kv`, of the keys by which the layer chooses the tokens that it attends to.
     """
@@ -48,6 +49,7 @@ class LayerPlan:
     value_dim: int = 0
     states: tuple[tuple[str, int], ...] = ()
     index_keys: int | None = None
+    is_latent: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,13 @@ def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
     for layer in cache.layers:
         kv_index = state_index = index_keys = None
         key_dim = value_dim = 0
+        is_latent = False
         kept: list[tuple[str, int]] = []
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is not None and keys.dim() == 4:
             kv_index, key_dim, value_dim = len(kv), keys.shape[3], values.shape[3]  # type: ignore[union-attr]
-            kv.append(LayerKV(keys.shape[1], max(key_dim, value_dim)))
+            is_latent = keys.shape[1] == 1 and key_dim != value_dim
+            kv.append(LatentKV(key_dim + value_dim) if is_latent else LayerKV(keys.shape[1], max(key_dim, value_dim)))
         chooses_by = getattr(layer, "indexer_keys", None) if isinstance(layer, DynamicIndexedLayer) else None
         if chooses_by is None:
             chooses_by = getattr(layer, "idx_keys", None)
@@ -116,7 +120,7 @@ def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
                 state_index = len(states)
                 shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors.values())
                 states.append(LayerState(shapes, tuple(tensor.dtype for tensor in tensors.values())))
-        layers.append(LayerPlan(kv_index, state_index, key_dim, value_dim, tuple(kept), index_keys))
+        layers.append(LayerPlan(kv_index, state_index, key_dim, value_dim, tuple(kept), index_keys, is_latent))
     return RowPlan(layers, kv, states, gives_positions)
 
 
@@ -236,6 +240,11 @@ class _Pages(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Stores new keys and values [1, heads, num_tokens, size]; returns those of all tokens."""
+        if self.layer.is_latent:
+            rows = torch.cat((key_states[0, 0], value_states[0, 0]), dim=-1)
+            kept = _stored_rows(self.ops, rows, self.pages, self.slots, self.past).view(1, 1, len(self.slots), -1)
+            keys, values = kept.tensor_split((self.layer.key_dim,), dim=3)
+            return keys, values
         size = max(self.layer.key_dim, self.layer.value_dim)
         k, v = (F.pad(x[0].transpose(0, 1), (0, size - x.shape[3])) for x in (key_states, value_states))
         self.ops.write_kv(k, v, self.pages, self.slots[self.past :])
@@ -244,10 +253,8 @@ class _Pages(CacheLayerMixin):
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Stores new index keys [1, num_tokens, size]; returns those of all tokens."""
-        self.ops.latent.store_rows(indexer_key_states[0], self.index_pages, self.index_slots[self.past :])
-        block_size = self.index_pages.shape[1]
-        keys = self.index_pages[self.index_slots // block_size, self.index_slots % block_size]
-        return keys.unsqueeze(0).to(indexer_key_states.dtype)
+        keys = _stored_rows(self.ops, indexer_key_states[0], self.index_pages, self.index_slots, self.past)
+        return keys.unsqueeze(0)
 
     def update_index(self, idx_k: Tensor) -> Tensor:
         """`update_indexer` of classes whose index keys are [1, 1, num_tokens, size]."""
@@ -261,6 +268,12 @@ class _Pages(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+def _stored_rows(ops: Backend, new: Tensor, pages: Tensor, slots: Tensor, past: int) -> Tensor:
+    """The rows in `slots` [num_tokens], in the dtype of `new`, the rows after the first `past`, which are stored."""
+    ops.latent.store_rows(new, pages, slots[past:])
+    return pages[slots // pages.shape[1], slots % pages.shape[1]].to(new.dtype)
 
 
 class _State(LinearAttentionLayer):

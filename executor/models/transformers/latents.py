@@ -1,0 +1,237 @@
+"""Multi-head latent attention of a class (arXiv:2405.04434, section 2.1), computed in the latent space.
+
+The class expands a latent of each token into the keys and values of all heads by one linear layer, and puts one more
+key, which all heads share, behind each head's key. The cache holds the latent and that key alone; the expansion is
+applied to queries and outputs instead, as in `quire.executor.layers.latent_attention`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from quire.executor.layers.attention import LatentKV
+from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers import parts
+from quire.executor.models.transformers.formulas import agree, examples, is_layer
+from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
+from quire.executor.models.transformers.rotation import (
+    POSITIONS,
+    Rotations,
+    Turn,
+    computed,
+    paired,
+    ratio,
+    read_turn,
+)
+from quire.ops.backend import Backend
+
+
+@dataclass(eq=False)
+class LatentAttention(AttendingStep):
+    """`query` [1, heads, num_tokens, size], latents [1, num_tokens, rank], the shared key [1, 1, num_tokens, rest].
+
+    Returns [1, num_tokens, heads, size of values]. What a head's query has of `size` before the last `rest` numbers
+    meets the key that is made of the latent.
+    """
+
+    ops: Backend
+    number: int  # of the layer's cache
+    scale: float
+    expansion: parts.Expansion
+
+    @property
+    def kv(self) -> LatentKV:
+        """What the layer keeps of a sequence."""
+        return LatentKV(self.expansion.rank + self.expansion.shared_size)
+
+    def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What it is called with, of what the class's code attends to; the values are zeros."""
+        shared = key[:, :1, :, key.shape[3] - self.expansion.shared_size :]
+        return query, self.expansion.take(), shared
+
+    def __call__(
+        self, step: StepContext, query: Tensor, latents: Tensor, shared: Tensor, *, is_last: bool = False
+    ) -> Tensor:
+        pages, group = step.caches[self.number]
+        rows = torch.cat((latents.reshape(len(step.positions), -1), shared[0, 0]), dim=-1)
+        self.ops.latent.store_rows(rows, pages, step.attention[group].slot_mapping)
+        q, rest = query[0].transpose(0, 1).split((query.shape[3] - shared.shape[3], shared.shape[3]), dim=2)
+        return attended(self, step, q, rest.contiguous(), is_last=is_last)
+
+
+@dataclass(eq=False)
+class RotatedLatentAttention(AttendingStep):
+    """The same of projections [1, num_tokens, heads * size] and [1, num_tokens, rank + rest], and cosines and sines."""
+
+    ops: Backend
+    number: int
+    scale: float
+    expansion: parts.Expansion
+    norm: tuple[Tensor, float]
+    is_interleaved: bool
+
+    def __call__(
+        self, step: StepContext, projected: Tensor, latents: Tensor, cos: Tensor, sin: Tensor, *, is_last: bool = False
+    ) -> Tensor:
+        pages, group = step.caches[self.number]
+        nope_head_dim = self.expansion.to_latent.shape[1]
+        q = projected[0].unflatten(1, (len(self.expansion.to_latent), -1))
+        rotated = self.ops.latent.rotate_and_store_latent(
+            q[..., nope_head_dim:], latents[0], self.norm, cos, sin, pages, step.attention[group].slot_mapping,
+            is_interleaved=self.is_interleaved,
+        )  # fmt: skip
+        return attended(self, step, q[..., :nope_head_dim], rotated, is_last=is_last)
+
+
+def attended(
+    layer: LatentAttention | RotatedLatentAttention, step: StepContext, q: Tensor, rest: Tensor, *, is_last: bool
+) -> Tensor:
+    """Attention of `q` [num_tokens, heads, size] and `rest`, its part that meets the shared key, whose rows are stored.
+
+    Returns [1, num_tokens, heads, size of values], or those of the wanted tokens.
+    """
+    pages, group = step.caches[layer.number]
+    batch, latent = step.attention[group], layer.ops.latent
+    if is_last:
+        assert step.wanted is not None
+        q, rest = (
+            layer.ops.take_rows(x.flatten(1), step.wanted.tokens).unflatten(1, x.shape[1:]) for x in (q, rest)
+        )  # fmt: skip
+        batch = step.wanted.attention[group]
+    q_latent = latent.head_linear(q, layer.expansion.to_latent)
+    out = latent.latent_attention(q_latent, rest, pages, batch, scale=layer.scale)
+    return latent.head_linear(out, layer.expansion.to_values).unsqueeze(0)
+
+
+# --------------------------------------------------------------------------------------------------------- dry runs
+
+
+class Expansion(NamedTuple):
+    """The layer that expands latents into keys and values, and how much of a head's outputs is its key."""
+
+    linear: nn.Module
+    nope_head_dim: int
+
+    def split(self, expanded: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+        """All heads' keys and values [heads, num_tokens, size], of its outputs for one sequence."""
+        heads = expanded.reshape(-1, num_heads, expanded.shape[-1] // num_heads).transpose(0, 1)
+        keys, values = heads.tensor_split((self.nope_head_dim,), dim=2)
+        return keys, values
+
+
+def find_expansion(outputs: Sequence[tuple[nn.Module, Tensor]], key: Tensor, value: Tensor) -> Expansion | None:
+    """The layer of which a class made `key` and `value` [1, heads, num_tokens, size], if it is latent attention.
+
+    Args:
+        outputs: linear layers of the class's attention, with their outputs in the dry run.
+    """
+    _, num_heads, num_tokens, value_dim = value.shape
+    for linear, expanded in outputs:
+        size = expanded.shape[-1] // num_heads
+        expansion = Expansion(linear, size - value_dim)
+        is_fit = expanded.numel() == num_tokens * num_heads * size and 0 < size - value_dim < key.shape[3]
+        if not is_fit or not isinstance(linear, nn.Linear) or linear._parameters.get("bias") is not None:
+            continue
+        keys, values = expansion.split(expanded, num_heads)
+        own, shared = key[0].tensor_split((expansion.nope_head_dim,), dim=2)
+        is_shared = torch.equal(shared, shared[:1].expand_as(shared))
+        if is_shared and torch.equal(own, keys) and torch.equal(value[0], values):
+            return expansion
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- programs
+
+
+class _Form(NamedTuple):
+    """What happens to queries, latents and shared keys before attention.
+
+    Attributes:
+        queries: a projection of all heads.
+        latents: a projection to latents and shared keys.
+        factor: what queries are multiplied by.
+    """
+
+    queries: int
+    latents: int
+    turn: Turn
+    factor: float
+    norm: tuple[Tensor, float]
+
+
+def fuse_latents(program: Program, ops: Backend, positions: int, device: torch.device) -> None:
+    """Puts norm, rotation and attention where they compute what the class does; see `heads.fuse_heads`."""
+    rotations = Rotations(program, ops, device)
+    for call in list(program.calls):
+        layer = call.function
+        if not isinstance(layer, LatentAttention):
+            continue
+        form = _read_form(program, call, layer.expansion, positions)
+        if form is None:
+            continue
+        call.function = RotatedLatentAttention(
+            ops, layer.number, layer.scale * form.factor, layer.expansion, form.norm, form.turn.is_interleaved
+        )  # fmt: skip
+        turn = rotations.arguments(form.turn, program.metas[form.queries].dtype)
+        call.args = (Ref(form.queries), Ref(form.latents), *turn)
+    rotations.insert()
+    program.drop_unused()
+
+
+def _read_form(program: Program, call: Call, expansion: parts.Expansion, positions: int) -> _Form | None:
+    """The form of what a call of attention gets, or None if it is none of ours."""
+    query, latents, shared = (ref.index for ref in call.args)
+    _, num_heads, _, head_dim = program.metas[query].shape
+    rank, width = expansion.rank, expansion.rank + expansion.shared_size
+
+    def stops(each: Call) -> bool:
+        is_projection = any(out is not None and program.metas[out].shape[-1:] == (width,) for out in each.outs)
+        return is_layer(each) or (is_projection and each.is_single and program.is_hidden(Ref(each.outs[0])))  # type: ignore[arg-type]
+
+    calls, starts = program.slice_to([query, latents, shared], stops)
+    made = program.producers()
+    sources = [each for each in starts - {positions} if not _is_zeros(made.get(each))]
+    sizes = {program.metas[each].shape[-1]: each for each in sources}
+    norms = [each.function for each in calls if isinstance(each.function, parts.RMSNorm)]
+    is_fit = len(sources) == 2 and sizes.keys() == {num_heads * head_dim, width}
+    if not is_fit or len(norms) != 1 or len(norms[0].weight) != rank:
+        return None
+    given = {each: torch.zeros(1, len(POSITIONS), program.metas[each].shape[-1]) for each in starts}
+    given |= {start: examples(1, len(POSITIONS), size).roll(size, -1) for size, start in sizes.items()}
+    values = computed(calls, {**given, positions: torch.tensor(POSITIONS)})
+    if values is None:
+        return None
+    x, q = given[sizes[num_heads * head_dim]][0].unflatten(1, (num_heads, -1)), values[query][0].transpose(0, 1)
+    row = given[sizes[width]][0]
+    nope_head_dim = head_dim - expansion.shared_size
+    factor = ratio(q[..., :nope_head_dim], x[..., :nope_head_dim])
+    [norm] = norms
+    normed = norm.in_float32(row[:, :rank])
+    stretch = ratio(values[latents].reshape(normed.shape), normed)
+    if not agree(q[..., :nope_head_dim], x[..., :nope_head_dim] * factor):
+        return None
+    if not agree(values[latents].reshape(normed.shape), normed * stretch):
+        return None
+    got = torch.cat((q[..., nope_head_dim:] / factor, values[shared][0].transpose(0, 1)), dim=1)
+    turn = _read_turn(got, torch.cat((x[..., nope_head_dim:], row[:, None, rank:]), dim=1), calls)
+    if turn is None:
+        return None
+    weight = norm.weight if abs(stretch - 1) < 1e-5 else norm.weight.float() * stretch
+    factor = factor if abs(factor - 1) > 1e-5 else 1.0
+    return _Form(sizes[num_heads * head_dim], sizes[width], turn, factor, (weight, norm.eps))
+
+
+def _is_zeros(call: Call | None) -> bool:
+    return call is not None and isinstance(call.function, parts.Expansion)
+
+
+def _read_turn(got: Tensor, x: Tensor, calls: Sequence[Call]) -> Turn | None:
+    """See `read_turn`; pairs may come out as (i, i + size / 2), because queries and keys meet nowhere else."""
+    turn = read_turn(got, x, calls)
+    if turn is None:
+        turn = read_turn(got, paired(x, x.shape[2] // 2), calls)
+        return None if turn is None or turn.is_interleaved else turn._replace(is_interleaved=True)
+    return turn
