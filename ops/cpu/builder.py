@@ -19,6 +19,9 @@ from pathlib import Path
 PRECOMPILED = "precompiled.h"
 """If the sources have a header of this name, it is parsed once, and included before each source."""
 
+LINKING = ("-shared", *(("-Wl,-z,defs",) if sys.platform == "linux" else ()))
+"""Of a library that lacks no function: a linker of ELF files leaves that to be found out when one is loaded."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -96,7 +99,7 @@ def _link(job: Job, scratch: Path) -> Path:
     finally:
         pool.shutdown(cancel_futures=True)
     objects = sorted(path.name for path in scratch.glob("*.o"))
-    run([*job.command, "-shared", "-o", "kernels.so", *objects])
+    run([*job.command, *LINKING, "-o", "kernels.so", *objects])
     return scratch / "kernels.so"
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -249,3 +250,13 @@ def test_a_library_that_is_there_needs_no_lock(build: Callable[..., KernelBuild]
     library.with_suffix(".lock").unlink()
     assert build().library() == library
     assert suffixes(library.parent) == [".so"]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None or sys.platform != "linux", reason="needs a compiler of ELF files")
+def test_a_function_that_there_is_not_is_missed_by_the_build(tmp_path: Path) -> None:
+    sources = tmp_path / "missing"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('int nowhere(int); extern "C" int here(int x) { return nowhere(x); }\n')
+    job = builder.Job(["c++", "-fPIC"], str(sources), str(tmp_path / "scratch"), str(tmp_path / "one.so"), 60)
+    with pytest.raises(builder.Refused, match="undefined reference to `nowhere"):
+        builder.build(job)
