@@ -54,6 +54,9 @@ class _TimedBackend(Backend[Any, Any, Any]):
     def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Any:
         return self._named(weight, self._ops.pack_gated_linear(weight, bias))
 
+    def has_rows(self, packed: Any) -> bool:
+        return self._ops.has_rows(packed)
+
     @property
     def layout(self) -> str:
         return self._ops.layout

@@ -212,6 +212,17 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         Tensors of torch's meta device are packed into such tensors, as large as those of real weights would be.
         """
 
+    @abstractmethod
+    def has_rows(self, packed: PackedLinear) -> bool:
+        """Whether `take_packed_rows` takes a weight from `pack_linear`. Those of a `QuantisedWeight` it takes all."""
+
+    @abstractmethod
+    def take_packed_rows(self, packed: PackedLinear, index: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        """`take_rows` of a weight [rows, size] that `pack_linear` packed, as numbers of `dtype`: [n, size].
+
+        They are those of `dequantise(weight, dtype)`, but that a sum of product and offset may be rounded once.
+        """
+
     @property
     @abstractmethod
     def layout(self) -> str:

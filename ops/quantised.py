@@ -42,10 +42,11 @@ class QuantisedWeight(NamedTuple):
         """Inputs that share a scale."""
         return self.shape[1] // self.scales.shape[1]
 
-    def rows(self, part: slice) -> "QuantisedWeight":
-        """Some of its outputs, as views."""
+    def rows(self, part: slice | Tensor) -> "QuantisedWeight":
+        """Some of its outputs; those of a slice as views."""
+        codes = self.codes.view(torch.uint8)[part].view(self.codes.dtype)  # torch indexes no float8
         offsets = None if self.offsets is None else self.offsets[part]
-        return self._replace(codes=self.codes[part], scales=self.scales[part], offsets=offsets)
+        return self._replace(codes=codes, scales=self.scales[part], offsets=offsets)
 
     @property
     def nbytes(self) -> int:

@@ -58,12 +58,18 @@ LINEAR = Call(
     "quire_linear", "x panels bias out", "rows x_stride in_features out_features is_gated activation num_threads"
 )
 PACK_PANELS = Call("quire_pack_panels", "weight panels", "out_features in_features stride is_gated num_threads")
+TAKE_PANEL_ROWS = Call(
+    "quire_take_panel_rows", "panels index out", "count out_features in_features num_threads", "scale"
+)
 WIDENED_LINEAR = Call(
     "quire_widened_linear",
     "x panels table order bias out",
     f"rows x_stride {_FORM} activation dtype x_bits num_threads",
 )
 PACK_WIDENED = Call("quire_pack_widened", "codes scales offsets panels", f"{_FORM} flip num_threads")
+TAKE_WIDENED_ROWS = Call(
+    "quire_take_widened_rows", "panels table order index out", f"count {_FORM} dtype num_threads", "scale"
+)
 ROUTE = Call(
     "quire_route",
     "x weight bias correction shares ids weights",

@@ -206,6 +206,16 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             return self._widened.pack(weight, bias, is_gated=is_gated)
         return None
 
+    def has_rows(self, packed: PackedWeight) -> bool:
+        return isinstance(packed, (PanelWeight, WidenedWeight)) or self._eager.has_rows(packed)
+
+    def take_packed_rows(self, packed: PackedWeight, index: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        if isinstance(packed, PanelWeight):
+            return self._panels.take_rows(packed, index, scale).to(dtype)
+        if isinstance(packed, WidenedWeight):
+            return self._widened.take_rows(packed, index, dtype, scale)
+        return self._fallbacks.run(self._eager.take_packed_rows, packed, index, dtype, scale)
+
     def gated_linear(self, x: Tensor, packed: PackedWeight, activation: Activation = "silu") -> Tensor:
         if isinstance(packed, PanelWeight):
             return self._panels.multiply(x, packed, _team_size(x, packed.weight), activation)

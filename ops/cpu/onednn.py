@@ -46,6 +46,9 @@ class OneDnnLinear:
             return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
         return F.linear(x, packed.weight, packed.bias)
 
+    def plain(self, packed: OneDnnWeight) -> Tensor | None:
+        return None if packed.is_blocked else packed.weight
+
 
 def _blocked(weight: Tensor) -> Tensor:
     if weight.is_meta:

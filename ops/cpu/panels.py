@@ -41,6 +41,7 @@ class PanelLinear:
         self._size.restype = ctypes.c_long
         self._pack = launcher.bind(calls.PACK_PANELS)
         self._linear = launcher.bind(calls.LINEAR)
+        self._take_rows = launcher.bind(calls.TAKE_PANEL_ROWS)
         self._empty = launcher.empty
 
     @property
@@ -90,4 +91,19 @@ class PanelLinear:
             ACTIVATIONS[activation], num_threads,
         ):  # fmt: skip
             raise MemoryError(f"no memory to multiply {list(x.shape)} by {packed.out_features} outputs")
+        return out
+
+    def take_rows(self, packed: PanelWeight, index: Tensor, scale: float) -> Tensor:
+        """See `Backend.take_packed_rows`; in bfloat16, of a weight that is not gated.
+
+        Raises:
+            IndexError: an index is none of a row.
+        """
+        index = index.contiguous()
+        out = self._empty(len(index), packed.in_features, dtype=torch.bfloat16)
+        if self._take_rows(
+            packed.weight.data_ptr(), index.data_ptr(), out.data_ptr(), len(index), packed.out_features,
+            packed.in_features, torch.get_num_threads(), scale,
+        ):  # fmt: skip
+            raise IndexError(f"rows {index.tolist()} of a weight with {packed.out_features}")
         return out

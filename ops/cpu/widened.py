@@ -105,6 +105,7 @@ class WidenedLinear:
         self._bits = bits
         self.is_fast = panels.is_fast
         self._linear = launcher.bind(calls.WIDENED_LINEAR)
+        self._take_rows = launcher.bind(calls.TAKE_WIDENED_ROWS)
         self._empty = launcher.empty
 
     def pack(self, weight: LinearWeight, bias: Tensor | None, *, is_gated: bool = False) -> WidenedWeight | None:
@@ -147,6 +148,24 @@ class WidenedLinear:
         if failed:  # a processor that cannot convert float16
             wider = replace(packed, bias=None if bias is None else bias.float())
             return self.multiply(x.float(), wider, num_threads, activation).to(x.dtype)
+        return out
+
+    def take_rows(self, packed: WidenedWeight, index: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+        """See `Backend.take_packed_rows`; of a weight that is not gated.
+
+        Raises:
+            IndexError: an index is none of a row.
+        """
+        index = index.contiguous()
+        out = self._empty(len(index), packed.shape[1], dtype=dtype)
+        failed = self._take_rows(
+            packed.panels.data_ptr(), address(packed.table), address(packed.order), index.data_ptr(), out.data_ptr(),
+            len(index), *packed.form, DTYPES[dtype], torch.get_num_threads(), scale,
+        )  # fmt: skip
+        if failed == 2:
+            raise IndexError(f"rows {index.tolist()} of a weight with {packed.shape[0]}")
+        if failed:  # a processor that cannot convert float16
+            return self.take_rows(packed, index, torch.float32, 1.0).to(dtype).mul_(scale)
         return out
 
 

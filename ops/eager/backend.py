@@ -34,7 +34,7 @@ from quire.ops.eager.sampling import EagerSampling
 from quire.ops.eager.selection import attend_tokens
 from quire.ops.eager.streams import EagerStreams
 from quire.ops.latent import Selection
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantised import QuantisedWeight, dequantise
 from quire.ops.routing import Router
 
 _ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
@@ -129,6 +129,19 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         if isinstance(weight, QuantisedWeight):
             return QuantisedLayer(weight, bias)
         return self._linear_layers.pack(weight, bias)
+
+    def has_rows(self, packed: PackedLinear | QuantisedLayer) -> bool:
+        return isinstance(packed, QuantisedLayer) or self._linear_layers.plain(packed) is not None
+
+    def take_packed_rows(
+        self, packed: PackedLinear | QuantisedLayer, index: Tensor, dtype: torch.dtype, scale: float = 1.0
+    ) -> Tensor:
+        if isinstance(packed, QuantisedLayer):
+            rows = dequantise(packed.weight.rows(index), dtype)
+            return rows if scale == 1 else rows.mul_(scale)
+        weight = self._linear_layers.plain(packed)
+        assert weight is not None, "see has_rows"
+        return self.take_rows(weight.to(dtype), index, scale)
 
     @property
     def layout(self) -> str:

@@ -29,6 +29,10 @@ class LinearLayers(Protocol[PackedLinear]):
         """`x @ weight.T + bias`; a row's result does not depend on the number of rows."""
         ...
 
+    def plain(self, packed: PackedLinear) -> Tensor | None:
+        """The weight [out, in] itself, if this layout has left it as it was."""
+        ...
+
 
 class PlainLinear:
     """See `LinearLayers`: keeps weight and bias unchanged."""
@@ -41,3 +45,6 @@ class PlainLinear:
 
     def multiply(self, x: Tensor, packed: tuple[Tensor, Tensor | None]) -> Tensor:
         return F.linear(x, *packed)
+
+    def plain(self, packed: tuple[Tensor, Tensor | None]) -> Tensor:
+        return packed[0]

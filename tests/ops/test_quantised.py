@@ -72,3 +72,43 @@ def test_a_layer_is_that_of_the_widened_weight(ops: Backend, kind: str, has_offs
     torch.testing.assert_close(ops.linear(x, ops.pack_linear(weight, bias)), expected, atol=1e-4, rtol=1e-4)
     gated = ops.gated_linear(x, ops.pack_gated_linear(weight, bias))
     torch.testing.assert_close(gated, ops.activate_and_mul(expected.clone()), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["int8", "table", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("is_permuted", [False, True])
+def test_rows_of_a_packed_weight_are_those_of_the_widened_one(
+    ops: Backend, kind: str, is_permuted: bool, dtype: torch.dtype
+) -> None:
+    weight = random_weight(kind, 70, 90, 15 if kind != "table" else 18, is_permuted=is_permuted)
+    packed, index = ops.pack_linear(weight, torch.randn(70)), torch.tensor([69, 0, 33, 0, 16])
+    assert ops.has_rows(packed)
+    expected = dequantise(weight, dtype)[index]
+    assert torch.equal(ops.take_packed_rows(packed, index, dtype), expected)
+    assert torch.equal(ops.take_packed_rows(packed, index, dtype, 5.75), expected * 5.75)
+
+
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16])
+def test_rows_of_a_packed_weight_have_offsets(ops: Backend, scales: torch.dtype) -> None:
+    weight = random_weight("table", 70, 96, 32, has_offsets=True)
+    assert weight.offsets is not None
+    weight = weight._replace(scales=weight.scales.to(scales), offsets=weight.offsets.to(scales))
+    got = ops.take_packed_rows(ops.pack_linear(weight), torch.arange(70), torch.float32)
+    torch.testing.assert_close(got, dequantise(weight), atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_of_a_plain_weight_that_is_packed(ops: Backend, dtype: torch.dtype) -> None:
+    weight, index = torch.randn(70, 45).to(dtype), torch.tensor([69, 0, 33, 0, 16])
+    packed = ops.pack_linear(weight)
+    if ops.has_rows(packed):
+        assert torch.equal(ops.take_packed_rows(packed, index, dtype), weight[index])
+        assert torch.equal(ops.take_packed_rows(packed, index, dtype, 0.3), weight[index] * 0.3)
+    else:
+        assert dtype != torch.bfloat16
+
+
+def test_rows_that_there_are_not_are_refused(ops: Backend) -> None:
+    packed = ops.pack_linear(random_weight("int8", 70, 96, 32))
+    with pytest.raises(IndexError):
+        ops.take_packed_rows(packed, torch.tensor([0, 70]), torch.float32)

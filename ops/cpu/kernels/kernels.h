@@ -37,6 +37,14 @@ struct LinearCall {
     int64_t rows, x_stride, in_features, out_features, is_gated, activation, num_threads;
 };
 
+struct TakePanelRowsCall {
+    const uint32_t* panels;  // from quire_pack_panels, not gated
+    const int64_t* index;    // [count]
+    BFloat16* out;           // [count, in_features], dense
+    int64_t count, out_features, in_features, num_threads;
+    double scale;            // of the rows
+};
+
 struct PackPanelsCall {
     const BFloat16* weight;  // [out_features, in_features], rows `stride` apart, [gates | ups] if gated
     uint32_t* panels;        // 64-byte aligned
@@ -73,6 +81,18 @@ struct WidenedLinearCall {
     int64_t activation, dtype;
     int64_t x_bits;  // see with_weight (widened.h)
     int64_t num_threads;
+};
+
+struct TakeWidenedRowsCall {
+    const uint8_t* panels; // from quire_pack_widened, not gated
+    const float* table;    // what the codec needs, or null
+    const int64_t* order;  // [in_features]: a row's number i is that at order[i] of `out`; or null
+    const int64_t* index;  // [count]
+    void* out;             // [count, in_features], dense
+    int64_t count;
+    WeightForm form;
+    int64_t dtype, num_threads;  // dtype: of out
+    double scale;                // of the rows, once they are rounded to `dtype`
 };
 
 struct RouteCall {
@@ -430,8 +450,10 @@ extern "C" {
 int quire_attention(const quire::AttentionCall* call);
 int quire_linear(const quire::LinearCall* call);
 int quire_pack_panels(const quire::PackPanelsCall* call);
+int quire_take_panel_rows(const quire::TakePanelRowsCall* call);
 int quire_widened_linear(const quire::WidenedLinearCall* call);
 int quire_pack_widened(const quire::PackWidenedCall* call);
+int quire_take_widened_rows(const quire::TakeWidenedRowsCall* call);
 int quire_route(const quire::RouteCall* call);
 int quire_experts(const quire::ExpertsCall* call);
 int quire_take_rows(const quire::TakeRowsCall* call);

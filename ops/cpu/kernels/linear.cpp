@@ -9,6 +9,7 @@
 // rows nor on the number of threads.
 
 #include "amx.h"
+#include "elements.h"
 #include "kernels.h"
 #include "threads.h"
 #include "vector.h"
@@ -179,6 +180,29 @@ extern "C" int quire_pack_panels([[maybe_unused]] const PackPanelsCall* call) {
         const long end = is_gated && i % 2 == 0 ? out_features / 2 : out_features;
         interleave(call->weight + first * call->stride, call->stride, std::clamp(end - first, 0L, half), in_features,
                    call->panels + i / 2 * steps * PANEL + i % 2 * half, PANEL, DEPTH);
+    });
+    return 0;
+#else
+    return 1;
+#endif
+}
+
+// Rows of a packed weight, of which a panel has one pair a step. Returns 1 if an index is out of range, or this machine's
+// build has no code for panels.
+extern "C" int quire_take_panel_rows([[maybe_unused]] const TakePanelRowsCall* call) {
+#if defined(QUIRE_HAS_PANELS)
+    const long size = call->in_features, steps = count_steps(size);
+    for (long i = 0; i < call->count; i++)
+        if (call->index[i] < 0 || call->index[i] >= call->out_features) return 1;
+    parallel(call->count, call->count * size * LINE, call->num_threads, [=](long i) {
+        const long row = call->index[i];
+        const uint32_t* pairs = call->panels + row / PANEL * steps * PANEL + row % PANEL;
+        BFloat16* out = call->out + i * size;
+        for (long step = 0; step < size / 2; step++) std::memcpy(out + 2 * step, pairs + step * PANEL, 4);
+        if (size % 2) std::memcpy(out + size - 1, pairs + size / 2 * PANEL, 2);
+        if (call->scale != 1)
+            for (long at = 0; at < size; at += LANES)
+                store(out + at, load(out + at, size - at) * (float)call->scale, size - at);
     });
     return 0;
 #else
