@@ -4,7 +4,7 @@ What the layers ask `Packing` for says which weights they multiply tokens by, wh
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packed_state import is_packed
 from quire.executor.weights.packing import PackAtLoad, ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.quantisation.schemes import own_config
-from quire.ops.backend import Backend
+from quire.ops.backend import Backend, LinearWeight
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "top_k_experts")
 """How checkpoints call the number of experts that a token chooses."""
@@ -80,21 +80,18 @@ def _count_shard(config: EngineConfig, cost: ModelCost, size: int) -> ShardCost:
         cost.experts_per_token = _experts_per_token(spec)
     vocab_rows = -(-spec.vocab_size // size)
     linears = list(counter.linears)
-    # A model builds its head last, and no layer of its blocks has as many outputs as there are tokens.
+    # No layer of a model's blocks has as many outputs as there are tokens.
     head = max((number for number, (rows, _) in enumerate(linears) if rows == vocab_rows), default=None)
     head_cost = WeightCost() if head is None else linears.pop(head)[1]
     layers, experts = _total(part for _, part in linears), _total(counter.mixtures)
     rest = max(0, weights_bytes - layers.num_bytes - experts.num_bytes - head_cost.num_bytes)
-    embedding = vocab_rows * spec.hidden_size * cost.activation_bytes
-    if embedding > rest:  # the head's memory is the embedding's
-        embedding = 0
     return ShardCost(
         tensor=size,
         layers=layers,
         head=head_cost,
         experts=experts,
-        rest_bytes=rest - embedding,
-        embedding_bytes=embedding,
+        rest_bytes=rest - counter.rows_bytes,
+        embedding_bytes=counter.rows_bytes,
         workspace_bytes=memory.needs.workspace_bytes,
         state_bytes=memory.needs.state_bytes,
         page_bytes=memory.needs.page_bytes,
@@ -111,6 +108,7 @@ class CountedPacking(PackAtLoad):
         mixtures: the routed experts' cost, layer by layer.
         num_experts: of one layer.
         left_out_bytes: of experts that were not packed.
+        rows_bytes: of embeddings that are no head, too.
     """
 
     def __init__(self, ops: Backend[Any, Any, Any]) -> None:
@@ -119,6 +117,7 @@ class CountedPacking(PackAtLoad):
         self.mixtures: list[WeightCost] = []
         self.num_experts = 0
         self.left_out_bytes = 0
+        self.rows_bytes = 0
 
     def linear(self, read: ReadLinear) -> Any:
         weight, bias = read()
@@ -143,6 +142,18 @@ class CountedPacking(PackAtLoad):
         self.num_experts = max(self.num_experts, num_experts)
         self.mixtures.append(WeightCost(one * num_experts, num_weights * num_experts))
         return packed
+
+    def rows(self, read: Callable[[], LinearWeight]) -> Any:
+        rows = super().rows(read)
+        self.rows_bytes += held_bytes(rows)
+        return rows
+
+    def shared(self, read: ReadLinear) -> tuple[Any, Any]:
+        weight, bias = read()
+        packed, rows = super().shared(lambda: (weight, bias))
+        if rows is not packed:
+            self.rows_bytes += held_bytes(rows)
+        return self._note(packed, *weight.shape), rows
 
     def _note(self, packed: Any, rows: int, inputs: int) -> Any:
         self.linears.append((rows, WeightCost(held_bytes(packed), rows * inputs)))

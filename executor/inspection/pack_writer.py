@@ -35,7 +35,7 @@ from quire.executor.weights.packed_state import (
 )
 from quire.executor.weights.packing import ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
-from quire.ops.backend import Backend
+from quire.ops.backend import Backend, LinearWeight
 from quire.ops.stored import StoredWeight, take_apart
 
 
@@ -149,6 +149,20 @@ class Recorder:
             numbers = read()
         self._parts.append([self._written(numbers)])
         return numbers
+
+    def rows(self, read: Callable[[], LinearWeight]) -> None:
+        with self._packing():
+            rows = read()
+        packed = rows if isinstance(rows, Tensor) else self._ops.pack_linear(rows)
+        self._parts.append([self._written(packed, () if isinstance(rows, Tensor) else rows.shape)])
+
+    def shared(self, read: ReadLinear) -> tuple[None, None]:
+        with self._packing():
+            weight, bias = read()
+        packed = self._ops.pack_linear(weight, bias)
+        others = [] if self._ops.has_rows(packed) else [self._written(weight)]
+        self._parts.append([self._written(packed, weight.shape), *others])
+        return None, None
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None

@@ -248,7 +248,7 @@ class Mxfp4Experts(FusedExperts):
         rows = torch.arange(2 * size)
         own = torch.cat([half[shard.start : shard.stop] for half in self._halves(rows)])
         return ExpertWeights(
-            cuts.take_outputs(gate_up, own.to(context.device)),
+            gate_up.rows(own.to(context.device)),
             cuts.take_inputs(down, shard.start, shard.stop, context.dtype, self.down),
             *self._biases(context, shape, index, shard),
         )

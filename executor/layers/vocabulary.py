@@ -1,62 +1,110 @@
 """The two ends of a model, split over ranks by token id: embedding and language-model head."""
 
 import functools
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
+from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.scheme import Part
-from quire.executor.weights.readers import Shard, Stored
-from quire.ops.backend import LinearWeight
+from quire.executor.weights.readers import Shard
+from quire.ops.backend import Backend, LinearWeight
+
+
+class Rows(Protocol):
+    """A weight [rows, size] of which an embedding takes some."""
+
+    def take(self, index: Tensor, scale: float) -> Tensor:
+        """Those at `index` [n] int64, times `scale`: [n, size], in the model's dtype."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """See `Rows`: a tensor in the model's dtype."""
+
+    ops: Backend
+    weight: Tensor
+
+    def take(self, index: Tensor, scale: float) -> Tensor:
+        return self.ops.take_rows(self.weight, index, scale)
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """See `Rows`: a weight as the backend packs it for products."""
+
+    ops: Backend
+    packed: Any
+    dtype: torch.dtype
+
+    def take(self, index: Tensor, scale: float) -> Tensor:
+        return self.ops.take_packed_rows(self.packed, index, self.dtype, scale)
 
 
 class VocabularyWeight:
-    """A rank's rows of a [vocab_size, hidden] weight; read once when embedding and head share it.
+    """A rank's rows of a [vocab_size, hidden] weight: an embedding's, a head's, or what the two share.
 
-    Every rank holds equally many rows. If the number of ranks does not divide the vocabulary, the last ranks hold rows
-    of zeros past its end.
+    What they share is kept as the head has it, and the embedding takes its rows of that. An embedding alone is as the
+    checkpoint has it. Every rank holds equally many rows. If the number of ranks does not divide the vocabulary, the
+    last ranks hold rows of zeros past its end.
+
+    Attributes:
+        num_rows: of a rank.
+        start: the first one's token id.
     """
 
-    def __init__(self, context: ModelContext, name: str, vocab_size: int, hidden_size: int) -> None:
+    def __init__(
+        self, context: ModelContext, name: str, vocab_size: int, hidden_size: int, *, bias: str | None = None,
+        is_shared: bool = False,
+    ) -> None:  # fmt: skip
+        """`bias` is the name of the head's, if it has one."""
         self.vocab_size = vocab_size
-        self._context = context
-        self._name = name
-        self._hidden_size = hidden_size
-        self._num_rows = rows = -(-vocab_size // context.group.size)
+        self.num_rows = rows = -(-vocab_size // context.group.size)
         self.start = min(context.group.rank * rows, vocab_size)
-        self._stop = min(self.start + rows, vocab_size)
+        self._context = context
+        self._hidden_size = hidden_size
+        self._bias = bias
+        self._is_shared = is_shared
+        shard = Shard(0, self.start, min(self.start + rows, vocab_size))
+        self._part = Part(name.removesuffix(".weight"), vocab_size, shard)
 
     @functools.cached_property
-    def rows(self) -> Tensor:
-        """[rows of a rank, hidden], in the model's dtype; read when it is first asked for."""
-        shard = Shard(0, self.start, self._stop)
-        weight = _read_rows(self._context, self._name, self.vocab_size, self._hidden_size, shard)
-        missing = self._num_rows - len(weight)
-        return F.pad(weight, (0, 0, 0, missing)) if missing else weight
+    def rows(self) -> Rows:
+        """The weight for an embedding; read when it is first asked for."""
+        context = self._context
+        weight = self._shared[1] if self._is_shared else context.packing.rows(self._read)
+        if isinstance(weight, Tensor):
+            return PlainRows(context.ops, weight)
+        return PackedRows(context.ops, weight, context.dtype)
 
-    def for_product(self, context: ModelContext) -> LinearWeight:
-        """The rows as the head multiplies by them."""
-        part = Part(self._name.removesuffix(".weight"), self.vocab_size, Shard(0, self.start, self._stop))
-        return context.scheme.head_weight(context, part, self.rows.shape[1], self.rows)
+    def for_product(self) -> Any:
+        """The weight and bias as a head multiplies by them; packed."""
+        return self._shared[0] if self._is_shared else self._context.packing.linear(self._read_head)
 
-    def read_bias(self, context: ModelContext, name: str) -> Tensor:
-        """The numbers of `name` [vocab_size] that belong to the rank's rows; zeros where a row is past the end."""
-        bias = context.read(name, (self.vocab_size,), Shard(0, self.start, self._stop))
-        return F.pad(bias, (0, len(self.rows) - len(bias)))
+    @functools.cached_property
+    def _shared(self) -> tuple[Any, Any]:
+        return self._context.packing.shared(self._read_head)
 
+    def _read(self) -> LinearWeight:
+        rows = self._context.scheme.read_rows(self._context, self._part, self._hidden_size)
+        return cuts.with_outputs(rows, self.num_rows)
 
-def _read_rows(context: ModelContext, name: str, vocab_size: int, hidden_size: int, shard: Shard) -> Tensor:
-    """Rows in the model's dtype, also of a weight that the checkpoint has quantised."""
-    plain = Stored((vocab_size, hidden_size), context.dtype)
-    found = context.find(name, plain)
-    if found is not None and found.dtype.itemsize > 1:
-        return context.read(name, plain.shape, shard)
-    part = Part(name.removesuffix(".weight"), vocab_size, shard)
-    return context.read_numbers(part, hidden_size)
+    def _read_head(self) -> tuple[LinearWeight, Tensor | None]:
+        return self._context.scheme.for_head(self._read()), self._read_bias()
+
+    def _read_bias(self) -> Tensor | None:
+        """Of the rank's rows; zeros where a row is past the end."""
+        if self._bias is None:
+            return None
+        bias = self._context.read(self._bias, (self.vocab_size,), self._part.shard)
+        return F.pad(bias, (0, self.num_rows - len(bias)))
 
 
 class Embedding(Protocol):
@@ -96,9 +144,9 @@ class VocabEmbedding:
     """
 
     def __init__(self, context: ModelContext, weight: VocabularyWeight, scale: float = 1.0) -> None:
-        self._ops = context.ops
         self._group = context.group
         self._rows = weight.rows
+        self._num_rows = weight.num_rows
         self._start = weight.start
         self._scale = scale
 
@@ -111,10 +159,10 @@ class VocabEmbedding:
     def rows_of(self, token_ids: Tensor) -> Tensor:
         """The tokens' own rows, whatever the step gives."""
         if self._group.size == 1:
-            return self._ops.take_rows(self._rows, token_ids, self._scale)
+            return self._rows.take(token_ids, self._scale)
         local_ids = token_ids - self._start
-        is_elsewhere = (local_ids < 0) | (local_ids >= len(self._rows))
-        embedded = self._ops.take_rows(self._rows, local_ids.masked_fill(is_elsewhere, 0), self._scale)
+        is_elsewhere = (local_ids < 0) | (local_ids >= self._num_rows)
+        embedded = self._rows.take(local_ids.masked_fill(is_elsewhere, 0), self._scale)
         return self._group.all_reduce(embedded.masked_fill(is_elsewhere.unsqueeze(1), 0))
 
 
@@ -164,17 +212,13 @@ class LanguageModelHead:
         *,
         scale: float = 1.0,
         softcap: float | None = None,
-        bias: str | None = None,
     ) -> None:
-        """`bias` is its name, if the layer has one."""
         self._ops = context.ops
         self._group = context.group
         self._vocab_size = weight.vocab_size
         self._scale, self._softcap = scale, softcap
         self._is_shaped = scale != 1 or softcap is not None
-        self._packed = context.packing.linear(
-            lambda: (weight.for_product(context), None if bias is None else weight.read_bias(context, bias))
-        )
+        self._packed = weight.for_product()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits = self._ops.linear(hidden, self._packed)

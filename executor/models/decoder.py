@@ -206,14 +206,14 @@ def vocabulary_ends(
 
     `logit_scale`, `softcap` and `head_bias` are the head's. A pipeline stage reads the end that it has.
     """
-    weight = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    size, bias = (spec.vocab_size, spec.hidden_size), "lm_head.bias" if head_bias else None
+    weight = VocabularyWeight(context, "model.embed_tokens.weight", *size, bias=bias, is_shared=is_tied)
     embed = VocabEmbedding(context, weight, scale) if context.is_first_stage else ElsewhereEmbedding()
     if context.layers.stop < spec.num_layers:
         return embed, ElsewhereHead()
     if not is_tied:
-        weight = VocabularyWeight(context, "lm_head.weight", spec.vocab_size, spec.hidden_size)
-    bias = "lm_head.bias" if head_bias else None
-    return embed, LanguageModelHead(context, weight, scale=logit_scale, softcap=softcap, bias=bias)
+        weight = VocabularyWeight(context, "lm_head.weight", *size, bias=bias)
+    return embed, LanguageModelHead(context, weight, scale=logit_scale, softcap=softcap)
 
 
 def layer_places(spec: ModelSpec, context: ModelContext) -> list[LayerPlace]:

@@ -132,7 +132,8 @@ class _MultipliedScheme:
     def __init__(self, scheme: LinearScheme, multipliers: Mapping[str, _Multiplier]) -> None:
         self._scheme = scheme
         self._multipliers = multipliers
-        self.head_weight, self.read_numbers = scheme.head_weight, scheme.read_numbers  # of layers without multipliers
+        # Of layers without multipliers:
+        self.read_rows, self.for_head, self.read_numbers = scheme.read_rows, scheme.for_head, scheme.read_numbers
 
     def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
         weight = self._scheme.read_weight(source, part, in_features)

@@ -27,7 +27,7 @@ from quire.executor.weights.packing import ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.executor.weights.sharded_state import experts_flags, key_of
 from quire.executor.weights.tensor_files import SafetensorsFile
-from quire.ops.backend import Backend
+from quire.ops.backend import Backend, LinearWeight
 from quire.ops.stored import StoredWeight
 
 MANIFEST = "packed.json"
@@ -61,7 +61,8 @@ class Index(Struct, kw_only=True):
     """What a file holds beside its tensors.
 
     Attributes:
-        parts: what `Packing` handed out, in order: one part a call, but for `products`.
+        parts: what `Packing` handed out, in order: one part a call, but for `products`, and for `shared` where there
+            are two.
         found: what `WeightReader.find` answered, as shape and dtype.
         shapes: `WeightReader.shapes`.
     """
@@ -237,6 +238,13 @@ class PackedState:
 
     def numbers(self, read: Callable[[], Tensor]) -> Tensor:
         return self._next_one()
+
+    def rows(self, read: Callable[[], LinearWeight]) -> Any:
+        return self._next_one()
+
+    def shared(self, read: ReadLinear) -> tuple[Any, Any]:
+        parts = self._next()
+        return parts[0], parts[-1]
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None

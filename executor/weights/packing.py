@@ -41,6 +41,14 @@ class Packing(Protocol):
         """A weight that is kept as plain numbers, whatever the checkpoint's format."""
         ...
 
+    def rows(self, read: Callable[[], LinearWeight]) -> Any:
+        """A weight whose rows are taken: a tensor for `Backend.take_rows`, or codes for `take_packed_rows`."""
+        ...
+
+    def shared(self, read: ReadLinear) -> tuple[Any, Any]:
+        """What `linear` gives, and the same weight as `rows` gives it: once in memory, if the backend can."""
+        ...
+
 
 class PackAtLoad:
     """See `Packing`: reads each weight and has the backend pack it."""
@@ -62,3 +70,12 @@ class PackAtLoad:
 
     def numbers(self, read: Callable[[], Tensor]) -> Tensor:
         return read()
+
+    def rows(self, read: Callable[[], LinearWeight]) -> Any:
+        rows = read()
+        return rows if isinstance(rows, Tensor) else self._ops.pack_linear(rows)
+
+    def shared(self, read: ReadLinear) -> tuple[Any, Any]:
+        weight, bias = read()
+        packed = self._ops.pack_linear(weight, bias)
+        return packed, packed if self._ops.has_rows(packed) else weight

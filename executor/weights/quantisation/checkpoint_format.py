@@ -88,11 +88,15 @@ class CheckpointFormat:
     def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
         return cuts.plain(self.read_weight(source, part, in_features), dtype)
 
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
-        stored = source.find(f"{part.name}.weight", Stored((), self.dtype))
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        name = f"{part.name}.weight"
+        stored = source.find(name, Stored((), self.dtype))
         if stored is not None and stored.dtype.itemsize > 1:
-            return rows
-        return cuts.with_outputs(self.read_weight(source, part, in_features), len(rows))
+            return source.read(name, (part.out_features, in_features), part.shard)
+        return self.read_weight(source, part, in_features)
+
+    def for_head(self, rows: LinearWeight) -> LinearWeight:
+        return rows
 
     def _layout(self, layer: StoredLayer) -> Layout | None:
         if not layer.is_known:
@@ -110,5 +114,5 @@ class CheckpointFormat:
 
 def _take_outputs(weight: LinearWeight, index: Tensor) -> LinearWeight:
     if isinstance(weight, QuantisedWeight):
-        return cuts.take_outputs(weight, index.to(weight.codes.device))
+        return weight.rows(index.to(weight.codes.device))
     return weight[index.to(weight.device)]

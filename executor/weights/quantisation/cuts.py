@@ -19,15 +19,6 @@ def plain(weight: LinearWeight, dtype: torch.dtype) -> Tensor:
     return dequantise(weight, dtype) if isinstance(weight, QuantisedWeight) else weight.to(dtype)
 
 
-def take_outputs(weight: QuantisedWeight, index: Tensor | slice) -> QuantisedWeight:
-    """Some outputs of a weight, in the order of `index`."""
-    return weight._replace(
-        codes=_rows(weight.codes, index),
-        scales=weight.scales[index],
-        offsets=None if weight.offsets is None else weight.offsets[index],
-    )
-
-
 def take_inputs(weight: QuantisedWeight, start: int, stop: int, dtype: torch.dtype, name: str) -> LinearWeight:
     """The inputs `start:stop` of a weight. Where they begin or end inside a group, its scale is repeated.
 
@@ -155,11 +146,6 @@ def _have_alike_codes(one: QuantisedWeight, other: QuantisedWeight) -> bool:
     if one.table is None or other.table is None:
         return one.codes.dtype == other.codes.dtype and one.table is other.table
     return one.table is other.table or (not one.table.is_meta and torch.equal(one.table, other.table))
-
-
-def _rows(codes: Tensor, index: Tensor | slice) -> Tensor:
-    """torch indexes no numbers of eight bits with a point, but their bytes."""
-    return codes.view(torch.uint8)[index].view(codes.dtype)
 
 
 def _cat(codes: Sequence[Tensor]) -> Tensor:

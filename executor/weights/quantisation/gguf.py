@@ -57,10 +57,11 @@ class Gguf:
     def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
         return Unquantised().read_numbers(source, part, in_features, dtype)
 
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
-        if self._format(source, part) is None:
-            return rows
-        return cuts.with_outputs(self.read_weight(source, part, in_features), len(rows))
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        return self.read_weight(source, part, in_features)
+
+    def for_head(self, rows: LinearWeight) -> LinearWeight:
+        return rows
 
     def _format(self, source: TensorSource, part: Part) -> BlockFormat | None:
         """The format of the blocks of a layer's weight; None: it is read as plain numbers."""

@@ -53,8 +53,12 @@ class Online:
     def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
         return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard, dtype)
 
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+        return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard)
+
+    def for_head(self, rows: LinearWeight) -> QuantisedWeight:
         """Of one byte a number in all forms: what is rounded here shows in every logit."""
+        assert isinstance(rows, Tensor), "see read_rows"
         return to_int8(rows)
 
     def _rounded(self, weight: Tensor) -> QuantisedWeight:

@@ -1,7 +1,7 @@
 """A scheme: how the weights of linear layers are stored in a checkpoint, or kept in memory.
 
-The linear layers of a model's blocks have a scheme, and so has the language-model head, which a small model reads for
-longer than its layers. Embeddings stay in the model's dtype: of them a step reads only its tokens' rows.
+The linear layers of a model's blocks have a scheme, and so have the language-model head, which a small model reads for
+longer than its layers, and the embedding, which may be the head's weight.
 """
 
 from typing import NamedTuple, Protocol
@@ -38,9 +38,10 @@ class LinearScheme(Protocol):
         """This rank's weight of a layer that is used in another way than by a linear product, as plain numbers."""
         ...
 
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> LinearWeight:
-        """This rank's weight of the language-model head, as `pack_linear` takes it.
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        """This rank's rows of an embedding or a language-model head, as the checkpoint has them."""
+        ...
 
-        `rows` [outputs, in] are its numbers, perhaps with rows of zeros after those of `part`.
-        """
+    def for_head(self, rows: LinearWeight) -> LinearWeight:
+        """What `read_rows` gave, as a head keeps it; and an embedding, if its weight is the head's."""
         ...

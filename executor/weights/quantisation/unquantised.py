@@ -5,6 +5,7 @@ from torch import Tensor
 
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import TensorSource
+from quire.ops.backend import LinearWeight
 
 
 class Unquantised:
@@ -16,5 +17,8 @@ class Unquantised:
     def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
         return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard, dtype)
 
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> Tensor:
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+        return self.read_weight(source, part, in_features)
+
+    def for_head(self, rows: LinearWeight) -> LinearWeight:
         return rows

@@ -100,10 +100,10 @@ def test_bytes_are_those_of_the_files(checkpoint: Checkpoints) -> None:
     assert held_bytes(dry_model(spec, is_plain=True)) == pytest.approx(size, rel=0.02)
 
 
-def test_tied_embeddings_count_twice_where_the_head_is_packed(checkpoint: Checkpoints) -> None:
-    spec = read_spec(checkpoint("llama", tie=True))
-    embedding = spec.vocab_size * spec.hidden_size * 4
-    assert held_bytes(dry_model(spec)) - held_bytes(dry_model(spec, is_plain=True)) == embedding
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tied_embeddings_count_once_where_the_head_is_packed(dtype: str, checkpoint: Checkpoints) -> None:
+    spec = read_spec(checkpoint("llama", tie=True), dtype=dtype)
+    assert held_bytes(dry_model(spec)) == pytest.approx(held_bytes(dry_model(spec, is_plain=True)), rel=0.01)
 
 
 def test_int8_halves_the_weights_of_a_large_model() -> None:

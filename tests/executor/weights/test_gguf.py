@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Lfm2Config
 
 from quire.executor.layers.linear import ColumnLinear, whole
+from quire.executor.layers.vocabulary import VocabularyWeight
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation.gguf_blocks import FORMATS, unpack
@@ -225,14 +226,17 @@ def test_experts_of_gpt_oss_stay_in_four_bits(served: Served) -> None:
 
 
 @pytest.mark.parametrize("tie", [False, True])
-def test_embeddings_and_heads_are_widened(tie: bool, served: Served) -> None:
+def test_embeddings_and_heads_keep_their_codes(tie: bool, served: Served) -> None:
+    """Of a byte, with a scale for 16; a rank's rows are those of the widened weight."""
     folder, same = served("llama", "llama", "Q4_K", hidden_size=256, intermediate_size=256, embedding="Q6_K", tie=tie)
     assert torch.allclose(logits(folder), logits(same), atol=1e-4, rtol=1e-4)
     ranks = []
     for rank in range(2):
         context = model_context(read_spec(folder), group=ParallelGroup(rank, 2))
         with contextlib.closing(context.weights):
-            ranks.append(context.read("model.embed_tokens.weight", (320, 256), Shard(0, 160 * rank, 160 * rank + 160)))
+            rows = VocabularyWeight(context, "model.embed_tokens.weight", 320, 256, is_shared=tie).rows
+        assert held_bytes(rows) == pytest.approx(160 * 256 * (1 + 4 / 16), rel=0.01)
+        ranks.append(rows.take(torch.arange(160), 1.0))
     with contextlib.closing(model_context(read_spec(same)).weights) as weights:
         assert torch.equal(torch.cat(ranks), weights.read("model.embed_tokens.weight", (320, 256)))
 

@@ -21,6 +21,7 @@ from quire.executor.weights.quantisation.scheme import LinearScheme, Part
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.quantisation.unquantised import Unquantised
 from quire.executor.weights.readers import Shard, TensorSource
+from quire.ops.backend import LinearWeight
 from quire.ops.quantised import QuantisedWeight, dequantise
 from tests.checkpoints import FAMILIES, Family
 from tests.executor.layers.test_layers import on_every_rank
@@ -87,8 +88,8 @@ class Widened(Online):
         weight = super().read_weight(source, part, in_features)
         return widened(weight) if isinstance(weight, QuantisedWeight) else weight
 
-    def head_weight(self, source: TensorSource, part: Part, in_features: int, rows: Tensor) -> Tensor:
-        return widened(quantise(rows))
+    def for_head(self, rows: LinearWeight) -> Tensor:
+        return widened(super().for_head(rows))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -124,10 +125,10 @@ def test_two_ranks_give_the_tokens_of_one(family: Family, options: dict[str, Any
     assert on_every_rank(2, greedy) == [expected, expected]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_linear_layers_take_a_byte_a_number(dtype: str, checkpoint: Checkpoints) -> None:
-    """And so does the head; embeddings take as many bytes as before."""
-    spec = read_spec(checkpoint("llama", hidden_size=256, intermediate_size=512), dtype=dtype)
+@pytest.mark.parametrize(("dtype", "is_tied"), [("float32", True), ("bfloat16", True), ("bfloat16", False)])
+def test_linear_layers_take_a_byte_a_number(dtype: str, is_tied: bool, checkpoint: Checkpoints) -> None:
+    """And so does the head; an embedding of its own takes as many bytes as before."""
+    spec = read_spec(checkpoint("llama", hidden_size=256, intermediate_size=512, tie=is_tied), dtype=dtype)
     dummy = LoadConfig(load_format="dummy")
     plain, small = (
         held_bytes(load_model(spec, load=dummy, quantization=quantization)) for quantization in (None, "int8")
