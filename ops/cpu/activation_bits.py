@@ -20,16 +20,15 @@ class ActivationBits:
 
     Activations of float32 stay what they are. Beside integers, others become integers of 8 bits where the weight's
     makers rounded them so, or where its codes have four bits, whose own rounding is far greater, if the processor has
-    an instruction for that (AVX2's is for codes of four bits alone). Else they become integers of 16 bits. Beside other
-    codes bfloat16 stays bfloat16, to which the numbers of a table are rounded where there are products of bfloat16, and
-    float16 becomes float32.
+    an instruction for that. Else they become integers of 16 bits. Beside other codes bfloat16 stays bfloat16, to which
+    the numbers of a table are rounded where there are products of bfloat16, and float16 becomes float32.
     """
 
     def __init__(self, kernels: ctypes.CDLL, asked: int | None = None) -> None:
         """`kernels` comes from `quire.ops.cpu.libraries`; `asked` is 8 or 16 for all weights, None for the rule."""
         least = kernels["quire_least_activation_bits"]
-        least.argtypes, least.restype = [ctypes.c_long], ctypes.c_int
-        self._least = {codec: least(bits) for codec, bits in _CODE_BITS.items()}
+        least.argtypes, least.restype = [], ctypes.c_int
+        self._least = least()
         self._asked = asked
         self._said: set[str] = set()
 
@@ -52,7 +51,7 @@ class ActivationBits:
         if dtype == torch.float32 or codec not in _CODE_BITS:
             return 32
         best = 8 if has_byte_inputs or codec == INT4 else 16
-        return max(self._asked or best, self._least[codec])
+        return max(self._asked or best, self._least)
 
     def say(self, codec: int, *, has_byte_inputs: bool, is_dry: bool) -> None:
         """Logs once what becomes of activations beside a weight's codes, unless nothing does, or it `is_dry`."""

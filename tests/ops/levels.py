@@ -18,12 +18,12 @@ from quire.ops.eager.backend import EagerBackend
 
 
 class ByteProducts(NamedTuple):
-    """How a level multiplies activations of 8 bits."""
+    """How activations become 8 bits."""
 
-    kinds: tuple[str, ...]
-    """Of the weights beside which it does so, by their names in `test_quantised_linear.py`."""
     block: int
     """Most inputs that share a scale; fewer if the weight's groups have fewer."""
+    adds_neighbours: bool = False
+    """Whether the scale suits sums of two neighbours, and not single numbers."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,15 @@ class Level:
         return levels.instruction_sets() if self.level == levels.NATIVE else self.level.needs
 
     @property
-    def byte_products(self) -> ByteProducts | None:
-        """How they multiply activations of 8 bits; None: they do not."""
+    def has_byte_products(self) -> bool:
+        """Whether they multiply activations of 8 bits."""
+        return "avx512_vnni" in self._has or ("avx2" in self._has and "avx512f" not in self._has)
+
+    def byte_products(self, code_bits: int) -> ByteProducts:
+        """How they do that beside codes of so many bits."""
         if "avx512_vnni" in self._has:
-            return ByteProducts(("int8", "int4", "line", "two's complement"), block=128)
-        if "avx2" in self._has and "avx512f" not in self._has:
-            return ByteProducts(("int4", "line", "two's complement"), block=32)
-        return None
+            return ByteProducts(128)
+        return ByteProducts(32) if code_bits == 4 else ByteProducts(128, adds_neighbours=True)
 
     def backend(self, activation_bits: int | None = 16) -> NativeBackend:
         """The backend with this build; skips the test without a compiler.

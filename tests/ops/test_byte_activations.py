@@ -1,6 +1,7 @@
 """Layers whose codes are integers, with activations of 8 bits: against their formula (`kernels/words.h`).
 
-For each row and block of inputs, `q = round(x * (127 / largest))`, which stands for `q * (largest / 127)`.
+For each row and block of inputs, `q = round(x * (127 / largest))`, which stands for `q * (largest / 127)`. AVX2 takes
+the largest sum of two neighbours of one sign beside codes of 8 bits, so that two products fit 16 bits.
 """
 
 import logging
@@ -28,7 +29,7 @@ KINDS = ["int8", "int4", "line", "two's complement"]
 
 
 def with_byte_products() -> Iterable[Level]:
-    return (level for level in RUNNABLE if level.byte_products)
+    return (level for level in RUNNABLE if level.has_byte_products)
 
 
 @pytest.fixture(scope="module", params=with_byte_products(), ids=lambda level: level.name)
@@ -37,38 +38,39 @@ def level(request: pytest.FixtureRequest) -> Level:
 
 
 @pytest.fixture(scope="module")
-def products(level: Level) -> ByteProducts:
-    assert level.byte_products is not None
-    return level.byte_products
-
-
-@pytest.fixture(scope="module")
 def ops(level: Level) -> NativeBackend:
     return level.backend(8)
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, products: ByteProducts) -> str:
-    if request.param not in products.kinds:
-        pytest.skip("this level multiplies such codes by 16 bits")
+def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def rounded(x: Tensor, group: int, block: int) -> Tensor:
+@pytest.fixture
+def products(level: Level, kind: str) -> ByteProducts:
+    return level.byte_products(8 if kind == "int8" else 4)
+
+
+def rounded(x: Tensor, group: int, products: ByteProducts) -> Tensor:
     """What the kernels multiply, in float32."""
-    blocks = [part for whole in x.float().split(group, -1) for part in whole.split(block, -1)]
-    return torch.cat([_rounded_block(part) for part in blocks], -1)
+    blocks = [part for whole in x.float().split(group, -1) for part in whole.split(products.block, -1)]
+    return torch.cat([_rounded_block(part, products) for part in blocks], -1)
 
 
-def _rounded_block(x: Tensor) -> Tensor:
+def _rounded_block(x: Tensor, products: ByteProducts) -> Tensor:
     largest, most = x.abs().amax(-1, keepdim=True), torch.tensor(127.0)
+    if products.adds_neighbours:  # the first and the third of four, and the second and the fourth
+        pairs = torch.nn.functional.pad(x, (0, -x.shape[-1] % 4)).unflatten(-1, (-1, 2, 2))
+        sums = torch.cat([pairs.clamp(min=0), -pairs.clamp(max=0)], -1).sum(-2)
+        largest = sums.amax((-1, -2))[..., None]
     return (x * torch.nan_to_num(most / largest, posinf=0)).round() * (largest / most)
 
 
-def product(x: Tensor, weight: QuantisedWeight, block: int) -> tuple[Tensor, float]:
+def product(x: Tensor, weight: QuantisedWeight, products: ByteProducts) -> tuple[Tensor, float]:
     """[rows, out] in float64, and what sums in float32 may differ by."""
     given = x if weight.input_order is None else x[:, weight.input_order]
-    inputs = rounded(given, weight.group_size, block).double()
+    inputs = rounded(given, weight.group_size, products).double()
     numbers = dequantise(weight._replace(input_order=None)).double()
     return inputs @ numbers.T, 4e-6 * (inputs.abs() @ numbers.abs().T).max().item()
 
@@ -87,7 +89,7 @@ def test_what_becomes_of_activations(
         identity = QuantisedWeight(codes[:, ::2] | codes[:, 1::2] << 4, scales, TABLES["int4"])
     x = (torch.randn(9, size) * torch.randn(9, size).exp()).to(dtype)
     x[:, 5] = 0.5 * x[:, 4]  # halves of the largest, among others
-    assert torch.equal(ops.linear(x, ops.pack_linear(identity)), rounded(x, group, products.block).to(dtype))
+    assert torch.equal(ops.linear(x, ops.pack_linear(identity)), rounded(x, group, products).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))
@@ -100,7 +102,7 @@ def test_a_row_is_right_and_the_same_in_any_batch(
         packed = ops.pack_linear(weight)
         x = torch.randn(230, size).to(dtype)
         together = ops.linear(x, packed)
-        expected, slack = product(x, weight, products.block)
+        expected, slack = product(x, weight, products)
         torch.testing.assert_close(together.double(), expected, rtol=ROUNDING[dtype], atol=slack)
         for num_tokens in (*range(1, 27), 40, 97):
             assert torch.equal(ops.linear(x[:num_tokens], packed), together[:num_tokens]), num_tokens
@@ -111,7 +113,7 @@ def test_ranks_round_what_one_rank_would(ops: NativeBackend, products: ByteProdu
     """Where their parts begin with a group."""
     weight = weight_of(kind, 40, 192, 32)
     x, per = torch.randn(5, 192).half(), 1 if weight.table is None else 2
-    whole, slack = product(x, weight, products.block)
+    whole, slack = product(x, weight, products)
     total = torch.zeros_like(whole)
     for inputs in (slice(64), slice(64, 192)):
         part = weight._replace(
@@ -124,23 +126,26 @@ def test_ranks_round_what_one_rank_would(ops: NativeBackend, products: ByteProdu
 
 @pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_sums_fit(ops: NativeBackend, kind: str, sign: int) -> None:
+@pytest.mark.parametrize("is_least", [True, False])
+def test_the_largest_sums_fit(ops: NativeBackend, products: ByteProducts, kind: str, sign: int, is_least: bool) -> None:
     """Each product has the same sign, and is as large as products can be."""
-    size, least = 384, -128 if kind == "int8" else -8
-    codes = torch.full((5, size), -128, dtype=torch.int8)
-    weight = QuantisedWeight(codes, torch.ones(5, 1))
+    size, scales = 384, torch.ones(5, 1)
+    code = (-128 if is_least else 127) if kind == "int8" else (-8 if is_least else 7)
+    weight = QuantisedWeight(torch.full((5, size), code, dtype=torch.int8), scales)
     if kind == "int4":
-        weight = QuantisedWeight(torch.zeros(5, size // 2, dtype=torch.uint8), torch.ones(5, 1), TABLES["int4"])
+        weight = QuantisedWeight(torch.full((5, size // 2), (code + 8) * 17, dtype=torch.uint8), scales, TABLES["int4"])
     x = torch.full((30, size), sign * 127.0, dtype=torch.bfloat16)
-    expected = torch.full((30, 5), sign * 127.0 * least * size).bfloat16()
-    assert torch.equal(ops.linear(x, ops.pack_linear(weight)), expected)
+    x[::2, ::4] = 1.0  # with neighbours that keep all 8 bits
+    expected = rounded(x, size, products).sum(-1, keepdim=True) * code
+    assert torch.equal(ops.linear(x, ops.pack_linear(weight)), expected.expand(30, 5).bfloat16())
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
 @pytest.mark.parametrize("magnitude", [0.0, 2.0**-100, 1e-20, 1e30])
-def test_any_magnitude(ops: NativeBackend, products: ByteProducts, magnitude: float) -> None:
-    weight = weight_of("int4", 40, 64, 32, is_rich=True)
+def test_any_magnitude(ops: NativeBackend, products: ByteProducts, kind: str, magnitude: float) -> None:
+    weight = weight_of(kind, 40, 64, 32, is_rich=True)
     x = (torch.randn(7, 64) * magnitude).bfloat16()
-    expected, slack = product(x, weight, products.block)
+    expected, slack = product(x, weight, products)
     got = ops.linear(x, ops.pack_linear(weight)).double()
     torch.testing.assert_close(got, expected, rtol=2**-8, atol=slack)
 
@@ -199,10 +204,10 @@ def test_experts_round_what_both_layers_read(ops: NativeBackend, products: ByteP
             gate_up, down = experts[expert].gate_up, experts[expert].down
             assert isinstance(gate_up, QuantisedWeight)
             assert isinstance(down, QuantisedWeight)
-            inputs = rounded(x[row], 32, products.block) if is_rounded else x[row]
+            inputs = rounded(x[row], 32, products) if is_rounded else x[row]
             gate, up = (dequantise(gate_up).double() @ inputs.double()).chunk(2)
             inner = torch.nn.functional.silu(gate) * up
-            inner = rounded(inner, 16, products.block).double() if is_rounded else inner
+            inner = rounded(inner, 16, products).double() if is_rounded else inner
             out[row] = dequantise(down).double() @ inner
         return out
 
@@ -226,24 +231,22 @@ def test_which_activations_have_8_bits(level: Level, caplog: pytest.LogCaptureFi
     }.items():
         got = backend.linear(x, backend.pack_linear(weight))
         beside[name] = [n for n, each in both.items() if torch.equal(got, each.linear(x, each.pack_linear(weight)))]
-    kinds = () if level.byte_products is None else level.byte_products.kinds
-    either = [8, 16]  # both choices are the same
-    assert beside["int4"] == ([8] if "int4" in kinds else either)
-    assert beside["int8"] == ([16] if "int8" in kinds else either)
-    assert beside["bytes"] == ([8] if "int8" in kinds else either)
+    if level.has_byte_products:
+        assert beside == {"int4": [8], "int8": [16], "bytes": [8]}
+    else:  # both choices are the same
+        assert beside == {"int4": [8, 16], "int8": [8, 16], "bytes": [8, 16]}
     is_said = any("rounded to 8 bits" in record.message for record in caplog.records)
-    assert is_said == bool(kinds)
+    assert is_said == level.has_byte_products
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    kernels, products = RUNNABLE[0].kernels(), RUNNABLE[0].byte_products
-    least = {kind: 8 if products is not None and kind in products.kinds else 16 for kind in ("int8", "int4")}
+    kernels, least = RUNNABLE[0].kernels(), 8 if RUNNABLE[0].has_byte_products else 16
     caplog.set_level(logging.INFO, "quire")
     for text, int8, int4 in [("", 16, 8), ("16", 16, 16), ("8", 8, 8)]:
         monkeypatch.setenv("QUIRE_CPU_ACTIVATION_BITS", text)
         bits = ActivationBits.asked(kernels)
-        assert bits.of(torch.bfloat16, INT8, has_byte_inputs=False) == max(int8, least["int8"])
-        assert bits.of(torch.bfloat16, INT4, has_byte_inputs=False) == max(int4, least["int4"])
+        assert bits.of(torch.bfloat16, INT8, has_byte_inputs=False) == max(int8, least)
+        assert bits.of(torch.bfloat16, INT4, has_byte_inputs=False) == max(int4, least)
         assert bits.of(torch.float32, INT4, has_byte_inputs=True) == 32
         bits.say(INT8, has_byte_inputs=False, is_dry=True)
         assert not caplog.records

@@ -163,7 +163,11 @@ template <int BITS> struct Integer : InWords<BITS> {
         for (int half = 0; half < 2; half++) to[half] = (Pairs)unit[half] << ABOVE >> (16 - BITS);
     }
 #if defined(QUIRE_HAS_QUADS)
-    static constexpr bool HAS_QUADS = BITS <= InQuads::MOST_BITS;
+#if defined(QUIRE_HAS_SAFE_QUADS)
+    using InBytes = std::conditional_t<BITS == 4, InQuads, InSafeQuads>;
+#else
+    using InBytes = InQuads;
+#endif
     static constexpr int MIDDLE = 1 << (BITS - 1);
     // Code + MIDDLE of the steps of quad QUAD.
     template <int QUAD> static void in_words(const Unit& unit, Quads (&to)[2]) {
@@ -175,9 +179,9 @@ template <int BITS> struct Integer : InWords<BITS> {
                 (__m512i)((Words)unit[half] >> (BITS * QUAD)), _mm512_set1_epi8((char)MASK),
                 _mm512_set1_epi8((char)MIDDLE), AND_THEN_XOR);
 #else  // first what all quads of the unit need
-        constexpr uint32_t BYTES = 0x01010101;
+        constexpr uint32_t BYTES = 0x01010101, MIDDLES = MIDDLE * (uint32_t)(0xffffffff / MASK);
         for (int half = 0; half < 2; half++)
-            to[half] = (Quads)(((Words)unit[half] ^ BYTES * (MIDDLE | MIDDLE << BITS)) >> (BITS * QUAD) & BYTES * MASK);
+            to[half] = (Quads)(((Words)unit[half] ^ MIDDLES) >> (BITS * QUAD) & BYTES * MASK);
 #endif
     }
     // Which steps a vector's bytes are: those of 16 / UNIT units, quad by quad.

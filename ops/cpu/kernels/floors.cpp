@@ -3,11 +3,11 @@
 // `quire bench ops` divides the times of other kernels by these. They run on the same threads and with the same flags.
 
 #include "amx.h"
+#include "codecs.h"
 #include "kernels.h"
 #include "rows.h"
 #include "threads.h"
 #include "vector.h"
-#include "words.h"
 
 namespace quire {
 namespace {
@@ -131,9 +131,8 @@ template <class Kind> struct ProductsOfWords {
     }
 };
 #if defined(QUIRE_HAS_QUADS)
-using NibbleProducts = ProductsOfWords<widened::InQuads>;
-using ByteProducts =
-    ProductsOfWords<std::conditional_t<(widened::InQuads::MOST_BITS >= 8), widened::InQuads, widened::InPairs>>;
+using NibbleProducts = ProductsOfWords<widened::Int4::InBytes>;
+using ByteProducts = ProductsOfWords<widened::Int8::InBytes>;
 #else
 using NibbleProducts = ProductsOfWords<widened::InPairs>;
 using ByteProducts = NibbleProducts;

@@ -7,10 +7,8 @@
 namespace quire {
 namespace widened {
 
-#if defined(QUIRE_HAS_AVX512_VNNI)
-template void multiply_words(InQuads, const Layout<Int8>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
-#endif
-template void multiply_words(InQuads, const Layout<Int4>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
+template void multiply_words(Int8::InBytes, const Layout<Int8>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
+template void multiply_words(Int4::InBytes, const Layout<Int4>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
 
 }  // namespace widened
 }  // namespace quire

@@ -174,8 +174,7 @@ inline int with_weight(const WeightForm& form, const float* table, [[maybe_unuse
         using C = std::remove_pointer_t<decltype(codec)>;
         if constexpr (C::IS_INTEGER) {
 #if defined(QUIRE_HAS_QUADS)
-            if constexpr (C::HAS_QUADS)
-                if (x_bits <= 8) return body(WordWeight<C, InQuads>(form, table));
+            if (x_bits <= 8) return body(WordWeight<C, typename C::InBytes>(form, table));
 #endif
 #if defined(QUIRE_HAS_PAIRS)
             if (x_bits <= 16) return body(WordWeight<C, InPairs>(form, table));

@@ -76,12 +76,11 @@ extern "C" int quire_has_fused_vectors() {
 #endif
 }
 
-// See with_weight (widened.h): the fewest bits of x beside integers of so many bits.
-extern "C" int quire_least_activation_bits([[maybe_unused]] long code_bits) {
+// See with_weight (widened.h): the fewest bits of x beside integers.
+extern "C" int quire_least_activation_bits() {
 #if defined(QUIRE_HAS_QUADS)
-    if (code_bits <= InQuads::MOST_BITS) return 8;
-#endif
-#if defined(QUIRE_HAS_PAIRS)
+    return 8;
+#elif defined(QUIRE_HAS_PAIRS)
     return 16;
 #else
     return 32;

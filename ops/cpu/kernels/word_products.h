@@ -51,7 +51,7 @@ template <class X> struct Kept {
 
 inline Floats as_floats(Floats x) { return x; }
 inline Floats as_floats(Ints x) { return __builtin_convertvector(x, Floats); }
-#if defined(QUIRE_HAS_QUADS) && !defined(QUIRE_HAS_AVX512_VNNI)
+#if defined(QUIRE_HAS_SAFE_QUADS)
 inline Floats as_floats(SumPairs x) {
     return as_floats((Ints)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi16(1)));
 }

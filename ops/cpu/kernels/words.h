@@ -10,7 +10,11 @@
 // 8 bits (InQuads): q = x * (127 / m) rounded to even, where m is the block's largest magnitude, and q stands for
 // q * (m / 127). One instruction multiplies four of them, in twice as many products as with 16 bits. It takes weights
 // without signs, codes + MIDDLE, so a block's sums begin at -MIDDLE times the sum of its q. AVX2's gives sums of two
-// products in 16 bits. Those of 32 inputs fit there beside codes of four bits; codes of eight bits have 16 bits of x.
+// products in 16 bits. Those of 32 inputs fit there beside codes of four bits.
+//
+// Beside codes of eight bits (InSafeQuads) each such sum is widened to 32 bits, and only two products have to fit. So m is
+// the largest sum of two numbers of one sign that one instruction adds: two q of one sign are at most 128 together, and
+// 128 * 255 is less than 2^15. A number that is large beside its neighbour keeps all 8 bits.
 //
 // bfloat16 (InBFloats): x stays what it is, codes become bfloat16, and sums are float32, in the order of the inputs.
 #pragma once
@@ -19,6 +23,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 // AVX without AVX2 has vectors of eight floats, but none of as many integers.
 #if defined(QUIRE_HAS_AVX512) || defined(__AVX2__) || (defined(__SSE2__) && !defined(__AVX__))
@@ -26,6 +31,9 @@
 #endif
 #if defined(QUIRE_HAS_AVX512_VNNI) || (defined(__AVX2__) && !defined(QUIRE_HAS_AVX512))
 #define QUIRE_HAS_QUADS 1
+#endif
+#if defined(__AVX2__) && !defined(QUIRE_HAS_AVX512)
+#define QUIRE_HAS_SAFE_QUADS 1
 #endif
 #if defined(QUIRE_HAS_AVX512_BF16)
 #define QUIRE_HAS_BFLOATS 1
@@ -40,7 +48,7 @@ typedef uint8_t Quads __attribute__((vector_size(4 * LANES)));
 typedef Pairs SumPairs;  // of LANES outputs: those of the first and of the last two products of each quad
 typedef uint16_t BFloats __attribute__((vector_size(4 * LANES)));
 
-// The three kinds of words.
+// The kinds of words.
 struct InPairs {
     using Codes = Pairs;
     using Sum = Ints;
@@ -53,16 +61,25 @@ struct InQuads {
     using Codes = Quads;
 #if defined(QUIRE_HAS_AVX512_VNNI)
     using Sum = Ints;
-    static constexpr int MOST_BITS = 8;  // of codes
     static constexpr long MOST_INPUTS = 128;
 #else
     using Sum = SumPairs;
-    static constexpr int MOST_BITS = 4;
     static constexpr long MOST_INPUTS = 32;
 #endif
     static constexpr int STEPS = 4;
     static constexpr bool HAS_FACTORS = true, HAS_STARTS = true;
+    static constexpr float REACH = 127;  // what the block's `extent` becomes
 };
+#if defined(QUIRE_HAS_SAFE_QUADS)
+struct InSafeQuads {  // beside codes of eight bits
+    using Codes = Quads;
+    using Sum = Ints;
+    static constexpr long MOST_INPUTS = 128;
+    static constexpr int STEPS = 4;
+    static constexpr bool HAS_FACTORS = true, HAS_STARTS = true;
+    static constexpr float REACH = 63.5f;
+};
+#endif
 struct InBFloats {
     using Codes = BFloats;
     using Sum = Floats;
@@ -103,6 +120,16 @@ struct PlaceInTile {
     int rows;
 };
 
+inline int32_t largest(Ints x) {
+#if defined(QUIRE_HAS_AVX512)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    int32_t most = x[0];
+    for (int i = 1; i < LANES; i++) most = std::max(most, x[i]);
+    return most;
+#endif
+}
+
 // The bits of the largest magnitude of `count` numbers; those of no finite number are the greatest.
 template <class T> int32_t largest_bits(const T* from, long count) {
     Ints most{};
@@ -110,13 +137,7 @@ template <class T> int32_t largest_bits(const T* from, long count) {
         const Ints bits = bits_as<Ints>(load(from + i, count - i)) & 0x7fffffff;
         most = bits > most ? bits : most;
     }
-#if defined(QUIRE_HAS_AVX512)
-    return _mm512_reduce_max_epi32((__m512i)most);
-#else
-    int32_t largest = 0;
-    for (int i = 0; i < LANES; i++) largest = std::max(largest, most[i]);
-    return largest;
-#endif
+    return largest(most);
 }
 
 inline int32_t sum(Ints x) {
@@ -170,22 +191,40 @@ template <class T> __m128i in_bytes(const T* from, long count, float inverse) {
 }
 
 // Where sums of products with codes + MIDDLE begin; first and last: the sums of the first and the last pairs of all quads.
-inline int32_t start_of_sums(int middle, int first, int last) {
-#if defined(QUIRE_HAS_AVX512_VNNI)
-    return -middle * (first + last);
-#else
-    return (uint16_t)(-middle * first) | (uint32_t)(-middle * last) << 16;
-#endif
+template <class X> int32_t start_of_sums(int middle, int first, int last) {
+    if constexpr (std::is_same_v<typename X::Sum, Ints>) return -middle * (first + last);
+    else return (uint16_t)(-middle * first) | (uint32_t)(-middle * last) << 16;
 }
 
+// The bits of what becomes X::REACH; those of no finite number are the greatest.
+template <class T> int32_t extent_bits(InQuads, const T* from, long count) { return largest_bits(from, count); }
+
+#if defined(QUIRE_HAS_SAFE_QUADS)
+// Half of the largest sum of two numbers of one sign that meet in one instruction: with codes of eight bits the first and
+// the third number of a quad, and the second and the fourth.
+template <class T> int32_t extent_bits(InSafeQuads, const T* from, long count) {
+    Ints most{};
+    for (long i = 0; i < count; i += LANES) {
+        const Floats x = load(from + i, count - i) * 0.5f;
+        for (const Floats part : {x < 0 ? Floats{} : x, x > 0 ? Floats{} : x}) {  // NaN stays NaN
+            const Floats sum = part + (Floats)_mm256_permute_ps((__m256)part, 0x4e);
+            const Ints bits = bits_as<Ints>(sum) & 0x7fffffff;
+            most = bits > most ? bits : most;
+        }
+    }
+    return largest(most);
+}
+#endif
+
 // The same as integers of 8 bits, in the order of the codec's quads.
-template <class C, class T> void pack_block(InQuads, const T* from, long count, long steps, const PlaceInTile& to) {
+template <class C, class X, class T>
+void pack_quads(const T* from, long count, long steps, const PlaceInTile& to) {
     const int32_t least = 15 << 23;  // 2^-112, whose inverse is a normal number
-    const int32_t largest = largest_bits(from, count);
-    const bool is_finite = largest < NOT_FINITE;
-    const float magnitude = bits_as<float>(std::max(largest, least));
-    const float inverse = is_finite ? 127.0f / magnitude : 0;
-    *to.factor = is_finite ? magnitude / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    const int32_t bits = extent_bits(X(), from, count);
+    const bool is_finite = bits < NOT_FINITE;
+    const float extent = bits_as<float>(std::max(bits, least));
+    const float inverse = is_finite ? X::REACH / extent : 0;
+    *to.factor = is_finite ? extent / X::REACH : std::numeric_limits<float>::quiet_NaN();
     alignas(16) static constexpr auto ORDER = C::quad_order();
     const __m128i order = _mm_load_si128((const __m128i*)ORDER.data());
     __m128i sums = _mm_setzero_si128();  // of pairs
@@ -201,8 +240,18 @@ template <class C, class T> void pack_block(InQuads, const T* from, long count, 
     std::memcpy(pairs, &sums, sizeof(sums));
     const int first = pairs[0] + pairs[2] + pairs[4] + pairs[6], last = pairs[1] + pairs[3] + pairs[5] + pairs[7];
     *to.sum = *to.factor * (float)(first + last);
-    *to.start = start_of_sums(C::MIDDLE, first, last);
+    *to.start = start_of_sums<X>(C::MIDDLE, first, last);
 }
+
+template <class C, class T> void pack_block(InQuads, const T* from, long count, long steps, const PlaceInTile& to) {
+    pack_quads<C, InQuads>(from, count, steps, to);
+}
+
+#if defined(QUIRE_HAS_SAFE_QUADS)
+template <class C, class T> void pack_block(InSafeQuads, const T* from, long count, long steps, const PlaceInTile& to) {
+    pack_quads<C, InSafeQuads>(from, count, steps, to);
+}
+#endif
 #endif
 
 #if defined(QUIRE_HAS_BFLOATS)
@@ -265,6 +314,16 @@ inline __attribute__((always_inline)) InQuads::Sum add_products(InQuads::Sum sum
     asm("" : "+x"(sum));  // as above
     return sum;
 #endif
+}
+#endif
+
+#if defined(QUIRE_HAS_SAFE_QUADS)
+// The same in sums of 32 bits.
+inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Quads weight) {
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weight, (__m256i)x);
+    sum += (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    asm("" : "+x"(sum));  // as above
+    return sum;
 }
 #endif
 
