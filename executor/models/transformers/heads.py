@@ -63,6 +63,39 @@ class RotatedAttention(AttendingStep):
         return attended(self, step, q, is_last=is_last).unsqueeze(0)
 
 
+@dataclass(eq=False)
+class HeadsFirst(AttendingStep):
+    """`Attention` of queries [1, heads, num_tokens, size], or without the first dimension, perhaps in float32.
+
+    Its results are [1, heads, num_tokens, size] if `has_batch`, else [heads, num_tokens, size].
+    """
+
+    attention: Attention
+    has_batch: bool
+
+    def __call__(
+        self, step: StepContext, query: Tensor, key: Tensor, value: Tensor, *, is_last: bool = False
+    ) -> Tensor:
+        query = query if query.dim() == 4 else query.unsqueeze(0)
+        query = query if query.dtype == key.dtype else query.to(key.dtype)
+        out = self.attention(step, query, key, value, is_last=is_last).transpose(1, 2)
+        return out if self.has_batch else out[0]
+
+
+@dataclass(eq=False)
+class RotatedHeadsFirst(AttendingStep):
+    """`RotatedAttention` with the results of `HeadsFirst`."""
+
+    attention: RotatedAttention
+    has_batch: bool
+
+    def __call__(
+        self, step: StepContext, projected: Tensor, cos: Tensor, sin: Tensor, *, is_last: bool = False
+    ) -> Tensor:
+        out = self.attention(step, projected, cos, sin, is_last=is_last).transpose(1, 2)
+        return out if self.has_batch else out[0]
+
+
 def attended(layer: Attention | RotatedAttention, step: StepContext, q: Tensor, *, is_last: bool) -> Tensor:
     """Attention of `q` [num_tokens, heads, size], or of the wanted tokens among them."""
     pages, group = step.caches[layer.number]
@@ -91,28 +124,32 @@ def fuse_heads(program: Program, ops: Backend, positions: int, device: torch.dev
     """Puts rotation and attention where they compute what the class does. `positions` is an input of the program."""
     rotations = Rotations(program, ops, device)
     for call in list(program.calls):
-        layer = call.function
+        heads_first = call.function if isinstance(call.function, HeadsFirst) else None
+        layer = call.function if heads_first is None else heads_first.attention
         if not isinstance(layer, Attention):
             continue
-        form = _read_form(program, call, positions)
+        form = _read_form(program, call, layer.head_dim, positions)
         if form is None:
             for ref in call.args[:2]:
                 rotations.fuse(ref.index, positions)
             continue
         attention_form = layer.form._replace(scale=layer.form.scale * form.factor)
-        call.function = RotatedAttention(
+        rotated = RotatedAttention(
             ops, layer.number, attention_form, layer.head_dim, form.norm, form.turn.is_interleaved
         )  # fmt: skip
+        call.function = rotated if heads_first is None else RotatedHeadsFirst(rotated, heads_first.has_batch)
         call.args = (Ref(form.source), *rotations.arguments(form.turn, program.metas[form.source].dtype))
     rotations.insert()
     program.drop_unused()
 
 
-def _read_form(program: Program, call: Call, positions: int) -> _Form | None:
+def _read_form(program: Program, call: Call, cache_dim: int, positions: int) -> _Form | None:
     """The form of the heads that a call of attention gets, or None if it is none of ours."""
     sizes = [program.metas[ref.index].shape for ref in call.args]
+    if any(len(size) != 4 for size in sizes):
+        return None
     head_dim, num_heads, num_kv_heads = sizes[0][3], sizes[0][1], sizes[1][1]
-    if any(size[3] != head_dim for size in sizes) or call.function.head_dim != head_dim:  # type: ignore[attr-defined]
+    if any(size[3] != head_dim for size in sizes) or cache_dim != head_dim:
         return None
     calls, starts = program.slice_to([ref.index for ref in call.args], is_layer)
     starts.discard(positions)

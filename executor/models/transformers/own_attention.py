@@ -20,10 +20,10 @@ from transformers.cache_utils import CacheLayerMixin, DummyLayer
 
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.formulas import agree, constants_of, evaluated, examples
-from quire.executor.models.transformers.heads import Attention
+from quire.executor.models.transformers.heads import Attention, HeadsFirst
 from quire.executor.models.transformers.masks import MaskFunction, MaskOf, Visible, read_mask
 from quire.executor.models.transformers.probe import set_attention
-from quire.executor.models.transformers.program import AttendingStep, Call, Meta, Program, Ref
+from quire.executor.models.transformers.program import Call, Meta, Program, Ref
 from quire.executor.models.transformers.rows import LayerPlan, RowPlan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor
 from quire.executor.models.transformers.stages import received_rows
@@ -125,25 +125,6 @@ def _noting_masks(backbone: nn.Module, run_part: RunPart) -> Iterator[None]:
     finally:
         set_attention(backbone, "eager")
         AttentionMaskInterface._global_mapping.pop(name)
-
-
-@dataclass(eq=False)
-class HeadsFirst(AttendingStep):
-    """`Attention` of queries [1, heads, num_tokens, size], or without the first dimension, perhaps in float32.
-
-    Its results are [1, heads, num_tokens, size] if `has_batch`, else [heads, num_tokens, size].
-    """
-
-    attention: Attention
-    has_batch: bool
-
-    def __call__(
-        self, step: StepContext, query: Tensor, key: Tensor, value: Tensor, *, is_last: bool = False
-    ) -> Tensor:
-        query = query if query.dim() == 4 else query.unsqueeze(0)
-        query = query if query.dtype == key.dtype else query.to(key.dtype)
-        out = self.attention(step, query, key, value, is_last=is_last).transpose(1, 2)
-        return out if self.has_batch else out[0]
 
 
 def _queries(program: Program, keep: Call) -> Iterator[Ref]:

@@ -14,7 +14,7 @@ from quire.executor.models.transformers.formulas import agree, constants_of, eva
 from quire.executor.models.transformers.program import Call, InStep, Meta, Program, Ref
 from quire.ops.backend import Backend
 
-POSITIONS = (0, 1, 2, 17, 300)
+POSITIONS = (0, 1, 2, 17, 200)
 """Of the tokens on which formulas are compared."""
 _VIEWS = frozenset({"view", "reshape", "transpose", "permute", "unsqueeze", "narrow", "chunk", "split", "__getitem__"})
 
@@ -30,6 +30,19 @@ class Rotation(InStep):
 
     def __call__(self, step: StepContext) -> tuple[Tensor, Tensor]:
         return self.ops.rotation(step.positions, self.frequencies, self.scale, self.dtype)
+
+
+@dataclass(eq=False)
+class TableRotation(InStep):
+    """The same from tables of all positions, [num_positions, rotary_dim], as `Backend.rotary` wants their rows."""
+
+    ops: Backend
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, step: StepContext) -> tuple[Tensor, Tensor]:
+        cos, sin = (self.ops.take_rows(table, step.positions).unsqueeze(1) for table in (self.cos, self.sin))
+        return cos, sin
 
 
 @dataclass(eq=False)
@@ -50,14 +63,21 @@ class Turn(NamedTuple):
 
     Attributes:
         frequencies: radians a position [rotary_dim / 2], float32, negative for turns the other way; None: nothing is
-            rotated.
+            rotated, or by a table.
         scale: what cosines and sines are multiplied by.
         is_interleaved: whether pairs are neighbours.
+        table: cosines and sines of all positions, [2, num_positions, rotary_dim / 2], instead of frequencies.
     """
 
     frequencies: Tensor | None
     scale: float = 1.0
     is_interleaved: bool = False
+    table: Tensor | None = None
+
+    @property
+    def is_rotation(self) -> bool:
+        """Whether anything is rotated."""
+        return self.frequencies is not None or self.table is not None
 
 
 class Rotations:
@@ -68,18 +88,37 @@ class Rotations:
         self._ops = ops
         self._device = device
         self._calls: dict[tuple[tuple[float, ...], float], Call] = {}
+        self._table_calls: list[tuple[Tensor, Call]] = []
 
     def arguments(self, turn: Turn, dtype: torch.dtype) -> tuple[Any, ...]:
         """Cosines and sines as arguments of a call."""
+        if turn.table is not None:
+            return self._refs(self._table_call(turn.table, dtype))
         if turn.frequencies is None:
             return (torch.empty(1, 1, 0, dtype=dtype, device=self._device),) * 2
         key = tuple(turn.frequencies.tolist()), turn.scale
         if key not in self._calls:
-            meta = Meta((1, 1, 2 * len(turn.frequencies)), dtype, -1, axis=0)
-            outs = tuple(self._program.add_value(meta) for _ in range(2))
             rotation = Rotation(self._ops, turn.frequencies.contiguous(), turn.scale, dtype)
-            self._calls[key] = Call(rotation, (), {}, outs, is_single=False)
-        return tuple(Ref(out) for out in self._calls[key].outs if out is not None)
+            self._calls[key] = self._call(rotation, 2 * len(turn.frequencies), dtype)
+        return self._refs(self._calls[key])
+
+    def _table_call(self, table: Tensor, dtype: torch.dtype) -> Call:
+        """The call of equal tables, of which a class may have one in each layer."""
+        for known, call in self._table_calls:
+            if known.shape == table.shape and bool((known == table).all()):
+                return call
+        cos, sin = table.to(dtype)
+        rotation = TableRotation(self._ops, torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1))
+        self._table_calls.append((table, self._call(rotation, 2 * table.shape[2], dtype)))
+        return self._table_calls[-1][1]
+
+    def _call(self, rotation: Rotation | TableRotation, rotary_dim: int, dtype: torch.dtype) -> Call:
+        outs = tuple(self._program.add_value(Meta((1, 1, rotary_dim), dtype, -1, axis=0)) for _ in range(2))
+        return Call(rotation, (), {}, outs, is_single=False)
+
+    @staticmethod
+    def _refs(call: Call) -> tuple[Any, ...]:
+        return tuple(Ref(out) for out in call.outs if out is not None)
 
     def fuse(self, heads: int, positions: int) -> None:
         """Puts `Rotate` where `heads`, or what they are made of, are rotated in NeoX order."""
@@ -97,7 +136,7 @@ class Rotations:
 
     def insert(self) -> None:
         """Puts the calls at the program's begin."""
-        self._program.calls[:0] = self._calls.values()
+        self._program.calls[:0] = [*self._calls.values(), *(call for _, call in self._table_calls)]
 
 
 def _read_rotation(program: Program, call: Call, positions: int) -> tuple[int, Turn] | None:
@@ -129,7 +168,7 @@ def _read_rotation(program: Program, call: Call, positions: int) -> tuple[int, T
         return None
     got, rows = (each[0].transpose(0, axis - 1) for each in (values[target], x))
     turn = read_turn(got, rows, calls)
-    return (source, turn) if turn is not None and turn.frequencies is not None and not turn.is_interleaved else None
+    return (source, turn) if turn is not None and turn.is_rotation and not turn.is_interleaved else None
 
 
 def computed(calls: Sequence[Call], given: dict[int, Tensor]) -> dict[int, Tensor] | None:
@@ -144,15 +183,31 @@ def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call]) -> Turn | None:
     """How `calls` rotate `x` [num_tokens, heads, size] to `got`, or None if they do something else."""
     if agree(got, x):
         return Turn(None)
-    for each in (each for call in calls for each in constants_of((call.args, call.kwargs))):
-        half = len(each) if each.is_floating_point() and each.dim() == 1 else 0
+    constants = [each for call in calls for each in constants_of((call.args, call.kwargs)) if each.is_floating_point()]
+    for each in constants:
+        half = len(each) if each.dim() == 1 else 0
         if not 0 < 2 * half <= x.shape[2]:
             continue
         scale = ratio(got[..., : 2 * half], x[..., : 2 * half])
         for is_interleaved, frequencies in product((False, True), (each.float(), -each.float())):
             pair = (paired(got, half), paired(x, half)) if is_interleaved else (got, x)
-            if agree(pair[0], _rotated(pair[1], frequencies, scale)):
+            angles = torch.tensor(POSITIONS).unsqueeze(1) * frequencies.cpu()
+            if agree(pair[0], _rotated(pair[1], angles.cos() * scale, angles.sin() * scale)):
                 return Turn(frequencies, scale, is_interleaved)
+    return next((turn for each in constants if (turn := _read_table(got, x, each)) is not None), None)
+
+
+def _read_table(got: Tensor, x: Tensor, table: Tensor) -> Turn | None:
+    """How `x` is rotated if `table` has the cosines and sines of each position, the ones after the others."""
+    if table.dim() != 2 or len(table) <= max(POSITIONS) or table.shape[1] % 2 or table.shape[1] > x.shape[2]:
+        return None
+    first, second = table.chunk(2, dim=1)
+    for cos, sin in ((first, second), (second, first)):
+        rows = [each[list(POSITIONS)].float().cpu() for each in (cos, sin)]
+        for is_interleaved in (False, True):
+            pair = (paired(got, cos.shape[1]), paired(x, cos.shape[1])) if is_interleaved else (got, x)
+            if agree(pair[0], _rotated(pair[1], *rows)):
+                return Turn(None, 1.0, is_interleaved, torch.stack((cos, sin)))
     return None
 
 
@@ -166,10 +221,8 @@ def paired(x: Tensor, half: int) -> Tensor:
     return torch.cat((x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]), dim=-1)
 
 
-def _rotated(x: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-    """`Backend.rotary` of `x` [num_tokens, heads, size]."""
-    half = len(frequencies)
-    angles = (torch.tensor(POSITIONS).unsqueeze(1) * frequencies.cpu()).unsqueeze(1)
-    cos, sin = angles.cos() * scale, angles.sin() * scale
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`Backend.rotary` of `x` [num_tokens, heads, size] by cosines and sines [num_tokens, rotary_dim / 2]."""
+    half, cos, sin = cos.shape[1], cos.unsqueeze(1), sin.unsqueeze(1)
     a, b, rest = x.split((half, half, x.shape[2] - 2 * half), dim=2)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=2)

@@ -52,8 +52,18 @@ def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints)
 @pytest.mark.parametrize(
     "model_type",
     [
-        *("afmoe", "bitnet", "bloom", "ernie4_5", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite"),
-        *("helium", "hunyuan_v1_dense", "laguna", "modernbert-decoder", "mpt", "nanochat", "nemotron", "olmo2"),
+        *("afmoe", "bitnet", "bloom", "ernie4_5", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "gptj"),
+        *(
+            "granite",
+            "helium",
+            "hunyuan_v1_dense",
+            "laguna",
+            "modernbert-decoder",
+            "mpt",
+            "nanochat",
+            "nemotron",
+            "olmo2",
+        ),
         *("opt", "persimmon", "phi", "phi3", "qwen2_moe", "starcoder2", "stablelm"),
     ],
 )

@@ -58,6 +58,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "kimi_linear": {**_LATENT, "layer_types": ["linear_attention", "full_attention"] * 2},
     **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},
