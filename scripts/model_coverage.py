@@ -128,7 +128,8 @@ def page(results: dict[str, Result]) -> str:
             "Each number is the largest difference, over a prompt in chunks of odd sizes, beside another request, and "
             "after a cached prefix; where a prompt's tokens see each other, over a whole prompt and its output. "
             "`quire` is a file of Quire's own, `transformers` the library's class with Quire's parts "
-            "(`--model-impl`), and the last column the commit that was measured. "
+            "(`--model-impl`), of which `auto` takes the first that serves a model; the last column is the commit that "
+            "was measured. "
             "`python -m scripts.model_coverage --write` prints this page.",
             "",
             "| architecture | model type | quire | transformers | commit |",
@@ -157,11 +158,11 @@ WITHOUT_A_PATH = {
 
 
 def _reason(text: str) -> str:
-    """A refusal in one line: why the class does not run row by row, if that is what it is about."""
-    found = re.search(r"row by row(?: \(|: )(.*?)\)?\. Quire", text)
+    """A refusal in one line: why the class does not run over pages or row by row, if that is what it is about."""
+    found = re.search(r"(?:row by row|over pages)(?: \(|: )(.*?)\)?\. Quire", text)
     reason = (found[1] if found else text.splitlines()[0]).removeprefix("Transformers: ")
     reason = re.sub(r"the checkpoint(/|: )| in \w+ForCausalLM", "", reason)
-    reason = re.split(r"[;.] | \(expected| \(by | of type ", reason, maxsplit=1)[0].rstrip(".:").replace("|", "\\|")
+    reason = re.split(r"[;.] | \(| of type ", reason, maxsplit=1)[0].rstrip(".:").replace("|", "\\|")
     reason = reason if len(reason) < _REASON else reason[:_REASON].rpartition(" ")[0] + " ..."
     return f"its code raises {reason}" if re.match(r"\w+Error: ", reason) else reason
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
@@ -26,7 +27,7 @@ from quire.executor.models.transformers.fast_path import FastPath, TracedCode
 from quire.executor.models.transformers.own_attention import RowCode
 from quire.executor.models.transformers.parts import Experts
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
-from quire.executor.models.transformers.rows import RowPlan, Rows, check_cache
+from quire.executor.models.transformers.rows import RowPlan, Rows, check_cache, keeps_more
 from quire.executor.models.transformers.self_check import check_steps
 from quire.executor.models.transformers.skeleton import UnknownModelError, build_skeleton
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
@@ -116,11 +117,15 @@ def _probe_flat(model: PreTrainedModel, outputs: dict[nn.Module, int]) -> Findin
 
 def _refusal(spec: ModelSpec, reason: str) -> ModelLoadError:
     has_file = spec.architecture in ARCHITECTURES
-    remedy = "Quire's own file may serve it (--model-impl quire)" if has_file else "Quire has no file of its own for it"
+    remedy = "Quire's own file may serve it (--model-impl quire)"
+    if not has_file:
+        remedy = "Quire has no file of its own for it; a class that you register with quire.register_model may serve it"
     return ModelLoadError(f"{spec.architecture} of {spec.name}: its class of Transformers {reason}. {remedy}.")
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, AttributeError) and isinstance(error.obj, Cache | CacheLayerMixin):
+        return keeps_more(str(error.name))
     return str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {error}"
 
 

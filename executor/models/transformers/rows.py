@@ -84,7 +84,12 @@ def check_cache(config: PretrainedConfig) -> None:
     own = {name for kind in kinds if kind.__module__ != Cache.__module__ for name in vars(kind) if name[0] != "_"}
     missing = sorted(own - set(dir(DynamicLayer)) - set(dir(_StateAndPages)))
     if missing:
-        raise ModelLoadError(f"it keeps more of a sequence than keys, values and states ({', '.join(missing)})")
+        raise ModelLoadError(keeps_more(*missing))
+
+
+def keeps_more(*names: str) -> str:
+    """Why a model is refused that asks a cache for `names`, which no cache here has."""
+    return f"it keeps more of a sequence than keys, values and states ({', '.join(names)})"
 
 
 def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:

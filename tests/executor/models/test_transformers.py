@@ -235,11 +235,20 @@ def test_logits_that_depend_on_the_steps_are_refused(dtype: Literal["float32", "
         load_model(read_model_spec(tmp_path, options))
 
 
-def test_tokens_that_a_class_adds_are_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, "cpmant")
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("cpmant", r"row by row \(it puts tokens of its own before a sequence: 32\)"),
+        ("qwen4_exp_text", r"keeps more .* and states \(indexer_position_ids\)\. .*--model-impl quire"),
+        ("xlstm", r"keeps more .* and states \(rnn_state\)"),
+        ("xlnet", r"keeps nothing of a sequence in the library's cache.* quire\.register_model"),
+    ],
+)
+def test_what_a_class_does_beside_pages_is_refused(model_type: str, message: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, model_type)
     options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32")
     spec = read_model_spec(tmp_path, options)
-    with pytest.raises(ModelLoadError, match=r"row by row \(it puts tokens of its own before a sequence: 32\)"):
+    with pytest.raises(ModelLoadError, match=message):
         load_model(spec)
 
 
