@@ -194,8 +194,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            description="Hosts over which the workers are spread evenly, or with --data-parallel-size the engines. Node 0 "
-            "serves; the others are --headless.",
+            description="Hosts over which the workers are spread evenly, or with --data-parallel-size the engines. "
+            "Node 0 serves; the others are --headless.",
             extra={"aliases": ["-n"]},
         ),
     ] = 1

@@ -29,9 +29,6 @@ from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.slot_grammars import SlotGrammars
 from quire.executor.processes.worker_host import WorkerHost
 
-LOST_PEER_SECONDS = 0.5
-"""How long one worker's end may be known to the others before it is known here."""
-
 DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
 
 
@@ -62,6 +59,7 @@ class MultiProcExecutor:
         self._hosts: list[WorkerHost] = []
         self._ready: dict[Rank, asyncio.Future[WorkerReady]] = {}
         self._failure: EngineError | ConfigError | None = None
+        self._blaming: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> EngineReady:
@@ -117,6 +115,8 @@ class MultiProcExecutor:
         if self._closed:
             return
         self._closed = True
+        if self._blaming is not None:
+            self._blaming.cancel()
         closed = EngineError("The executor was closed before this step was done.")
         self._results.fail(closed)
         self._calls.fail(closed)
@@ -166,10 +166,18 @@ class MultiProcExecutor:
 
     def on_lost(self, error: EngineError) -> None:
         """See `HostListener.on_lost`."""
-        if isinstance(error, PeerLostError):  # perhaps a worker of this engine, whose own end has not been seen yet
-            asyncio.get_running_loop().call_later(LOST_PEER_SECONDS, self._fail, error)
-        else:
+        if not isinstance(error, PeerLostError):
             self._fail(error)
+        elif self._blaming is None and not self._closed:
+            self._blaming = asyncio.create_task(self._blame_peer(error))
+
+    async def _blame_peer(self, error: PeerLostError) -> None:
+        """Fails with `error`, unless a worker of this engine proves to be the one that is missed."""
+        try:
+            await asyncio.gather(*(host.hear_ends() for host in self._hosts))
+        finally:
+            # Without shared experts there is no other engine, whose end it might be.
+            self._fail(error if self._config.layout.shares_experts else EngineError(str(error)))
 
     def _on_failed(self, failed: WorkerFailed) -> None:
         match failed.cause:

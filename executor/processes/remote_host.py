@@ -1,9 +1,11 @@
 """The workers of one engine on another host, seen from the engine: messages go to the node's agent as they are."""
 
+import asyncio
 from pathlib import Path
 
 from quire.core.cluster.head import NodeLink
 from quire.core.cluster.messages import Ended, ShareFile, StartWorkers
+from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS
 from quire.executor.processes.worker_host import HostListener
 
 
@@ -29,6 +31,10 @@ class RemoteHost:
         if path not in self._shared:
             self._shared.add(path)
             self._node.tell(ShareFile(path, Path(path).read_bytes()))
+
+    async def hear_ends(self) -> None:
+        """See `WorkerHost.hear_ends`. By then the node has told of a worker's end, or is missed itself."""
+        await asyncio.sleep(SILENCE_SECONDS + BEAT_SECONDS)
 
     async def close(self, *, hung: bool) -> None:
         """See `WorkerHost.close`. The agent ends the workers by itself, too, when it does not hear this host."""

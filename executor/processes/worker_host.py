@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from quire.core import envs
@@ -29,6 +30,7 @@ from quire.executor.processes.ring_memory import RingHandle, create_ring
 from quire.executor.processes.worker_process import LOST_PEER_EXIT_CODE, WorkerAssignment
 
 TERMINATE_GRACE_SECONDS = 5.0
+_PF_EXITING = 0x4  # Linux, include/linux/sched.h; the flags are field 9 of proc_pid_stat(5)
 
 
 class HostListener(Protocol):
@@ -52,6 +54,12 @@ class WorkerHost(Protocol):
 
     def share(self, path: str) -> None:
         """Has the workers find a file of this process's host under its path. Call before the message that names it."""
+
+    async def hear_ends(self) -> None:
+        """Returns when the listener has heard all of workers that are already ending, their ends among it.
+
+        A worker may find a peer's connection closed before the peer's end is known here.
+        """
 
     async def close(self, *, hung: bool) -> None:
         """Ends the workers and frees what they held. Idempotent.
@@ -82,6 +90,15 @@ class _Link:
         killer = signal.Signals(-code).name
         hint = " Perhaps the host ran out of memory: see dmesg." if killer == "SIGKILL" else ""
         return EngineError(f"{name} was killed by {killer}.{hint}")
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process has begun to end. It has before the system closes its connections."""
+        if self.exited.is_set():
+            return False
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2].split()
+        state, flags = fields[0], int(fields[6])
+        return state in "ZX" or bool(flags & _PF_EXITING)
 
     def close(self) -> None:
         self.results.close()
@@ -140,6 +157,13 @@ class LocalHost:
 
     def share(self, path: str) -> None:
         """See `WorkerHost.share`. Workers of the same host open the path themselves."""
+
+    async def hear_ends(self) -> None:
+        """See `WorkerHost.hear_ends`."""
+        for link in self._links:
+            self._on_messages(link)
+        for link in [link for link in self._links if link.is_ending]:
+            await link.exited.wait()
 
     async def close(self, *, hung: bool) -> None:
         """See `WorkerHost.close`."""

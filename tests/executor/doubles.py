@@ -1,6 +1,8 @@
 """Workers that misbehave, named by string in the tests of the executors, and the configuration they share."""
 
+import ctypes
 import os
+import platform
 import signal
 import threading
 import time
@@ -126,17 +128,26 @@ class DistBackendError(DistError):
 
 
 class LonelyWorker(NullWorker):
-    """In step 3, the first rank misses another one, as gloo says. Others end by themselves a moment later."""
+    """In step 3, the first rank misses another one, as gloo says. The second rank is ending then, and takes a while."""
 
     def launch(self, plan: StepPlan) -> AnsweredStep:
         if plan.step_id == 3:
             if self._rank.tensor == 0:
+                time.sleep(0.2)
                 raise RuntimeError(
                     "[/src/gloo/transport/tcp/pair.cc:537] Connection closed by peer [::1]:7. See the log."
                 )
-            time.sleep(0.05)
-            os._exit(7)
+            threading.Thread(target=end_process, args=(1.0, 7)).start()
+            ctypes.CDLL(None).syscall(SYS_EXIT, 0)  # of the main thread alone
         return super().launch(plan)
+
+
+SYS_EXIT = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+
+
+def end_process(seconds: float, code: int) -> None:
+    time.sleep(seconds)
+    os._exit(code)
 
 
 class SometimesLonelyWorker(NullWorker):

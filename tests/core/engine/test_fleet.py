@@ -36,7 +36,9 @@ def launchers(
     worker: str = NULL_WORKER,
     caching: bool = True,
 ) -> list[EngineLauncher]:
-    config = replace(engine_config(max_model_len=max_model_len), layout=Layout(data=number))
+    config = replace(
+        engine_config(max_model_len=max_model_len), layout=Layout(data=number, expert=1 if together is None else number)
+    )
     config = replace(config, limits=replace(config.limits, enable_prefix_caching=caching))
     config = replace(config, cache=replace(config.cache, num_gpu_blocks_override=num_pages))
     if together is not None:

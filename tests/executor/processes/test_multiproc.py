@@ -199,17 +199,25 @@ def test_killed_worker_fails_every_step_with_its_name(rank: int) -> None:
     run(test())
 
 
-def test_a_worker_that_misses_another_says_so_in_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_is_missed_is_blamed_if_it_is_one_of_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    """Only engines that share experts may miss a worker of another one."""
+    missed = r"Worker tp0 failed: a worker .* \(Connection closed by peer \[::1\]:7\)"
+
     async def test() -> None:
-        for size, kind, message in (
-            (1, PeerLostError, r"Worker tp0 failed: a worker .* \(Connection closed by peer \[::1\]:7\)"),
-            (2, EngineError, "Worker tp1 .* ended with exit code 7"),
+        for layout, kind, message in (
+            (Layout(data=2, expert=2), PeerLostError, missed),
+            (Layout(tensor=2), EngineError, "Worker tp1 .* ended with exit code 7"),
+            (Layout(tensor=1), EngineError, missed),
         ):
-            async with running(size, double("LonelyWorker")) as (executor, _):
+            executor = MultiProcExecutor(replace(make_config(), layout=layout), factory=double("LonelyWorker"))
+            try:
+                await executor.start()
                 submit(executor, range(4))
                 with pytest.raises(EngineError, match=message) as raised:
                     await results_of(executor, 4)
                 assert raised.type is kind
+            finally:
+                await executor.close(hung=False)
 
     run(test())
     assert "Traceback" not in capfd.readouterr().err
