@@ -49,9 +49,9 @@ class Call:
 
 ATTENTION = Call(
     "quire_attention",
-    "q out kv_cache query_lens seq_lens block_tables sinks slopes lse",
+    "q out kv_cache query_lens seq_lens block_tables prefix_lens sinks slopes distance_bias lse",
     "q_token_stride q_head_stride num_requests table_stride page_stride block_size num_kv_heads group head_dim "
-    "row_size window chunk chunks q_dtype kv_dtype num_threads",
+    "row_size window chunk chunks reach q_dtype kv_dtype num_threads",
     "scale softcap",
 )
 LINEAR = Call(

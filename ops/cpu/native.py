@@ -356,17 +356,20 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         num_tokens, num_heads, head_dim = q.shape
         _, _, num_kv_heads, block_size, row_size = kv_cache.shape
         group = num_heads // num_kv_heads
-        if form.distance_bias is not None or batch.sees_ahead:
-            return None
+        prefix_lens = batch.prefix_lens if batch.sees_ahead else None
+        if prefix_lens is not None and (form.window is not None or form.chunk is not None):
+            return None  # plain torch says what is wrong
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in DTYPES:
             out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
+            reach = 0 if form.distance_bias is None else form.distance_bias.shape[1] // 2
             self._launcher.keep(batch)
             if not self._attention(
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
-                batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, _pointer(form.sinks),
-                _pointer(form.slopes), _pointer(lse), q.stride(0), q.stride(1), len(batch.query_lens),
+                batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data,
+                0 if prefix_lens is None else prefix_lens.ctypes.data, _pointer(form.sinks), _pointer(form.slopes),
+                _pointer(form.distance_bias), _pointer(lse), q.stride(0), q.stride(1), len(batch.query_lens),
                 batch.block_tables.shape[1], kv_cache.stride(0), block_size, num_kv_heads, group, head_dim, row_size,
-                form.window or 0, form.chunk or 0, CHUNKS[form.chunks], _dtype(q), CACHE_DTYPES[kv_cache.dtype],
+                form.window or 0, form.chunk or 0, CHUNKS[form.chunks], reach, _dtype(q), CACHE_DTYPES[kv_cache.dtype],
                 torch.get_num_threads(), form.scale, form.softcap or 0.0,
             ):  # fmt: skip
                 return out

@@ -22,3 +22,5 @@ class NativePlan(AttentionPlan):
         self.query_lens = np.ascontiguousarray(query_lens, np.int64)
         self.seq_lens = np.ascontiguousarray(seq_lens, np.int64)
         self.block_tables = np.ascontiguousarray(block_tables, np.int32)
+        if prefix_lens is not None:
+            self.prefix_lens = np.ascontiguousarray(prefix_lens, np.int64)

@@ -192,12 +192,15 @@ FORMS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": torch.tensor([0.5, -30.0, 60.0, 2.0])},
     "no sinks": {"sinks": torch.full((4,), -torch.inf)},
     "slopes": {"slopes": torch.tensor([0.5, 0.25, 0.01, 0.0])},
+    "distance bias": {"distance_bias": torch.randn(4, 2 * 9 + 1, generator=torch.Generator().manual_seed(3))},
+    "far distance bias": {"distance_bias": torch.randn(4, 2 * 800 + 1, generator=torch.Generator().manual_seed(4))},
     "small chunks": {"chunk": 7},
     "large chunks": {"chunk": 100},
     "chunks and window": {"chunk": 64, "window": 20},
     "all": {
         "chunk": 90, "softcap": 2.0, "sinks": torch.tensor([0.5, -3.0, 6.0, 2.0]),
         "slopes": torch.tensor([0.5, 0.25, 0.01, 0.0]),
+        "distance_bias": torch.randn(4, 2 * 30 + 1, generator=torch.Generator().manual_seed(5)),
     },
 }  # fmt: skip
 

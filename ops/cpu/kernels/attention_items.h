@@ -198,7 +198,7 @@ template <class Unit, class Cache> struct Attention {
             const long num = std::min<long>(ROWS_AT_ONCE<Unit>, rows - row), index = head * rows + row;
             const long first_position = walk.first_position + row / group;
             const long last_position = walk.first_position + (row + num - 1) / group;
-            if (end_seen(call, last_position) <= start) continue;  // the whole tile is masked: after what they see
+            if (end_seen(call, last_position, item.prefix) <= start) continue;  // the whole tile is masked: after what they see
             if (first_seen(call, first_position) >= start + tile.count) continue;  // before what the queries see
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
                      (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(tile.count, LANES),
@@ -244,18 +244,21 @@ template <class Unit, class Cache> struct Attention {
         const long count = tile.count;
         [[maybe_unused]] Scales<Cache> scales(tile);
         const long width = round_up(count, KEYS_AT_ONCE<Unit>);
-        const bool is_bent = call.softcap || call.slopes;
+        const bool is_bent = call.softcap || call.slopes || call.distance_bias;
         const float scale = is_bent ? (float)M_LOG2E : (float)(call.scale * M_LOG2E);
         for (long i = 0; i < num; i++) {
             const long position = walk.first_position + (row + i) / group;
             const long from = std::max(0L, first_seen(call, position) - start);
-            const long to = std::min(count, end_seen(call, position) - start);
+            const long to = std::min(count, end_seen(call, position, item.prefix) - start);
             float* scores = work.scores + (place + i) * KEYS;
             if constexpr (IS_CODED<Cache>)
                 scales.multiply_by(scales.of_keys, scores, HAS_FIXED<Unit> ? work.steps[index + i] : 1);
             if (is_bent)
                 bend(scores, width, (float)call.scale, (float)call.softcap,
                      call.slopes ? call.slopes[query_head(head, row + i)] : 0, start - position);
+            if (call.distance_bias)
+                bias_by_distance(scores, width, call.distance_bias + query_head(head, row + i) * (2 * call.reach + 1),
+                                 call.reach, start - position);
             Unit* packed = work.weights + (place + i) * KEYS / ELEMENTS<Unit>;
             auto* weights = [&] {
                 if constexpr (IS_CODED<Cache>) return scores;  // in their place, until they are scaled

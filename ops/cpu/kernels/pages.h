@@ -29,6 +29,7 @@ constexpr int MAX_ROWS = 64, FEWEST_KEYS = LANES;
 // Queries [first_query, first_query + num_queries) of a request, against keys [first_key, end_key) of some KV heads.
 struct Item {
     long request, first_token, first_query, num_queries, first_head, num_heads, first_key, end_key;
+    long prefix;  // leading tokens of the request that see each other
     long shared;  // the same number for the items that divide the keys of the same queries among them; or -1
     long cost;
     bool in_place;  // whether keys and values are read in place (few rows), not packed head by head
@@ -42,9 +43,9 @@ inline long first_seen(const AttentionCall& call, long position) {
     return std::max({0L, by_window, by_chunk});
 }
 
-// The key after the last that a query at `position` sees; 0 if it sees none.
-inline long end_seen(const AttentionCall& call, long position) {
-    if (call.chunks == OWN) return position + 1;
+// The key after the last that a query at `position` sees; 0 if it sees none. It never falls from one query to the next.
+inline long end_seen(const AttentionCall& call, long position, long prefix) {
+    if (call.chunks == OWN) return position < prefix ? prefix : position + 1;
     return std::max(0L, position - position % call.chunk - (call.chunks == EARLIER ? call.chunk : 0));
 }
 
@@ -70,12 +71,14 @@ inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& to
     long first_token = 0;
     for (long request = 0; request < call.num_requests; request++) {
         const long count = call.query_lens[request], computed = call.seq_lens[request] - count;
+        const long prefix = call.prefix_lens ? call.prefix_lens[request] : 0;
         for (long first = 0; first < count; first += queries) {
-            const long num = std::min(queries, count - first), end = end_seen(call, computed + first + num - 1);
+            const long num = std::min(queries, count - first);
+            const long end = end_seen(call, computed + first + num - 1, prefix);
             const long first_key = first_seen(call, computed + first);
             const long cost = (num + 8) * std::max(1L, end);  // reading the keys costs as much as 8 queries
             const bool in_place = num * call.group <= few && call.head_dim % SPAN == 0;
-            pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, -1, cost, in_place});
+            pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, prefix, -1, cost, in_place});
             total += cost * call.num_kv_heads;
         }
         first_token += count;

@@ -7,6 +7,7 @@
 #include "pages.h"
 #include "tiles.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -64,6 +65,22 @@ __attribute__((noinline)) inline void bend(float* scores, long width, float scal
         Floats x = load(scores + n) * scale;
         if (softcap) x = tanh(x * (1 / softcap)) * softcap;
         store(scores + n, x + distance * slope);
+    }
+}
+
+// Adds the biases of the keys' distances, `biases` [2 * reach + 1], to the scores of one row and tile. `offset` is as for
+// `bend`.
+__attribute__((noinline)) inline void bias_by_distance(float* scores, long width, const float* biases, long reach,
+                                                       long offset) {
+    for (long n = 0; n < width; n += LANES) {
+        const long first = offset + n;
+        Floats bias;
+        if (first >= -reach && first + LANES - 1 <= reach) {
+            bias = load(biases + reach + first);
+        } else {
+            for (int i = 0; i < LANES; i++) bias[i] = biases[reach + std::min(std::max(first + i, -reach), reach)];
+        }
+        store(scores + n, load(scores + n) + bias);
     }
 }
 
