@@ -35,7 +35,7 @@ class CacheRows(NamedTuple):
 
     Attributes:
         cache: [num_pages, rows of a page, size].
-        slots: [num_tokens, most] int64; the first `counts` of a row are places in the cache, page * rows of a page +
+        slots: [num_tokens, most] int32; the first `counts` of a row are places in the cache, page * rows of a page +
             row; those after them are places, too, and not seen.
         counts: [num_tokens] int64, from 0 to `most`.
     """

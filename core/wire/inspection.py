@@ -46,7 +46,8 @@ class Refused(Struct, array_like=True, tag="refused"):
 class LayerShape(Struct):
     """The sizes of one decoder layer.
 
-    The defaults are Qwen3-0.6B's, Qwen3-30B-A3B's experts, fewer of them, and DeepSeek V2 Lite's latents.
+    The defaults are Qwen3-0.6B's, Qwen3-30B-A3B's experts, fewer of them, DeepSeek V2 Lite's latents, and DeepSeek V4's
+    window, indexer and rows that stand for `rate` tokens.
     """
 
     hidden_size: int = 1024
@@ -61,6 +62,11 @@ class LayerShape(Struct):
     context: int = 1024  # tokens that a row attends to
     latent_rank: int = 512
     latent_rotary_dim: int = 64
+    window: int = 128
+    rate: int = 4
+    index_heads: int = 64
+    index_head_dim: int = 128
+    index_top_k: int = 512
 
 
 class OpsQuestion(Struct):

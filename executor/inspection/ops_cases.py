@@ -11,6 +11,7 @@ from quire.core.wire.inspection import LayerShape, OpsQuestion
 from quire.executor.inspection.weight_formats import FORMATS, activation_dtype
 from quire.ops.backend import AttentionForm, Backend, ExpertWeights
 from quire.ops.cache_rows import row_size
+from quire.ops.latent import CacheRows
 
 BEYOND_CACHES = 96 << 20
 """Weights of so many bytes are made, and used in turn, so that no cache holds those of the next round."""
@@ -175,6 +176,53 @@ def _attend_to_latents(ops: Backend, shape: LayerShape, dtype: str, rows: int, c
     return Case("latent", dtype, rows, run, lambda: num_bytes, num_operations)
 
 
+def _compressed(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
+    """Compressed attention of a decode step: an indexer chooses rows, and a token sees these and its window."""
+    if dtype not in _LATENT_DTYPES:
+        return
+    for count in rows:
+        yield _attend_to_rows(ops, shape, dtype, count, max(shape.rate, min(shape.context, _MOST_TOKENS // count)))
+
+
+def _attend_to_rows(ops: Backend, shape: LayerShape, dtype: str, rows: int, context: int) -> Case:
+    number, heads, size = activation_dtype(dtype), shape.num_heads, shape.latent_rank
+    window, num_rows = min(shape.window, context), context // shape.rate
+    chosen = min(num_rows, shape.index_top_k)
+    scored = num_rows if num_rows > chosen else 0
+
+    def pages(count: int, size: int) -> CacheRows:
+        """`count` rows of each request, in pages in any order."""
+        pages_each = -(-count // _BLOCK_SIZE)
+        cache = torch.randn(rows * pages_each, _BLOCK_SIZE, size).to(number)
+        order = torch.randperm(len(cache), dtype=torch.int32).view(rows, pages_each, 1)
+        slots = (order * _BLOCK_SIZE + torch.arange(_BLOCK_SIZE, dtype=torch.int32)).flatten(1)[:, :count]
+        return CacheRows(cache, slots.contiguous(), torch.full((rows,), count))
+
+    latest, keys, compressed = pages(window, size), pages(num_rows, shape.index_head_dim), pages(num_rows, size)
+    q, index_q = torch.randn(rows, heads, size), torch.randn(rows, shape.index_heads, shape.index_head_dim)
+    q, index_q, weights = q.to(number), index_q.to(number), torch.randn(rows, shape.index_heads).to(number)
+    sinks = torch.randn(heads)
+
+    num_bytes = rows * (scored * shape.index_head_dim + (window + chosen) * size) * q.itemsize
+    copies = [
+        [each.cache.clone() for each in (latest, keys, compressed)]
+        for _ in range(1 + min(_MOST_COPIES, BEYOND_CACHES // num_bytes))
+    ]
+
+    def run() -> None:
+        copies.append(copies.pop(0))
+        latents, index_keys, row_latents = copies[0]
+        found = ops.latent.select_rows(
+            index_q, weights, keys._replace(cache=index_keys), top_k=shape.index_top_k, scale=size**-0.5
+        )
+        seen = [latest._replace(cache=latents), found._replace(cache=row_latents)]
+        ops.latent.attend_rows(q, seen, sinks, scale=size**-0.5)
+
+    index_operations = scored * shape.index_heads * shape.index_head_dim
+    num_operations = 2 * rows * (index_operations + 2 * heads * size * (window + chosen))
+    return Case("compressed", dtype, rows, run, lambda: num_bytes, num_operations)
+
+
 def _experts(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
     """A layer of experts, which rows choose at random."""
     hidden, size, num_experts, top_k = shape.expert_hidden_size, shape.expert_size, shape.num_experts, shape.top_k
@@ -200,5 +248,6 @@ MAKERS: dict[str, Callable[[Backend, LayerShape, str, list[int]], Iterator[Case]
     "attention": _attention,
     "prefill": _prefill,
     "latent": _latent,
+    "compressed": _compressed,
     "experts": _experts,
 }

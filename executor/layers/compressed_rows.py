@@ -38,13 +38,14 @@ class RowPlaces:
         first = (self._positions + 1 - window).clamp_min(0)
         positions = first.unsqueeze(1) + torch.arange(window, device=first.device)
         slots = self._slots(self._rows, torch.minimum(positions, self._positions.unsqueeze(1)), 1)
-        return CacheRows(cache, slots, self._positions + 1 - first)
+        return CacheRows(cache, slots.int(), self._positions + 1 - first)
 
     def complete(self, cache: Tensor, rate: int) -> CacheRows:
         """All rows of `rate` tokens that were complete with the token itself or before it."""
         ends = torch.arange(self._longest // rate, device=self._positions.device) * rate + rate - 1
         positions = torch.minimum(ends, self._positions.unsqueeze(1))
-        return CacheRows(cache, self._slots(self._rows, positions, rate), (self._positions + 1) // rate)
+        slots = self._slots(self._rows, positions, rate)
+        return CacheRows(cache, slots.int(), (self._positions + 1) // rate)
 
     def completing(self, rate: int) -> Tensor:
         """The step's tokens that complete a row of `rate` tokens: indices [n] int64."""

@@ -14,7 +14,7 @@ from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.launch.inspection import time_ops
 
-OPERATIONS = "linear,attention,prefill,latent,experts"
+OPERATIONS = "linear,attention,prefill,latent,compressed,experts"
 DTYPES = "bf16,fp16,fp32,int8,fp8,int4,fp4"
 _SHAPE = msgspec.structs.fields(LayerShape)
 
@@ -25,8 +25,8 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument(
         "--ops", type=_names, default=OPERATIONS, metavar="NAMES",
         help="What to time, separated by commas: the linear layers of a decoder layer, the attention of a decode step "
-        "(rows are requests) or of a prompt (rows are tokens), that of a decode step to latents, a layer of experts "
-        "(default: %(default)s).",
+        "(rows are requests) or of a prompt (rows are tokens), that of a decode step to latents, or to a window and "
+        "chosen rows for several tokens each, a layer of experts (default: %(default)s).",
     )  # fmt: skip
     group.add_argument(
         "--dtypes", type=_names, default=DTYPES, metavar="NAMES",

@@ -208,6 +208,12 @@ LATENT_ATTENTION = Call(
     "row_stride block_size entry_size heads rank rotary_dim dtype cache_dtype num_threads",
     "scale",
 )
+ATTEND_ROWS = Call(
+    "quire_attend_rows",
+    "q out parts sinks",
+    "num_parts num_tokens heads size q_token_stride q_head_stride dtype cache_dtype num_threads",
+    "scale",
+)
 STORE_ROWS = Call(
     "quire_store_rows",
     "x cache slots",
@@ -217,8 +223,8 @@ STORE_ROWS = Call(
 SELECT_TOKENS = Call(
     "quire_select_tokens",
     "q weights cache out counts query_lens seq_lens block_tables",
-    "q_token_stride q_head_stride weights_stride num_requests table_stride page_stride row_stride block_size heads "
-    "size top_k dtype cache_dtype num_threads",
+    "q_token_stride q_head_stride weights_stride num_requests table_stride page_stride row_stride block_size "
+    "entry_size heads size top_k gives_positions dtype cache_dtype num_threads",
     "scale",
 )
 DRAW = Call("quire_draw", "logits starts positions token_ids usable", "num_rows size stride dtype num_threads")

@@ -1,7 +1,8 @@
-"""The operations of multi-head latent attention with the kernels of `kernels/latent*.cpp` and `selection.cpp`."""
+"""The operations of latent attention with the kernels of `latent*.cpp`, `row_attention.cpp` and `selection.cpp`."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ class NativeLatent(LatentOperations[NativePlan]):
         self._attention = launcher.bind(calls.LATENT_ATTENTION)
         self._store_rows = launcher.bind(calls.STORE_ROWS)
         self._select_tokens = launcher.bind(calls.SELECT_TOKENS)
+        self._attend_rows = launcher.bind(calls.ATTEND_ROWS)
 
     def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.stride(2) == 1 and weight.is_contiguous() and _are_numbers(x, weight) and x.dtype == weight.dtype:
@@ -86,26 +88,75 @@ class NativeLatent(LatentOperations[NativePlan]):
     def select_tokens(
         self, q: Tensor, weights: Tensor, cache: Tensor, batch: NativePlan, *, top_k: int, scale: float
     ) -> Selection:
-        if _are_rows(q, weights, cache) and _are_numbers(q, cache) and q.dtype == weights.dtype:
-            num_tokens, heads, size = q.shape
-            slots = self._launcher.empty(num_tokens, top_k, dtype=torch.int32)
-            counts = self._launcher.empty(num_tokens, dtype=torch.int64)
-            self._launcher.keep(batch)
-            if not self._select_tokens(
-                q.data_ptr(), weights.data_ptr(), cache.data_ptr(), slots.data_ptr(), counts.data_ptr(),
-                batch.query_lens.ctypes.data, batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data, q.stride(0),
-                q.stride(1), weights.stride(0), len(batch.query_lens), batch.block_tables.shape[1], cache.stride(0),
-                cache.stride(1), cache.shape[1], heads, size, top_k, DTYPES[q.dtype], DTYPES[cache.dtype],
-                torch.get_num_threads(), scale,
-            ):  # fmt: skip
-                return Selection(slots, counts)
+        self._launcher.keep(batch)
+        keys = (batch.query_lens, batch.seq_lens, batch.block_tables)
+        selection = self._select(
+            q, weights, cache, cache.shape[1], len(keys[0]), keys[2].shape[1], *(a.ctypes.data for a in keys),
+            top_k=top_k, scale=scale,
+        )  # fmt: skip
+        if selection is not None:
+            return selection
         return self._fallbacks.run(self._eager.select_tokens, q, weights, cache, batch, top_k=top_k, scale=scale)
 
     def best_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> Tensor:
-        return self._eager.best_rows(q, weights, rows, top_k=top_k, scale=scale)
+        num_tokens, most = rows.slots.shape
+        slots, counts = rows.slots.contiguous(), rows.counts.contiguous()
+        selection = self._select(
+            q, weights, rows.cache, 1, num_tokens, most, 0, counts.data_ptr(), slots.data_ptr(),
+            top_k=min(top_k, most), scale=scale, gives_positions=True,
+        )  # fmt: skip
+        if selection is not None:
+            return selection.slots.long()
+        return self._fallbacks.run(self._eager.best_rows, q, weights, rows, top_k=top_k, scale=scale)
+
+    def _select(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        cache: Tensor,
+        entry_size: int,
+        *keys: int,
+        top_k: int,
+        scale: float,
+        gives_positions: bool = False,
+    ) -> Selection | None:
+        """What the kernel selects, perhaps as positions instead of slots; None if it does not take the inputs.
+
+        `keys` are (requests, table_stride, query_lens, seq_lens, block_tables) as the kernel reads them.
+        """
+        if not (_are_rows(q, weights, cache) and _are_numbers(q, cache) and q.dtype == weights.dtype):
+            return None
+        num_tokens, heads, size = q.shape
+        num_requests, table_stride, *pointers = keys
+        slots = self._launcher.empty(num_tokens, top_k, dtype=torch.int32)
+        counts = self._launcher.empty(num_tokens, dtype=torch.int64)
+        failed = self._select_tokens(
+            q.data_ptr(), weights.data_ptr(), cache.data_ptr(), slots.data_ptr(), counts.data_ptr(), *pointers,
+            q.stride(0), q.stride(1), weights.stride(0), num_requests, table_stride, cache.stride(0), cache.stride(1),
+            cache.shape[1], entry_size, heads, size, top_k, gives_positions, DTYPES[q.dtype], DTYPES[cache.dtype],
+            torch.get_num_threads(), scale,
+        )  # fmt: skip
+        return None if failed else Selection(slots, counts)
 
     def attend_rows(self, q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, *, scale: float) -> Tensor:
-        return self._eager.attend_rows(q, rows, sinks, scale=scale)
+        caches = [each.cache for each in rows]
+        same = len({cache.dtype for cache in caches}) == 1
+        if same and _are_rows(q, *caches) and _are_numbers(q, *caches) and sinks.is_contiguous():
+            num_tokens, heads, size = q.shape
+            out = self._launcher.empty(num_tokens, heads, size, dtype=q.dtype)
+            dense = [(each.cache, each.slots.contiguous(), each.counts.contiguous()) for each in rows]
+            parts = np.array([
+                (cache.data_ptr(), slots.data_ptr(), counts.data_ptr(), slots.shape[1], cache.stride(0),
+                 cache.stride(1), cache.shape[1])
+                for cache, slots, counts in dense
+            ])  # fmt: skip
+            self._launcher.keep(parts)
+            if not self._attend_rows(
+                q.data_ptr(), out.data_ptr(), parts.ctypes.data, sinks.data_ptr(), len(parts), num_tokens, heads, size,
+                q.stride(0), q.stride(1), DTYPES[q.dtype], DTYPES[caches[0].dtype], torch.get_num_threads(), scale,
+            ):  # fmt: skip
+                return out
+        return self._fallbacks.run(self._eager.attend_rows, q, rows, sinks, scale=scale)
 
     def latent_attention(
         self,

@@ -388,6 +388,23 @@ struct LatentAttentionCall {
     double scale;
 };
 
+// Rows of one cache that each token sees.
+struct SeenRows {
+    const void* cache;      // [pages, block_size, size]
+    const int32_t* slots;   // [num_tokens, most], dense
+    const int64_t* counts;  // [num_tokens]: how many slots are seen
+    int64_t most, page_stride, row_stride, block_size;
+};
+
+struct AttendRowsCall {
+    const void* q;          // [num_tokens, heads, size]
+    void* out;              // like q, dense
+    const SeenRows* parts;  // [num_parts], one after the other
+    const float* sinks;     // [heads]
+    int64_t num_parts, num_tokens, heads, size, q_token_stride, q_head_stride, dtype, cache_dtype, num_threads;
+    double scale;
+};
+
 struct StoreRowsCall {
     const void* x;         // [num_tokens, size]
     void* cache;           // [pages, block_size, size]
@@ -399,13 +416,13 @@ struct StoreRowsCall {
 struct SelectTokensCall {
     const void *q, *weights;      // [num_tokens, heads, size], [num_tokens, heads]
     const void* cache;            // [pages, block_size, size]
-    int32_t* out;                 // [num_tokens, top_k] slots, dense
+    int32_t* out;                 // [num_tokens, top_k] slots, or positions, dense
     int64_t* counts;              // [num_tokens]
-    const int64_t* query_lens;    // [num_requests]
-    const int64_t* seq_lens;      // [num_requests]
-    const int32_t* block_tables;  // [num_requests, table_stride]
+    const int64_t* query_lens;    // query_lens, seq_lens, block_tables and entry_size are as in LatentAttentionCall
+    const int64_t* seq_lens;
+    const int32_t* block_tables;
     int64_t q_token_stride, q_head_stride, weights_stride, num_requests, table_stride, page_stride, row_stride;
-    int64_t block_size, heads, size, top_k, dtype, cache_dtype, num_threads;
+    int64_t block_size, entry_size, heads, size, top_k, gives_positions, dtype, cache_dtype, num_threads;
     double scale;
 };
 
@@ -489,6 +506,7 @@ int quire_keep_outliers(const quire::KeepOutliersCall* call);
 int quire_head_linear(const quire::HeadLinearCall* call);
 int quire_rotate_and_store_latent(const quire::RotateAndStoreLatentCall* call);
 int quire_latent_attention(const quire::LatentAttentionCall* call);
+int quire_attend_rows(const quire::AttendRowsCall* call);
 int quire_store_rows(const quire::StoreRowsCall* call);
 int quire_select_tokens(const quire::SelectTokensCall* call);
 int quire_draw(const quire::DrawCall* call);

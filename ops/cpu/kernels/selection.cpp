@@ -2,12 +2,12 @@
 //
 // Every function returns 0, or 1 if this machine's build has no code for the dtype; nothing is then written.
 //
-// The keys that a token scores are cut into blocks, which threads take one by one. In a block, LANES keys are laid out
-// transposed, so that each lane sums one key's products on its own: a score depends neither on the batch nor on how the
-// work is cut.
+// The keys that a token scores are cut into blocks, which threads take one by one, tile by tile (latent_rows.h). A score
+// depends neither on the batch nor on how the work is cut.
 
 #include "elements.h"
 #include "kernels.h"
+#include "latent_rows.h"
 #include "threads.h"
 #include "vector.h"
 
@@ -23,7 +23,6 @@ namespace {
 constexpr long BLOCK = 256;                // keys that a thread scores at a time
 constexpr long MOST_SCORES = 4l << 20;     // that exist at once, if one token has no more
 constexpr double WORTH_THREADS = 1e5;      // multiplications below which one thread works alone
-constexpr int TOGETHER = 4;                // heads whose sums are in registers at once
 
 struct Token { long index, request, num_seen; };
 
@@ -32,54 +31,36 @@ struct Piece { const Token* token; long first; float* scores; };
 
 long slot(const SelectTokensCall& call, long request, long position) {
     const int32_t* table = call.block_tables + request * call.table_stride;
-    return table[position / call.block_size] * call.block_size + position % call.block_size;
-}
-
-template <class T> void widen(const T* from, long count, float* to) {
-    for (long i = 0; i < count; i += LANES) store(to + i, load(from + i, count - i), count - i);
-}
-
-// The scores of LANES keys, which lie as [size][LANES].
-Floats sum_heads(const SelectTokensCall& call, const float* q, const float* weights, const float* keys, long padded) {
-    const float scale = (float)call.scale;
-    Floats total{};
-    for (long head = 0; head < padded; head += TOGETHER) {
-        Floats products[TOGETHER] = {};
-        for (long d = 0; d < call.size; d++)
-            for (int h = 0; h < TOGETHER; h++)
-                products[h] = multiply_add(fill(q[(head + h) * call.size + d]), load(keys + d * LANES), products[h]);
-        for (int h = 0; h < TOGETHER; h++) {
-            const Floats scaled = products[h] * scale;
-            total = multiply_add(scaled > 0 ? scaled : Floats{}, fill(weights[head + h]), total);
-        }
-    }
-    return total == total ? total : fill(-INFINITY);
+    return table[position / call.entry_size] * call.entry_size + position % call.entry_size;
 }
 
 template <class Query, class Cache> void score(const SelectTokensCall& call, const Piece& piece) {
     const Token& token = *piece.token;
-    const long size = call.size, heads = call.heads, padded = round_up(heads, TOGETHER);
-    std::vector<float> memory(padded * size + padded + size * LANES);
-    float *q = memory.data(), *weights = q + padded * size, *keys = weights + padded;
+    const long heads = call.heads;
+    LatentRows rows(heads, call.size, 0);
     for (long head = 0; head < heads; head++)
-        widen((const Query*)call.q + token.index * call.q_token_stride + head * call.q_head_stride, size,
-              q + head * size);
-    widen((const Query*)call.weights + token.index * call.weights_stride, heads, weights);
+        rows.take_query(head, (const Query*)call.q + token.index * call.q_token_stride + head * call.q_head_stride,
+                        call.size);
+    std::vector<float> weights(heads);
+    widen((const Query*)call.weights + token.index * call.weights_stride, heads, weights.data());
     const long end = std::min(piece.first + BLOCK, token.num_seen);
-    float key[LANES];
-    for (long first = piece.first; first < end; first += LANES) {
-        const long count = std::min<long>(LANES, end - first);
+    for (long first = piece.first; first < end; first += KEYS) {
+        const long count = std::min<long>(KEYS, end - first);
         for (long i = 0; i < count; i++) {
             const long place = slot(call, token.request, first + i);
-            const Cache* row = (const Cache*)call.cache + place / call.block_size * call.page_stride +
-                               place % call.block_size * call.row_stride;
-            for (long d = 0; d < size; d += LANES) {
-                const long part = std::min<long>(LANES, size - d);
-                store(key, load(row + d, part));
-                for (long e = 0; e < part; e++) keys[(d + e) * LANES + i] = key[e];
-            }
+            rows.take_key(i, (const Cache*)call.cache + place / call.block_size * call.page_stride +
+                                 place % call.block_size * call.row_stride);
         }
-        store(piece.scores + first, sum_heads(call, q, weights, keys, padded), count);
+        rows.transpose_keys(count);
+        rows.score(0, heads, count);
+        for (long n = 0; n < count; n += LANES) {
+            Floats total{};
+            for (long head = 0; head < heads; head++) {
+                const Floats scaled = load(rows.scores_of(head) + n) * (float)call.scale;
+                total = multiply_add(scaled > 0 ? scaled : Floats{}, fill(weights[head]), total);
+            }
+            store(piece.scores + first + n, total == total ? total : fill(-INFINITY), count - n);
+        }
     }
 }
 
@@ -87,7 +68,7 @@ struct Selector {
     const SelectTokensCall& call;
     void (*score)(const SelectTokensCall&, const Piece&);  // for the call's types
 
-    // Writes a token's slots; `scores` are read only if it sees more tokens than are chosen.
+    // Writes a token's slots, or positions; `scores` are read only if it sees more tokens than are chosen.
     void choose(const Token& token, const float* scores) const {
         const long count = std::min(token.num_seen, call.top_k);
         std::vector<int32_t> order(token.num_seen);
@@ -99,15 +80,18 @@ struct Selector {
             std::sort(order.begin(), order.begin() + count);
         }
         int32_t* out = call.out + token.index * call.top_k;
-        for (long i = 0; i < count; i++) out[i] = (int32_t)slot(call, token.request, order[i]);
-        std::fill(out + count, out + call.top_k, out[0]);
+        const auto place = [&](long position) {
+            return (int32_t)(call.gives_positions ? position : slot(call, token.request, position));
+        };
+        for (long i = 0; i < count; i++) out[i] = place(order[i]);
+        std::fill(out + count, out + call.top_k, place(0));
         call.counts[token.index] = count;
     }
 
     void run() const {
         std::vector<Token> tokens;
         for (long request = 0; request < call.num_requests; request++)
-            for (long i = call.query_lens[request]; i > 0; i--)
+            for (long i = call.query_lens ? call.query_lens[request] : 1; i > 0; i--)
                 tokens.push_back({(long)tokens.size(), request, call.seq_lens[request] - i + 1});
         std::vector<float> scores;
         for (size_t begin = 0; begin < tokens.size();) {  // as many tokens as have MOST_SCORES

@@ -15,6 +15,7 @@ from quire.ops.quantised import QuantisedWeight
 SMALL = LayerShape(
     hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16, num_experts=4, top_k=2,
     expert_hidden_size=64, expert_size=32, context=20, latent_rank=32, latent_rotary_dim=8,
+    window=8, rate=2, index_heads=2, index_head_dim=16, index_top_k=3,
 )  # fmt: skip
 
 
@@ -56,6 +57,9 @@ def test_the_work_of_each_operation(floors: Floors) -> None:
     assert work["latent", "fp32", 3].num_bytes == (3 * 20 * (32 + 8) + 2 * 4 * 16 * 32) * 4
     assert work["latent", "fp32", 3].num_operations == 2 * 3 * 4 * (2 * 16 * 32 + 20 * (32 + 8 + 32))
     assert ("latent", "int4", 1) not in work
+    assert work["compressed", "fp32", 3].num_bytes == 3 * (10 * 16 + (8 + 3) * 32) * 4, "keys, window and chosen rows"
+    assert work["compressed", "fp32", 3].num_operations == 2 * 3 * (10 * 2 * 16 + 2 * 4 * 32 * (8 + 3))
+    assert ("compressed", "int4", 1) not in work
     assert work["experts", "fp32", 1].num_bytes == 2 * 3 * 32 * 64 * 4, "two of the four are read"
     assert work["experts", "fp32", 1].num_operations == 2 * 2 * 3 * 32 * 64
     assert timed.isa == timed.available[0]
