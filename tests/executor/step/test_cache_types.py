@@ -61,17 +61,12 @@ def test_latents_are_not_kept_as_codes(checkpoint: Checkpoints) -> None:
 
 
 def test_two_workers_give_the_tokens_of_one(checkpoint: Checkpoints) -> None:
-    prompts: list[Any] = [{"prompt_token_ids": prompt_of(i, 20 + 9 * i)} for i in range(4)]
-    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    prompts = [prompt_of(i, 20 + 9 * i) for i in range(4)]
+    requests = [request(str(i), prompt, max_tokens=16) for i, prompt in enumerate(prompts)]
+    whole = tokens_of(start(checkpoint("qwen3"), "int8").generate(requests))
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "kv_cache_memory_bytes": 1 << 22}
-    got = []
-    for size in (1, 2):
-        with LLM(
-            str(checkpoint("qwen3")),
-            tensor_parallel_size=size,
-            kv_cache_dtype="int8",
-            skip_tokenizer_init=True,
-            **options,
-        ) as llm:
-            got.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-    assert got[0] == got[1]
+    options |= {"tensor_parallel_size": 2, "kv_cache_dtype": "int8", "skip_tokenizer_init": True}
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    with LLM(str(checkpoint("qwen3")), **options) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == list(whole.values())

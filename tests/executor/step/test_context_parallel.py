@@ -1,5 +1,6 @@
 """Sequences whose positions several ranks divide, against one worker: real workers, driven by the real scheduler."""
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.core.config.cache import CacheConfig
+from quire.core.config.cache import CacheConfig, KVCacheDtype
 from quire.core.errors import ModelLoadError
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import EngineRequest, RequestDelta
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import ParallelGroup, _context_groups
@@ -32,6 +34,7 @@ from tests.executor.step.test_model_runner import (
     mixed_requests,
     prompt_of,
     request,
+    start_worker,
     tokens_of,
 )
 
@@ -188,6 +191,19 @@ def run_on_ranks(folder: Path, layout: Layout, run: int, cache: CacheConfig) -> 
         return list(pool.map(on_rank, range(size)))
 
 
+@functools.cache
+def _run_whole(folder: Path, num_pages: int, dtype: KVCacheDtype) -> RankRun:
+    cache = CacheConfig(num_gpu_blocks_override=num_pages, kv_cache_dtype=dtype)
+    [whole] = run_on_ranks(folder, Layout(), 1, cache)
+    return whole
+
+
+def run_whole(folder: Path, cache: CacheConfig) -> RankRun:
+    """What one worker does alone, once for all cases with this model and cache."""
+    assert cache.num_gpu_blocks_override is not None
+    return _run_whole(folder, cache.num_gpu_blocks_override, cache.kv_cache_dtype)
+
+
 ROOM, LITTLE_ROOM = CacheConfig(num_gpu_blocks_override=400), CacheConfig(num_gpu_blocks_override=100)
 CASES: dict[str, tuple[int, Layout, int, CacheConfig]] = {
     "decode-one-kv-head": (1, Layout(tensor=2, context=2), 1, ROOM),
@@ -207,7 +223,7 @@ CASES: dict[str, tuple[int, Layout, int, CacheConfig]] = {
 def test_tokens_are_those_of_one_worker(case: str, checkpoint: Checkpoints) -> None:
     num_kv_heads, layout, run, cache = CASES[case]
     folder = checkpoint("qwen3", head_dim=16, num_key_value_heads=num_kv_heads)
-    [whole] = run_on_ranks(folder, Layout(), 1, cache)
+    whole = run_whole(folder, cache)
     for rank in run_on_ranks(folder, layout, run, cache):
         assert rank.tokens == whole.tokens
         # Heads and positions together: the whole cache, divided by the number of ranks.
@@ -220,12 +236,12 @@ def test_tokens_are_those_of_one_worker(case: str, checkpoint: Checkpoints) -> N
 
 FORMS: dict[str, tuple[Any, dict[str, Any], Layout, int]] = {
     "windows": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 6}, Layout(tensor=2, context=2), 4),
-    "windows-prefill": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 6}, Layout(prefill=4), 1),
+    "windows-prefill": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 6}, Layout(prefill=2), 1),
     "sinks": ("gpt_oss", {"sliding_window": 12, "num_key_value_heads": 2}, Layout(tensor=4, context=2), 2),
     "sinks-prefill": ("gpt_oss", {"sliding_window": 12}, Layout(prefill=3), 2),
     "chunks": ("llama4", {"attention_chunk_size": 8, "num_hidden_layers": 4}, Layout(tensor=2, context=2), 1),
-    "chunks-prefill": ("llama4", {"attention_chunk_size": 16, "num_hidden_layers": 4}, Layout(prefill=4), 4),
-    "alibi": ("falcon", {"alibi": True, "multi_query": True, "seed": 2}, Layout(tensor=4, context=4), 1),
+    "chunks-prefill": ("llama4", {"attention_chunk_size": 8, "num_hidden_layers": 4}, Layout(prefill=2), 4),
+    "alibi": ("falcon", {"alibi": True, "multi_query": True, "seed": 2}, Layout(tensor=2, context=2), 1),
     "alibi-prefill": ("falcon", {"alibi": True, "multi_query": True, "seed": 2}, Layout(prefill=2), 1),
 }
 """Family, options, layout, and neighbouring positions of a rank."""
@@ -235,7 +251,7 @@ FORMS: dict[str, tuple[Any, dict[str, Any], Layout, int]] = {
 def test_attention_that_knows_where_keys_lie(case: str, checkpoint: Checkpoints) -> None:
     family, options, layout, run = FORMS[case]
     folder = checkpoint(family, **{"num_key_value_heads": 1, **options})
-    [whole] = run_on_ranks(folder, Layout(), 1, ROOM)
+    whole = run_whole(folder, ROOM)
     for rank in run_on_ranks(folder, layout, run, ROOM):
         assert rank.tokens == whole.tokens
         assert rank.page_bytes * layout.num_workers == whole.page_bytes * layout.sequence
@@ -290,11 +306,15 @@ def test_workers_are_processes(checkpoint: Checkpoints) -> None:
     """Positions are divided over the workers of each of two stages: with whole experts, and with tokens."""
     folder = checkpoint("qwen3_moe", num_key_value_heads=1, num_hidden_layers=4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    prompts = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (3, 50)]
-    outputs = []
+    prompts = [list(range(5, 5 + length)) for length in (3, 50)]
+    whole = generate(
+        start_worker(engine_config(folder)),
+        [request(str(len(prompt)), prompt, max_tokens=12) for prompt in prompts],
+        kv_groups=[KVGroupSpec("full", list(range(4)), page_bytes=0)],
+    )
     division = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "decode_context_parallel_size": 2}
     tokens = {"pipeline_parallel_size": 2, "prefill_context_parallel_size": 2}
-    for parallel in ({}, {**division, "enable_expert_parallel": True}, tokens):
+    for parallel in ({**division, "enable_expert_parallel": True}, tokens):
         with LLM(str(folder), max_model_len=128, max_num_seqs=4, num_gpu_blocks_override=40, **parallel) as llm:
-            outputs.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
-    assert outputs[0] == outputs[1] == outputs[2]
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == list(tokens_of(whole).values())
