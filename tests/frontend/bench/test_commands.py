@@ -1,8 +1,6 @@
 """Benchmarks: the arithmetic of their figures, their requests, and each command with a real engine or server."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +11,9 @@ from quire.frontend.bench.figures import RequestTiming, summarize
 from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.memory import checkpoint_bytes
 from quire.frontend.cli.main import main
+from tests.commands import quire
 from tests.frontend.text.python_tokenizers import own_code
 from tests.servers import ServerProcess
-
-
-def quire(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "quire", *arguments], capture_output=True, text=True, timeout=120)
 
 
 def test_figures_are_those_of_the_timings() -> None:

@@ -1,26 +1,17 @@
 """`quire bench ops`: the kernels' times against their floors, as a table and as JSON."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from quire.core.wire.inspection import OpTiming
 from quire.frontend.bench.ops import ratio
+from tests.commands import quire
 
 SMALL = [
     *("--hidden-size", "64", "--intermediate-size", "64", "--num-heads", "2", "--num-kv-heads", "1"),
     *("--head-dim", "16", "--context", "16", "--seconds", "0"),
 ]
-
-
-def bench(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "quire", "bench", "ops", *SMALL, *arguments], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=170,
-    )  # fmt: skip
 
 
 def test_a_ratio_is_to_the_longer_floor() -> None:
@@ -31,7 +22,7 @@ def test_a_ratio_is_to_the_longer_floor() -> None:
 
 
 def test_the_grid_is_a_table_or_json() -> None:
-    done = bench("--ops", "linear,attention", "--dtypes", "fp32,int8", "--rows", "1,5")
+    done = quire("bench", "ops", *SMALL, "--ops", "linear,attention", "--dtypes", "fp32,int8", "--rows", "1,5")
     if "no CPU kernels" in done.stderr:
         pytest.skip("there are no kernels")
     assert done.returncode == 0, done.stderr
@@ -40,7 +31,9 @@ def test_the_grid_is_a_table_or_json() -> None:
     operations = [("linear", "fp32"), ("linear", "int8"), ("attention", "fp32"), ("attention", "int8")]
     assert [tuple(line[:2]) for line in lines[2:]] == operations
 
-    done = bench("--ops", "linear", "--dtypes", "fp32", "--rows", "1", "--threads", "1", "--json")
+    done = quire(
+        "bench", "ops", *SMALL, "--ops", "linear", "--dtypes", "fp32", "--rows", "1", "--threads", "1", "--json"
+    )
     (level,) = json.loads(done.stdout)["levels"]
     assert level["num_threads"] == 1
     assert level["timings"][0]["ratio"] == pytest.approx(
@@ -58,7 +51,7 @@ def test_the_grid_is_a_table_or_json() -> None:
     ],
 )
 def test_what_cannot_be_timed_is_refused(arguments: list[str], says: str) -> None:
-    done = bench(*arguments)
+    done = quire("bench", "ops", *SMALL, *arguments)
     assert done.returncode == 1
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quire.frontend.bench.quality import Scores, compare, windows_of
-from tests.frontend.bench.test_commands import quire
+from tests.commands import quire
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "quire" / "demo_model"

@@ -1,8 +1,6 @@
 """The step-time budget: its arithmetic on a timeline made by hand, and the command on a real engine."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from quire.frontend.bench.implementations import Turns
 from quire.frontend.bench.step_budget import Span, decode_budget, linear_names, read_timeline
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.frontend.cli.main import QUIRE
+from tests.commands import quire
 
 NAMES = {"linear 8x24": "linear: qkv", "linear 8x99": "linear: lm_head"}
 
@@ -49,12 +48,9 @@ def test_a_batch_that_never_decodes_together_is_refused() -> None:
 
 def test_the_command_measures_each_batch_size(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     out, folder = tmp_path / "budget.json", checkpoint("llama")
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "quire", "bench", "step", "--model", str(folder), "--batch-sizes", "1", "3",
-            "--input-len", "6", "--output-len", "9", "--output-json", str(out),
-        ],
-        capture_output=True, text=True, timeout=120,
+    done = quire(
+        "bench", "step", "--model", str(folder), "--batch-sizes", "1", "3", "--input-len", "6", "--output-len", "9",
+        "--output-json", str(out),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     budgets = json.loads(out.read_text())["budgets"]
