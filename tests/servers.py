@@ -13,7 +13,20 @@ from pathlib import Path
 
 import httpx
 
+from tests.core.engine.null_engine import NULL_WORKER
+
 START_SECONDS = 120.0
+
+WITHOUT_MODEL = (
+    "-c",
+    "from quire.frontend.cli.main import main\n"
+    "from quire.frontend.launch.launcher import EngineLauncher\n"
+    f"EngineLauncher.__init__.__kwdefaults__['worker_factory'] = {NULL_WORKER!r}\n"
+    "main()\n",
+)
+"""A program for `ServerProcess` whose engines have workers without a model, for tests of what is around the engines.
+Such workers answer at once and start without torch, whose import takes most of a start.
+"""
 
 
 _PORTS = range(15_000, 32_000)

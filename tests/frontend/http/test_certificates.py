@@ -14,7 +14,10 @@ import pytest
 from quire.frontend.http import certificates
 from tests.frontend.http.test_server import run, stop
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command"),
+    pytest.mark.usefixtures("without_model"),
+]
 
 
 def make_pair(folder: Path, name: str) -> tuple[Path, Path]:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import requests
 
-from tests.servers import ServerProcess
+from tests.servers import WITHOUT_MODEL, ServerProcess
 
 LIMIT_BYTES = 1 << 20
 LARGE_BYTES = 20 << 20
@@ -22,7 +22,9 @@ Answer = tuple[int, str]
 @pytest.fixture(scope="module")
 def url(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     limit = ("--max-request-body-bytes", str(LIMIT_BYTES))
-    server = ServerProcess(tmp_path_factory.mktemp("large"), str(checkpoint("llama")), *limit).wait_until_ready()
+    server = ServerProcess(
+        tmp_path_factory.mktemp("large"), str(checkpoint("llama")), *limit, program=WITHOUT_MODEL
+    ).wait_until_ready()
     yield f"{server.base_url}/v1/completions"
     server.stop()
 

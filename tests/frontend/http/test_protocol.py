@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from quire.frontend.http.server_config import ServerConfig
-from tests.servers import ServerProcess
+from tests.servers import WITHOUT_MODEL, ServerProcess
 
 BODY = json.dumps({"prompt": "Hello", "max_tokens": 1}).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -28,6 +28,7 @@ def impatient(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
         *(str(checkpoint("llama")), "--served-model-name", "tiny", "--api-key", "key"),
         *("--h11-max-header-count", "20", "--h11-max-incomplete-event-size", "2K"),
         env={"QUIRE_HTTP_TIMEOUT_REQUEST": str(TIMEOUT_SECONDS), "QUIRE_HTTP_TIMEOUT_KEEP_ALIVE": "60"},
+        program=WITHOUT_MODEL,
     )
     yield process.wait_until_ready()
     assert "Traceback" not in process.logs()
@@ -277,12 +278,14 @@ def test_a_slow_sender_reads_an_early_answer(checkpoint: Callable[..., Path], tm
     """The connection is not idle while the body comes, however short the time is for which idle ones are kept."""
     limits = ("--max-request-body-bytes", "100")
     environment = {"QUIRE_HTTP_TIMEOUT_KEEP_ALIVE": "1"}
-    server = ServerProcess(tmp_path, str(checkpoint("llama")), *limits, env=environment).wait_until_ready()
+    server = ServerProcess(
+        tmp_path, str(checkpoint("llama")), *limits, env=environment, program=WITHOUT_MODEL
+    ).wait_until_ready()
     for connection in (b"close", b"keep-alive"):
         with connected(server) as raw:
             raw.sendall(POST + b"Connection: %b\r\nContent-Length: 3000000\r\n\r\n" % connection)
-            for _ in range(30):
-                raw.sendall(b" " * 100_000)
+            for _ in range(15):
+                raw.sendall(b" " * 200_000)
                 time.sleep(0.1)
             status, headers, _ = answer(raw)
             assert (status, headers.get("connection")) == (413, "close" if connection == b"close" else None)

@@ -135,6 +135,7 @@ def test_full_queue_is_429_with_retry_after(checkpoint: Callable[..., Path]) -> 
     assert refused[0].json()["error"]["type"] == "RateLimitError"
 
 
+@pytest.mark.usefixtures("without_model")
 def test_unix_socket_is_served_and_removed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     path = tmp_path / "quire.sock"
     stale = socket.socket(socket.AF_UNIX)
@@ -152,6 +153,7 @@ def test_unix_socket_is_served_and_removed(checkpoint: Callable[..., Path], tmp_
     assert not path.exists()
 
 
+@pytest.mark.usefixtures("without_model")
 def test_tls_with_a_path_prefix(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command to make a certificate")
@@ -200,6 +202,7 @@ def test_signal_while_the_model_loads_ends_the_server(checkpoint: Callable[..., 
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("without_model")
 def test_signal_as_loading_ends_ends_the_server(
     checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -225,6 +228,7 @@ def test_signal_as_loading_ends_ends_the_server(
     assert [record.message for record in caplog.records if record.message.startswith("ready")] == []
 
 
+@pytest.mark.usefixtures("without_model")
 def test_death_of_the_engine_for_good_ends_the_server(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

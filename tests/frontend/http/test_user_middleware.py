@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.errors import ConfigError
 from quire.frontend.http.user_middleware import wrapped
-from tests.servers import ServerProcess
+from tests.servers import WITHOUT_MODEL, ServerProcess
 
 MODULE = """
 class Tag:
@@ -48,7 +48,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_classes_and_functions_see_every_request(modules: Path, checkpoint: Callable[..., Path]) -> None:
     server = ServerProcess(
         modules, str(checkpoint("llama")), "--middleware", "my_middleware.Tag", "--middleware", "my_middleware.later",
-        env={"PYTHONPATH": str(modules)},
+        env={"PYTHONPATH": str(modules)}, program=WITHOUT_MODEL,
     ).wait_until_ready()  # fmt: skip
     try:
         with httpx.Client(base_url=server.base_url, timeout=60) as client:

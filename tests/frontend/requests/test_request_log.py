@@ -12,7 +12,7 @@ from quire import AsyncLLM, SamplingParams
 from quire.core.config.observability import ObservabilityConfig
 from quire.core.errors import ConfigError
 from quire.frontend.http.server_config import ServerConfig
-from tests.servers import ServerProcess
+from tests.servers import WITHOUT_MODEL, ServerProcess
 
 WORDS = "The quick brown fox"
 BODY = {"prompt": WORDS, "max_tokens": 3, "temperature": 0.0, "ignore_eos": True}
@@ -94,7 +94,7 @@ def test_the_access_log_tells_the_clients_address_behind_a_proxy_on_this_machine
 def test_the_access_log_can_be_left_out(
     checkpoint: Callable[..., Path], tmp_path: Path, options: tuple[str, ...], is_told: bool
 ) -> None:
-    server = ServerProcess(tmp_path, str(checkpoint("llama")), *options).wait_until_ready()
+    server = ServerProcess(tmp_path, str(checkpoint("llama")), *options, program=WITHOUT_MODEL).wait_until_ready()
     assert httpx.get(f"{server.base_url}/nowhere", timeout=60).status_code == 404
     server.stop()
     assert ("GET /nowhere" in server.logs()) is is_told
