@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire import LLM, SamplingParams
+from quire.core.config.cache import CacheConfig
 from quire.core.config.parallel import EplbConfig, ExpertPlacement, ExpertPlacementStrategy
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
@@ -30,7 +31,8 @@ from tests.executor.models.test_models import prompts
 from tests.executor.models.test_moe_models import VARIANTS
 from tests.executor.models.test_transformers import universal_spec
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
-from tests.executor.step.test_model_runner import engine_config
+from tests.executor.step.test_model_runner import engine_config, request, tokens_of
+from tests.executor.step.test_sameness import start
 
 torch.set_num_threads(1)
 
@@ -245,16 +247,17 @@ def test_one_worker_has_all_experts_and_says_so(checkpoint: Checkpoints, caplog:
 
 def test_tokens_are_those_of_one_worker(checkpoint: Checkpoints, capfd: pytest.CaptureFixture[str]) -> None:
     """Six experts on two workers, placed anew after every fifth step."""
+    folder = checkpoint("gpt_oss")
     options = {"max_model_len": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 64}
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-    some = [{"prompt_token_ids": list(range(start, start + 20))} for start in (5, 40, 80)]
-    outputs = []
+    prompts = [list(range(first, first + 20)) for first in (5, 40, 80)]
+    requests = [request(str(i), prompt, max_tokens=16) for i, prompt in enumerate(prompts)]
+    whole = tokens_of(start(folder, cache=CacheConfig(num_gpu_blocks_override=64)).generate(requests))
     eplb = {"step_interval": 5, "window_size": 4, "num_redundant_experts": 2, "log_balancedness": True}
     division = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True, "eplb_config": eplb}
-    for parallel in ({}, division):
-        with LLM(str(checkpoint("gpt_oss")), **options, **parallel) as llm:
-            outputs.append([output.outputs[0].token_ids for output in llm.generate(some, params, use_tqdm=False)])
-    assert outputs[0] == outputs[1]
+    with LLM(str(folder), **options, **division) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == list(whole.values())
     log = capfd.readouterr().err
     placed = re.findall(r"experts placed anew in [\d.]+ s, (\d+) moved: the busiest rank had ([\d.]+) times", log)
     assert len(placed) == 3

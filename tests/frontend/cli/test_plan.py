@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE, CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire import AsyncLLM
 from quire.core.config.engine_args import EngineArgs
 from quire.core.wire.protocol import EngineReady
-from quire.executor.inspection import load_plan
+from quire.executor.inspection import load_plan, process
 from quire.frontend.cli import plan as plan_command
 from quire.frontend.cli.main import QUIRE
+from quire.frontend.launch import inspection
 from quire.frontend.launch.inspection import plan_load
 from tests.checkpoints import make_checkpoint
 from tests.executor.inspection.starts import config_of
@@ -43,47 +48,61 @@ def test_the_figures_are_those_of_a_real_start(checkpoint: Checkpoints) -> None:
     assert len(plan.ranks) == resolved.layout.tensor == 2
 
 
-def test_the_size_of_states_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+Plan = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """`plan("MODEL", "--json")`: the command's exit code and output, with this process in the place of the one that it
+    asks, which would first import torch.
+    """
+
+    def asked(command: list[str], *, input: bytes, **_: Any) -> CompletedProcess[bytes]:
+        question, *rest = command[command.index(process.__name__) + 1 :]
+        return CompletedProcess(command, 0, msgspec.msgpack.encode(process._answer(input, question, rest)))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = QUIRE.run("quire", ["plan", *arguments])
+        return code, capsys.readouterr().out
+
+    monkeypatch.setattr(inspection, "subprocess", SimpleNamespace(run=asked, PIPE=PIPE))
+    return run
+
+
+def test_the_size_of_states_is_told(tmp_path: Path, plan: Plan) -> None:
     kind, architecture, config = VARIANTS["lfm2"]
     kind(**{**COMMON, **config, "architectures": [architecture]}).save_pretrained(tmp_path)
     [rank] = load_plan.plan_load(config_of(tmp_path), None).ranks
-    assert f"{rank.state_bytes:,} bytes a request" in run(capsys, str(tmp_path))[1]
+    assert f"{rank.state_bytes:,} bytes a request" in plan(str(tmp_path))[1]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    code = QUIRE.run("quire", ["plan", *arguments])
-    return code, capsys.readouterr().out
-
-
-def test_a_gpu_that_is_not_here(checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_that_is_not_here(checkpoint: Checkpoints, plan: Plan) -> None:
     folder = str(checkpoint("llama"))
-    code, out = run(capsys, folder, "--device", "cuda", "--device-memory", "80GiB", "--json")
+    code, out = plan(folder, "--device", "cuda", "--device-memory", "80GiB", "--json")
     found = json.loads(out)
     assert (code, found["device"], found["workers"][0]["free_bytes"]) == (0, "cuda", 80 << 30)
     assert found["max_num_seqs"] == 1024  # as a server on a large GPU
     rank = found["workers"][0]
     needed = rank["weights_bytes"] + rank["workspace_bytes"]
     assert found["num_pages"] == (int((80 << 30) * 0.92) - needed) // rank["page_bytes"]
-    smaller = json.loads(run(capsys, folder, "--device", "cuda", "--device-memory", "24GiB", "--json")[1])
+    smaller = json.loads(plan(folder, "--device", "cuda", "--device-memory", "24GiB", "--json")[1])
     assert smaller["max_num_seqs"] == 256
 
 
-def test_a_model_that_does_not_fit_names_the_remedies(
-    checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_does_not_fit_names_the_remedies(checkpoint: Checkpoints, plan: Plan) -> None:
     folder = str(checkpoint("llama"))
     flags = ["--device-memory", "1500KB", "--max-num-seqs", "1", "--max-num-batched-tokens", "16"]
-    code, out = run(capsys, folder, *flags)
+    code, out = plan(folder, *flags)
     assert code == plan_command.NO_FIT
     assert "It does not fit: One request of 2048 tokens needs" in out
     length = int(out.split("--max-model-len ")[1].split()[0])
-    code, out = run(capsys, folder, *flags, "--max-model-len", str(length))
+    code, out = plan(folder, *flags, "--max-model-len", str(length))
     assert code == 0, out
 
 
-def test_the_tables(checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables(checkpoint: Checkpoints, plan: Plan) -> None:
     folder = checkpoint("gemma3", sliding_window=16, num_hidden_layers=6)
-    code, out = run(capsys, str(folder), "--max-num-seqs", "8", "--max-num-batched-tokens", "32")
+    code, out = plan(str(folder), "--max-num-seqs", "8", "--max-num-batched-tokens", "32")
     assert code == 0
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "layers count keeps, on each worker" in lines
@@ -92,10 +111,8 @@ def test_the_tables(checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str])
     assert "2,048 8" in lines
 
 
-def test_a_request_of_a_length_fits_as_often_as_is_said(
-    checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = run(capsys, str(checkpoint("llama")), "--num-gpu-blocks-override", "200", "--json")[1]
+def test_a_request_of_a_length_fits_as_often_as_is_said(checkpoint: Checkpoints, plan: Plan) -> None:
+    out = plan(str(checkpoint("llama")), "--num-gpu-blocks-override", "200", "--json")[1]
     assert json.loads(out)["requests_by_length"] == {"1024": 3, "2048": 1}  # of 64 and 128 pages
 
 
