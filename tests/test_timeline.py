@@ -65,11 +65,6 @@ def test_llm_records_a_worker_in_the_engine_too(checkpoint: Callable[..., Path],
     check_steps(tmp_path / "traces", 20)
 
 
-def test_llm_without_a_profiler_says_what_to_ask_for(checkpoint: Callable[..., Path]) -> None:
-    with LLM(str(checkpoint("llama"))) as llm, pytest.raises(ConfigError, match="--profiler-config"):
-        llm.start_profile()
-
-
 def test_a_profiler_needs_a_folder(checkpoint: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="torch_profiler_dir"):
         LLM(str(checkpoint("llama")), profiler_config={"profiler": "torch"})

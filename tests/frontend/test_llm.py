@@ -227,6 +227,11 @@ def test_wrong_types_are_told(llm: LLM) -> None:
         assert caught.value.param == param
 
 
+def test_without_a_profiler_it_says_what_to_ask_for(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="--profiler-config"):
+        llm.start_profile()
+
+
 def test_bad_checkpoints_and_options_are_named(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'max_model_length': there is no option .* did you mean --max-model-len\?"):
         LLM(folder, max_model_length=4)
