@@ -12,10 +12,12 @@ class LayerState(NamedTuple):
     Attributes:
         shapes: of each tensor, such as [width - 1, channels] of a convolution.
         dtypes: of each tensor.
+        num_first_rows: rows that make it of a new sequence, which the first step computes beside the tokens' own.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
+    num_first_rows: int = 0
 
     @property
     def num_bytes(self) -> int:

@@ -150,15 +150,17 @@ def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
 def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, max_model_len: int) -> int:
     """Bytes of activations in the largest step of one rank's `model`.
 
-    They are a layer's intermediates beside the residual stream; the keys and values of one full-length request,
-    gathered from their pages; and four float32 tensors of the logits' shape: logits, raw log-probabilities,
-    probabilities, and a temporary of the sampler.
+    They are a layer's intermediates beside the residual stream, also of rows that sequences begin with; the keys and
+    values of one full-length request, gathered from their pages; and four float32 tensors of the logits' shape: logits,
+    raw log-probabilities, probabilities, and a temporary of the sampler.
     """
     per_token = (4 * spec.hidden_size + model.activation_size) * dtype_bytes(spec.dtype)
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    num_first_rows = max((state.num_first_rows for state in model.state_layers), default=0)
+    num_tokens = limits.max_num_batched_tokens + rows * num_first_rows
     kv_size = max((layer.size for layer in model.kv_layers), default=0)
     gathered = max_model_len * kv_size * dtype_bytes(spec.dtype)
-    return limits.max_num_batched_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
+    return num_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -84,8 +84,7 @@ class CpmAntForCausalLM:
         self._head = LanguageModelHead(context, VocabularyWeight(context, "lm_head.weight", spec.vocab_size, size))
         self.kv_layers = [layer.attention.kv for layer in self._layers]
         self.state_layers = [layer.attention.state for layer in self._layers]
-        # Twice, for prompts as long as their soft prompts. Of many shorter ones at once, a step makes more.
-        self.activation_size = 2 * max(
+        self.activation_size = max(
             layer.attention.activation_size + layer.mlp.activation_size for layer in self._layers
         )
 
@@ -208,7 +207,7 @@ class _Attention:
         self._output = RowLinear(context, f"{name}.o_proj", inner, size, shard._replace(dim=1))
         self.kv = LayerKV(num_heads, self._head_dim, sees_prompt=True)
         page = context.ops.kv_cache_shape(1, length, num_heads, self._head_dim, context.dtype)[1:]
-        self.state = LayerState((page,), (context.dtype,))
+        self.state = LayerState((page,), (context.dtype,), num_first_rows=length)
         self.activation_size = 6 * num_heads * self._head_dim
 
     def __call__(self, x: Tensor, soft: _SoftPrompts, step: StepContext) -> Tensor:

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from quire.core.config.model import ModelConfig
+from quire.core.config.resolved import SchedulerLimits
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build
+from quire.executor.memory.plan import workspace_bytes
 from quire.executor.models.base import Model
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.tiny_models import Reference, write_checkpoint
@@ -40,6 +42,15 @@ def expected(folder: Path) -> list[tuple[list[int], Tensor]]:
         output, after = reference.greedy(prompt, NUM_OUTPUT)
         found.append((output, torch.cat((reference.logprobs(prompt), after[1:]))))
     return found
+
+
+def test_the_memory_plan_counts_a_soft_prompt_for_each_sequence(model: Model, folder: Path) -> None:
+    """Steps may begin with many prompts of one token."""
+    spec = read_model_spec(folder, ModelConfig(model=str(folder), dtype="float32"))
+    limits = [SchedulerLimits(max_num_seqs=number, max_num_batched_tokens=50) for number in (1, 41, 60)]
+    one, many, most = (workspace_bytes(spec, model, each, 64) for each in limits)
+    a_sequence = 32 * 4 * (4 * spec.hidden_size + model.activation_size) + 4 * 4 * spec.vocab_size
+    assert (many - one, most - many) == (40 * a_sequence, 9 * a_sequence)
 
 
 def logprobs_of(parts: list[Tensor]) -> Tensor:
