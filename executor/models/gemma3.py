@@ -90,7 +90,10 @@ def _refuse(spec: ModelSpec) -> None:
     Raises:
         ModelLoadError: caps on scores, or attention to later tokens.
     """
-    for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
-        value = spec.hf_config.get(name)
-        if value:
-            raise ModelLoadError(f"{spec.name}: {name} {value!r} is not supported in {spec.architecture}.")
+    if spec.hf_config.get("use_bidirectional_attention"):
+        raise ModelLoadError(
+            f"{spec.name}: its tokens see later ones (use_bidirectional_attention), as for embeddings: it is no model "
+            "that generates text. Set it to false if it is one."
+        )
+    if value := spec.hf_config.get("attn_logit_softcapping"):
+        raise ModelLoadError(f"{spec.name}: attn_logit_softcapping {value!r} is not supported in {spec.architecture}.")

@@ -129,7 +129,10 @@ class Gemma4ForCausalLM:
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size, style = spec.hf_config, spec.hidden_size, _norm(spec)
         if config.get("use_bidirectional_attention") == "all":
-            raise ModelLoadError(f"{spec.name}: attention to later tokens is not supported in {spec.architecture}.")
+            raise ModelLoadError(
+                f"{spec.name}: its tokens see later ones (use_bidirectional_attention 'all'), as for embeddings: it "
+                "is no model that generates text. Set it to null if it is one."
+            )
         types = _layer_types(config, spec.num_layers)
         windows = layer_windows(types, config.get("sliding_window", 512), spec.num_layers)
         config = {"rope_parameters": _ROTATIONS, **{name: value for name, value in config.items() if value is not None}}

@@ -1,13 +1,12 @@
 """gpt-oss (arXiv:2508.10925): sinks, every second layer with a window, and experts with biases and clamped gates."""
 
 from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import ExpertShape, FusedExperts, Mxfp4Experts, SeparateExperts, StoredExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import PreNormDecoder, attention_shape, layer_windows, size_of
+from quire.executor.models.decoder import PreNormDecoder, SettingError, attention_shape, layer_windows, size_of
 from quire.executor.weights.quantisation.schemes import OF_EXPERTS, is_gguf, own_config
 from quire.ops.backend import SWIGLU_ALPHA, SWIGLU_LIMIT, AttentionForm
 from quire.ops.routing import Routing
@@ -56,12 +55,12 @@ def _stored_experts(spec: ModelSpec, name: str) -> StoredExperts:
 
 
 def _check_gates(spec: ModelSpec) -> None:
-    """Refuses gates that the kernels do not know.
+    """Leaves gates that the kernels do not know to the class of Transformers.
 
     Raises:
-        ModelLoadError: another slope or limit than that of all published models.
+        SettingError: another slope or limit than that of all published models.
     """
     for field, known in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
         value = spec.hf_config.get(field, known)
         if value != known:
-            raise ModelLoadError(f"{spec.name}: {field} {value} is not supported in {spec.architecture}; only {known}.")
+            raise SettingError(f"{spec.name}: {field} {value} is not supported in {spec.architecture}; only {known}.")

@@ -32,11 +32,10 @@ class Llama4Attention(Attention):
         form = AttentionForm(spec.head_dim**-0.5, chunk=chunk)
         super().__init__(context, place, shape, rotary, qkv_bias=bias, output_bias=bias, form=form)
         if rotary is not None and config.get("use_qk_norm", True):
-            # A rotation keeps the length of a head, so that the norm may come before it.
-            ones = torch.ones(
-                self._num_heads + self.kv.num_kv_heads, spec.head_dim, dtype=context.dtype, device=context.device
-            )
-            self._qk_norm = (ones, config.get("rms_norm_eps", 1e-5))
+            # A rotation multiplies the length of a head by its scale, which the norm before it makes good.
+            shape_of_heads = (self._num_heads + self.kv.num_kv_heads, spec.head_dim)
+            weight = torch.full(shape_of_heads, 1 / rotary.scale, dtype=context.dtype, device=context.device)
+            self._qk_norm = (weight, config.get("rms_norm_eps", 1e-5) / rotary.scale**2)
         self._heat: Tensor | None = None
         if rotary is None and config.get("attn_temperature_tuning", True):
             self._heat = _heat(context, config)
@@ -67,8 +66,6 @@ class Llama4ForCausalLM(PreNormDecoder):
         pieces = {f"self_attn.{name}_proj": Piece(f"self_attn.{name}_proj", pairs=pairs) for name in "qk"}
         context = replace(context, weights=RearrangedWeights(context.weights, pieces))
         rotary = RotaryEmbedding(context, config, spec.head_dim)
-        if rotary.scale != 1 and config.get("use_qk_norm", True):
-            raise ModelLoadError(f"{spec.name}: rope_parameters that scale are not supported with use_qk_norm.")
         interval = config.get("no_rope_layer_interval") or 4
         rotated = config.get("no_rope_layers") or [(index + 1) % interval for index in range(spec.num_layers)]
         types = config.get("layer_types") or ["chunked_attention" if is_in else "full_attention" for is_in in rotated]

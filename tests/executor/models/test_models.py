@@ -176,7 +176,7 @@ def test_gemma_configs_from_before_transformers_5(checkpoint: Checkpoints) -> No
     ("overrides", "message"),
     [
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        ({"use_bidirectional_attention": True}, r"tokens see later ones \(use_bidirectional_attention\)"),
         ({"hidden_activation": "mish"}, "hidden_activation 'mish'.*gelu_pytorch_tanh"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters must say how layers of .*_attention rotate"),
     ],

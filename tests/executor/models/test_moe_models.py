@@ -61,6 +61,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_scale": 0.5, "interleave_moe_layer_step": 2,
         },
     ),
+    "llama4-scaled-rope": (
+        "llama4",
+        {
+            "rope": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+                "attention_factor": 1.6,
+            },
+            "rms_norm_eps": 1e-2, "attn_temperature_tuning": False,
+        },
+    ),
     "llama4-plain": (
         "llama4",
         {"use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 2, "attention_bias": True},

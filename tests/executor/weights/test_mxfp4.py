@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -92,6 +93,12 @@ def test_sizes_that_are_no_blocks_are_refused(folders: tuple[Path, Path]) -> Non
         load_model(read_spec(folders[0], intermediate_size=100), load=LoadConfig(load_format="dummy"))
 
 
-def test_other_gates_are_refused(folders: tuple[Path, Path]) -> None:
-    with pytest.raises(ModelLoadError, match=r"swiglu_limit 5\.0 is not supported in GptOssForCausalLM; only 7\.0"):
-        load_model(read_spec(folders[1], swiglu_limit=5.0))
+@pytest.mark.parametrize("gates", [{"swiglu_limit": 0.02}, {"swiglu_alpha": 1.2}])
+def test_other_gates_are_computed_by_the_class_of_transformers(
+    gates: dict[str, float], checkpoint: Checkpoints
+) -> None:
+    folder = checkpoint("gpt_oss", **gates)
+    got = PagedDriver(load_model(read_spec(folder)), 1, 80).step({0: PROMPT})[0].log_softmax(-1)
+    torch.testing.assert_close(got, expected_logprobs(folder, PROMPT), atol=1e-4, rtol=0)
+    with pytest.raises(ModelLoadError, match=r"swiglu_\w+ [\d.]+ is not supported in GptOssForCausalLM; only "):
+        load_model(replace(read_spec(folder), implementation="quire"))
