@@ -8,6 +8,11 @@ from quire.core.errors import ConfigError
 _STATE_EXTENDED = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
 """Model types whose configurations give the extended length, for every kind of scaling."""
 
+_BEHIND_PADDING = (
+    "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
+"""Model types whose sequences begin behind the position of padding, which has the number of its token."""
+
 
 def context_length(config: dict[str, Any], positions: int, path: Path) -> int:
     """The context length in tokens, including the extension by rotary scaling.
@@ -22,6 +27,8 @@ def context_length(config: dict[str, Any], positions: int, path: Path) -> int:
     rope = _rope(config, path)
     if config.get("model_type") in _STATE_EXTENDED:
         return positions
+    if config.get("model_type") in _BEHIND_PADDING:
+        return positions - 1 - config.get("pad_token_id", 1)
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
     if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
         return positions  # llama3 and longrope give the extended length already

@@ -91,6 +91,9 @@ def sizes_of(linear: nn.Module) -> tuple[int, int]:
 def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
     """Runs `model`, whose parameters are on the meta device, and leaves it as it was.
 
+    Only a backbone that counts positions as RoBERTa does is changed: the positions that it is told count from 0 then. A
+    padding token among others has the next position, too, so that no token's depends on what a step computes.
+
     Args:
         outputs: how many outputs this rank has of linear layers that are split over ranks.
 
@@ -109,6 +112,11 @@ def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
         alone = traced(findings, lambda: run_backbone(backbone, token_ids[:, 1:], positions[:, 1:]))
         counted = traced(findings, lambda: run_backbone(backbone, token_ids, torch.tensor([[0, 1]])))
         own_count = traced(findings, lambda: run_backbone(backbone, token_ids, None))
+        if counted.differs_from(own_count) and (first := _first_position(model)):
+            from_there = traced(findings, lambda: run_backbone(backbone, token_ids, torch.tensor([[first, first + 1]])))
+            if not from_there.differs_from(own_count):
+                backbone.register_forward_pre_hook(partial(_shift_positions, first), with_kwargs=True)
+                counted = own_count
         if not _expands_for_attention_alone(findings, ran.calls, lambda: run_backbone(backbone, token_ids, positions)):
             ran.calls = [dataclasses.replace(call, expansion=None) for call in ran.calls]
     ran.output, ran.inputs = both.output, ran.inputs[:]
@@ -194,6 +202,20 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
         raise ModelLoadError("it keeps nothing of a sequence in the library's cache")
     ran.output = whole.output
     return ran, plan
+
+
+def _first_position(model: PreTrainedModel) -> int:
+    """The position of a sequence's first token in classes with a position for padding, as RoBERTa's."""
+    padding = model.config.pad_token_id
+    return 0 if padding is None else padding + 1
+
+
+def _shift_positions(
+    first: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Before a backbone runs: positions that it is told, which count from 0, count from `first` on."""
+    positions = kwargs.get("position_ids")
+    return args, kwargs if positions is None else {**kwargs, "position_ids": positions + first}
 
 
 def _num_keys(layer: Any) -> int:

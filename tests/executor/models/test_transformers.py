@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from quire.core.config.load import LoadConfig
@@ -192,7 +193,7 @@ def test_a_mask_knows_what_a_slice_of_it_means() -> None:
         ("bloom", Rows),  # attends itself, with biases
         ("gptj", Rows),  # attends itself
         ("opt", PagedAttention),  # learned positions
-        ("roberta", Rows),  # counts positions itself
+        ("roberta", PagedAttention),  # positions from behind that of padding
         ("doge", Rows),  # masks of its own
         ("gpt2", PagedAttention),  # weights are [in, out]
         ("mixtral", PagedAttention),  # experts are fused when they are read
@@ -205,6 +206,22 @@ def test_how_a_class_runs(model_type: str, kind: type, tmp_path: Path) -> None:
     assert isinstance(model, TransformersModel)
     assert type(model._sequences) is kind
     assert measure(tmp_path, Reference(tmp_path), "transformers").holds
+
+
+def test_padding_is_a_token_like_any_other_to_a_class_that_counts_positions(tmp_path: Path) -> None:
+    """RoBERTa counts the tokens of a step that are no padding, so that its own positions depend on the steps."""
+    write_checkpoint(tmp_path, "roberta")
+    model = load_model(read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32")))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    padding = theirs.config.pad_token_id
+    token_ids = [5, 6, padding, 9, 10, padding, 12, 13]
+    positions = torch.arange(len(token_ids)).unsqueeze(0) + padding + 1
+    with torch.inference_mode():
+        expected = theirs(input_ids=torch.tensor([token_ids]), position_ids=positions).logits[0]
+    for cuts in ([8], [3, 4, 1], [1] * 8):
+        driver = PagedDriver(model, 1, 16)
+        parts = [driver.step({0: chunk.tolist()})[0] for chunk in torch.tensor(token_ids).split(cuts)]
+        torch.testing.assert_close(torch.cat(parts), expected, atol=1e-4, rtol=0)
 
 
 def test_a_state_is_that_of_its_slot(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ def test_the_length_may_be_the_models_in_name(tmp_path: Path) -> None:
     assert read(tmp_path, **MAMBA, num_attention_heads=2, model_max_length=4096).max_position_embeddings == 4096
 
 
+def test_a_sequence_begins_behind_the_position_of_padding(tmp_path: Path) -> None:
+    config = {**MAMBA, "model_type": "xlm-roberta", "num_attention_heads": 2, "max_position_embeddings": 514}
+    assert read(tmp_path, **config).max_position_embeddings == 512
+    assert read(tmp_path, **config, pad_token_id=0).max_position_embeddings == 513
+
+
 def test_a_list_of_layers_may_stand_for_their_number(tmp_path: Path) -> None:
     config = {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"}
     spec = read(tmp_path, **config, num_attention_heads=2, layers_block_type=["mlp", "linear_attention"])
