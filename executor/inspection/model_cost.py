@@ -128,9 +128,12 @@ class CountedPacking(PackAtLoad):
         packed = super().products(lambda: products)
         return [self._note(each, *weight.shape) for each, (weight, _) in zip(packed, products, strict=True)]
 
-    def gated_linear(self, read: ReadLinear) -> Any:
-        weight, bias = read()
-        return self._note(super().gated_linear(lambda: (weight, bias)), *weight.shape)
+    def gated(self, read: ReadProducts) -> list[Any]:
+        products = read()
+        if len(products) > 1:
+            return self.products(lambda: products)
+        [packed] = super().gated(lambda: products)
+        return [self._note(packed, *products[0][0].shape)]
 
     def experts(self, read: ReadExperts, num_experts: int) -> Any:
         """Packs one expert: all have the same shapes, and a layer of a large model has hundreds."""

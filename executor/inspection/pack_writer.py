@@ -133,10 +133,14 @@ class Recorder:
         )
         return []
 
-    def gated_linear(self, read: ReadLinear) -> None:
+    def gated(self, read: ReadProducts) -> list[Any]:
         with self._packing():
-            weight, bias = read()
+            products = read()
+        if len(products) > 1:
+            return self.products(lambda: products)
+        [(weight, bias)] = products
         self._parts.append([self._written(self._ops.pack_gated_linear(weight, bias), weight.shape)])
+        return []
 
     def experts(self, read: ReadExperts, num_experts: int) -> None:
         with self._packing():

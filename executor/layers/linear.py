@@ -30,7 +30,10 @@ class ColumnLinear:
 
 
 class GatedLinear:
-    """`activation(gate(x)) * up(x)`, both in one product: [num_tokens, in] → [num_tokens, a part's shard]."""
+    """`activation(gate(x)) * up(x)`: [num_tokens, in] → [num_tokens, a part's shard].
+
+    Both are one product if their weights are stored alike.
+    """
 
     def __init__(
         self,
@@ -44,10 +47,13 @@ class GatedLinear:
     ) -> None:
         self._ops = context.ops
         self._activation = activation
-        self._packed = context.packing.gated_linear(lambda: _read_gated(context, [gate, up], in_features, bias))
+        self._products = context.packing.gated(lambda: _read_runs(context, [gate, up], in_features, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ops.gated_linear(x, self._packed, self._activation)
+        if len(self._products) == 1:
+            return self._ops.gated_linear(x, self._products[0], self._activation)
+        gates_and_ups = self._ops.join([self._ops.linear(x, packed) for packed in self._products])
+        return self._ops.activate_and_mul(gates_and_ups, self._activation)
 
 
 class AdaptedLinear:
@@ -110,27 +116,12 @@ def whole(name: str, size: int) -> Part:
     return Part(name, size, Shard(0, 0, size))
 
 
-def _read(
-    context: ModelContext, parts: list[Part], in_features: int, bias: bool
-) -> tuple[list[LinearWeight], list[Tensor]]:
-    """The weights and biases of layers with the same input, part by part."""
-    biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
-    return [context.scheme.read_weight(context, part, in_features) for part in parts], biases
-
-
 def _read_runs(
     context: ModelContext, parts: list[Part], in_features: int, bias: bool
 ) -> list[tuple[LinearWeight, Tensor | None]]:
-    """Weight [outputs of some parts, in] and bias of each product."""
-    weights, biases = _read(context, parts, in_features, bias)
+    """Weight [outputs of some parts, in] and bias of each product with the same input."""
+    biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
+    weights = [context.scheme.read_weight(context, part, in_features) for part in parts]
     return [
         (cuts.join(weights[run], context.dtype), torch.cat(biases[run]) if bias else None) for run in cuts.runs(weights)
     ]
-
-
-def _read_gated(
-    context: ModelContext, parts: list[Part], in_features: int, bias: bool
-) -> tuple[LinearWeight, Tensor | None]:
-    """Weight [outputs of all parts, in] and bias of one product."""
-    weights, biases = _read(context, parts, in_features, bias)
-    return cuts.join(weights, context.dtype), torch.cat(biases) if bias else None

@@ -61,8 +61,8 @@ class Index(Struct, kw_only=True):
     """What a file holds beside its tensors.
 
     Attributes:
-        parts: what `Packing` handed out, in order: one part a call, but for `products`, and for `shared` where there
-            are two.
+        parts: what `Packing` handed out, in order: one part a call, but for `products`, and for `gated` and `shared`
+            where there are two.
         found: what `WeightReader.find` answered, as shape and dtype.
         shapes: `WeightReader.shapes`.
     """
@@ -230,8 +230,8 @@ class PackedState:
     def products(self, read: ReadProducts) -> list[Any]:
         return self._next()
 
-    def gated_linear(self, read: ReadLinear) -> Any:
-        return self._next_one()
+    def gated(self, read: ReadProducts) -> list[Any]:
+        return self._next()
 
     def experts(self, read: ReadExperts, num_experts: int) -> Any:
         return self._next_one()

@@ -29,8 +29,8 @@ class Packing(Protocol):
         """The weights for `Backend.linear` of as many products as are read."""
         ...
 
-    def gated_linear(self, read: ReadLinear) -> Any:
-        """The weight [gate | up, in] for `Backend.gated_linear`."""
+    def gated(self, read: ReadProducts) -> list[Any]:
+        """Of gates and their ups: one weight for `Backend.gated_linear`; or, if two are read, as `products`."""
         ...
 
     def experts(self, read: ReadExperts, num_experts: int) -> Any:
@@ -62,8 +62,9 @@ class PackAtLoad:
     def products(self, read: ReadProducts) -> list[Any]:
         return [self._ops.pack_linear(*each) for each in read()]
 
-    def gated_linear(self, read: ReadLinear) -> Any:
-        return self._ops.pack_gated_linear(*read())
+    def gated(self, read: ReadProducts) -> list[Any]:
+        products = read()
+        return [self._ops.pack_gated_linear(*products[0])] if len(products) == 1 else self.products(lambda: products)
 
     def experts(self, read: ReadExperts, num_experts: int) -> Any:
         return self._ops.pack_experts(read(), num_experts)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.linear import GatedLinear
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation import notes
@@ -181,7 +182,6 @@ PLAIN_LAYERS = {
         r"in groups that are not neighbouring inputs of one output \(axis 0\): they are kept in float32",
     ),
     "uneven": (1, r"in groups of different lengths: they are kept in float32"),
-    "awq": (1, r"in different ways in layers that are read together: they are kept in float32"),
     "gptq-4": (2, None),
 }
 """Formats, numbers of ranks, and what the log says of layers that become plain numbers."""
@@ -193,9 +193,8 @@ def test_what_cannot_stay_short_is_said_once(
 ) -> None:
     notes._say.cache_clear()  # another test may have heard it
     num_ranks, message = PLAIN_LAYERS[name]
-    layers = re.compile(r"model\.layers\.\d+\.mlp\.(gate|down)_proj\.weight") if name == "awq" else LINEAR
     form = Format(FORMATS["gptq-order"].config, uneven_groups) if name == "uneven" else FORMATS[name]
-    packed, plain = write(checkpoint("qwen3"), tmp_path, form, layers)
+    packed, plain = write(checkpoint("qwen3"), tmp_path, form, LINEAR)
     expected, logprobs = logprobs_of(plain)(ParallelGroup()), logprobs_of(packed)
     with caplog.at_level("INFO", logger="quire"):
         for got in [logprobs(ParallelGroup())] if num_ranks == 1 else on_every_rank(num_ranks, logprobs):
@@ -203,6 +202,24 @@ def test_what_cannot_stay_short_is_said_once(
     said = [record.getMessage() for record in caplog.records if "some layers are quantised" in record.getMessage()]
     assert len(said) == (0 if message is None else 1)
     assert message is None or re.search(message, said[0])
+
+
+@pytest.mark.parametrize("layers", ["gate|down", "up"])
+def test_gates_and_ups_that_differ_are_products_of_their_own(
+    layers: str, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """In codes and plain, each as it is stored."""
+    wanted = re.compile(rf"model\.layers\.\d+\.mlp\.({layers})_proj\.weight")
+    source = checkpoint("llama", hidden_act="gelu", mlp_bias=True)
+    packed, plain = write(source, tmp_path, FORMATS["awq"], wanted)
+    expected, spec = logprobs_of(plain)(ParallelGroup()), read_spec(packed)
+    for got in (logprobs_of(packed)(ParallelGroup()), *on_every_rank(2, logprobs_of(packed))):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    context = model_context(spec)
+    gate, up = (Part(f"model.layers.0.mlp.{name}_proj", 96, Shard(0, 0, 96)) for name in ("gate", "up"))
+    with contextlib.closing(context.weights):
+        mixed = GatedLinear(context, gate, up, 64, "silu", bias=True)
+    assert held_bytes(mixed) < 96 * 64 * 4 * 1.25, "floats of one of both, and codes"
 
 
 def uneven_groups(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
