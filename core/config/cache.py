@@ -48,9 +48,9 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         KVCacheDtype,
         Meta(
-            description="Type of cached keys and values; auto is the model's. int8 and fp8 (e4m3 or e5m2) hold twice "
-            "as many tokens as 16 bits, int4 four times; every token and head has a scale of its own, and needs no "
-            "calibration.",
+            description="Type of cached keys and values; auto is what a quantised checkpoint names, or else the "
+            "model's. int8 and fp8 (e4m3 or e5m2) hold twice as many tokens as 16 bits, int4 four times; every token "
+            "and head has a scale of its own, and needs no calibration.",
             extra={"otherwise": "int4 takes the fewest bytes."},
         ),
     ] = "auto"

@@ -170,7 +170,7 @@ def _total(parts: Iterable[WeightCost]) -> WeightCost:
 
 def _attention(config: EngineConfig, model: Model, num_heads: int) -> Iterator[AttentionCost]:
     """Of layers that keep keys and values, by window. A token's latents are read once for scores and once for sums."""
-    dtypes = layer_dtypes(config.cache, model.kv_layers, getattr(torch, config.spec.dtype))
+    dtypes = layer_dtypes(config, model.kv_layers)
     found: dict[int | None, tuple[int, int]] = {}
     for layer, dtype in zip(model.kv_layers, dtypes, strict=True):
         head_size, rate = (layer.head_dim, 1) if isinstance(layer, LayerKV) else (layer.size, layer.rate)

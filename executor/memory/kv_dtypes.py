@@ -1,12 +1,18 @@
 """The type in which each layer's keys and values are kept."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
 
-from quire.core.config.cache import CacheConfig, KVCacheDtype
+from quire.core.config.cache import KVCacheDtype
+from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import AttentionKV
+from quire.core.logging import get_logger
+from quire.executor.layers.attention import AttentionKV, LayerKV
+from quire.executor.weights.quantisation.cache_scheme import checkpoint_cache_dtype
+
+logger = get_logger(__name__)
 
 _CODES: dict[KVCacheDtype, torch.dtype] = {
     "fp8": torch.float8_e4m3fn,
@@ -24,18 +30,30 @@ _CODES: dict[KVCacheDtype, torch.dtype] = {
 _WINDOWS = "sliding_window"
 
 
-def layer_dtypes(config: CacheConfig, layers: Sequence[AttentionKV], model_dtype: torch.dtype) -> list[torch.dtype]:
-    """The type of each of `layers`: what the user chose, or `model_dtype` for those that are to be skipped.
+def layer_dtypes(engine: EngineConfig, layers: Sequence[AttentionKV]) -> list[torch.dtype]:
+    """The type of each of `layers`: what the user chose, or else the checkpoint; the model's for those to be skipped.
+
+    A checkpoint chooses for keys and values alone: latents, which no codes hold, keep the model's type.
 
     Raises:
         ModelLoadError: there is no such layer to skip.
     """
-    name = config.kv_cache_dtype
+    config, model_dtype = engine.cache, getattr(torch, engine.spec.dtype)
+    name, skipped = config.kv_cache_dtype, set[int]()
+    if name == "auto" and (own := checkpoint_cache_dtype(engine.spec)) is not None:
+        name, skipped = own, {number for number, layer in enumerate(layers) if not isinstance(layer, LayerKV)}
+        _say(own)
     chosen = model_dtype if name == "auto" else _CODES.get(name) or getattr(torch, name)
-    skipped = {_layer_number(each, len(layers)) for each in config.kv_cache_dtype_skip_layers if each != _WINDOWS}
+    skipped |= {_layer_number(each, len(layers)) for each in config.kv_cache_dtype_skip_layers if each != _WINDOWS}
     if _WINDOWS in config.kv_cache_dtype_skip_layers:
         skipped |= {number for number, layer in enumerate(layers) if layer.window is not None}
     return [model_dtype if number in skipped else chosen for number in range(len(layers))]
+
+
+@functools.cache
+def _say(name: KVCacheDtype) -> None:
+    """Once in a process, which counts its cache more than once."""
+    logger.info("the checkpoint's keys and values are to be kept as %s; --kv-cache-dtype chooses another type", name)
 
 
 def _layer_number(text: str, num_layers: int) -> int:

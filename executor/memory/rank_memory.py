@@ -82,7 +82,7 @@ _Layouts = list[tuple[StateLayout, KVLayout | StatePages]]
 def _layouts(config: EngineConfig, stages: Sequence[Model], ops: Backend, device: torch.device) -> _Layouts:
     """The states and pages of each stage."""
     layers = [layer for model in stages for layer in model.kv_layers]
-    dtypes = iter(layer_dtypes(config.cache, layers, getattr(torch, config.spec.dtype)))
+    dtypes = iter(layer_dtypes(config, layers))
     paged = [
         KVLayout(
             model.kv_layers,

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from quire import LLM, SamplingParams
-from quire.core.config.cache import CacheConfig
+from quire.core.config.cache import CacheConfig, KVCacheDtype
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention import LatentKV, LayerKV
+from quire.executor.memory.kv_dtypes import layer_dtypes
+from tests.executor.doubles import make_config
 from tests.executor.paged_driver import Checkpoints
 from tests.executor.step import test_sameness as sameness
 from tests.executor.step.test_model_runner import prompt_of, request, tokens_of
@@ -70,3 +74,31 @@ def test_two_workers_give_the_tokens_of_one(checkpoint: Checkpoints) -> None:
     with LLM(str(checkpoint("qwen3")), **options) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == list(whole.values())
+
+
+FP8_SCHEME = {"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}
+INT8_SCHEME = {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "expected"),
+    [
+        ({"quant_method": "compressed-tensors", **FP8_SCHEME}, "auto", torch.float8_e4m3fn),
+        ({"quant_method": "compressed-tensors", **INT8_SCHEME}, "auto", torch.int8),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "auto", torch.float32),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "auto", torch.float8_e4m3fn),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, "auto", torch.float32),
+        ({"quant_method": "modelopt", **FP8_SCHEME}, "auto", torch.float8_e4m3fn),
+        ({"quant_method": "modelopt", **FP8_SCHEME}, "bfloat16", torch.bfloat16),
+        ({"quant_method": "quark", **FP8_SCHEME}, "auto", torch.float32),
+    ],
+)
+def test_a_checkpoint_names_the_type(config: dict[str, Any], name: KVCacheDtype, expected: torch.dtype) -> None:
+    plain = make_config()
+    engine = replace(
+        plain,
+        spec=replace(plain.spec, hf_config={"quantization_config": config}),
+        cache=CacheConfig(kv_cache_dtype=name),
+    )
+    latents = torch.float32 if name == "auto" else expected  # which codes do not hold
+    assert layer_dtypes(engine, [LayerKV(2, 16), LatentKV(64)]) == [expected, latents]
