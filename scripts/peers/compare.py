@@ -25,7 +25,8 @@ def main() -> int:
     work = Path(args.work or tempfile.mkdtemp(prefix="compare-peers-"))
     work.mkdir(parents=True, exist_ok=True)
     vllm = Vllm((args.vllm or Path()).absolute(), work, args.limit)
-    files = GgufFiles(args.peers_scripts.absolute() / "to_gguf.py", work, args.limit) if args.peers else None
+    scripts, peers = (args.peers_scripts.absolute(), args.peers.absolute()) if args.peers else (Path(), Path())
+    files = GgufFiles(scripts / "to_gguf.py", work, args.limit, peers) if args.peers else None
     engines: list[Engine] = [Quire(work, args.limit, files=files)]
     if args.before:
         python = args.before.absolute() / "bin" / "python"
@@ -33,7 +34,7 @@ def main() -> int:
     if args.vllm and not args.without_vllm:
         engines.append(vllm)
     if files:
-        engines += gguf_engines(args.peers.absolute(), args.peers_scripts.absolute(), files, args.limit)
+        engines += gguf_engines(peers, scripts, files, args.limit)
     bench = Bench(args.models.absolute(), vllm, args.smoke)
     for row in _chosen(args):
         measure(row, engines, bench, args.runs, results)

@@ -14,7 +14,7 @@ CACHE_GIB = 4
 MAX_MODEL_LEN = 4096  # the checkpoints' own context lengths do not fit into every cache that is measured
 
 
-BF16, Q8_0, Q4_0 = "bf16", "q8_0", "q4_0"
+BF16, Q8_0, Q4_0, Q4_K_M = "bf16", "q8_0", "q4_0", "q4_k_m"
 """Weights: those of the checkpoint, or of a GGUF file that is made of it."""
 
 
@@ -35,9 +35,15 @@ class GgufFiles:
     Args:
         converter: to_gguf.py.
         work: folder of the files.
+        environments: as in `gguf_engines`; llama.cpp's library is needed for Q4_K_M.
+
+    Attributes:
+        kinds: the weights of which it can make files, beside those in bfloat16.
     """
 
-    def __init__(self, converter: Path, work: Path, limit_seconds: float) -> None:
+    def __init__(self, converter: Path, work: Path, limit_seconds: float, environments: Path) -> None:
+        self._library = next(environments.glob("llama/lib/python*/site-packages/xllamacpp/*.so"), None)
+        self.kinds = (Q8_0, Q4_0, Q4_K_M) if self._library else (Q8_0, Q4_0)
         self._converter = converter
         self._work = work
         self._limit_seconds = limit_seconds
@@ -47,6 +53,9 @@ class GgufFiles:
         if not path.exists():
             partial = path.with_suffix(".partial")
             convert = [sys.executable, str(self._converter), str(model), str(partial), weights]
+            if weights == Q4_K_M:
+                script, plain = Path(__file__).parent / "k_quants.py", self.file(model, BF16)
+                convert = [sys.executable, str(script), str(self._library), str(plain), str(partial)]
             run(convert, {}, self._limit_seconds, self._work / "to_gguf.log")
             partial.rename(path)
         return path
@@ -90,7 +99,7 @@ class Quire:
         files: GgufFiles | None = None,
     ) -> None:
         self.name = name
-        self.weights = (BF16, Q8_0, Q4_0) if files else (BF16,)
+        self.weights = (BF16, *files.kinds) if files else (BF16,)
         self._files = files
         self._work = work
         self._limit_seconds = limit_seconds
@@ -230,10 +239,10 @@ def gguf_engines(environments: Path, scripts: Path, files: GgufFiles, limit_seco
             llama,
             files,
             limit_seconds,
-            weights=(BF16, Q8_0, Q4_0),
+            weights=(BF16, *files.kinds),
             count_flags=("--num-prompts", "--seqs"),
         ),
-        openvino[0]: GgufEngine("OpenVINO", openvino, files, limit_seconds, weights=(Q8_0, Q4_0)),
+        openvino[0]: GgufEngine("OpenVINO", openvino, files, limit_seconds, weights=files.kinds),
     }
     return [engine for python, engine in engines.items() if python.exists()]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engines import BF16, Q4_0, Q8_0, Engine, ServingEngine, Vllm
+from engines import BF16, Q4_0, Q4_K_M, Q8_0, Engine, ServingEngine, Vllm
 from processes import MeasurementError, Server
 from targets import Targets, at_least, at_most
 
@@ -161,12 +161,12 @@ def _random_load(
         return bench.client.load(server, model, [*flags, "--seed", str(bench.run)])
 
 
-def few_bits(weights: str, bits: int) -> list[Row]:
+def few_bits(weights: str, bits: str) -> list[Row]:
     """The offline rows with weights of few bits."""
     batch = {"output tok/s": at_least(1.5, "llama.cpp", "OpenVINO")}
     stream = {"output tok/s": at_least(1.2, "llama.cpp", "OpenVINO")}
     return [
-        Row(f"{name}-{weights}", f"{title}, {bits} bits", offline(*sizes, weights), targets, False, weights)
+        Row(f"{name}-{weights}", f"{title}, {bits}", offline(*sizes, weights), targets, False, weights)
         for name, title, sizes, targets in (
             ("offline-128-64", "offline, 32 requests 128/64", (32, 128, 64), batch),
             ("offline-512-32", "– the same, 512/32", (32, 512, 32), batch),
@@ -208,8 +208,9 @@ ROWS = [
         {"output tok/s": at_least(1.2, "llama.cpp")},
         served=False,
     ),
-    *few_bits(Q8_0, 8),
-    *few_bits(Q4_0, 4),
+    *few_bits(Q8_0, "8 bits"),
+    *few_bits(Q4_0, "4 bits"),
+    *few_bits(Q4_K_M, "4 bits (Q4_K_M)"),
     Row(
         "served-64",
         f"served, {SMALL}, 64 streams 64/64",

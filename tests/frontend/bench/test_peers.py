@@ -171,7 +171,7 @@ def test_engines_that_read_gguf_files_share_one_of_each_kind(tmp_path: Path) -> 
     for name in ("llama", "openvino"):
         (tmp_path / name / "bin").mkdir(parents=True)
         (tmp_path / name / "bin" / "python").symlink_to(sys.executable)
-    engines = gguf_engines(tmp_path, scripts, GgufFiles(scripts / "to_gguf.py", tmp_path, 30), 30)
+    engines = gguf_engines(tmp_path, scripts, GgufFiles(scripts / "to_gguf.py", tmp_path, 30, tmp_path), 30)
     results = Results(None, smoke=True, resume=False)
     bench = Bench(Path("models"), None, smoke=True)
     [row] = [row for row in ROWS if row.name == "stream-128-64-q8_0"]
@@ -185,6 +185,38 @@ def test_engines_that_read_gguf_files_share_one_of_each_kind(tmp_path: Path) -> 
     compare.measure(row, engines, bench, 1, results)
     assert list(results.rows[row.name]["runs"]) == ["llama.cpp"]
     assert "ended with 1" in results.errors[0]
+
+
+def test_k_formats_need_the_library_that_rounds_to_them(tmp_path: Path) -> None:
+    from engines import GgufFiles, Quire
+
+    def weights() -> list[str]:
+        return list(Quire(tmp_path, 30, files=GgufFiles(tmp_path / "to_gguf.py", tmp_path, 30, tmp_path)).weights)
+
+    assert weights() == ["bf16", "q8_0", "q4_0"]
+    library = tmp_path / "llama" / "lib" / "python3.11" / "site-packages" / "xllamacpp" / "xllamacpp.abi3.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert weights() == ["bf16", "q8_0", "q4_0", "q4_k_m"]
+
+
+def test_half_of_the_values_have_six_bits_in_q4_k_m() -> None:
+    from k_quants import Q4_K, Q6_K, kind_of
+
+    kinds = [kind_of(f"blk.{layer}.attn_v.weight", 28) for layer in range(28)]
+    assert [layer for layer in range(28) if kinds[layer] == Q6_K] == [
+        *range(3),
+        5,
+        8,
+        11,
+        14,
+        17,
+        20,
+        23,
+        *range(24, 28),
+    ]
+    assert kind_of("blk.0.attn_q.weight", 28) == Q4_K
+    assert kind_of("token_embd.weight", 28) == Q6_K
 
 
 def test_an_unknown_row_is_refused_by_name() -> None:
