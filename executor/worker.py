@@ -220,6 +220,8 @@ class Worker:
         """Reads the result of a step; see `ModelRunner.collect`."""
         assert self._runner is not None
         result = self._runner.collect(step)
+        if self._balancer is not None:
+            result.expert_balancedness = self._balancer.balancedness
         if self._profile is not None:
             self._profile.step()
         return result

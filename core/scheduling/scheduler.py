@@ -113,6 +113,7 @@ class Scheduler:
         self._num_prompt_tokens = 0  # planned for the first time
         self._num_prefilled_tokens = 0
         self._num_generated_tokens = 0
+        self._expert_balancedness: float | None = None
         self._started_at = clock()
         self._throughput = Throughput(self._started_at)
         self._admission = Admission(
@@ -378,6 +379,7 @@ class Scheduler:
         if self._drafting:
             num_tokens = sum(len(delta.token_ids) for delta in deltas)
             self._settle_drafts(step, result.num_drafts)
+        self._expert_balancedness = result.expert_balancedness
         self._num_generated_tokens += num_tokens
         self._num_steps_with_tokens += bool(num_tokens)
         self._throughput.record(self._clock(), num_tokens, num_before - len(self._requests))
@@ -475,6 +477,7 @@ class Scheduler:
             self._in_flight.num_prompt_tokens_done,
             self._num_prefilled_tokens,
             self._num_generated_tokens,
+            self._expert_balancedness,
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:

@@ -202,6 +202,9 @@ class SchedulerStats(Struct, array_like=True):
     num_prompt_tokens: int = 0  # computed for the first time, chunk by chunk: not cached, and not after a preemption
     num_prefilled_tokens: int = 0  # of those, the ones of prompts that are complete: they enter with the first token
     num_generated_tokens: int = 0  # sampled for requests that were unfinished
+    expert_balancedness: float | None = (
+        None  # mean load of ranks over the busiest's in the last window that EPLB counted
+    )
 
 
 class StepOutputs(Struct, array_like=True, tag="outputs"):
@@ -330,6 +333,8 @@ class StepResult(Struct, array_like=True, tag="result"):
 
     `num_drafts` has, for each entry of `token_ids`, the number of drafts that the worker now has for the tokens after
     these; it is empty when no row has drafts.
+
+    `expert_balancedness` is as in `SchedulerStats`.
     """
 
     step_id: int
@@ -340,6 +345,7 @@ class StepResult(Struct, array_like=True, tag="result"):
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
     refusals: list[tuple[int, str]] = []
     num_drafts: list[int] = []
+    expert_balancedness: float | None = None
 
 
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):

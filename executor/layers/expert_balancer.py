@@ -26,6 +26,10 @@ class ExpertBalancer:
     Args:
         experts: the layers and the group of ranks.
         logs: whether this rank logs.
+
+    Attributes:
+        balancedness: mean load of the ranks over that of the busiest in the last window, as experts were placed in it,
+            mean over the layers; 1 is best. None before the first window has ended.
     """
 
     def __init__(self, config: EplbConfig, experts: ExpertParallel, *, logs: bool) -> None:
@@ -34,6 +38,7 @@ class ExpertBalancer:
         self._logs = logs
         self._step = 0
         self._seen: list[Tensor] = []
+        self.balancedness: float | None = None
         self._prepare()
 
     def after_step(self) -> None:
@@ -63,6 +68,7 @@ class ExpertBalancer:
             num_moves += len(moves)
             before.append(placement.imbalance(loads))
             after.append(better.imbalance(loads))
+        self.balancedness = sum(1 / each for each in before) / len(before)
         if self._logs:
             logger.info(
                 "experts placed anew in %.2f s, %d moved: the busiest rank had %.2f times the mean load, and would "

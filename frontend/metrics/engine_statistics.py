@@ -92,6 +92,11 @@ class EngineStatistics:
         yield families.histogram(
             "iteration_tokens_total", "Tokens a step generated, and those of prompts it ended.", self._step_tokens
         )
+        if stats.expert_balancedness is not None:
+            text = (
+                "Mean load of the ranks of experts over the busiest's, in the last window that EPLB counted; 1 is best."
+            )
+            yield families.own().gauge("expert_balancedness", text, stats.expert_balancedness)
         if self.status is not None:
             yield from self._state(self.status())
 

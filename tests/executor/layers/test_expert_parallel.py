@@ -136,7 +136,9 @@ def test_experts_move_while_a_model_runs(quantization: Any, checkpoint: Checkpoi
         assert context.experts is not None
         balancer = Counting(eplb, context.experts, logs=False)
         balancer.noted = []
+        assert balancer.balancedness is None
         got = run(PagedDriver(model, 2, 40), balancer.after_step)
+        assert balancer.balancedness is not None
         return got, balancer.noted, [layer.places.placement for layer in context.experts.layers]
 
     ranks = on_every_rank(4, on_rank)
@@ -248,7 +250,7 @@ def test_one_worker_has_all_experts_and_says_so(checkpoint: Checkpoints, caplog:
 def test_tokens_are_those_of_one_worker(checkpoint: Checkpoints, capfd: pytest.CaptureFixture[str]) -> None:
     """Six experts on two workers, placed anew after every fifth step."""
     folder = checkpoint("gpt_oss")
-    options = {"max_model_len": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 64}
+    options = {"max_model_len": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 64, "disable_log_stats": False}
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     prompts = [list(range(first, first + 20)) for first in (5, 40, 80)]
     requests = [request(str(i), prompt, max_tokens=16) for i, prompt in enumerate(prompts)]
@@ -257,10 +259,12 @@ def test_tokens_are_those_of_one_worker(checkpoint: Checkpoints, capfd: pytest.C
     division = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True, "eplb_config": eplb}
     with LLM(str(folder), **options, **division) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        measured = {each.name: each.value for each in llm.get_metrics() if each.name == "quire:expert_balancedness"}
     assert [output.outputs[0].token_ids for output in outputs] == list(whole.values())
     log = capfd.readouterr().err
     placed = re.findall(r"experts placed anew in [\d.]+ s, (\d+) moved: the busiest rank had ([\d.]+) times", log)
     assert len(placed) == 3
     assert int(placed[0][0]) > 0
     assert float(placed[0][1]) > 1
+    assert 0.5 <= measured["quire:expert_balancedness"] <= 1
     assert len(re.findall(r"balancedness of experts: [\d.]+ over 2 layers", log)) >= 15

@@ -244,6 +244,14 @@ def test_several_engines_are_told_apart_and_what_is_of_none_is_added_up() -> Non
     assert "running 6, waiting 4" in StatsLog(metrics.engines, aggregate=True).next_lines(10.0)[0]
 
 
+def test_the_balance_of_experts_is_told_where_it_is_measured(metrics: Metrics) -> None:
+    name = "quire:expert_balancedness"
+    metrics.on_stats(0, SchedulerStats())
+    assert name not in scrape(metrics)
+    metrics.on_stats(0, SchedulerStats(expert_balancedness=0.8))
+    assert scrape(metrics)[name] == 0.8
+
+
 def test_what_an_engine_waits_for_is_told(metrics: Metrics) -> None:
     up, waits = "quire:engine_up", "quire:engine_waits_for{waits_for=node 1 of 2}"
     assert up not in scrape(metrics)
