@@ -60,19 +60,24 @@ class BlockFormat(NamedTuple):
 
 
 def unpack(blocks: Tensor, form: BlockFormat, in_features: int) -> QuantisedWeight:
-    """The weight [out, in] whose blocks are `blocks` [out, bytes] uint8."""
+    """The weight [out, in] whose blocks are `blocks` [out, bytes] uint8.
+
+    The format's makers multiply it by activations of 8 bits (`vec_dot_type` of ggml's types, ggml-cpu.c).
+    """
     out, layout = len(blocks), form.layout
     values = None if layout.table is None else table(layout.table, blocks.device)
     if blocks.is_meta:
         scales = blocks.new_empty((out, in_features // layout.group_size), dtype=layout.scales)
         size, dtype = (in_features, torch.int8) if values is None else (in_features // 2, torch.uint8)
         offsets = torch.empty_like(scales) if layout.has_offsets else None
-        return QuantisedWeight(blocks.new_empty((out, size), dtype=dtype), scales, values, offsets)
+        codes = blocks.new_empty((out, size), dtype=dtype)
+        return QuantisedWeight(codes, scales, values, offsets, has_byte_inputs=True)
     codes, scales, offsets = form.unpack(blocks.view(out, -1, form.size))
     codes, flat_offsets = codes.reshape(out, -1), None if offsets is None else _flat(offsets)
     if values is None:
-        return QuantisedWeight(codes.to(torch.int8), _flat(scales), None, flat_offsets)
-    return QuantisedWeight(pack_pairs(codes.to(torch.uint8)), _flat(scales), values, flat_offsets)
+        return QuantisedWeight(codes.to(torch.int8), _flat(scales), None, flat_offsets, has_byte_inputs=True)
+    codes = pack_pairs(codes.to(torch.uint8))
+    return QuantisedWeight(codes, _flat(scales), values, flat_offsets, has_byte_inputs=True)
 
 
 def _flat(tensor: Tensor) -> Tensor:

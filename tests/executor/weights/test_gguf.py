@@ -55,6 +55,7 @@ def test_blocks_are_the_numbers_that_the_makers_package_reads(kind: str) -> None
     layout = FORMATS[kind].layout
     assert (weight.group_size, weight.scales.dtype) == (layout.group_size, layout.scales)
     empty = unpack(torch.from_numpy(raw).to("meta"), FORMATS[kind], 512)
+    assert (weight.has_byte_inputs, empty.has_byte_inputs) == (True, True)
     assert [(part.shape, part.dtype) if isinstance(part, torch.Tensor) else part for part in empty] == [
         (part.shape, part.dtype) if isinstance(part, torch.Tensor) else part for part in weight
     ]
