@@ -10,12 +10,13 @@ from quire.core.errors import ModelLoadError
 from quire.core.wire.gguf_table import FILE_NAME, GgufTable, read_gguf_table
 from quire.executor.weights.gguf_names import GgufNames, whole_stack
 from quire.executor.weights.quantisation import cuts
-from quire.executor.weights.quantisation.gguf_blocks import FORMATS, PLAIN, BlockFormat, unpack
+from quire.executor.weights.quantisation.gguf_blocks import FORMATS, PLAIN, BlockFormat, unpack, with_short_scales
 from quire.executor.weights.quantisation.notes import note_plain
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.quantisation.unquantised import Unquantised
 from quire.executor.weights.readers import Shard, TensorSource
 from quire.ops.backend import LinearWeight
+from quire.ops.quantised import QuantisedWeight
 
 
 class Gguf:
@@ -47,12 +48,17 @@ class Gguf:
         if form is None:
             return source.read(name, shape, shard)
         if shard.dim == 0:
-            return unpack(source.read(name, shape, shard, torch.uint8), form, in_features)
+            return self._unpack(source.read(name, shape, shard, torch.uint8), form, in_features, part)
         first = shard.start // form.numbers * form.numbers
         last = -(-shard.stop // form.numbers) * form.numbers
         blocks = source.read(name, shape, Shard(1, first, last), torch.uint8)
-        weight = unpack(blocks, form, last - first)
+        weight = self._unpack(blocks, form, last - first, part)
         return cuts.take_inputs(weight, shard.start - first, shard.stop - first, self._dtype, part.name)
+
+    def _unpack(self, blocks: Tensor, form: BlockFormat, in_features: int, part: Part) -> QuantisedWeight:
+        """With scales as exact as a model's activations ask for."""
+        weight = unpack(blocks, form, in_features)
+        return weight if self._dtype == torch.float32 else with_short_scales(weight, part.name)
 
     def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
         return Unquantised().read_numbers(source, part, in_features, dtype)

@@ -1,8 +1,9 @@
 """The blocks of GGUF files (ggml's `ggml-common.h`, `ggml-quants.c`) as codes, scales and offsets.
 
 A block is the bytes of 32 or 256 neighbouring inputs of an output. Its numbers are `scale * code + offset`; in the
-"K" formats, a block's scales are small whole numbers times one float16. Those products are kept in float32, where they
-are exact, so that `dequantise` gives the numbers of the `gguf` package to the last bit.
+"K" formats, a block's scales are small whole numbers times one float16. `unpack` gives those products in float32, where
+they are exact, so that `dequantise` gives the numbers of the `gguf` package to the last bit; `with_short_scales` rounds
+them as the makers rounded that one float16.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.codes import INT4, pack_pairs, table
 from quire.ops.quantised import QuantisedWeight
 
@@ -80,6 +82,27 @@ def unpack(blocks: Tensor, form: BlockFormat, in_features: int) -> QuantisedWeig
     return QuantisedWeight(codes, _flat(scales), values, flat_offsets, has_byte_inputs=True)
 
 
+def with_short_scales(weight: QuantisedWeight, name: str) -> QuantisedWeight:
+    """`weight` with float16 scales and offsets in place of float32 ones: Q4_K has 5 bits a number then, not 6.
+
+    They are products of a float16 and a whole number. Rounding them to float16 moves them by no more than its makers'
+    rounding of that float16 did.
+
+    Raises:
+        ModelLoadError: a scale or an offset of the layer `name` is too large for float16.
+    """
+    if weight.scales.dtype != torch.float32:
+        return weight
+    scales, offsets = weight.scales.half(), None if weight.offsets is None else weight.offsets.half()
+    for numbers in (scales, offsets):
+        if numbers is not None and not numbers.is_meta and numbers.isinf().any():
+            raise ModelLoadError(
+                f"{name}: scales of its blocks are beyond float16's largest number, 65504. Serve the file with "
+                "--dtype float32, if it is not damaged."
+            )
+    return weight._replace(scales=scales, offsets=offsets)
+
+
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), -1).contiguous()
 
@@ -129,9 +152,8 @@ def _q5_1(blocks: Tensor) -> _Parts:
 
 def _mxfp4(blocks: Tensor) -> _Parts:
     exponents = blocks[..., :1].int() - 128  # of half the scale: the values are doubled
-    return _Parts(
-        _fields(blocks[..., 1:], 4, 2, 16), torch.ldexp(torch.ones(exponents.shape, device=blocks.device), exponents)
-    )
+    scales = torch.ldexp(torch.ones(exponents.shape, device=blocks.device), exponents)
+    return _Parts(_fields(blocks[..., 1:], 4, 2, 16), scales.bfloat16())
 
 
 # -------------------------------------------------------------------------------------------------- blocks of 256
@@ -194,7 +216,7 @@ FORMATS: Mapping[str, BlockFormat] = {
     "Q6_K": BlockFormat(256, 210, Layout(None, 16, torch.float32), _q6_k),
     "IQ4_NL": BlockFormat(32, 18, Layout(_NON_LINEAR, 32, torch.float16), _q4_0),
     "IQ4_XS": BlockFormat(256, 136, Layout(_NON_LINEAR, 32, torch.float32), _iq4_xs),
-    "MXFP4": BlockFormat(32, 17, Layout(_E2M1, 32, torch.float32), _mxfp4),
+    "MXFP4": BlockFormat(32, 17, Layout(_E2M1, 32, torch.bfloat16), _mxfp4),
 }
 """ggml's name of a type → its format. Other types of blocks become plain weights."""
 

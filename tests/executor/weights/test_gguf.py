@@ -11,11 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Lfm2Config
 
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.layers.vocabulary import VocabularyWeight
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation.gguf_blocks import FORMATS, unpack
+from quire.executor.weights.quantisation.gguf_blocks import FORMATS, unpack, with_short_scales
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.frontend.checkpoint.gguf import make_folder, parts_of
@@ -59,6 +60,25 @@ def test_blocks_are_the_numbers_that_the_makers_package_reads(kind: str) -> None
     assert [(part.shape, part.dtype) if isinstance(part, torch.Tensor) else part for part in empty] == [
         (part.shape, part.dtype) if isinstance(part, torch.Tensor) else part for part in weight
     ]
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+def test_short_scales_are_as_exact_as_those_of_the_makers(kind: str) -> None:
+    """Of numbers as small as weights are, where float16 has few digits for the scales of Q6_K, as its makers had."""
+    raw = torch.from_numpy(random_blocks((6, 512), kind, 0.01))
+    weight = unpack(raw, FORMATS[kind], 512)
+    short = with_short_scales(weight, "layer")
+    assert short.scales.dtype == torch.float16
+    assert 2 * short.scales.nbytes == weight.scales.nbytes
+    torch.testing.assert_close(short.scales.float(), weight.scales, rtol=2**-11, atol=2**-25)
+    assert (short.offsets is None) == (weight.offsets is None)
+    if short.offsets is not None and weight.offsets is not None:
+        assert short.offsets.dtype == torch.float16
+        torch.testing.assert_close(short.offsets.float(), weight.offsets, rtol=2**-11, atol=2**-25)
+    exact = unpack(torch.from_numpy(random_blocks((6, 512), "Q8_0", 0.01)), FORMATS["Q8_0"], 512)
+    assert with_short_scales(exact, "layer") is exact
+    with pytest.raises(ModelLoadError, match=r"layer: scales .* beyond float16's .* --dtype float32"):
+        with_short_scales(weight._replace(scales=weight.scales + 65536), "layer")
 
 
 TABLES = {"attn": "Q4_0", "ffn_gate": "Q4_1", "ffn_up": "IQ4_NL", "ffn_down": "Q2_K"}
@@ -257,10 +277,25 @@ def test_a_shard_that_cuts_a_block_is_cut_after_unpacking(served: Served) -> Non
         assert torch.equal(dequantise(parts[0]), parts[1])
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("float32", 6), ("bfloat16", 5), ("float16", 5)])
+def test_scales_are_short_beside_short_activations(dtype: str, bits: int, served: Served) -> None:
+    """As they are read, packed, and cut into ranks' parts inside a block."""
+    folder, _ = served("llama", "llama", "Q4_K", hidden_size=256, intermediate_size=256, num_hidden_layers=1)
+    spec = read_spec(folder, dtype=dtype)
+    for rank in range(2):
+        context = model_context(spec, group=ParallelGroup(rank, 2))
+        part = Part("model.layers.0.mlp.down_proj", 256, Shard(1, 128 * rank, 128 * rank + 128))
+        with contextlib.closing(context.weights):
+            weight = context.scheme.read_weight(context, part, 256)
+        assert isinstance(weight, QuantisedWeight)
+        assert held_bytes(context.ops.pack_linear(weight)) == pytest.approx(256 * 128 * bits / 8, abs=64)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["Q4_K", MIXED, TABLES], ids=str)
-def test_bytes_are_counted_before_anything_is_read(kind: str | dict[str, str], served: Served) -> None:
+def test_bytes_are_counted_before_anything_is_read(kind: str | dict[str, str], dtype: str, served: Served) -> None:
     folder, _ = served("llama", "llama", kind, hidden_size=256, intermediate_size=256)
-    spec = read_spec(folder)
+    spec = read_spec(folder, dtype=dtype)
     model, context = load_model(spec), model_context(spec)
     with contextlib.closing(context.weights), torch.inference_mode():
         # Tables of sixteen values, which take less if they are numbers in a row, are known only once they are read.
