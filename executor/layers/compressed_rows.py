@@ -65,10 +65,13 @@ class RowPlaces:
         """Slots of the rows that `tokens` complete: [n]."""
         return self._slots(self._rows[tokens], self._positions[tokens].unsqueeze(1), rate).squeeze(1)
 
-    def parts(self, rate: int | None) -> Iterator[slice]:
-        """All tokens, so few at a time that `complete` takes little memory; at once, if there is no `rate`."""
+    def parts(self, rate: int | None, count: int = 0) -> Iterator[slice]:
+        """All tokens, so few at a time that `complete` takes little memory; at once, if there is no `rate`.
+
+        Nor does `at` take much for `count` positions of each.
+        """
         num_rows = 0 if rate is None else self._longest // rate
-        size = max(1, _SLOTS // max(1, num_rows))
+        size = max(1, _SLOTS // max(1, num_rows, count))
         for begin in range(0, len(self._rows), size):
             yield slice(begin, begin + size)
 

@@ -67,7 +67,8 @@ class BlockIndexer:
         self._q_norm = RMSNorm(context, f"{name}.q_layernorm", size, style)
         self._k_norm = RMSNorm(context, f"{name}.k_layernorm", size, style)
         self.kv = [LatentKV(size, window=shape.rate), LatentKV(size, rate=shape.rate)]
-        self.activation_size = 3 * (heads + 1) * size + shape.top_k * (shape.rate + 1)
+        self._num_slots = (shape.top_k + 1) * shape.rate - 1
+        self.activation_size = 3 * (heads + 1) * size + 3 * self._num_slots  # of 4 bytes, and a mask of 1
 
     def __call__(self, x: Tensor, step: StepContext, places: StepPlaces, tokens: RowPlaces) -> Selection | None:
         """The tokens that those of `x` [num_tokens, hidden] whose outputs are wanted attend to; None: all.
@@ -89,14 +90,11 @@ class BlockIndexer:
             q, tokens, blocks, positions = q[wanted], tokens.of(wanted), blocks.of(wanted), step.wanted_positions
             cos, sin = step.wanted_rotation(self._rotary)
         q = self._ops.rotary(self._q_norm(q.unflatten(1, (shape.num_heads, -1))), cos, sin)
-        parts = list(blocks.parts(shape.rate))
-        chosen = [
-            self._chosen(q[part], positions[part], step.caches[number + 1].pages, blocks.of(part)) for part in parts
-        ]
-        slots = [
-            tokens.of(part).at(self._seen(best, positions[part])) for part, best in zip(parts, chosen, strict=True)
-        ]
-        return Selection(torch.cat(slots).int(), self._num_seen(positions))
+        slots = torch.empty(len(q), self._num_slots, dtype=torch.int32, device=q.device)
+        for part in blocks.parts(shape.rate, self._num_slots):
+            best = self._chosen(q[part], step.caches[number + 1].pages, blocks.of(part))
+            slots[part] = tokens.of(part).at(self._seen(best, positions[part]))
+        return Selection(slots, self._num_seen(positions))
 
     def _store_complete_blocks(self, step: StepContext, places: StepPlaces) -> None:
         """Makes the keys of the blocks that the step's tokens complete."""
@@ -111,7 +109,7 @@ class BlockIndexer:
         keys = self._ops.rotary(self._k_norm(keys).unsqueeze(1), cos, sin).squeeze(1)
         self._ops.latent.store_rows(keys, step.caches[number + 1].pages, places.of(number + 1).own(tokens, rate))
 
-    def _chosen(self, q: Tensor, positions: Tensor, keys: Tensor, blocks: RowPlaces) -> Tensor:
+    def _chosen(self, q: Tensor, keys: Tensor, blocks: RowPlaces) -> Tensor:
         """The blocks [num_tokens, top_k] of the highest scores; past the last complete one they are any."""
         shape = self._shape
         weights = torch.ones_like(q[..., 0])
@@ -123,7 +121,7 @@ class BlockIndexer:
         rate, own = self._shape.rate, positions.unsqueeze(1)
         complete = (own + 1) // rate
         in_blocks = complete.clamp_max(self._shape.top_k) * rate
-        index = torch.arange(self._shape.top_k * rate + rate - 1, device=best.device)
+        index = torch.arange(self._num_slots, device=best.device)
         blocks = best.gather(1, (index // rate).clamp_max(best.shape[1] - 1).expand(len(best), -1))
         after = complete * rate + index - in_blocks
         return torch.where(index < in_blocks, blocks * rate + index % rate, after.minimum(own))

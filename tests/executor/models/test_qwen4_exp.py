@@ -56,20 +56,30 @@ def test_n_grams_do_not_reach_beyond_the_end_of_a_text(model: Model, folder: Pat
 def test_blocks_of_long_sequences_are_scored_for_few_tokens_at_once(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """60 tokens have 15 blocks of 4."""
+    """60 tokens have 15 blocks of 4; and the places of what is chosen are found for few tokens at once."""
     expected = logits_of(model, PROMPT)
-    complete, found = RowPlaces.complete, []
+    complete, at, found, chosen = RowPlaces.complete, RowPlaces.at, [], []
 
     def noted(places: RowPlaces, cache: Tensor, rate: int) -> CacheRows:
         rows = complete(places, cache, rate)
         found.append(rows.slots.numel())
         return rows
 
+    def noted_places(places: RowPlaces, positions: Tensor) -> Tensor:
+        chosen.append(positions.numel())
+        return at(places, positions)
+
     monkeypatch.setattr(RowPlaces, "complete", noted)
+    monkeypatch.setattr(RowPlaces, "at", noted_places)
     monkeypatch.setattr(compressed_rows, "_SLOTS", 64)
     torch.testing.assert_close(logits_of(model, PROMPT), expected, atol=1e-5, rtol=0)
-    assert max(found) <= 64
+    assert max(found + chosen) <= 64
     assert sum(found) == 2 * 60 * 15
+
+
+def test_the_memory_of_what_is_chosen_is_planned(folder: Path) -> None:
+    """A place in 4 bytes, of which a number of the model's has 2 or 4."""
+    assert load_model(read_spec(folder, indexer_budget=4096)).activation_size >= 2 * 4096
 
 
 def test_a_table_may_be_one_tensor_or_pieces_of_any_sizes(model: Model, folder: Path, tmp_path: Path) -> None:
