@@ -89,6 +89,7 @@ INT8_SCHEME = {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "auto", torch.float8_e4m3fn),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, "auto", torch.float32),
         ({"quant_method": "modelopt", **FP8_SCHEME}, "auto", torch.float8_e4m3fn),
+        ({"quant_method": "modelopt", "kv_cache_scheme": "fp8"}, "auto", torch.float8_e4m3fn),
         ({"quant_method": "modelopt", **FP8_SCHEME}, "bfloat16", torch.bfloat16),
         ({"quant_method": "quark", **FP8_SCHEME}, "auto", torch.float32),
     ],
