@@ -1,6 +1,7 @@
 """gpt-oss (arXiv:2508.10925): sinks, every second layer with a window, and experts with biases and clamped gates."""
 
 from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import ExpertShape, FusedExperts, Mxfp4Experts, SeparateExperts, StoredExperts
@@ -55,12 +56,19 @@ def _stored_experts(spec: ModelSpec, name: str) -> StoredExperts:
 
 
 def _check_gates(spec: ModelSpec) -> None:
-    """Leaves gates that the kernels do not know to the class of Transformers.
+    """Leaves gates that the kernels do not know to the class of Transformers, which reads experts of plain numbers.
 
     Raises:
         SettingError: another slope or limit than that of all published models.
+        ModelLoadError: the same, and the experts are quantised.
     """
+    is_quantised = is_gguf(spec) or own_config(spec)[0] == OF_EXPERTS
     for field, known in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
         value = spec.hf_config.get(field, known)
+        if value != known and is_quantised:
+            raise ModelLoadError(
+                f"{spec.name}: {field} {value} is not supported with experts that are quantised; only {known}. Take a "
+                "checkpoint whose experts are not."
+            )
         if value != known:
             raise SettingError(f"{spec.name}: {field} {value} is not supported in {spec.architecture}; only {known}.")

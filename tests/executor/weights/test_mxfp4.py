@@ -95,10 +95,15 @@ def test_sizes_that_are_no_blocks_are_refused(folders: tuple[Path, Path]) -> Non
 
 @pytest.mark.parametrize("gates", [{"swiglu_limit": 0.02}, {"swiglu_alpha": 1.2}])
 def test_other_gates_are_computed_by_the_class_of_transformers(
-    gates: dict[str, float], checkpoint: Checkpoints
+    gates: dict[str, float], checkpoint: Checkpoints, folders: tuple[Path, Path]
 ) -> None:
+    """That of Transformers has no experts in MXFP4."""
     folder = checkpoint("gpt_oss", **gates)
     got = PagedDriver(load_model(read_spec(folder)), 1, 80).step({0: PROMPT})[0].log_softmax(-1)
     torch.testing.assert_close(got, expected_logprobs(folder, PROMPT), atol=1e-4, rtol=0)
     with pytest.raises(ModelLoadError, match=r"swiglu_\w+ [\d.]+ is not supported in GptOssForCausalLM; only "):
         load_model(replace(read_spec(folder), implementation="quire"))
+    with pytest.raises(
+        ModelLoadError, match=r"swiglu_\w+ [\d.]+ is not supported with experts that are quantised; only "
+    ):
+        load_model(read_spec(folders[0], **gates))
