@@ -130,23 +130,30 @@ def test_tokens_are_those_of_one_engine_whatever_the_other_does(
     assert "Traceback" not in log
 
 
-def test_streams_of_both_hosts_wait_for_a_lost_one(
-    checkpoint: Callable[..., Path], expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_local", [1, 0])
+def test_streams_of_all_hosts_wait_for_a_lost_one(
+    checkpoint: Callable[..., Path],
+    expected: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_local: int,
 ) -> None:
-    """Engine 1 is on another host, which is not there at first, and is lost later."""
+    """Engine 1 is on another host, which is not there at first, and is lost later. Engine 0 is on the server's host,
+    or also on another one."""
     for name, value in TOKEN.items():
         monkeypatch.setenv(name, value)
     folder, port = checkpoint("qwen3_moe"), free_port()
     nodes: list[Popen[bytes]] = []
 
-    def start() -> None:
-        flags = ["--data-parallel-size", "2", "--data-parallel-size-local", "1", "--data-parallel-start-rank", "1"]
-        log = tmp_path / "log"
-        nodes.append(start_node(folder, log, *flags, "--master-addr", "127.0.0.1", "--master-port", str(port)))
+    def start(engine: int = 1) -> None:
+        flags = ["--data-parallel-size", "2", "--data-parallel-size-local", "1", "--master-addr", "127.0.0.1"]
+        flags += ["--master-port", str(port), "--data-parallel-start-rank", str(engine)]
+        env = TOKEN | {"QUIRE_HOST_IP": f"127.0.0.{2 + engine}"}
+        nodes.append(start_node(folder, tmp_path / "log", *flags, env=env))
 
     def lose() -> None:
-        nodes[0].kill()
-        nodes[0].wait()
+        nodes[-1].kill()
+        nodes[-1].wait()
 
     async def start_when_missed(engines: Together) -> None:
         while engines.waits_for() != ["the host of engine 1"] * 2:
@@ -154,7 +161,7 @@ def test_streams_of_both_hosts_wait_for_a_lost_one(
         start()
 
     async def run() -> None:
-        where = {"data_parallel_size_local": 1, "master_addr": "127.0.0.1", "master_port": port}
+        where = {"data_parallel_size_local": num_local, "master_addr": "127.0.0.1", "master_port": port}
         async with together(folder, expected, **where) as engines:
             await asyncio.gather(start_when_missed(engines), engines.check(3, engine=0))
             await asyncio.gather(
@@ -163,9 +170,11 @@ def test_streams_of_both_hosts_wait_for_a_lost_one(
             await engines.check(1, engine=1)
 
     try:
+        if not num_local:
+            start(engine=0)
         asyncio.run(asyncio.wait_for(run(), 240))
-        nodes[1].terminate()
-        assert nodes[1].wait(30) == 0
+        nodes[-1].terminate()
+        assert nodes[-1].wait(30) == 0
     finally:
         for node in nodes:
             node.kill()

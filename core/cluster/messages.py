@@ -57,6 +57,7 @@ class StartEngine(Struct, array_like=True, tag="start_engine", frozen=True):
 
     config: EngineConfig  # as for `StartWorkers`; the node also says which of its engines this is
     init_method: str | None = None  # where its ranks meet those of other engines
+    opens_meeting: bool = False  # the node chooses that place, and the engine listens there
 
 
 class EndEngine(Struct, array_like=True, tag="end_engine", frozen=True):
@@ -70,6 +71,7 @@ class EngineStarted(Struct, array_like=True, tag="engine_started", frozen=True):
 
     data: int
     address: str  # of its socket, for frontends with the keys of the join token
+    meeting: str | None = None  # where the ranks of other engines meet its own, if it was to open that place
 
 
 class EngineEnded(Struct, array_like=True, tag="engine_ended", frozen=True):

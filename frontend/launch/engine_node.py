@@ -5,13 +5,14 @@ import signal
 
 from msgspec.structs import replace
 
+from quire.core.cluster.addresses import listen
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
-from quire.core.config.resolved import EngineConfig
 from quire.core.logging import get_logger
 from quire.core.wire.meeting import Meeting
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
+from quire.frontend.launch.together import listening_at, method_at
 
 logger = get_logger(__name__)
 
@@ -75,14 +76,14 @@ class _Session:
     def on_order(self, order: Order) -> None:
         """See `MemberListener.on_order`."""
         match order:
-            case StartEngine(config, init_method):
-                self._start_engine(config, init_method)
+            case StartEngine():
+                self._start_engine(order)
             case EndEngine(data):
                 if (engine := self._engines.get(data)) is not None:
                     engine.kill()
 
-    def _start_engine(self, config: EngineConfig, init_method: str | None) -> None:
-        facts, data = self._start.facts, config.place.data
+    def _start_engine(self, order: StartEngine) -> None:
+        facts, config, data = self._start.facts, order.config, order.config.place.data
         if (before := self._engines.get(data)) is not None:
             before.kill()
         own = replace(
@@ -92,13 +93,18 @@ class _Session:
             logging=self._start.logging,
         )
         logger.info("this node starts engine %d", data)
-        meeting = None if init_method is None else Meeting(init_method, address=facts.address)
-        launcher = EngineLauncher(own, Listening(facts.address, self._start.keys))
-        engine = self._engines[data] = launcher.start(meeting)
+        launcher, opened = EngineLauncher(own, Listening(facts.address, self._start.keys)), None
+        if order.opens_meeting:
+            with listen(facts.address) as listener:  # the engine inherits the socket
+                engine, opened = launcher.start(listening_at(listener, facts.address)), method_at(listener)
+        else:
+            where = order.init_method
+            engine = launcher.start(None if where is None else Meeting(where, address=facts.address))
+        self._engines[data] = engine
         watch = asyncio.create_task(self._watch(data, engine))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
-        self._membership.report(EngineStarted(data, engine.address))
+        self._membership.report(EngineStarted(data, engine.address, opened))
 
     async def _watch(self, data: int, engine: EngineSubprocess) -> None:
         code = await engine.wait()

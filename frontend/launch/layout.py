@@ -113,11 +113,6 @@ def check_sharing(args: EngineArgs) -> None:
             f"{sharing}, and these must be behind one server: drop --data-parallel-rank and --data-parallel-hybrid-lb, "
             "or --enable-expert-parallel."
         )
-    if not engine_places(asked):
-        raise ConfigError(
-            f"{sharing}, which meet at one of this host's: raise --data-parallel-size-local to 1 or more, or drop "
-            "--enable-expert-parallel."
-        )
     if args.load.load_format == "sharded_state":
         raise ConfigError(
             f"{sharing}, and files of --load-format sharded_state are for one engine: serve the checkpoint itself."

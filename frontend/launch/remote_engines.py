@@ -14,10 +14,15 @@ from quire.frontend.launch.together import EnginesTogether
 
 
 class RemoteEngine:
-    """See `EngineHandle`. The engine's process is a child of the node's own."""
+    """See `EngineHandle`. The engine's process is a child of the node's own.
 
-    def __init__(self, node: NodeLink, data: int, address: str, keys: CurveKeys) -> None:
-        self.address = address
+    Attributes:
+        meeting: where the workers of other engines meet those of this one, if its node was to open that place.
+    """
+
+    def __init__(self, node: NodeLink, data: int, started: EngineStarted, keys: CurveKeys) -> None:
+        self.address = started.address
+        self.meeting = started.meeting
         self.keys: CurveKeys | None = keys
         self.pid: int | None = None
         self.is_owned = True
@@ -54,15 +59,17 @@ class RemoteNodes:
 
     Attributes:
         address: of this host, for the nodes.
+        has_engines_here: see `EngineHosts`.
     """
 
     def __init__(self, start: HeadStart, ray_nodes: RayNodes | None = None) -> None:
         self.address = start.facts.address
+        self.has_engines_here = bool(start.facts.ranks)
         self._start = start
         self._ray_nodes = ray_nodes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._head: ClusterHead | None = None
-        self._starting: dict[int, asyncio.Future[str]] = {}  # addresses, by number of the engine
+        self._starting: dict[int, asyncio.Future[EngineStarted]] = {}  # by number of the engine
         self._running: dict[int, RemoteEngine] = {}
         self._nodes: defaultdict[NodeLink, set[int]] = defaultdict(set)
 
@@ -70,11 +77,14 @@ class RemoteNodes:
         """Returns when all nodes are there. Raises ConfigError if nodes cannot join at the address."""
         await self._open_head().all_joined()
 
-    async def start(self, config: EngineConfig, init_method: str | None = None) -> RemoteEngine:
+    async def start(
+        self, config: EngineConfig, init_method: str | None = None, *, opens_meeting: bool = False
+    ) -> RemoteEngine:
         """Starts an engine on the node that has its number, once that is there.
 
         Args:
-            init_method: where its ranks meet those of other engines; None: they do not.
+            init_method: where its ranks meet those of other engines; None: they do not, or at a place of its node.
+            opens_meeting: its node shall open that place.
 
         Raises:
             ConfigError: nodes cannot join at the address.
@@ -86,9 +96,8 @@ class RemoteNodes:
             node.engine_listener = _NodeEngines(self, node)
         self._nodes[node].add(data)
         self._starting[data] = starting = asyncio.get_running_loop().create_future()
-        node.tell(StartEngine(config, init_method))
-        address = await starting
-        engine = self._running[data] = RemoteEngine(node, data, address, self._start.keys)
+        node.tell(StartEngine(config, init_method, opens_meeting))
+        engine = self._running[data] = RemoteEngine(node, data, await starting, self._start.keys)
         return engine
 
     @property
@@ -119,7 +128,7 @@ class RemoteNodes:
         match news:
             case EngineStarted():
                 if starting is not None and not starting.done():
-                    starting.set_result(news.address)
+                    starting.set_result(news)
             case EngineEnded():
                 if starting is not None and not starting.done():
                     starting.set_exception(EngineDeadError(f"engine {news.data} ended with exit code {news.code}."))
@@ -181,7 +190,10 @@ class RemoteLauncher:
             return await self._nodes.start(self.config)
         await self._together.gathered(self.config.place.data)
         life = self._together.life_of(self.config.place.data)
-        engine = await self._nodes.start(self.config, life.place.elsewhere())
+        init_method = await life.port.elsewhere()
+        engine = await self._nodes.start(self.config, init_method, opens_meeting=init_method is None)
+        if engine.meeting is not None:
+            life.port.opened(engine.meeting)
         life.add(engine)
         return engine
 

@@ -1,5 +1,6 @@
 """Engines that share experts: they are started together, and none goes on without the others."""
 
+import asyncio
 import os
 import socket
 from typing import Protocol
@@ -22,9 +23,11 @@ class EngineHosts(Protocol):
 
     Attributes:
         address: of this host, for the others.
+        has_engines_here: whether this host runs some, too.
     """
 
     address: str
+    has_engines_here: bool
 
     @property
     def missing(self) -> list[int]:
@@ -34,56 +37,82 @@ class EngineHosts(Protocol):
         """Returns when all are there."""
 
 
-class MeetingPlace(Protocol):
-    """Where the workers of all engines meet once."""
-
-    def here(self) -> Meeting:
-        """What an engine on this host is told."""
-
-    def elsewhere(self) -> str:
-        """What an engine on another host is told: see `RankGroups.join`."""
-
-    def close(self) -> None:
-        """Frees the place."""
-
-
-class _File:
-    """A file without a name, for engines of one host."""
+class MeetingFile:
+    """A file without a name, at which the workers of all engines on one host meet once."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("quire-meeting")
 
     def here(self) -> Meeting:
-        return Meeting(self.elsewhere(), [self._fd])
-
-    def elsewhere(self) -> str:
-        return f"file:///proc/self/fd/{self._fd}"
+        """What an engine on this host is told."""
+        return Meeting(f"file:///proc/self/fd/{self._fd}", [self._fd])
 
     def close(self) -> None:
+        """Frees the place."""
         os.close(self._fd)
 
 
-class _Socket:
-    """A port of this host, at which the first of its engines listens."""
+class MeetingPort:
+    """A port of one host, at which the workers of all engines meet once. The host's first engine listens there.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        address: of this host.
+        is_here: this host has the port. Otherwise it is on the host whose engine is started first.
+    """
+
+    def __init__(self, address: str, *, is_here: bool) -> None:
         self._address = address
         # The engine is given the socket itself, so that nobody else takes its port meanwhile.
-        self._listener: socket.socket = listen(address)
+        self._listener: socket.socket | None = listen(address) if is_here else None
         self._is_taken = False
+        self._opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if self._listener is not None:
+            self._opened.set_result(method_at(self._listener))
 
     def here(self) -> Meeting:
+        """What an engine on this host is told."""
+        assert self._listener is not None  # this host has engines
         if self._is_taken:
-            return Meeting(self.elsewhere(), address=self._address)
+            return Meeting(self._opened.result(), address=self._address)
         self._is_taken = True
-        fd = self._listener.fileno()
-        return Meeting(f"{self.elsewhere()}?listen_fd={fd}", [fd], self._address)
+        return listening_at(self._listener, self._address)
 
-    def elsewhere(self) -> str:
-        return f"tcp://{self._address}:{self._listener.getsockname()[1]}"
+    async def elsewhere(self) -> str | None:
+        """What an engine on another host is told: see `RankGroups.join`. None: its host shall open the port, and
+        `opened` is told where.
+
+        Raises:
+            PeerLostError: the engine has ended whose host was to open it.
+        """
+        if self._listener is not None or self._is_taken:
+            return await asyncio.shield(self._opened)
+        self._is_taken = True
+        return None
+
+    def opened(self, init_method: str) -> None:
+        """An engine's host has opened the port."""
+        if not self._opened.done():
+            self._opened.set_result(init_method)
 
     def close(self) -> None:
-        self._listener.close()
+        """Frees the port. Engines that wait to be told of it are told that it will not come."""
+        if self._listener is not None:
+            self._listener.close()
+        if not self._opened.done():
+            self._opened.set_exception(PeerLostError("the engine at which the others were to meet has ended."))
+            self._opened.exception()  # perhaps nobody waits for it
+
+
+def method_at(listener: socket.socket) -> str:
+    """What engines are told that meet at a socket which another one's first worker has; see `RankGroups.join`."""
+    address, port = listener.getsockname()
+    return f"tcp://{address}:{port}"
+
+
+def listening_at(listener: socket.socket, address: str) -> Meeting:
+    """What the engine is told whose first worker listens there, on the host with that address."""
+    fd = listener.fileno()
+    return Meeting(f"{method_at(listener)}?listen_fd={fd}", [fd], address)
 
 
 class CommonLife:
@@ -94,11 +123,17 @@ class CommonLife:
         numbers: those that have been, or are about to be, started.
     """
 
-    def __init__(self, place: MeetingPlace) -> None:
+    def __init__(self, place: MeetingFile | MeetingPort) -> None:
         self.place = place
         self.numbers: set[int] = set()
         self._engines: list[StartedEngine] = []
         self._reason: PeerLostError | None = None
+
+    @property
+    def port(self) -> MeetingPort:
+        """The place, where engines are on several hosts."""
+        assert isinstance(self.place, MeetingPort)
+        return self.place
 
     def add(self, engine: StartedEngine) -> None:
         """An engine has been started; perhaps too late."""
@@ -152,7 +187,7 @@ class EnginesTogether:
         if self._life is not None and number in self._life.numbers:
             self._end(number)
         if self._life is None:
-            self._life = CommonLife(_File() if self._hosts is None else _Socket(self._hosts.address))
+            self._life = CommonLife(self._new_place())
         self._life.numbers.add(number)
         return self._life
 
@@ -161,6 +196,11 @@ class EnginesTogether:
         life, self._life = self._life, None
         if life is not None:
             life.place.close()
+
+    def _new_place(self) -> MeetingFile | MeetingPort:
+        if self._hosts is None:
+            return MeetingFile()
+        return MeetingPort(self._hosts.address, is_here=self._hosts.has_engines_here)
 
     def _end(self, number: int) -> None:
         life, self._life = self._life, None

@@ -68,10 +68,6 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() 
             "must be behind one server: drop --data-parallel-rank",
         ),
         (
-            {"enable_expert_parallel": True, "data_parallel_size": 2, "data_parallel_size_local": 0},
-            "meet at one of this host's: raise --data-parallel-size-local",
-        ),
-        (
             {"enable_expert_parallel": True, "data_parallel_size": 2, "distributed_executor_backend": "uni"},
             "several that work together; use mp",
         ),
