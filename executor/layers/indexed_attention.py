@@ -161,7 +161,14 @@ class IndexedAttention(Attention):
         step.selection = self._indexer(x, step, places, places.of(self._place.number))
 
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
+        """As `Attention` does. A token that sees all before it takes the dense way, whatever others take."""
         if step.selection is None:
             return super()._attend(q, step, wanted)
+        slots, counts = step.selection
+        positions = step.positions if wanted is None else step.wanted_positions
+        far = (counts <= positions).nonzero().squeeze(1)
         pages = step.caches[self._place.number].pages
-        return self._ops.selected_attention(q, pages, step.selection, scale=self._form.scale)
+        chosen = self._ops.selected_attention(q[far], pages, Selection(slots[far], counts[far]), scale=self._form.scale)
+        if len(far) == len(q):
+            return chosen
+        return super()._attend(q, step, wanted).index_copy_(0, far, chosen)

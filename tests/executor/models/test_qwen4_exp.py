@@ -77,6 +77,19 @@ def test_blocks_of_long_sequences_are_scored_for_few_tokens_at_once(
     assert sum(found) == 2 * 60 * 15
 
 
+def test_company_and_chunks_do_not_change_a_token_of_bfloat16(folder: Path) -> None:
+    """Tokens that see all before them (16 here) take the dense way, also in a step where others choose."""
+    model = load_model(read_spec(folder, dtype="bfloat16"))
+
+    def driver() -> PagedDriver:
+        return PagedDriver(model, 2, 64, block_size=4, dtype=torch.bfloat16)
+
+    alone, beside, chunks = driver().step({0: PROMPT[:12]}), driver().step({0: PROMPT[:12], 1: PROMPT}), driver()
+    assert torch.equal(beside[0], alone[0])
+    parts = [chunks.step({1: part})[1] for part in (PROMPT[:14], PROMPT[14:31], PROMPT[31:])]
+    assert torch.equal(beside[1], torch.cat(parts))
+
+
 def test_the_memory_of_what_is_chosen_is_planned(folder: Path) -> None:
     """A place in 4 bytes, of which a number of the model's has 2 or 4."""
     assert load_model(read_spec(folder, indexer_budget=4096)).activation_size >= 2 * 4096
