@@ -41,6 +41,8 @@ def divide_engines(asked: ParallelConfig) -> ParallelConfig:
         )
     if number and not (asked.headless or alone or asked.data_parallel_hybrid_lb):
         raise ConfigError(f"--node-rank {number} needs --headless: node 0 alone serves.")
+    if asked.headless and not number:
+        raise ConfigError("--headless is for nodes 1 and up: give --node-rank, or leave --headless out on node 0.")
     backend = "ray" if asked.distributed_executor_backend == "ray" else asked.data_parallel_backend
     return replace(
         asked,
