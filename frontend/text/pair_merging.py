@@ -87,7 +87,7 @@ def quicken(tokenizer: Any) -> Callable[[str], None]:
     ranks, own = getattr(tokenizer, "bpe_ranks", None), getattr(tokenizer, "bpe", None)
     if not isinstance(ranks, dict) or not callable(own) or not isinstance(getattr(tokenizer, "cache", None), dict):
         return lambda text: None
-    tokenizer.cache = _BoundedCache()
+    tokenizer.cache = _BoundedCache(tokenizer.cache)  # some begin with special tokens, which stay whole
     expected = {word: own(word) for word in _words(ranks)}
     for merger in (PairMerger(ranks, joint, own) for joint in _JOINTS):
         if all(merger(word) == merged for word, merged in expected.items()):
