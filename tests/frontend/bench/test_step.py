@@ -49,7 +49,7 @@ def test_a_batch_that_never_decodes_together_is_refused() -> None:
 def test_the_command_measures_each_batch_size(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     out, folder = tmp_path / "budget.json", checkpoint("llama")
     done = quire(
-        "bench", "step", "--model", str(folder), "--batch-sizes", "1", "3", "--input-len", "6", "--output-len", "9",
+        "bench", "step", "--model", str(folder), "--batch-sizes", "1", "3", "--input-len", "6", "--output-len", "64",
         "--output-json", str(out),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
