@@ -20,6 +20,7 @@ from quire.executor.models.transformers.heads import fuse_heads
 from quire.executor.models.transformers.latents import fuse_latents
 from quire.executor.models.transformers.program import InStep, Program, Runner
 from quire.executor.models.transformers.rewriting import Rewriter, merge_projections, weigh_norms
+from quire.executor.models.transformers.rotation import Positions
 from quire.executor.models.transformers.routing import fuse_routers
 from quire.executor.models.transformers.small_sequences import SmallSequences
 from quire.executor.models.transformers.stages import StagePart
@@ -151,8 +152,9 @@ class FastPath:
         merge_projections(forward)
         weigh_norms(forward, ops, self._context.device)
         fuse_routers(forward, ops)
-        fuse_heads(forward, ops, forward.inputs[1], self._context.device)
-        fuse_latents(forward, ops, forward.inputs[1], self._context.device)
+        positions = Positions.of(forward, self._context.max_model_len)
+        fuse_heads(forward, ops, positions, self._context.device)
+        fuse_latents(forward, ops, positions, self._context.device)
         hidden_size = forward.metas[forward.output].shape[-1]
         Rewriter(forward, ops).run()
         if not self._part.is_last:

@@ -12,7 +12,7 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.formulas import agree, examples, is_layer
 from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
-from quire.executor.models.transformers.rotation import POSITIONS, Rotations, Turn, computed, ratio, read_turn
+from quire.executor.models.transformers.rotation import Positions, Rotations, Turn, ratio, read_turn
 from quire.ops.backend import AttentionForm, Backend
 
 
@@ -120,8 +120,8 @@ class _Form(NamedTuple):
     norm: tuple[Tensor, float] | None
 
 
-def fuse_heads(program: Program, ops: Backend, positions: int, device: torch.device) -> None:
-    """Puts rotation and attention where they compute what the class does. `positions` is an input of the program."""
+def fuse_heads(program: Program, ops: Backend, positions: Positions, device: torch.device) -> None:
+    """Puts rotation and attention where they compute what the class does."""
     rotations = Rotations(program, ops, device)
     for call in list(program.calls):
         heads_first = call.function if isinstance(call.function, HeadsFirst) else None
@@ -143,7 +143,7 @@ def fuse_heads(program: Program, ops: Backend, positions: int, device: torch.dev
     program.drop_unused()
 
 
-def _read_form(program: Program, call: Call, cache_dim: int, positions: int) -> _Form | None:
+def _read_form(program: Program, call: Call, cache_dim: int, positions: Positions) -> _Form | None:
     """The form of the heads that a call of attention gets, or None if it is none of ours."""
     sizes = [program.metas[ref.index].shape for ref in call.args]
     if any(len(size) != 4 for size in sizes):
@@ -152,13 +152,13 @@ def _read_form(program: Program, call: Call, cache_dim: int, positions: int) -> 
     if any(size[3] != head_dim for size in sizes) or cache_dim != head_dim:
         return None
     calls, starts = program.slice_to([ref.index for ref in call.args], is_layer)
-    starts.discard(positions)
+    starts.discard(positions.input)
     num_all = num_heads + 2 * num_kv_heads
     if len(starts) != 1 or program.metas[min(starts)].shape[-1] != num_all * head_dim:
         return None
     [source] = starts
-    projected = examples(1, len(POSITIONS), num_all * head_dim)
-    values = computed(calls, {positions: torch.tensor(POSITIONS), source: projected})
+    projected = examples(1, len(positions.compared), num_all * head_dim)
+    values = positions.computed(calls, {source: projected})
     if values is None:
         return None
     q, k, v = (values[ref.index][0].transpose(0, 1) for ref in call.args)
@@ -171,7 +171,7 @@ def _read_form(program: Program, call: Call, cache_dim: int, positions: int) -> 
         qk = qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * weight.float()
     factor = ratio(q, qk[:, :num_heads]) / ratio(k, qk[:, num_heads:])
     factor = factor if abs(factor - 1) > 1e-5 else 1.0
-    turn = read_turn(torch.cat((q / factor, k), dim=1), qk, calls)
+    turn = read_turn(torch.cat((q / factor, k), dim=1), qk, calls, positions.compared)
     return None if turn is None else _Form(source, turn, factor, norm)
 
 

@@ -18,10 +18,9 @@ from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.formulas import agree, examples, is_layer
 from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
 from quire.executor.models.transformers.rotation import (
-    POSITIONS,
+    Positions,
     Rotations,
     Turn,
-    computed,
     paired,
     ratio,
     read_turn,
@@ -162,7 +161,7 @@ class _Form(NamedTuple):
     norm: tuple[Tensor, float]
 
 
-def fuse_latents(program: Program, ops: Backend, positions: int, device: torch.device) -> None:
+def fuse_latents(program: Program, ops: Backend, positions: Positions, device: torch.device) -> None:
     """Puts norm, rotation and attention where they compute what the class does; see `heads.fuse_heads`."""
     rotations = Rotations(program, ops, device)
     for call in list(program.calls):
@@ -181,7 +180,7 @@ def fuse_latents(program: Program, ops: Backend, positions: int, device: torch.d
     program.drop_unused()
 
 
-def _read_form(program: Program, call: Call, expansion: parts.Expansion, positions: int) -> _Form | None:
+def _read_form(program: Program, call: Call, expansion: parts.Expansion, positions: Positions) -> _Form | None:
     """The form of what a call of attention gets, or None if it is none of ours."""
     query, latents, shared = (ref.index for ref in call.args)
     _, num_heads, _, head_dim = program.metas[query].shape
@@ -193,15 +192,15 @@ def _read_form(program: Program, call: Call, expansion: parts.Expansion, positio
 
     calls, starts = program.slice_to([query, latents, shared], stops)
     made = program.producers()
-    sources = [each for each in starts - {positions} if not _is_zeros(made.get(each))]
+    sources = [each for each in starts - {positions.input} if not _is_zeros(made.get(each))]
     sizes = {program.metas[each].shape[-1]: each for each in sources}
     norms = [each.function for each in calls if isinstance(each.function, parts.RMSNorm)]
     is_fit = len(sources) == 2 and sizes.keys() == {num_heads * head_dim, width}
     if not is_fit or len(norms) != 1 or len(norms[0].weight) != rank:
         return None
-    given = {each: torch.zeros(1, len(POSITIONS), program.metas[each].shape[-1]) for each in starts}
-    given |= {start: examples(1, len(POSITIONS), size).roll(size, -1) for size, start in sizes.items()}
-    values = computed(calls, {**given, positions: torch.tensor(POSITIONS)})
+    given = {each: torch.zeros(1, len(positions.compared), program.metas[each].shape[-1]) for each in starts}
+    given |= {start: examples(1, len(positions.compared), size).roll(size, -1) for size, start in sizes.items()}
+    values = positions.computed(calls, given)
     if values is None:
         return None
     x, q = given[sizes[num_heads * head_dim]][0].unflatten(1, (num_heads, -1)), values[query][0].transpose(0, 1)
@@ -216,7 +215,7 @@ def _read_form(program: Program, call: Call, expansion: parts.Expansion, positio
     if not agree(values[latents].reshape(normed.shape), normed * stretch):
         return None
     got = torch.cat((q[..., nope_head_dim:] / factor, values[shared][0].transpose(0, 1)), dim=1)
-    turn = _read_turn(got, torch.cat((x[..., nope_head_dim:], row[:, None, rank:]), dim=1), calls)
+    turn = _read_turn(got, torch.cat((x[..., nope_head_dim:], row[:, None, rank:]), dim=1), calls, positions.compared)
     if turn is None:
         return None
     weight = norm.weight if abs(stretch - 1) < 1e-5 else norm.weight.float() * stretch
@@ -228,10 +227,10 @@ def _is_zeros(call: Call | None) -> bool:
     return call is not None and isinstance(call.function, parts.Expansion)
 
 
-def _read_turn(got: Tensor, x: Tensor, calls: Sequence[Call]) -> Turn | None:
+def _read_turn(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence[int]) -> Turn | None:
     """See `read_turn`; pairs may come out as (i, i + size / 2), because queries and keys meet nowhere else."""
-    turn = read_turn(got, x, calls)
+    turn = read_turn(got, x, calls, positions)
     if turn is None:
-        turn = read_turn(got, paired(x, x.shape[2] // 2), calls)
+        turn = read_turn(got, paired(x, x.shape[2] // 2), calls, positions)
         return None if turn is None or turn.is_interleaved else turn._replace(is_interleaved=True)
     return turn

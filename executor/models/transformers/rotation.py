@@ -14,9 +14,33 @@ from quire.executor.models.transformers.formulas import agree, constants_of, eva
 from quire.executor.models.transformers.program import Call, InStep, Meta, Program, Ref
 from quire.ops.backend import Backend
 
-POSITIONS = (0, 1, 2, 17, 200)
-"""Of the tokens on which formulas are compared."""
 _VIEWS = frozenset({"view", "reshape", "transpose", "permute", "unsqueeze", "narrow", "chunk", "split", "__getitem__"})
+
+
+class Positions(NamedTuple):
+    """The positions of a program's tokens.
+
+    Attributes:
+        input: the program's input that has them.
+        compared: those of the tokens on which formulas are compared, the context's last among them: some classes scale
+            queries from a position on (https://arxiv.org/abs/2501.19399).
+    """
+
+    input: int
+    compared: tuple[int, ...]
+
+    @classmethod
+    def of(cls, program: Program, max_model_len: int) -> "Positions":
+        """Those of a program for contexts of up to `max_model_len` tokens."""
+        some = {0, 1, 2, 17, 200, max_model_len // 2, max_model_len - 1}
+        return cls(program.inputs[1], tuple(sorted(each for each in some if each < max_model_len)))
+
+    def computed(self, calls: Sequence[Call], given: dict[int, Tensor]) -> dict[int, Tensor] | None:
+        """All values of `calls`, or None if they cannot run on `given`."""
+        try:
+            return evaluated(calls, {**given, self.input: torch.tensor(self.compared)}, len(self.compared))
+        except Exception:  # a class's code that wants what it had in the trace
+            return None
 
 
 @dataclass(eq=False)
@@ -120,7 +144,7 @@ class Rotations:
     def _refs(call: Call) -> tuple[Any, ...]:
         return tuple(Ref(out) for out in call.outs if out is not None)
 
-    def fuse(self, heads: int, positions: int) -> None:
+    def fuse(self, heads: int, positions: Positions) -> None:
         """Puts `Rotate` where `heads`, or what they are made of, are rotated in NeoX order."""
         calls, _ = self._program.slice_to([heads], lambda call: isinstance(call.function, InStep))
         for call in reversed(calls):
@@ -139,7 +163,7 @@ class Rotations:
         self._program.calls[:0] = [*self._calls.values(), *(call for _, call in self._table_calls)]
 
 
-def _read_rotation(program: Program, call: Call, positions: int) -> tuple[int, Turn] | None:
+def _read_rotation(program: Program, call: Call, positions: Positions) -> tuple[int, Turn] | None:
     """The heads of which `call` makes rotated ones, and how."""
     target = call.outs[0]
     if not call.is_single or target is None:
@@ -158,28 +182,20 @@ def _read_rotation(program: Program, call: Call, positions: int) -> tuple[int, T
         return is_view or isinstance(each.function, parts.Part | InStep)
 
     calls, starts = program.slice_to([target], stops)
-    starts.discard(positions)
+    starts.discard(positions.input)
     if len(starts) != 1 or not is_alike(min(starts)):
         return None
     [source] = starts
-    x = examples(1, *(len(POSITIONS) if each == axis else shape[each] for each in (1, 2, 3)))
-    values = computed(calls, {positions: torch.tensor(POSITIONS), source: x})
+    x = examples(1, *(len(positions.compared) if each == axis else shape[each] for each in (1, 2, 3)))
+    values = positions.computed(calls, {source: x})
     if values is None:
         return None
     got, rows = (each[0].transpose(0, axis - 1) for each in (values[target], x))
-    turn = read_turn(got, rows, calls)
+    turn = read_turn(got, rows, calls, positions.compared)
     return (source, turn) if turn is not None and turn.is_rotation and not turn.is_interleaved else None
 
 
-def computed(calls: Sequence[Call], given: dict[int, Tensor]) -> dict[int, Tensor] | None:
-    """All values of `calls`, or None if they cannot run on `given`."""
-    try:
-        return evaluated(calls, given, len(POSITIONS))
-    except Exception:  # a class's code that wants what it had in the trace
-        return None
-
-
-def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call]) -> Turn | None:
+def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence[int]) -> Turn | None:
     """How `calls` rotate `x` [num_tokens, heads, size] to `got`, or None if they do something else."""
     if agree(got, x):
         return Turn(None)
@@ -191,19 +207,19 @@ def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call]) -> Turn | None:
         scale = ratio(got[..., : 2 * half], x[..., : 2 * half])
         for is_interleaved, frequencies in product((False, True), (each.float(), -each.float())):
             pair = (paired(got, half), paired(x, half)) if is_interleaved else (got, x)
-            angles = torch.tensor(POSITIONS).unsqueeze(1) * frequencies.cpu()
+            angles = torch.tensor(positions).unsqueeze(1) * frequencies.cpu()
             if agree(pair[0], _rotated(pair[1], angles.cos() * scale, angles.sin() * scale)):
                 return Turn(frequencies, scale, is_interleaved)
-    return next((turn for each in constants if (turn := _read_table(got, x, each)) is not None), None)
+    return next((turn for each in constants if (turn := _read_table(got, x, each, positions)) is not None), None)
 
 
-def _read_table(got: Tensor, x: Tensor, table: Tensor) -> Turn | None:
+def _read_table(got: Tensor, x: Tensor, table: Tensor, positions: Sequence[int]) -> Turn | None:
     """How `x` is rotated if `table` has the cosines and sines of each position, the ones after the others."""
-    if table.dim() != 2 or len(table) <= max(POSITIONS) or table.shape[1] % 2 or table.shape[1] > x.shape[2]:
+    if table.dim() != 2 or len(table) <= max(positions) or table.shape[1] % 2 or table.shape[1] > x.shape[2]:
         return None
     first, second = table.chunk(2, dim=1)
     for cos, sin in ((first, second), (second, first)):
-        rows = [each[list(POSITIONS)].float().cpu() for each in (cos, sin)]
+        rows = [each[list(positions)].float().cpu() for each in (cos, sin)]
         for is_interleaved in (False, True):
             pair = (paired(got, cos.shape[1]), paired(x, cos.shape[1])) if is_interleaved else (got, x)
             if agree(pair[0], _rotated(pair[1], *rows)):

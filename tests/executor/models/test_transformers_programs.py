@@ -194,3 +194,17 @@ def test_experts_and_their_routers_are_ours(
     torch.testing.assert_close(alone.log_softmax(-1), expected, atol=1e-4, rtol=0)
     names = [type(function).__name__ for function in programs_of(model)[0].functions]
     assert names.count("Experts") == names.count("Route") == per_layer * spec.num_layers
+
+
+def test_queries_that_are_scaled_from_a_position_on(tmp_path: Path) -> None:
+    """The formula of shorter contexts, in which nothing is scaled, is not taken for that of all."""
+    rope = {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 220,
+        "llama_4_scaling_beta": 0.5,
+    }  # fmt: skip
+    write_checkpoint(tmp_path, "ministral3", rope_parameters=rope)
+    model = load_model(read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32")))
+    token_ids = [3 + number * 7 % 300 for number in range(240)]
+    got = PagedDriver(model, 1, 256).step({0: token_ids})[0].log_softmax(-1)
+    assert programs_of(model)
+    torch.testing.assert_close(got, Reference(tmp_path).logprobs(token_ids), atol=1e-4, rtol=0)
