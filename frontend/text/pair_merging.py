@@ -12,7 +12,8 @@ LONGEST_WORD = 2048
 """Characters of a word where only the tokenizer's own loop knows the tokens."""
 _MAX_REMEMBERED = 2**16
 _NUM_TRIALS = 8
-_JOINTS = ("@@ ", " ")
+_FORMS = (("@@ ", "</w>"), (" ", "</w>"), (" ", ""))
+"""Between symbols in an answer, and at a word's end while it is merged: CTRL's, XLM's, and GPT-2's of bytes."""
 
 
 class PairMerger:
@@ -21,25 +22,27 @@ class PairMerger:
     As there, all occurrences of the pair of least rank are merged, from left to right, before the next pair is chosen.
 
     Args:
-        ranks: of each pair of symbols that may be merged. Other symbols are characters, the last one with `</w>`.
-        joint: between symbols in the answer. If it has a mark of its own, `</w>` is left out.
+        ranks: of each pair of symbols that may be merged. Other symbols are characters, the last one with `end`.
+        joint: between symbols in the answer. If it has a mark of its own, `end` is left out.
+        end: what marks the end of a word.
         own: the tokenizer's `bpe`, for short words.
     """
 
-    def __init__(self, ranks: dict[tuple[str, str], int], joint: str, own: Callable[[str], str]) -> None:
+    def __init__(self, ranks: dict[tuple[str, str], int], joint: str, end: str, own: Callable[[str], str]) -> None:
         self._ranks = ranks
         self._joint = joint
+        self._end = end
         self._own = own
 
     def __call__(self, word: str) -> str:
         if len(word) <= SHORT_WORD:
             return self._own(word)
         merged = self._joint.join(self.symbols(word))
-        return merged.removesuffix("</w>") if self._joint.strip() else merged
+        return merged.removesuffix(self._end) if self._joint.strip() else merged
 
     def symbols(self, word: str) -> list[str]:
         """The word's symbols when no pair is left to merge."""
-        symbols = [*word[:-1], word[-1] + "</w>"]
+        symbols = [*word[:-1], word[-1] + self._end]
         last = len(symbols) - 1
         before, after = list(range(-1, last)), list(range(1, last + 2))
         heap: list[tuple[int, int, str, str]] = []
@@ -88,8 +91,11 @@ def quicken(tokenizer: Any) -> Callable[[str], None]:
     if not isinstance(ranks, dict) or not callable(own) or not isinstance(getattr(tokenizer, "cache", None), dict):
         return lambda text: None
     tokenizer.cache = _BoundedCache(tokenizer.cache)  # some begin with special tokens, which stay whole
-    expected = {word: own(word) for word in _words(ranks)}
-    for merger in (PairMerger(ranks, joint, own) for joint in _JOINTS):
+    try:
+        expected = {word: own(word) for word in _words(ranks)}
+    except Exception:  # a checkpoint's own code, in which these names mean something else
+        return lambda text: None
+    for merger in (PairMerger(ranks, joint, end, own) for joint, end in _FORMS):
         if all(merger(word) == merged for word, merged in expected.items()):
             tokenizer.bpe = merger
             return lambda text: None

@@ -1,12 +1,15 @@
 """Long words, merged by us and by the tokenizers' own loops."""
 
+import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.core.errors import ParameterError
-from quire.frontend.text.pair_merging import LONGEST_WORD
+from quire.frontend.text.pair_merging import LONGEST_WORD, quicken
 from quire.frontend.text.python_backend import PythonBackend
 from tests.frontend.text import python_tokenizers
 from tests.frontend.text.python_tokenizers import OF_TRANSFORMERS
@@ -69,3 +72,47 @@ def test_words_that_only_a_quadratic_loop_can_merge_have_a_limit(merges: None, t
     assert backend.encode("a " * LONGEST_WORD, True)
     with pytest.raises(ParameterError, match=f"has a word of {LONGEST_WORD + 1} characters"):
         backend.encode("a" * (LONGEST_WORD + 1), True)
+
+
+class OwnCode:
+    """A tokenizer of a checkpoint, whose merges `bpe` takes or refuses as `loop` does."""
+
+    def __init__(self, ranks: dict[Any, int], loop: Callable[..., str]) -> None:
+        self.bpe_ranks, self.bpe, self.cache = ranks, loop, dict[str, str]()
+
+
+def test_words_of_bytes_have_no_mark_at_their_end() -> None:
+    """As GPT-2's, in which a text without spaces is one word."""
+    ranks = {("a", "b"): 1, ("ab", "ab"): 0, ("b", "c"): 2}
+    tokenizer = OwnCode(ranks, lambda word: " ".join(_merge_slowly(word, ranks)))
+    check = quicken(tokenizer)
+    text = "abcab" * LONGEST_WORD
+    check(text)
+    assert tokenizer.bpe(text[:1000]) == " ".join(_merge_slowly(text[:1000], ranks))
+
+
+def _merge_slowly(word: str, ranks: dict[tuple[str, str], int]) -> list[str]:
+    symbols = [*word]
+    while pairs := [pair for pair in itertools.pairwise(symbols) if pair in ranks]:
+        first, second = min(pairs, key=lambda pair: ranks[pair])
+        merged: list[str] = []
+        for symbol in symbols:
+            if merged and (merged[-1], symbol) == (first, second):
+                merged[-1] += symbol
+            else:
+                merged.append(symbol)
+        symbols = merged
+    return symbols
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        OwnCode({(b"a", b"b"): 0}, lambda word: word),
+        OwnCode({("a", "b"): 0}, lambda word, more: word + more),
+    ],
+)
+def test_code_in_which_the_names_mean_something_else_is_left_alone(tokenizer: OwnCode) -> None:
+    loop = tokenizer.bpe
+    quicken(tokenizer)("a" * (LONGEST_WORD + 1))
+    assert tokenizer.bpe is loop
