@@ -22,13 +22,13 @@ def context_length(config: dict[str, Any], positions: int, path: Path) -> int:
         path: of the file of `config`, for messages.
 
     Raises:
-        ConfigError: the scaling is no object.
+        ConfigError: the scaling is no object, or the padding token's id no number that leaves positions.
     """
     rope = _rope(config, path)
     if config.get("model_type") in _STATE_EXTENDED:
         return positions
     if config.get("model_type") in _BEHIND_PADDING:
-        return positions - 1 - config.get("pad_token_id", 1)
+        return positions - _first_position(config, positions, path)
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
     if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, (int, float)):
         return positions  # llama3 and longrope give the extended length already
@@ -36,6 +36,16 @@ def context_length(config: dict[str, Any], positions: int, path: Path) -> int:
         # Qwen's configs give the original length in both fields, DeepSeek's give the extended length in the first.
         return max(positions, int(rope.get("original_max_position_embeddings", positions) * factor))
     return int(positions * factor)
+
+
+def _first_position(config: dict[str, Any], positions: int, path: Path) -> int:
+    padding = config.get("pad_token_id", 1)
+    if not isinstance(padding, int) or not 0 <= padding < positions - 1:
+        raise ConfigError(
+            f"{path}: pad_token_id must be a number from 0 to {positions - 2}, since sequences of such models "
+            f"begin behind the position that it names, got {padding!r}."
+        )
+    return padding + 1
 
 
 def _rope(config: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -41,6 +41,9 @@ def test_a_sequence_begins_behind_the_position_of_padding(tmp_path: Path) -> Non
     config = {**MAMBA, "model_type": "xlm-roberta", "num_attention_heads": 2, "max_position_embeddings": 514}
     assert read(tmp_path, **config).max_position_embeddings == 512
     assert read(tmp_path, **config, pad_token_id=0).max_position_embeddings == 513
+    for padding in (None, "1", 600):
+        with pytest.raises(ConfigError, match="pad_token_id must be a number from 0 to 512"):
+            read(tmp_path, **config, pad_token_id=padding)
 
 
 def test_a_list_of_layers_may_stand_for_their_number(tmp_path: Path) -> None:

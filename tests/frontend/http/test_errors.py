@@ -22,6 +22,7 @@ STATUS = [
     (core_errors.EngineError("crashed"), 500, None),
     (core_errors.EngineDeadError("gone"), 503, None),
     (core_errors.ConfigError("odd"), 500, None),
+    (core_errors.TokenizerError("its own code failed"), 500, None),
     (errors.AuthenticationError("no key"), 401, None),
     (core_errors.UnavailableError("loading", retry_after_seconds=1), 503, None),
     (errors.RequestTimeoutError("half a body"), 408, None),
