@@ -20,12 +20,16 @@ _LAST = 19  # the nicest
 
 
 def touch_behind(kv_caches: Sequence[torch.Tensor], block_size: int, max_seconds: float) -> threading.Thread:
-    """Starts a thread that runs `touch`, at the lowest priority."""
+    """Starts a thread that does as `touch`, at the lowest priority.
+
+    A process may end before it: such a thread must not be inside of torch then, which would abort.
+    """
+    places, num_pages = _places(kv_caches), len(kv_caches[0])
 
     def run() -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LAST)
-        touch(kv_caches, block_size, max_seconds)
+        _touch(places, num_pages, block_size, max_seconds)
 
     thread = threading.Thread(target=run, name="first touch", daemon=True)
     thread.start()
@@ -38,14 +42,26 @@ def touch(kv_caches: Sequence[torch.Tensor], block_size: int, max_seconds: float
     What is written there stays, so steps may run meanwhile. The remaining memory is handed out as it is used: all of
     it, if the system is older than Linux 5.14.
     """
+    _touch(_places(kv_caches), len(kv_caches[0]), block_size, max_seconds)
+
+
+def _places(kv_caches: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """Where each layer's pages begin, the bytes from one to the next, and those of a page."""
+    sizes = [(cache.element_size(), cache[0].numel()) for cache in kv_caches]
+    return [
+        (cache.data_ptr(), cache.stride(0) * size, numbers * size)
+        for cache, (size, numbers) in zip(kv_caches, sizes, strict=True)
+    ]
+
+
+def _touch(places: Sequence[tuple[int, int, int]], num_pages: int, block_size: int, max_seconds: float) -> None:
     deadline = time.monotonic() + max_seconds
     libc = ctypes.CDLL(None)  # a call releases the interpreter's lock
-    block_bytes = kv_caches[0][0].numel() * kv_caches[0].element_size()
-    slice_blocks = max(1, _SLICE_BYTES // block_bytes)
-    for start in range(0, min(-(-NUM_TOKENS // block_size), len(kv_caches[0])), slice_blocks):
-        for cache in kv_caches:
-            pages = cache[start : start + slice_blocks]
-            first, size = pages.data_ptr(), pages.numel() * pages.element_size()
+    slice_blocks = max(1, _SLICE_BYTES // places[0][2])
+    end = min(-(-NUM_TOKENS // block_size), num_pages)
+    for start in range(0, end, slice_blocks):
+        for address, step, page_bytes in places:
+            first, size = address + start * step, min(slice_blocks, num_pages - start) * page_bytes
             aligned = first - first % mmap.PAGESIZE
             size += first - aligned
             if libc.madvise(ctypes.c_void_p(aligned), ctypes.c_size_t(size), _POPULATE_WRITE):
