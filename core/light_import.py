@@ -30,7 +30,10 @@ def without(*names: str) -> Iterator[None]:
         yield
     finally:
         for name in absent:
-            del sys.modules[name]
+            empty = sys.modules.pop(name)
+            package, _, attribute = name.rpartition(".")
+            if vars(sys.modules.get(package, empty)).get(attribute) is empty:
+                delattr(sys.modules[package], attribute)  # else `from package import attribute` would find it later
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
-from quire.core.engine.client import EngineClient
+from quire.core.engine.client import EngineClient, OnPlaced
 from quire.core.engine.restarts import Restarts
 from quire.core.engine.visit import FollowsKeeper, VisitingLauncher
 from quire.core.errors import ConfigError
@@ -121,6 +121,7 @@ class AsyncLLM(EngineControl):
         *,
         visits: Sequence[VisitingLauncher] | None = None,
         known: Sequence[EngineReady] = (),
+        on_placed: OnPlaced | None = None,
         max_log_len: int | None = None,
         log_outputs: bool = False,
         log_deltas: bool = False,
@@ -130,6 +131,7 @@ class AsyncLLM(EngineControl):
         Args:
             visits: engines that another process launches, keeps and counts; None for those of `setup`.
             known: what these can do, if they ran before; see `EngineClient`.
+            on_placed: tells other processes which prompts go to which engine; see `EngineClient`.
 
         Raises:
             ConfigError: the tokenizer or the checkpoint's sampling defaults are wrong.
@@ -151,6 +153,7 @@ class AsyncLLM(EngineControl):
             restarts=Restarts if visits is None else FollowsKeeper,
             known=known,
             together=config.layout.shares_experts,
+            on_placed=on_placed,
         )
         for number, statistics in enumerate(metrics.engines if metrics else []):
             statistics.status = partial(client.status_of, number)

@@ -96,24 +96,38 @@ LinearWeight = Tensor | QuantisedWeight
 
 
 class ExpertWeights(NamedTuple):
-    """The two linear layers of one expert (arXiv:1701.06538, 2002.05202).
+    """The two linear layers of one expert (arXiv:1701.06538, 2002.05202). All experts of a layer are stored alike.
 
     Attributes:
-        gate_up: [2 * size, hidden]: gates, then ups; or [size, hidden], of an expert without gates.
+        gate_up: [2 * size, hidden]: gates, then ups; or [size, hidden], of an expert without gates, or of gates alone.
         down: [hidden, size].
-        gate_up_bias: one number an output, or None.
+        gate_up_bias: one number an output, gates first; or None.
         down_bias: [hidden], or None.
+        up: [size, hidden]: the ups, if they are stored in another way than the gates; else None.
     """
 
     gate_up: LinearWeight
     down: LinearWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    up: LinearWeight | None = None
 
     @property
     def is_gated(self) -> bool:
         """Whether the activation has gates and ups."""
-        return self.gate_up.shape[0] != self.down.shape[1]
+        return self.up is not None or self.gate_up.shape[0] != self.down.shape[1]
+
+    @property
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of `gate_up` and `up`."""
+        if self.up is None or self.gate_up_bias is None:
+            return self.gate_up_bias, None
+        gate, up = self.gate_up_bias.chunk(2)
+        return gate, up
+
+
+class UnlikeExpertsError(ValueError):
+    """Experts of one layer are stored in different ways, for which there is no packed form."""
 
 
 Batch = TypeVar("Batch", bound=AttentionBatch)
@@ -259,6 +273,9 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """All experts of a layer in the backend's layout. They are taken one by one, and all have the same shapes.
 
         Tensors of torch's meta device are packed as `pack_linear` says.
+
+        Raises:
+            UnlikeExpertsError: they are not stored alike, and the backend has no layout for that.
         """
 
     @abstractmethod

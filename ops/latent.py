@@ -137,3 +137,12 @@ class LatentOperations(ABC, Generic[Batch]):
         of the queries. The latents of the step's new tokens must have been stored. With a `selection`, a token sees
         those tokens alone. Returns [num_tokens, heads, rank].
         """
+
+    @abstractmethod
+    def partial_latent_attention(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: Batch, *, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Like `latent_attention`, of latents that are some of a sequence's.
+
+        Returns the outputs and logarithms that `Backend.merge_attention` takes; see `Backend.partial_attention`.
+        """

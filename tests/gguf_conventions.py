@@ -160,6 +160,32 @@ def _qwen3next(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
         yield name, tensor + 1 if is_offset else tensor
 
 
+def _qwen35(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """Value heads in turns of their key heads, and not by key head."""
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = tensor.chunk(2, dim=1)
+        yield name.replace("gate_up_proj", "gate_proj.weight"), gate.contiguous()
+        yield name.replace("gate_up_proj", "up_proj.weight"), up.contiguous()
+        return
+    if name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor
+        return
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    first = 2 * keys * config["linear_key_head_dim"]
+
+    def in_turns(part: Tensor, dim: int = 0) -> Tensor:
+        heads = part.unflatten(dim, (keys, values // keys, part.shape[dim] // values))
+        return heads.transpose(dim, dim + 1).flatten(dim, dim + 2).contiguous()
+
+    if re.search(r"in_proj_qkv\.|conv1d\.", name):
+        tensor = torch.cat((tensor[:first], in_turns(tensor[first:])))
+    elif re.search(r"in_proj_[zab]\.|\.A_log$|\.dt_bias$", name):
+        tensor = in_turns(tensor)
+    elif "linear_attn.out_proj." in name:
+        tensor = in_turns(tensor, 1)
+    yield from _qwen3next(name, tensor, config)
+
+
 def _neighbours(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
     """Queries and keys in the order in which a rotation turns neighbours."""
     if match := re.search(r"\.([qk])_proj\.weight", name):
@@ -235,11 +261,13 @@ CHANGES: dict[str, Callable[[str, Tensor, dict[str, Any]], Changed]] = {
     "gpt2": _gpt2,
     "falcon": _falcon,
     "deepseek2": _deepseek2,
+    "glm-dsa": _deepseek2,
     "llama4": _llama4,
     "gemma3n": _gemma3n,
     "gemma4": _gemma4,
     "qwen3next": _qwen3next,
-    "qwen35": _qwen3next,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35,
     "granitehybrid": _granitehybrid,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,

@@ -52,6 +52,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "metrics": "",
         "outputs": "",
         "progress": "",
+        "kept": "",
         "scaling": "",
         "launch": "checkpoint",
         "flags": "launch",
@@ -64,14 +65,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "offline": "metrics outputs launch text requests async_llm",
         "llm": "metrics outputs progress launch text requests async_llm offline",
         "chat": "checkpoint grammar metrics outputs text parsing requests async_llm",
-        "http": "async_llm chat",
+        "http": "kept async_llm chat",
         "anthropic": "checkpoint parsing requests async_llm chat http",
-        "openai": "outputs text parsing requests async_llm chat http",
+        "openai": "kept outputs text parsing requests async_llm chat http",
         "batch": "progress async_llm chat http openai",
-        "http/app": "async_llm chat http anthropic openai",
-        "http/server": "async_llm http http/app",
+        "http/app": "kept async_llm chat http anthropic openai",
+        "http/server": "kept async_llm http http/app",
         "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",
-        "servers": "checkpoint metrics launch async_llm http http/server",
+        "servers": "kept checkpoint metrics launch async_llm http http/server",
         "cli": "scaling launch flags async_llm http batch http/server servers",
     },
 }
@@ -80,7 +81,10 @@ ROOMS: dict[str, dict[str, str]] = {
 A room is a folder, or a file in the folder's root. `http/app.py` puts the protocols together and `http/server.py` runs
 what comes of it, so they stand above the rest of http/.
 """
-HELPERS = {"core": {"envs", "errors", "light_import", "logging", "process_start", "trace"}}
+HELPERS = {
+    "core": {"envs", "errors", "light_import", "logging", "process_start", "trace"},
+    "executor": {"light_torch", "torch_library"},
+}
 """Files that all rooms of their folder may import, and that import no room."""
 
 

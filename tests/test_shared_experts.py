@@ -28,9 +28,9 @@ def sampling(number: int) -> SamplingParams:
 
 
 def worker_of(engine: int) -> psutil.Process:
+    """The first one of an engine."""
     workers = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("quire-")]
-    [worker] = [each for each in workers if each.name().startswith("quire-dp1") == bool(engine)]
-    return worker
+    return next(each for each in workers if each.name().startswith("quire-dp1") == bool(engine))
 
 
 class Together:
@@ -127,6 +127,21 @@ def test_tokens_are_those_of_one_engine_whatever_the_other_does(
     asyncio.run(run())
     log = capfd.readouterr().err
     assert re.search(r"worker-tp0 +experts placed anew in [\d.]+ s, [1-9]", log)
+    assert "Traceback" not in log
+
+
+def test_stages_of_several_engines_share_the_experts_of_their_layers(
+    checkpoint: Callable[..., Path], expected: list[list[int]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = {"pipeline_parallel_size": 2, "enable_eplb": True, "eplb_config": EPLB}
+
+    async def run() -> None:
+        async with together(checkpoint("qwen3_moe"), expected, **options) as engines:
+            await scenario(engines)
+
+    asyncio.run(run())
+    log = capfd.readouterr().err
+    assert re.search(r"worker-tp0 +experts placed anew in [\d.]+ s, [1-9]", log)  # over the engines: each has one rank
     assert "Traceback" not in log
 
 

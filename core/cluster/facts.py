@@ -15,13 +15,25 @@ _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.quire")
 _HEAD_BYTES = 1 << 20
 
 
-Part = Literal["workers", "engines"]
-"""What the nodes divide: the workers of one engine, or whole engines."""
+Part = Literal["workers", "engines", "servers"]
+"""What the nodes divide: the workers of one engine, whole engines, or engines and the servers of these."""
 _FLAGS: dict[Part, tuple[str, str]] = {
     "workers": ("--nnodes", "--node-rank"),
     "engines": ("--data-parallel-size", "--data-parallel-start-rank"),
+    "servers": ("--data-parallel-size", "--data-parallel-rank or --data-parallel-start-rank"),
 }
 """How many numbers there are, and which a node has."""
+ADDRESS_FLAGS: dict[Part, tuple[str, str]] = {
+    "workers": ("--master-addr", "--master-port"),
+    "engines": ("--data-parallel-address", "--data-parallel-rpc-port"),
+    "servers": ("--data-parallel-address", "--data-parallel-rpc-port"),
+}
+"""Where node 0 listens for the others."""
+_NAMES: dict[Part, str] = {
+    "workers": "node",
+    "engines": "the node with engine",
+    "servers": "the server with engine",
+}
 
 
 class NodeFacts(Struct, array_like=True, frozen=True):
@@ -35,10 +47,17 @@ class NodeFacts(Struct, array_like=True, frozen=True):
     quire: str  # version
     torch: str  # version
     digest: str  # of the checkpoint; see `digest_of`
+    settings: dict[str, str] = {}  # by flag: what node 0 does not decide, and must have with the same value
 
     @classmethod
     def of_this_host(
-        cls, part: Part, ranks: list[int], num_ranks: int, address: str, folder: Path | None
+        cls,
+        part: Part,
+        ranks: list[int],
+        num_ranks: int,
+        address: str,
+        folder: Path | None,
+        settings: dict[str, str] | None = None,
     ) -> "NodeFacts":
         """The facts of this host, with the checkpoint in `folder`; the digest is empty without one."""
         return cls(
@@ -50,12 +69,12 @@ class NodeFacts(Struct, array_like=True, frozen=True):
             quire=_version("quire"),
             torch=_version("torch"),
             digest="" if folder is None else digest_of(folder),
+            settings=settings or {},
         )
 
     def __str__(self) -> str:
         """For logs."""
-        what = "node" if self.part == "workers" else "the node with engine"
-        return f"{what} {name_ranks(self.ranks)} ({self.hostname}, {self.address})"
+        return f"{_NAMES[self.part]} {name_ranks(self.ranks)} ({self.hostname}, {self.address})"
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -83,6 +102,9 @@ def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | No
             return f"It runs {name} {theirs}, and node 0 {name} {ours}; install one version on all nodes."
     if node.digest != head.digest:
         return "Its checkpoint has other settings or weights than node 0's; copy the same files to all nodes."
+    for flag, value in head.settings.items():
+        if (theirs := node.settings.get(flag, "")) != value:
+            return f"It was started with {flag} {theirs}, and node 0 with {flag} {value}; use one value on all."
     if abs(seconds_apart) > CLOCKS_APART_SECONDS:
         return f"Its clock is {seconds_apart:+.0f} s from node 0's; synchronise the clocks (NTP)."
     return None

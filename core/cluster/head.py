@@ -9,18 +9,22 @@ import msgspec
 import zmq
 
 from quire.core.cluster.check_messages import CHECK
-from quire.core.cluster.facts import NodeFacts, name_ranks, obstacle
+from quire.core.cluster.facts import ADDRESS_FLAGS, NodeFacts, name_ranks, obstacle
 from quire.core.cluster.messages import (
     WORKER,
     Beat,
     Ended,
     EngineEnded,
+    EngineNews,
     EngineStarted,
+    EngineWanted,
     FromNode,
     HeadStart,
     Join,
     Joined,
+    MeetingOpened,
     NodeLost,
+    OpenMeeting,
     Refused,
     ToNode,
     control,
@@ -49,8 +53,8 @@ class NodeListener(Protocol):
 class EngineListener(Protocol):
     """The object that hears of a node's engines."""
 
-    def on_engine(self, news: EngineStarted | EngineEnded) -> None:
-        """An engine of the node has started or ended."""
+    def on_engine(self, news: EngineNews) -> None:
+        """The node has said something of one of its engines."""
 
     def on_lost(self, error: EngineError) -> None:
         """As `NodeListener.on_lost`."""
@@ -73,6 +77,31 @@ class NodeLink:
         self.rivals: dict[bytes, NodeFacts] = {}  # by identity: they have the same number
         self._identity = identity
         self._channel = channel
+        self._opened: asyncio.Future[str] | None = None
+
+    async def open_meeting(self) -> str:
+        """Where the node listens from now on for all workers of the engine; see `RankGroups.join`.
+
+        Raises:
+            EngineError: the node is lost meanwhile.
+        """
+        self._opened = asyncio.get_running_loop().create_future()
+        self.tell(OpenMeeting())
+        return await self._opened
+
+    def on_opened(self, init_method: str) -> None:
+        """The node has answered."""
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_result(init_method)
+
+    def on_lost(self, error: EngineError) -> None:
+        """Tells whoever listens or waits."""
+        self.is_gone = True
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(error)
+        for listener in (self.listener, self.engine_listener):
+            if listener is not None:
+                listener.on_lost(error)
 
     def tell(self, message: ToNode) -> None:
         """Sends a message to the node, unless it is gone."""
@@ -88,12 +117,17 @@ class NodeLink:
 class ClusterHead:
     """Takes nodes in until all are there, and watches them until `close`. Use from one event loop.
 
+    Args:
+        on_joined: called with each node that has joined, before it is heard.
+
     Raises:
         ConfigError: the address cannot be listened on.
     """
 
-    def __init__(self, start: HeadStart) -> None:
+    def __init__(self, start: HeadStart, on_joined: Callable[[NodeLink], None] = lambda node: None) -> None:
+        self._on_joined = on_joined
         self._facts = start.facts
+        self._elsewhere = set(start.elsewhere)
         self._address = start.address
         self._nodes: dict[bytes, NodeLink] = {}  # by identity
         self._waiting: list[asyncio.Future[None]] = []  # for nodes
@@ -103,9 +137,10 @@ class ClusterHead:
         try:
             self._channel = bind_router(f"tcp://{start.address}", start.keys, self._on_frames, self._on_stranger)
         except zmq.ZMQError as error:
+            address, port = ADDRESS_FLAGS[start.facts.part]
             raise ConfigError(
-                f"Nodes cannot join at {start.address}: {error}. --master-addr must be an address of this host, and "
-                "--master-port a free port."
+                f"Nodes cannot join at {start.address}: {error}. {address} must be an address of this host, and "
+                f"{port} a free port."
             ) from None
         self._beating = asyncio.create_task(self._beat())
 
@@ -113,7 +148,7 @@ class ClusterHead:
     def missing(self) -> list[int]:
         """The numbers whose nodes are not there."""
         there = {rank for node in self._nodes.values() for rank in node.facts.ranks}
-        return sorted(set(range(self._facts.num_ranks)) - there - set(self._facts.ranks))
+        return sorted(set(range(self._facts.num_ranks)) - there - set(self._facts.ranks) - self._elsewhere)
 
     @property
     def waits_for(self) -> str | None:
@@ -175,7 +210,10 @@ class ClusterHead:
             case NodeLost(reason):
                 if node is not None:
                     self._lose(identity, reason)
-            case EngineStarted() | EngineEnded() as news:
+            case MeetingOpened(init_method):
+                if node is not None:
+                    node.on_opened(init_method)
+            case EngineStarted() | EngineEnded() | EngineWanted() as news:
                 if node is not None and node.engine_listener is not None:
                     node.engine_listener.on_engine(news)
 
@@ -183,7 +221,10 @@ class ClusterHead:
         facts = join.facts
         if identity in self._nodes:  # it has not seen our answer yet
             return
-        if (problem := obstacle(self._facts, facts, join.clock - time.time())) is not None:
+        problem = obstacle(self._facts, facts, join.clock - time.time())
+        if problem is None and self._elsewhere & set(facts.ranks):
+            problem = "It has workers of another engine; give all nodes one --master-port and --data-parallel-size."
+        if problem is not None:
             self._refuse(identity, facts, problem)
             return
         if (other := self._node_of(facts.ranks)) is not None:
@@ -192,6 +233,7 @@ class ClusterHead:
         self._nodes[identity] = node = NodeLink(facts, identity, self._channel)
         node.tell(Joined())
         logger.info("%s has joined", facts)
+        self._on_joined(node)
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
@@ -240,9 +282,5 @@ class ClusterHead:
         node = self._nodes.pop(identity)
         logger.error("%s is lost: %s", node.facts, reason)
         node.tell(Ended("node 0 takes this node for lost."))
-        node.is_gone = True
         name = str(node.facts)
-        error = EngineError(f"{name[0].upper()}{name[1:]} is lost: {reason}")
-        for listener in (node.listener, node.engine_listener):
-            if listener is not None:
-                listener.on_lost(error)
+        node.on_lost(EngineError(f"{name[0].upper()}{name[1:]} is lost: {reason}"))

@@ -3,29 +3,34 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 import zmq
 
-from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.facts import ADDRESS_FLAGS, NodeFacts
 from quire.core.cluster.messages import (
     WORKER,
     Beat,
     Ended,
     EndEngine,
-    EngineEnded,
-    EngineStarted,
+    EngineNews,
     FromNode,
     Join,
     Joined,
+    LifeEnded,
+    MeetAt,
+    MeetingOpened,
     NodeLost,
+    OpenMeeting,
     Order,
     Refused,
     ShareFile,
     StartEngine,
     StartWorkers,
     ToNode,
+    Waits,
     control,
 )
 from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS, Silence
@@ -71,8 +76,11 @@ class Membership:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._channel: Channel = connect_dealer(f"tcp://{head}", keys, self._on_frames, on_rebuff=self._on_rebuff)
 
-    async def run(self) -> str:
+    async def run(self, on_joined: Callable[[], None] = lambda: None) -> str:
         """Joins, and returns when this node is no member any more, with the reason.
+
+        Args:
+            on_joined: called when node 0 has taken this node in.
 
         Raises:
             ConfigError: node 0 refuses this node as it was started.
@@ -80,6 +88,7 @@ class Membership:
         await self._join()
         if not self._ended.done():
             logger.info("%s has joined node 0 at %s", self._facts, self._head)
+            on_joined()
         while not self._ended.done():
             if self._silence.is_too_long():
                 return f"node 0 has been silent for {SILENCE_SECONDS} s."
@@ -105,8 +114,8 @@ class Membership:
         with contextlib.suppress(zmq.Again):
             self._channel.send([WORKER, message])
 
-    def report(self, news: EngineStarted | EngineEnded) -> None:
-        """Tells node 0 of an engine."""
+    def report(self, news: EngineNews | MeetingOpened) -> None:
+        """Tells node 0 of an engine, or where its workers meet."""
         self._try_to_tell(news)
 
     def leave(self, reason: str) -> None:
@@ -135,7 +144,9 @@ class Membership:
             case Ended(reason):
                 if not self._ended.done():
                     self._ended.set_result(reason)
-            case StartWorkers() | ShareFile() | StartEngine() | EndEngine() as order:
+            case StartWorkers() | ShareFile() | OpenMeeting() as order:
+                self._listener.on_order(order)
+            case StartEngine() | EndEngine() | MeetAt() | LifeEnded() | Waits() as order:
                 self._listener.on_order(order)
 
     def _try_to_tell(self, message: FromNode) -> None:
@@ -152,4 +163,5 @@ class Membership:
                 f"what listens at {self._head} does not know this node's join token; "
                 "set the same QUIRE_JOIN_TOKEN on all nodes"
             )
-        return f"node 0 does not answer at {self._head} yet; see --master-addr and --master-port"
+        address, port = ADDRESS_FLAGS[self._facts.part]
+        return f"node 0 does not answer at {self._head} yet; see {address} and {port}"

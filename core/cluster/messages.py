@@ -52,6 +52,16 @@ class StartWorkers(Struct, array_like=True, tag="start", frozen=True):
     init_method: str
 
 
+class OpenMeeting(Struct, array_like=True, tag="open_meeting", frozen=True):
+    """The node has the first workers of an engine: it opens the port where all meet. `MeetingOpened` answers."""
+
+
+class MeetingOpened(Struct, array_like=True, tag="meeting_opened", frozen=True):
+    """The node listens there for the workers that it will be told to start."""
+
+    init_method: str  # see `RankGroups.join`
+
+
 class StartEngine(Struct, array_like=True, tag="start_engine", frozen=True):
     """The node starts the engine of `config.place.data`, and says `EngineStarted`."""
 
@@ -74,6 +84,32 @@ class EngineStarted(Struct, array_like=True, tag="engine_started", frozen=True):
     meeting: str | None = None  # where the ranks of other engines meet its own, if it was to open that place
 
 
+class EngineWanted(Struct, array_like=True, tag="engine_wanted", frozen=True):
+    """A server is about to start an engine, which shares experts with those of other servers. Answered by `MeetAt`."""
+
+    data: int
+
+
+class MeetAt(Struct, array_like=True, tag="meet_at", frozen=True):
+    """All servers are there: the server may start the engine, and its workers meet those of others."""
+
+    data: int
+    init_method: str  # see `RankGroups.join`
+
+
+class LifeEnded(Struct, array_like=True, tag="life_ended", frozen=True):
+    """An engine with which this one shares experts is gone: the server ends this one, if it still runs."""
+
+    data: int
+    reason: str
+
+
+class Waits(Struct, array_like=True, tag="waits", frozen=True):
+    """What engines that share experts wait for, as far as node 0 knows; None: nothing."""
+
+    what: str | None
+
+
 class EngineEnded(Struct, array_like=True, tag="engine_ended", frozen=True):
     """An engine has ended, or could not be started."""
 
@@ -94,9 +130,10 @@ class Ended(Struct, array_like=True, tag="ended", frozen=True):
     reason: str
 
 
-FromNode = Join | Beat | NodeLost | EngineStarted | EngineEnded
-ToNode = Joined | Refused | Beat | StartWorkers | ShareFile | StartEngine | EndEngine | Ended
-Order = StartWorkers | ShareFile | StartEngine | EndEngine
+EngineNews = EngineStarted | EngineEnded | EngineWanted
+Order = OpenMeeting | StartWorkers | ShareFile | StartEngine | EndEngine | MeetAt | LifeEnded | Waits
+FromNode = Join | Beat | NodeLost | MeetingOpened | EngineNews
+ToNode = Joined | Refused | Beat | Order | Ended
 
 
 class HeadStart(Struct, array_like=True, frozen=True):
@@ -105,6 +142,7 @@ class HeadStart(Struct, array_like=True, frozen=True):
     address: str  # where nodes join, as address:port
     keys: CurveKeys
     facts: NodeFacts
+    elsewhere: list[int] = []  # numbers of nodes that join at other engines
 
 
 class NodeStart(Struct, array_like=True, frozen=True):

@@ -84,14 +84,15 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
     data_parallel_address: Annotated[
         str | None,
         Meta(
-            description="Node 0's address for nodes with further engines; --master-addr when unset.",
+            description="Node 0's address for nodes with further engines, or for servers whose engines share experts; "
+            "--master-addr when unset.",
             extra={"aliases": ["-dpa"]},
         ),
     ] = None
     data_parallel_rpc_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         Meta(
-            description="Node 0's port for nodes with further engines; --master-port when unset.",
+            description="Node 0's port at --data-parallel-address; --master-port when unset.",
             extra={"aliases": ["-dpp"]},
         ),
     ] = None
@@ -194,7 +195,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            description="Hosts over which the workers are spread evenly, or with --data-parallel-size the engines. "
+            description="Hosts over which the workers are spread evenly, or with --data-parallel-size the engines, and "
+            "the workers of each where there are more hosts. "
             "Node 0 serves; the others are --headless.",
             extra={"aliases": ["-n"]},
         ),

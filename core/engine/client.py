@@ -38,6 +38,7 @@ logger = get_logger(__name__)
 MAX_CRASHES_PER_REQUEST = 2
 
 OnDelta = Callable[[RequestDelta], None]
+OnPlaced = Callable[[int, Sequence[int]], None]
 
 
 class _Submitted(Struct):
@@ -70,6 +71,8 @@ class EngineClient:
         rules: how requests are divided between engines; the usual rules when None.
         known: what each engine can do, if they ran before this client came. Then one engine is enough to start with.
         together: the engines cannot run without one another, so they end and are restarted together.
+        on_placed: called with an engine's number and the blocks (`prompt_blocks`) of each prompt that it is sent, for
+            other frontends' `on_placed_elsewhere`.
 
     Attributes:
         ready: what each engine can do, by number; empty until all have started.
@@ -85,7 +88,9 @@ class EngineClient:
         rules: RoutingRules | None = None,
         known: Sequence[EngineReady] = (),
         together: bool = False,
+        on_placed: OnPlaced | None = None,
     ) -> None:
+        self._on_placed = on_placed or (lambda engine, blocks: None)
         self._on_stats = on_stats or (lambda engine, stats: None)
         self._tracked: dict[str, _Tracked] = {}
         self._known = list(known)
@@ -165,6 +170,10 @@ class EngineClient:
             self._links[number].abort(known)
             for request_id in known:
                 self._forget(request_id)
+
+    def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
+        """Another frontend of the same engines has sent a prompt of these blocks to the engine with a number."""
+        self._placement.on_placed_elsewhere(engine, blocks)
 
     async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Drops cached pages that no request uses. Returns whether that was all of them, in all engines.
@@ -275,6 +284,8 @@ class EngineClient:
         link = submitted.link
         link.place(request)
         self._placement.on_placed(link, submitted.blocks)
+        if submitted.blocks:
+            self._on_placed(link.number, submitted.blocks)
         if link.is_ready:
             link.send(request)
 

@@ -13,3 +13,4 @@ def calm_garbage_collector() -> None:
     gc.freeze()
     atexit.register(gc.unfreeze)  # else nothing frees them at exit, which bindings made with nanobind report as leaks
     gc.set_threshold(50_000, 50, 1000)
+    gc.enable()

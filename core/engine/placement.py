@@ -28,6 +28,9 @@ class Placement(Protocol):
     def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> None:
         """A prompt goes to an engine."""
 
+    def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
+        """Another frontend has sent a prompt to the engine with a number."""
+
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
         """An engine is ready, with an empty cache."""
 
@@ -65,6 +68,9 @@ class SolePlacement:
         return None
 
     def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> None:
+        """Nothing follows from it."""
+
+    def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
         """Nothing follows from it."""
 
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
@@ -106,6 +112,9 @@ class RoutedPlacement:
     def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> None:
         self._router.sent(link.number, blocks)
         self.on_load(link)
+
+    def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
+        self._router.sent(engine, blocks)
 
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
         self._router.set_capacity(link.number, ready.num_pages * ready.block_size if ready.caches_prefixes else 0)

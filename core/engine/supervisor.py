@@ -83,6 +83,9 @@ class Launcher(Protocol):
     async def launch(self) -> EngineHandle:
         """Any exception but NoMoreEnginesError counts as a failed start."""
 
+    def retire(self) -> None:
+        """The last engine has ended, and `launch` is not called again. Tells others that would wait for the next."""
+
     def close(self) -> None:
         """Removes what the launcher made on disk."""
 
@@ -153,7 +156,8 @@ class EngineSupervisor:
         self._silence_limit_seconds = envs.read_float("ENGINE_HEARTBEAT_TIMEOUT_S")
 
     async def start(self) -> EngineReady:
-        """Starts the engine, once; later calls wait for the same start. A first start that fails is not repeated.
+        """Starts the engine, once; later calls wait for the same start. A first start that fails is not repeated,
+        unless it is another engine's fault.
 
         Raises:
             ConfigError: the launcher says that a setting is at fault.
@@ -244,7 +248,7 @@ class EngineSupervisor:
         """Runs one engine after another. Returns how the last one ended."""
         while True:
             self._last_end = end = await self._run_one_engine()
-            if self._dead is not None or not started.done():
+            if self._dead is not None or not (started.done() or isinstance(end, PeerLostError)):
                 return end
             if (why := self._restarts.why_hopeless) is not None:
                 logger.error("%s The engine is not restarted any more: %s", end, why)
@@ -332,6 +336,7 @@ class EngineSupervisor:
         if not self._started.done():
             self._started.set_exception(self._dead)
             self._started.exception()  # perhaps nobody waits for it any more
+        self._launcher.retire()
         self._user.on_dead(self._dead)
 
     # --------------------------------------------------------------------------------------------------------- messages

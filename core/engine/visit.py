@@ -92,6 +92,9 @@ class VisitingLauncher:
         self._visit = Visit(self._engine)
         return self._visit
 
+    def retire(self) -> None:
+        """The keeper knows."""
+
     def close(self) -> None:
         """There is nothing on disk."""
 

@@ -1,5 +1,7 @@
 """Where the ranks of one engine, or of engines that share experts, find each other."""
 
+import socket
+
 from msgspec import Struct
 
 
@@ -15,3 +17,15 @@ class Meeting(Struct, array_like=True, frozen=True):
     init_method: str
     fds: list[int] = []
     address: str | None = None
+
+
+def method_at(listener: socket.socket) -> str:
+    """What engines are told that meet at a socket which another one's first worker has; see `RankGroups.join`."""
+    address, port = listener.getsockname()
+    return f"tcp://{address}:{port}"
+
+
+def listening_at(listener: socket.socket, address: str) -> Meeting:
+    """What the engine is told whose first worker listens there, on the host with that address."""
+    fd = listener.fileno()
+    return Meeting(f"{method_at(listener)}?listen_fd={fd}", [fd], address)

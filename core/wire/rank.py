@@ -67,7 +67,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def sequence(self) -> int:
-        """Workers that divide the positions of a sequence, where `prefill` or `context` is 1."""
+        """Workers that divide the positions of a sequence."""
         return self.prefill * self.context
 
     @property

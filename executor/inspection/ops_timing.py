@@ -8,6 +8,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.inspection import OpsQuestion, OpsTimed, OpTiming
 from quire.executor.backends import bind
 from quire.executor.inspection.ops_cases import Case, cases
+from quire.executor.inspection.weight_formats import multiplied
 from quire.ops.cpu.floors import Floors
 from quire.ops.cpu.levels import available
 
@@ -75,13 +76,6 @@ class _Timer:
     def with_floor(self, timing: OpTiming) -> OpTiming:
         """Fills in the floors, which later rounds may have lowered."""
         timing.read_s = timing.num_bytes / self.bytes_per_second
-        timing.multiply_s = timing.num_operations / self.operations_per_second[_multiplied(timing)]
+        kind = multiplied(timing.dtype, is_weight=timing.operation in ("linear", "experts"))
+        timing.multiply_s = timing.num_operations / self.operations_per_second[kind]
         return timing
-
-
-def _multiplied(timing: OpTiming) -> str:
-    """What the processor can multiply fastest for it. Attention multiplies no bytes: its weights need more digits."""
-    if timing.dtype in ("fp32", "fp16"):
-        return "float32"
-    is_linear = timing.operation in ("linear", "experts")
-    return timing.dtype if is_linear and timing.dtype in ("int8", "int4") else "bfloat16"

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import torch
 
+from quire.executor.weights.quantisation import gguf_blocks
 from quire.ops.backend import LinearWeight
 from quire.ops.quantised import QuantisedWeight
 
 _GROUP = 32
-"""Inputs that share a scale, in formats of four bits; less where the layer's inputs do not divide by it."""
+"""Inputs that share a scale, in formats of four bits; fewer where the layer's inputs do not divide by it."""
 _INT4 = torch.arange(-8, 8, dtype=torch.float32)
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 """The numbers of E2M1 (Open Compute Project, Microscaling Formats 1.0)."""
@@ -30,11 +31,33 @@ def _fp8(out: int, size: int) -> LinearWeight:
 
 def _four_bits(table: torch.Tensor) -> Callable[[int, int], LinearWeight]:
     def make(out: int, size: int) -> LinearWeight:
-        group = _GROUP if size % _GROUP == 0 else 2
+        groups = _groups(size, _GROUP)
         codes = torch.randint(0, 256, (out, size // 2), dtype=torch.uint8)
-        return QuantisedWeight(codes, (torch.rand(out, size // group) / 1000).half(), table)
+        return QuantisedWeight(codes, (torch.rand(out, groups) / 1000).half(), table)
 
     return make
+
+
+def _gguf(name: str) -> Callable[[int, int], LinearWeight]:
+    """As a file's blocks of ggml's type `name` are kept beside activations of 16 bits."""
+    layout = gguf_blocks.FORMATS[name].layout
+    values = None if layout.table is None else torch.tensor(layout.table)
+
+    def make(out: int, size: int) -> LinearWeight:
+        groups = _groups(size, layout.group_size)
+        if values is None:
+            codes = torch.randint(-127, 128, (out, size), dtype=torch.int8)
+        else:
+            codes = torch.randint(0, 256, (out, size // 2), dtype=torch.uint8)
+        offsets = (torch.rand(out, groups) / 100).half() if layout.has_offsets else None
+        return QuantisedWeight(codes, (torch.rand(out, groups) / 1000).half(), values, offsets, has_byte_inputs=True)
+
+    return make
+
+
+def _groups(size: int, group: int) -> int:
+    """How many groups `size` inputs have."""
+    return size // (group if size % group == 0 else 2)
 
 
 FORMATS: dict[str, Callable[[int, int], LinearWeight]] = {
@@ -45,8 +68,15 @@ FORMATS: dict[str, Callable[[int, int], LinearWeight]] = {
     "fp8": _fp8,
     "int4": _four_bits(_INT4),
     "fp4": _four_bits(_FP4),
+    **{name.lower(): _gguf(name) for name in ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")},
 }
-"""By name, a function of (out, in). Scales are for each output, or of groups where there are four bits."""
+"""By name, a function of (out, in). Scales are for each output, or of groups where there are four bits or blocks."""
+
+_MULTIPLIED = {
+    **dict.fromkeys(("fp32", "fp16"), "float32"),
+    **dict.fromkeys(("int8", "q8_0", "q6_k", "q5_k"), "int8"),
+    **dict.fromkeys(("int4", "q4_k", "q3_k", "q2_k"), "int4"),
+}
 
 ACTIVATIONS = {"fp16": torch.float16, "fp32": torch.float32}
 """Dtypes of activations by format; bfloat16 for all others."""
@@ -55,3 +85,12 @@ ACTIVATIONS = {"fp16": torch.float16, "fp32": torch.float32}
 def activation_dtype(name: str) -> torch.dtype:
     """The dtype of what is multiplied by weights of the format."""
     return ACTIVATIONS.get(name, torch.bfloat16)
+
+
+def multiplied(name: str, *, is_weight: bool) -> str:
+    """What the processor multiplies fastest for numbers of the format, as `ops_timing` names it.
+
+    Keys and values are never multiplied in bytes: the weights of attention need more digits.
+    """
+    kind = _MULTIPLIED.get(name, "bfloat16")
+    return kind if is_weight or kind == "float32" else "bfloat16"

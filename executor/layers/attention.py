@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.linear import AdaptedLinear, ColumnLinear, LowRankLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
@@ -173,6 +174,8 @@ class Attention:
         kv_shard = kv_head_shard(context, shape.num_kv_heads, head_dim)
         self.kv = LayerKV((kv_shard.stop - kv_shard.start) // head_dim, head_dim, kept_tokens(self._form))
         self.activation_size = ((5 if is_gated else 3) * self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
+        if context.sequences is not None:
+            self.activation_size += context.sequences.activation_size(self._num_heads, head_dim, head_dim)
 
         q_shard = context.shard(0, shape.num_heads * head_dim, "query outputs")
         queries, gates = _query_parts(f"{name}.q_proj", shape, q_shard, is_gated=is_gated)
@@ -228,10 +231,7 @@ class Attention:
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
         """Attention of `q` [num_tokens, num_heads, head_dim], of the wanted tokens if given, else of all the step's."""
         pages, group = step.caches[self._place.number]
-        own = wanted or step
-        if self._sequences is None or own.sight is None:
-            return self._ops.attention(q, pages, own.attention[group], self._form)
-        return self._sequences.attend(self._ops, q, pages, own.attention[group], self._form, own.sight)
+        return attend(self._ops, q, pages, wanted or step, group, self._form, self._sequences)
 
     def _rotation(self, step: StepContext) -> tuple[Tensor, Tensor]:
         return (self._no_rotation, self._no_rotation) if self._rotary is None else step.rotation(self._rotary)
@@ -241,6 +241,28 @@ class Attention:
         if self._place.is_last and step.wanted is not None:
             return self._ops.take_rows(rows, step.wanted.tokens)
         return rows
+
+
+def attend(
+    ops: Backend,
+    q: Tensor,
+    pages: Tensor,
+    own: StepContext | Wanted,
+    group: int,
+    form: AttentionForm,
+    sequences: ContextParallel | None,
+    num_kv_heads: int = 1,
+) -> Tensor:
+    """`Backend.attention` of `q` [num_tokens, num_heads, head_dim], also where ranks divide sequences.
+
+    Args:
+        own: the step of these tokens, or what it says of them alone.
+        group: the KV group.
+        num_kv_heads: see `ContextParallel.attend`.
+    """
+    if sequences is None or own.sight is None:
+        return ops.attention(q, pages, own.attention[group], form)
+    return sequences.attend(ops, q, pages, own.attention[group], form, own.sight, num_kv_heads)
 
 
 def _query_parts(name: str, shape: AttentionShape, shard: Shard, *, is_gated: bool) -> tuple[list[Part], list[Part]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.context_parallel import CHUNKS
 from quire.executor.layers.rotary import DualChunks, RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.ops.backend import AttentionForm
@@ -81,29 +82,40 @@ class DualChunkAttention(Attention):
         """`form` sees all tokens; `options` are those of `Attention`.
 
         Raises:
-            ModelLoadError: another form, or ranks that divide sequences.
+            ModelLoadError: another form, or ranks that cannot divide its chunks.
         """
-        if form != AttentionForm(form.scale) or context.sequences is not None:
+        if form != AttentionForm(form.scale):
             raise ModelLoadError(
-                "config.json: dual_chunk_attention_config is not supported with sliding windows or "
-                f"--decode-context-parallel-size; --max-model-len {rotary.chunks.plain_length} needs no chunks."
+                "config.json: dual_chunk_attention_config is not supported with sliding windows; --max-model-len "
+                f"{rotary.chunks.plain_length} needs no chunks."
             )
         super().__init__(context, place, shape, rotary.own, form=form, **options)
         self._chunks = rotary.chunks
         self._others = rotary.others
         self.activation_size += 5 * self._num_heads * self.kv.head_dim  # two more queries, and outputs of three parts
+        if context.sequences is not None:
+            context.sequences.check(form._replace(chunk=self._chunks.length))
+            # The same of what ranks gather, and what is left of it where queries take the place of others.
+            self.activation_size += 2 * context.sequences.activation_size(
+                self._num_heads, self.kv.head_dim, self.kv.head_dim
+            )
 
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
         pages, group = step.caches[self._place.number]
-        chunks, ops, batch = self._chunks, self._ops, (wanted or step).attention[group]
-        longest = int(batch.seq_lens.max())
+        own, chunks, ops = wanted or step, self._chunks, self._ops
+        batch = own.attention[group]
+        longest = int(batch.seq_lens.max()) if own.sight is None else own.sight.longest
         if longest > chunks.trained:
             q = chunks.sharpen(q, step.positions if wanted is None else step.wanted_positions)
         if longest <= chunks.length:
-            return ops.attention(q, pages, batch, self._form)
+            return super()._attend(q, step, wanted)
         form = self._form._replace(chunk=chunks.length)
-        parts = [ops.partial_attention(q, pages, batch, form)]
-        for others, rotary in self._others.items():
-            turned = ops.rotary(q, *(step.rotation if wanted is None else step.wanted_rotation)(rotary))
-            parts.append(ops.partial_attention(turned, pages, batch, form._replace(chunks=others)))
+        rotation = step.rotation if wanted is None else step.wanted_rotation
+        queries = [q, *(ops.rotary(q, *rotation(self._others[which])) for which in ("previous", "earlier"))]
+        if self._sequences is not None and own.sight is not None:
+            return self._sequences.attend_in_chunks(ops, queries, pages, batch, form, own.sight)
+        parts = [
+            ops.partial_attention(each, pages, batch, form._replace(chunks=which))
+            for which, each in zip(CHUNKS, queries, strict=True)
+        ]
         return ops.merge_attention(parts)

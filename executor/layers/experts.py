@@ -19,7 +19,7 @@ from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, mxfp4
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource
-from quire.ops.backend import Activation, ExpertWeights, LinearWeight
+from quire.ops.backend import Activation, ExpertWeights, UnlikeExpertsError
 from quire.ops.quantised import QuantisedWeight
 
 
@@ -83,9 +83,14 @@ class Experts:
         self._weighs_inputs = weighs_inputs
         self._has_any = len(own) > 0
         if self._has_any:
-            self._packed = context.packing.experts(
-                lambda: (stored.read(context, shape, index, shard) for index in own), len(own)
-            )
+            try:
+                self._packed = context.packing.experts(
+                    lambda: (stored.read(context, shape, index, shard) for index in own), len(own)
+                )
+            except UnlikeExpertsError as error:
+                raise ModelLoadError(
+                    f"{error}. Take a checkpoint that quantises all experts of a layer alike; layers may differ."
+                ) from None
 
     def partial(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """`Backend.experts` with the rank's part of the experts: summed over the engine's ranks, these are the outputs.
@@ -142,15 +147,14 @@ class SeparateExperts:
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         """See `StoredExperts`."""
         name = self.name.format(index)
-        first = [self.up] if self.gate is None else [self.gate, self.up]
-        return ExpertWeights(
-            _joined(context, context, [Part(f"{name}.{part}", shape.size, shard) for part in first], shape.hidden_size),
-            context.scheme.read_weight(
-                context,
-                Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop)),
-                shape.size,
-            ),
-            *self._biases(context, shape, name, [f"{name}.{part}.bias" for part in first], shard),
+        first = [f"{name}.{part}" for part in (self.gate, self.up) if part is not None]
+        return _expert(
+            context,
+            context,
+            [Part(part, shape.size, shard) for part in first],
+            Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop)),
+            shape,
+            self._biases(context, shape, name, [f"{part}.bias" for part in first], shard),
         )
 
     def _biases(
@@ -187,10 +191,13 @@ class FusedExperts:
         gate, up = self._halves(gate_up)
         down = self._weight(context, self.down, shape, index, (hidden_size, size))
         own = _OneExpert({"gate": gate, "up": up, "down": down})
-        return ExpertWeights(
-            _joined(context, own, [Part(part, size, shard) for part in ("gate", "up")], hidden_size),
-            context.scheme.read_weight(own, Part("down", hidden_size, Shard(1, shard.start, shard.stop)), size),
-            *self._biases(context, shape, index, shard),
+        return _expert(
+            context,
+            own,
+            [Part(part, size, shard) for part in ("gate", "up")],
+            Part("down", hidden_size, Shard(1, shard.start, shard.stop)),
+            shape,
+            self._biases(context, shape, index, shard),
         )
 
     def _weight(
@@ -264,9 +271,19 @@ class Mxfp4Experts(FusedExperts):
         return mxfp4(blocks[0].flatten(1), context.read(f"{name}_scales", stored, own, torch.uint8)[0])
 
 
-def _joined(context: ModelContext, source: TensorSource, parts: list[Part], in_features: int) -> LinearWeight:
-    """The weight [outputs of all parts, in] of one product."""
-    return cuts.join([context.scheme.read_weight(source, part, in_features) for part in parts], context.dtype)
+def _expert(
+    context: ModelContext,
+    source: TensorSource,
+    first: list[Part],
+    down: Part,
+    shape: ExpertShape,
+    biases: tuple[Tensor | None, Tensor | None],
+) -> ExpertWeights:
+    """An expert of the layers `first` (gate and up, or up alone) and `down`."""
+    read = context.scheme.read_weight
+    weights = [read(source, part, shape.hidden_size) for part in first]
+    gate_up, *ups = [cuts.join(weights[run], context.dtype) for run in cuts.runs(weights)]
+    return ExpertWeights(gate_up, read(source, down, shape.size), *biases, *ups)
 
 
 class _OneExpert:

@@ -13,12 +13,18 @@ from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, parts_
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard
 from quire.ops.recurrent import GateActivation
 
 
 @dataclass(frozen=True)
 class DeltaShape:
-    """Sizes of the whole model's layers, before they are split over ranks by key heads."""
+    """Sizes of the whole model's layers, before they are split over ranks by key heads.
+
+    Attributes:
+        is_tiled: what belongs to value heads is stored as llama.cpp has it: the first value head of each key head, then
+            the second one of each, and so on. Else each key head's follow one another, as they do here.
+    """
 
     hidden_size: int
     num_key_heads: int
@@ -26,6 +32,7 @@ class DeltaShape:
     key_dim: int
     value_dim: int
     conv_width: int
+    is_tiled: bool = False
 
     @property
     def key_size(self) -> int:
@@ -36,6 +43,15 @@ class DeltaShape:
     def value_size(self) -> int:
         """Numbers of all values of a token."""
         return self.num_value_heads * self.value_dim
+
+    def of_value_heads(self, context: ModelContext, size: int, dim: int = 0, offset: int = 0) -> list[Shard]:
+        """Where this rank's value heads are stored, in order; each has `size` indices, the first at `offset`."""
+        heads = context.shard(dim, self.num_value_heads, "linear attention heads")
+        if not self.is_tiled:
+            return [within(Shard(dim, heads.start * size, heads.stop * size), offset)]
+        per_key = self.num_value_heads // self.num_key_heads
+        places = [head % per_key * self.num_key_heads + head // per_key for head in range(heads.start, heads.stop)]
+        return [Shard(dim, offset + place * size, offset + (place + 1) * size) for place in places]
 
 
 class GatedDeltaNet(RecurrentLayer):
@@ -56,8 +72,7 @@ class GatedDeltaNet(RecurrentLayer):
         """`parts` are the rank's queries, keys, values, output gates, then `b` (for beta) and `a` (for the decay).
 
         `conv_parts` are the channels of its queries, keys and values; None: in one convolution. `eps` is the norm's,
-        `beta_scale` as for `gated_delta_rule`,
-        `gate_activation` that of the output gates.
+        `beta_scale` as for `gated_delta_rule`, `gate_activation` that of the output gates.
         """
         name = f"{place.name}.linear_attn"
         super().__init__(context, place)
@@ -71,17 +86,19 @@ class GatedDeltaNet(RecurrentLayer):
 
         self._in = ColumnLinear(context, list(parts), shape.hidden_size)
         if conv_parts is None:
-            channels = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
+            own = shape.of_value_heads(context, shape.value_dim, offset=2 * shape.key_size)
+            channels = [keys, within(keys, shape.key_size), *own]
             conv_parts = parts_of(f"{name}.conv1d", channels, 2 * shape.key_size + shape.value_size)
         self._conv = CausalConv1d(context, conv_parts, shape.conv_width)
-        size = (shape.num_value_heads,)
-        self._decay = read_decay(context, f"{name}.A_log", size, heads)
-        self._dt_bias = context.read(f"{name}.dt_bias", size, heads, torch.float32)
+        size, own = (shape.num_value_heads,), shape.of_value_heads(context, 1)
+        self._decay = torch.cat([read_decay(context, f"{name}.A_log", size, shard) for shard in own])
+        self._dt_bias = torch.cat([context.read(f"{name}.dt_bias", size, shard, torch.float32) for shard in own])
         self._norm = context.read(f"{name}.norm.weight", (shape.value_dim,))
         self._eps = eps
         self._beta_scale = beta_scale
         self._gate_activation: GateActivation = gate_activation
-        self._out = RowLinear(context, f"{name}.out_proj", shape.value_size, shape.hidden_size, values._replace(dim=1))
+        inputs = shape.of_value_heads(context, shape.value_dim, dim=1)
+        self._out = RowLinear(context, f"{name}.out_proj", shape.value_size, shape.hidden_size, inputs)
         self.state = LayerState(
             (self._conv.state_shape, (self._num_heads, shape.key_dim, shape.value_dim)), (context.dtype, torch.float32)
         )

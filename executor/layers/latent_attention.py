@@ -12,14 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import LatentKV, LayerPlace, head_gates
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.layers.token_selection import TokenSelector
 from quire.executor.weights.quantisation.scheme import Part
+from quire.ops.backend import Backend
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class LatentShape:
 class LatentAttention:
     """Projections into and out of the latent space, rotation, cache and output of one layer.
 
-    Every rank has an equal part of the heads, and all latents.
+    Every rank has an equal part of the heads, and all latents, or those of some positions.
 
     Attributes:
         kv: what the layer keeps of a sequence.
@@ -76,7 +79,18 @@ class LatentAttention:
         `is_interleaved`: the checkpoint rotates pairs (2i, 2i + 1), not (i, i + rope_head_dim / 2). Without a
         `selector`, a token sees all tokens before it; without `rotary`, nothing is rotated. If it `has_head_gates`, the
         projection `g_proj` has one number for each head, whose sigmoid multiplies the head's outputs.
+
+        Raises:
+            ModelLoadError: a `selector`, and ranks that divide sequences; heads that cannot be divided.
         """
+        self._sequences = context.sequences
+        if context.sequences is not None:
+            context.sequences.check_heads(context.group.size, 1)
+            if selector is not None:
+                raise ModelLoadError(
+                    f"{context.sequences.flag} is not there for sparse attention, which chooses among all positions; "
+                    "use --tensor-parallel-size alone."
+                )
         name, hidden_size = f"{place.name}.self_attn", shape.hidden_size
         self._ops = context.ops
         self._place = place
@@ -92,6 +106,10 @@ class LatentAttention:
         self.activation_size = (shape.q_lora_rank or 0) + self._latent_size + self._num_heads * (
             shape.q_head_dim + shape.rope_head_dim + 2 * shape.kv_lora_rank + shape.v_head_dim
         ) + (selector.activation_size if selector is not None else 0)  # fmt: skip
+        if context.sequences is not None:
+            self.activation_size += context.sequences.activation_size(
+                self._num_heads, self._latent_size, shape.kv_lora_rank
+            )
 
         down = [whole(f"{name}.kv_a_proj_with_mqa", self._latent_size)]
         q_name, q_inputs = f"{name}.q_proj", hidden_size
@@ -116,7 +134,6 @@ class LatentAttention:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         pages, group = step.caches[self._place.number]
-        batch = step.attention[group]
         latents, keys = pages[..., : self._latent_size], pages[..., self._latent_size :]
         latent, q_input = self._down(x), x
         if self._q_norm is not None:
@@ -126,16 +143,23 @@ class LatentAttention:
         cos, sin = (self._no_rotation,) * 2 if self._rotary is None else step.rotation(self._rotary)
         q_rotated = self._ops.latent.rotate_and_store_latent(
             self._heads(q)[..., self._shape.nope_head_dim :], latent, self._kv_norm, cos, sin, latents,
-            batch.slot_mapping, is_interleaved=self._is_interleaved,
+            step.attention[group].slot_mapping, is_interleaved=self._is_interleaved,
         )  # fmt: skip
         selection = None if self._selector is None else self._selector(x, q_input, step, keys, group)
-        if self._place.is_last and step.wanted is not None:
-            q, batch = self.outputs_of(q, step), step.wanted.attention[group]
+        wanted = step.wanted if self._place.is_last else None
+        if wanted is not None:
+            q = self.outputs_of(q, step)
             q_rotated = self.outputs_of(q_rotated.flatten(1), step).unflatten(1, q_rotated.shape[1:])
         q_latent = self._ops.latent.head_linear(self._heads(q)[..., : self._shape.nope_head_dim], self._to_latent)
-        out = self._ops.latent.latent_attention(
-            q_latent, q_rotated, latents, batch, scale=self._scale, selection=selection
-        )
+        own = wanted or step
+        if selection is None:
+            out = attend_to_latents(
+                self._ops, q_latent, q_rotated, latents, own, group, self._sequences, scale=self._scale
+            )
+        else:
+            out = self._ops.latent.latent_attention(
+                q_latent, q_rotated, latents, own.attention[group], scale=self._scale, selection=selection
+            )
         out = self._ops.latent.head_linear(out, self._to_values).flatten(1)
         if self._gate is not None:
             out = self._ops.recurrent.multiply_gate(out, self._gate(self.outputs_of(x, step)), "sigmoid")
@@ -149,6 +173,24 @@ class LatentAttention:
 
     def _heads(self, q: Tensor) -> Tensor:
         return q.view(len(q), self._num_heads, self._shape.q_head_dim)
+
+
+def attend_to_latents(
+    ops: Backend,
+    q: Tensor,
+    q_rotated: Tensor,
+    cache: Tensor,
+    own: StepContext | Wanted,
+    group: int,
+    sequences: ContextParallel | None,
+    *,
+    scale: float,
+) -> Tensor:
+    """`LatentOperations.latent_attention`, also where ranks divide sequences; `own` and `group` are as for `attend`."""
+    batch = own.attention[group]
+    if sequences is None or own.sight is None:
+        return ops.latent.latent_attention(q, q_rotated, cache, batch, scale=scale)
+    return sequences.attend_to_latents(ops, q, q_rotated, cache, batch, own.sight, scale=scale)
 
 
 _NORM = NormStyle(1e-6)

@@ -4,6 +4,8 @@ A column layer splits its outputs and needs no communication. A row layer takes 
 and adds the partial results of all ranks.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -89,16 +91,29 @@ class RowLinear:
     """[num_tokens, this rank's inputs] → [num_tokens, out], the same on every rank."""
 
     def __init__(
-        self, context: ModelContext, name: str, in_features: int, out_features: int, shard: Shard, *, bias: bool = False
+        self,
+        context: ModelContext,
+        name: str,
+        in_features: int,
+        out_features: int,
+        shard: Shard | Sequence[Shard],
+        *,
+        bias: bool = False,
     ) -> None:
-        """`shard` is the rank's part of dimension 1."""
+        """`shard` is the rank's part of dimension 1, or are its parts in the order of `x`."""
+        shards = [shard] if isinstance(shard, Shard) else shard
         self._ops = context.ops
         self._group = context.group
         # Partial results are added up, so only one rank may add the bias.
         has_bias = bias and context.group.rank == 0
         self._packed = context.packing.linear(
             lambda: (
-                context.scheme.read_weight(context, Part(name, out_features, shard), in_features),
+                cuts.join_inputs(
+                    [
+                        context.scheme.read_weight(context, Part(name, out_features, each), in_features)
+                        for each in shards
+                    ]
+                ),
                 context.read(f"{name}.bias", (out_features,)) if has_bias else None,
             )
         )

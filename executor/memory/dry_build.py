@@ -10,12 +10,14 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.wire.rank import Rank
+from quire.executor import light_torch
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.base import Model
 from quire.executor.models.registry import build_model
@@ -139,7 +141,12 @@ class _LightMeta(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if name in _ELEMENTWISE and any(isinstance(arg, Tensor) and arg.is_meta for arg in args):
             return _combine(*args[:2])
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except NotImplementedError:
+            if not light_torch.complete():
+                raise
+            return func(*args, **(kwargs or {}))
 
 
 _ELEMENTWISE = frozenset(
@@ -152,7 +159,7 @@ _ELEMENTWISE = frozenset(
 
 def _combine(one: Any, other: Any) -> Tensor:
     tensors = [each for each in (one, other) if isinstance(each, Tensor)]
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    shape = np.broadcast_shapes(*(tensor.shape for tensor in tensors))  # torch's needs what `light_torch` leaves out
     return torch.empty(shape, dtype=torch.result_type(one, other), device=META)
 
 

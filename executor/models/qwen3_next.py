@@ -1,6 +1,7 @@
 """Qwen3-Next and Qwen3.5, text: three of four layers are Gated DeltaNets, the fourth is attention with a gate."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from quire.core.config.resolved import ModelSpec
@@ -15,6 +16,7 @@ from quire.executor.models.decoder import MLPMaker, attention_shape, mlp_maker, 
 from quire.executor.models.hybrid import PairedDecoder, layer_kinds, places_by_kind
 from quire.executor.models.qwen2_moe import mixture_maker, sparse_mlps
 from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantisation.schemes import is_gguf
 from quire.executor.weights.readers import Shard
 
 
@@ -25,11 +27,12 @@ class _Qwen3NextDecoder(PairedDecoder):
         self,
         spec: ModelSpec,
         context: ModelContext,
+        shape: DeltaShape,
         delta_parts: Callable[[ModelContext, str, DeltaShape], list[Part]],
         make_mlp: MLPMaker,
     ) -> None:
         config, kinds = spec.hf_config, layer_kinds(_layer_types(spec), spec)
-        norm, shape = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True), delta_shape(spec)
+        norm = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True)
         rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.25, **config}, spec.head_dim)
         bias = config.get("attention_bias", False)
 
@@ -50,7 +53,7 @@ class Qwen3_5ForCausalLM(_Qwen3NextDecoder):
     """Dense, with a projection each for what a delta rule reads."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        super().__init__(spec, context, parts_one_by_one, mlp_maker(spec, context))
+        super().__init__(spec, context, _shape_of_qwen3_5(spec), parts_one_by_one, mlp_maker(spec, context))
 
 
 class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
@@ -59,23 +62,25 @@ class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
     SIZES = ("max_position_embeddings",)
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        super().__init__(spec, context, parts_one_by_one, mixture_maker(spec, context, renormalise=True))
+        make_mlp = mixture_maker(spec, context, renormalise=True)
+        super().__init__(spec, context, _shape_of_qwen3_5(spec), parts_one_by_one, make_mlp)
 
 
 class Qwen3NextForCausalLM(_Qwen3NextDecoder):
     """Two projections for what a delta rule reads, each ordered by key head; mixtures of experts as in Qwen2-MoE."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        super().__init__(spec, context, _parts_by_key_head, sparse_mlps(spec, context, mixture_maker(spec, context)))
+        make_mlp = sparse_mlps(spec, context, mixture_maker(spec, context))
+        super().__init__(spec, context, delta_shape(spec), _parts_by_key_head, make_mlp)
 
 
 def parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
     """Queries, keys and values in one projection; gates, b and a in one each."""
-    heads = context.shard(0, shape.num_value_heads, "linear attention heads")
+    heads = shape.of_value_heads(context, 1)
     return [
         *_mixed_and_gates(context, name, shape),
-        Part(f"{name}.in_proj_b", shape.num_value_heads, heads),
-        Part(f"{name}.in_proj_a", shape.num_value_heads, heads),
+        *parts_of(f"{name}.in_proj_b", heads, shape.num_value_heads),
+        *parts_of(f"{name}.in_proj_a", heads, shape.num_value_heads),
     ]
 
 
@@ -102,11 +107,13 @@ def _parts_by_key_head(context: ModelContext, name: str, shape: DeltaShape) -> l
 def _mixed_and_gates(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
     """Queries, keys and values in one projection, gates in another."""
     keys = context.shard(0, shape.key_size, "linear attention keys")
-    values = context.shard(0, shape.value_size, "linear attention values")
-    mixed = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
+    values = shape.of_value_heads(context, shape.value_dim, offset=2 * shape.key_size)
+    gates = shape.of_value_heads(context, shape.value_dim)
     return [
-        *parts_of(f"{name}.in_proj_qkv", mixed, 2 * shape.key_size + shape.value_size),
-        Part(f"{name}.in_proj_z", shape.value_size, values),
+        *parts_of(
+            f"{name}.in_proj_qkv", [keys, within(keys, shape.key_size), *values], 2 * shape.key_size + shape.value_size
+        ),
+        *parts_of(f"{name}.in_proj_z", gates, shape.value_size),
     ]
 
 
@@ -131,6 +138,11 @@ def delta_shape(spec: ModelSpec) -> DeltaShape:
             f"linear_num_key_heads ({shape.num_key_heads})."
         )
     return shape
+
+
+def _shape_of_qwen3_5(spec: ModelSpec) -> DeltaShape:
+    """See `delta_shape`; llama.cpp's converter changes the order of value heads."""
+    return replace(delta_shape(spec), is_tiled=is_gguf(spec))
 
 
 def _layer_types(spec: ModelSpec) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.executor.layers.attention import LayerKV
+from quire.executor.layers.attention import LatentKV
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
@@ -124,9 +124,10 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
 
 
 def _check_divided(spec: ModelSpec, model: Model, sequences: ContextParallel) -> None:
-    if not all(isinstance(kv, LayerKV) for kv in model.kv_layers):
+    if any(isinstance(kv, LatentKV) and (kv.window is not None or kv.rate > 1) for kv in model.kv_layers):
         raise ModelLoadError(
-            f"{spec.name}: {sequences.flag} is not there for latent attention; use --tensor-parallel-size alone."
+            f"{spec.name}: {sequences.flag} is not there for attention to rows of several tokens, or to a choice of "
+            "them; use --tensor-parallel-size alone."
         )
     if any(kv.sees_prompt for kv in model.kv_layers):
         raise ModelLoadError(
@@ -169,11 +170,6 @@ def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
     # Imported here: it takes a second, for these models only.
     from quire.executor.models.transformers.model import UnknownModelError, build_transformers_model
 
-    if context.sequences is not None:
-        raise ModelLoadError(
-            f"{spec.name}: {context.sequences.flag} is not there for classes of Transformers; use "
-            "--tensor-parallel-size alone."
-        )
     if context.experts is not None and context.experts.num_engines > 1:
         raise ModelLoadError(
             f"{spec.name}: classes of Transformers cannot share experts between engines; start without "

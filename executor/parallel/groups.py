@@ -176,7 +176,7 @@ class RankGroups(NamedTuple):
 
     Attributes:
         tensor: the layers of its stage.
-        context: those that divide the positions of sequences: some of `tensor`, or the same rank of other copies.
+        context: those that divide the positions of sequences: some of `tensor`, and the same of other copies.
         stages: the way of each token through the layers; None if there is one stage.
     """
 
@@ -235,12 +235,11 @@ class RankGroups(NamedTuple):
 
 def _context_groups(layout: Layout) -> list[list[int]]:
     """The numbers of the workers that divide positions with one another."""
-    if layout.context > 1:
-        return [list(range(first, first + layout.context)) for first in range(0, layout.num_meeting, layout.context)]
+    copies = range(0, layout.stage_size, layout.tensor)
     return [
-        list(range(first + place, first + layout.stage_size, layout.tensor))
+        [first + copy + place for copy in copies for place in range(begin, begin + layout.context)]
         for first in range(0, layout.num_meeting, layout.stage_size)
-        for place in range(layout.tensor)
+        for begin in range(0, layout.tensor, layout.context)
     ]
 
 

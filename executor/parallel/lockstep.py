@@ -1,4 +1,4 @@
-"""The ranks of all engines that hold one set of experts, and the beginning of the steps that they take together."""
+"""The ranks that hold one set of experts, of all engines, and the beginning of the steps that they take together."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,11 @@ IDLE_LIMIT = timedelta(days=3650)
 
 
 class Lockstep(DistributedGroup):
-    """The ranks of all engines; their numbers are the expert coordinates.
+    """The ranks of one stage of all engines; their numbers are the expert coordinates.
+
+    Each stage takes steps of its own: a plan is in one step of every stage, and may be beside another engine's plans in
+    each. A stage waits for earlier ones alone, whose sends wait for nobody (`DistributedNeighbours`), so none waits for
+    itself.
 
     Every step is taken by all of them, since each has experts for the tokens of all. A rank whose engine has no plan
     sleeps until another one calls for a step. Before a step each rank tells all others how many tokens its engine has
@@ -26,15 +30,19 @@ class Lockstep(DistributedGroup):
 
     What has to reach a sleeping rank and what all ranks wait for goes over gloo, whatever the device.
 
+    Args:
+        handles: the groups of all these ranks, for their tensors, for calls, and for the beginnings of steps.
+
     Attributes:
         engines: this rank's tensor coordinate in each engine, by the engines' numbers.
         num_tokens: of each engine in the step that was begun last.
     """
 
     def __init__(
-        self, distributed: ModuleType, rank: Rank, layout: Layout, engines: ParallelGroup, bells: Any, heads: Any
+        self, distributed: ModuleType, rank: Rank, layout: Layout, engines: ParallelGroup, handles: tuple[Any, Any, Any]
     ) -> None:
-        super().__init__(distributed, distributed.group.WORLD, rank.expert, layout.expert)
+        group, bells, heads = handles
+        super().__init__(distributed, group, rank.expert, layout.expert)
         self.engines = engines
         self.num_tokens = [0] * layout.data
         self._leads = rank.tensor == 0
@@ -50,11 +58,20 @@ class Lockstep(DistributedGroup):
         """The groups of a rank that has joined those of `RankGroups`. Every rank has to call it."""
         from torch import distributed  # as in `RankGroups.join`
 
-        numbers = [list(range(tensor, layout.expert, layout.tensor)) for tensor in range(layout.tensor)]
-        handles = [distributed.new_group(each) for each in numbers]  # each rank makes all groups, in the same order
-        engines = DistributedGroup(distributed, handles[rank.tensor], rank.data, layout.data)
-        bells = distributed.new_group(backend="gloo", timeout=IDLE_LIMIT)
-        return cls(distributed, rank, layout, engines, bells, distributed.new_group(backend="gloo"))
+        own: tuple[Any, Any, Any] | None = None
+        engines = ParallelGroup()
+        for stage in range(layout.pipeline):  # each rank makes all groups, in the same order
+            ranks = [each for data in range(layout.data) for each in layout.ranks(data) if each.pipeline == stage]
+            numbers = [each.data * layout.num_workers + layout.number(each) for each in ranks]
+            by_tensor = [distributed.new_group(numbers[tensor :: layout.tensor]) for tensor in range(layout.tensor)]
+            group = distributed.group.WORLD if layout.pipeline == 1 else distributed.new_group(numbers)
+            bells = distributed.new_group(numbers, backend="gloo", timeout=IDLE_LIMIT)
+            heads = distributed.new_group(numbers, backend="gloo")
+            if stage == rank.pipeline:
+                own = group, bells, heads
+                engines = DistributedGroup(distributed, by_tensor[rank.tensor], rank.data, layout.data)
+        assert own is not None
+        return cls(distributed, rank, layout, engines, own)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Calls `wake` from another thread whenever a rank has called for a step."""
@@ -92,7 +109,8 @@ class Lockstep(DistributedGroup):
             work.wait()
         step = torch.tensor([self._step])
         others = [rank for rank in range(self.size) if rank != self.rank]
-        self._calls = [(unrecorded(self._distributed.isend, step, rank, group=self._bells), step) for rank in others]
+        send, bells = self._distributed.isend, self._bells
+        self._calls = [(unrecorded(send, step, group=bells, group_dst=rank), step) for rank in others]
 
     def _listen(self, wake: Callable[[], None]) -> None:
         step = torch.zeros(1, dtype=torch.int64)

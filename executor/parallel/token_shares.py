@@ -22,12 +22,15 @@ class TokenShares(NamedTuple):
         return self.tokens.shape[1]
 
     @classmethod
-    def of(cls, tokens: np.ndarray, owners: np.ndarray, fillers: np.ndarray) -> "TokenShares":
-        """Gives each of `tokens` [n], at least one, to its owner [n]; the others get one of `fillers` [num_ranks]."""
-        counts = np.bincount(owners, minlength=len(fillers))
+    def of(cls, tokens: np.ndarray, owners: np.ndarray, fillers: np.ndarray, num_same: int = 1) -> "TokenShares":
+        """Gives each of `tokens` [n], at least one, to its owner [n]; the others get one of `fillers` [num_ranks].
+
+        With `num_same`, so many neighbouring owners are one rank here, which gets their tokens one owner after another.
+        """
+        counts = np.bincount(owners // num_same, minlength=len(fillers))
         shares = np.repeat(fillers[:, None], counts.max(), axis=1)
         order = np.argsort(owners, kind="stable")
-        ranks = owners[order]
+        ranks = owners[order] // num_same
         columns = np.arange(len(tokens)) - (np.cumsum(counts) - counts)[ranks]
         shares[ranks, columns] = tokens[order]
         places = np.empty_like(order)

@@ -7,14 +7,16 @@ When node 0 is gone or lets the node go, the agent ends the workers and joins an
 """
 
 import os
+import socket
 
 from msgspec.structs import replace
 
+from quire.core.cluster.addresses import listen
 from quire.core.cluster.membership import Membership
-from quire.core.cluster.messages import NodeStart, Order, ShareFile, StartWorkers
+from quire.core.cluster.messages import MeetingOpened, NodeStart, OpenMeeting, Order, ShareFile, StartWorkers
 from quire.core.errors import ConfigError, EngineError
 from quire.core.logging import get_logger
-from quire.core.wire.meeting import Meeting
+from quire.core.wire.meeting import Meeting, listening_at, method_at
 from quire.core.wire.protocol import FileCopy, encoder
 from quire.executor.processes.worker_host import LocalHost
 
@@ -58,6 +60,7 @@ class _Session:
         self._membership = Membership(start.head, start.keys, start.facts, self)
         self._host: LocalHost | None = None
         self._copies: list[int] = []  # descriptors
+        self._listener: socket.socket | None = None  # where all workers of the engine meet, if they do it here
 
     async def run(self) -> str:
         """Joins and serves. Returns why that ended. Raises ConfigError if node 0 refuses this node."""
@@ -67,6 +70,8 @@ class _Session:
             if self._host is not None:
                 await self._host.close(hung=False)
             self._membership.close()
+            if self._listener is not None:
+                self._listener.close()
             for fd in self._copies:
                 os.close(fd)
 
@@ -79,6 +84,8 @@ class _Session:
     def on_order(self, order: Order) -> None:
         """See `MemberListener.on_order`."""
         match order:
+            case OpenMeeting():
+                self._open_meeting()
             case StartWorkers():
                 self._start_workers(order)
             case ShareFile():
@@ -89,12 +96,20 @@ class _Session:
         if self._host is not None:
             self._host.send(message)
 
+    def _open_meeting(self) -> None:
+        address = self._start.facts.address
+        self._listener = listen(address)
+        self._membership.report(MeetingOpened(method_at(self._listener)))
+
     def _start_workers(self, order: StartWorkers) -> None:
         config = replace(
             order.config, spec=replace(order.config.spec, path=self._start.folder), logging=self._start.logging
         )
         logger.info("this node starts %s", ", ".join(f"worker {rank}" for rank in order.ranks))
-        meeting = Meeting(order.init_method, address=self._start.facts.address)
+        address = self._start.facts.address
+        meeting = Meeting(order.init_method, address=address)
+        if self._listener is not None:  # the first worker is given the socket itself, so that nobody takes its port
+            meeting = listening_at(self._listener, address)
         try:
             self._host = LocalHost(config, order.ranks, order.factory, meeting, self)
             self._host.start()

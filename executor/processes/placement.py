@@ -8,7 +8,7 @@ from quire.core.cluster.addresses import listen
 from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.messages import HeadStart, StartWorkers
 from quire.core.config.resolved import EngineConfig
-from quire.core.wire.meeting import Meeting
+from quire.core.wire.meeting import Meeting, listening_at, method_at
 from quire.executor.processes.remote_host import RemoteHost
 from quire.executor.processes.worker_host import HostListener, LocalHost, WorkerHost
 
@@ -61,7 +61,10 @@ class OneHost:
 
 
 class SeveralHosts:
-    """The first workers are on this host, which is node 0, and the others on the nodes that join it."""
+    """The workers are on this host, which is node 0, and on the nodes that join it; or on such nodes alone.
+
+    The nodes of an engine follow one another in their numbers, and node 0 has workers of engine 0.
+    """
 
     def __init__(self, config: EngineConfig, start: HeadStart) -> None:
         self._config = config
@@ -74,14 +77,19 @@ class SeveralHosts:
         """See `Placement.find_hosts`. Raises ConfigError if this host does not have the address."""
         self._head = ClusterHead(self._start)
         nodes = await self._head.all_joined()
-        # The first rank is given the socket itself, so that nobody else takes its port meanwhile.
-        self._listener = listen(self._facts.address)
-        fd, place = self._listener.fileno(), f"tcp://{self._facts.address}:{self._listener.getsockname()[1]}"
-        layout, here = self._config.layout, Meeting(f"{place}?listen_fd={fd}", [fd], self._facts.address)
-        hosts: list[WorkerHost] = [LocalHost(self._config, layout.ranks_of_node(0), factory, here, listener)]
+        layout, data = self._config.layout, self._config.place.data
+        first = data * layout.nodes  # number of the engine's first node
+        hosts: list[WorkerHost] = []
+        if first in self._facts.ranks:
+            # The first rank is given the socket itself, so that nobody else takes its port meanwhile.
+            self._listener = listen(self._facts.address)
+            place, here = method_at(self._listener), listening_at(self._listener, self._facts.address)
+            hosts.append(LocalHost(self._config, layout.ranks_of_node(0, data), factory, here, listener))
+        else:
+            place = await nodes[0].open_meeting()
         for node in nodes:
-            start = StartWorkers(self._config, layout.ranks_of_node(node.facts.ranks[0]), factory, place)
-            hosts.append(RemoteHost(node, start, listener))
+            ranks = layout.ranks_of_node(node.facts.ranks[0] - first, data)
+            hosts.append(RemoteHost(node, StartWorkers(self._config, ranks, factory, place), listener))
         return hosts
 
     @property

@@ -4,8 +4,10 @@ This file must not import torch: the thread does, while the event loop goes on w
 """
 
 import asyncio
+import atexit
 import contextlib
 import faulthandler
+import gc
 import os
 import pkgutil
 import queue
@@ -155,7 +157,10 @@ class UniProcExecutor:
         try:
             share_out_cores(os.environ, self._config.place.num_local)
             # Resolved here and not at the top of the file: importing torch takes seconds that the loop can use.
-            worker = pkgutil.resolve_name(self._factory)(self._config, Rank(data=self._config.place.data), "")
+            create_worker = pkgutil.resolve_name(self._factory)
+            gc.freeze()  # what imports made stays: the collection at the end of the start need not visit it
+            atexit.register(gc.unfreeze)  # see `calm_garbage_collector`
+            worker = create_worker(self._config, Rank(data=self._config.place.data), "")
             ready = worker.load()
             worker.allocate(ready.num_pages, ready.max_model_len)
         except ConfigError as error:

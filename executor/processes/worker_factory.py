@@ -2,6 +2,7 @@
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.rank import Rank
+from quire.executor import light_torch  # noqa: F401  (before all that imports torch)
 from quire.executor.parallel.groups import RankGroups
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.worker import Worker

@@ -1,4 +1,7 @@
-"""The forward pass of a rank that computes some of a step's tokens: those at the positions whose keys it keeps."""
+"""The forward pass of a rank that computes some of a step's tokens: those at the positions whose keys it keeps.
+
+Ranks that compute the same tokens (`ContextParallel.num_same`) compute those of one another, too.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.models.base import GivenRows, LayerCache, Model, PartialSight, Wanted
-from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.parallel.token_shares import TokenShares
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import GroupPages, InputBatch
@@ -26,7 +28,7 @@ class _Division(NamedTuple):
         sequences: the row of each token.
         positions: of each token in its sequence.
         owners: the rank that keeps each token's keys.
-        shares: of all tokens.
+        shares: of all tokens, by part.
     """
 
     sequences: np.ndarray
@@ -42,8 +44,7 @@ class DividedForward(Forward):
     one of another rank's, whose keys it does not store.
 
     Args:
-        group: the ranks that divide the tokens.
-        shard: the positions of this one.
+        sequences: how ranks divide the tokens, and the positions.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class DividedForward(Forward):
         caches: Sequence[LayerCache],
         block_size: int,
         stage: Stage,
-        group: ParallelGroup,
-        shard: SequenceShard,
+        sequences: ContextParallel,
     ) -> None:
         super().__init__(model, ops, caches, block_size, stage=stage)
-        self._group = group
-        self._part = shard
+        self._group = sequences.group
+        self._part = sequences.shard
+        self._num_parts, self._num_same = sequences.num_parts, sequences.num_same
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """See `Forward.hidden`."""
@@ -84,8 +85,9 @@ class DividedForward(Forward):
         sequences, positions = last_tokens(batch.query_lens, batch.seq_lens)
         owners = self._part.owner(positions)
         # Where a rank has to be filled up, another has more tokens: the first that is not the rank's own.
-        others = np.argmax(owners != np.arange(self._part.size)[:, None], axis=1)
-        return _Division(sequences, positions, owners, TokenShares.of(np.arange(len(owners)), owners, others))
+        others = np.argmax(owners // self._num_same != np.arange(self._num_parts)[:, None], axis=1)
+        shares = TokenShares.of(np.arange(len(owners)), owners, others, self._num_same)
+        return _Division(sequences, positions, owners, shares)
 
     def _share_wanted(self, batch: InputBatch, division: _Division) -> TokenShares | None:
         """The wanted tokens, or the last if there are none; None if a rank computes no others."""
@@ -93,15 +95,16 @@ class DividedForward(Forward):
         wanted = np.arange(num_wanted.sum()) + np.repeat(np.cumsum(batch.query_lens - num_wanted), num_wanted)
         if not len(wanted):
             wanted = np.array([len(division.owners) - 1])
-        shares = TokenShares.of(wanted, division.owners[wanted], division.shares.tokens[:, 0])
+        owners = division.owners[wanted]
+        shares = TokenShares.of(wanted, owners, division.shares.tokens[:, 0], self._num_same)
         return None if shares.size == division.shares.size else shares
 
     def _run(
         self, batch: InputBatch, division: _Division, given: GivenRows | None, shared: TokenShares | None = None
     ) -> torch.Tensor:
         """What the model makes of this rank's tokens, or of those of them that are wanted."""
-        device, rank = batch.token_ids.device, self._part.rank
-        own = division.shares.tokens[rank]
+        device, number = batch.token_ids.device, self._part.rank // self._num_same
+        own = division.shares.tokens[number]
         index = to_device(own, device)
         part = dataclasses.replace(
             batch,
@@ -115,7 +118,7 @@ class DividedForward(Forward):
             given = _own_rows(given, to_device(places, device))
         wanted = None
         if shared is not None:
-            wanted = Wanted(to_device(places[shared.tokens[rank]], device), *self._attend(part, division, shared))
+            wanted = Wanted(to_device(places[shared.tokens[number]], device), *self._attend(part, division, shared))
         attention, sight = self._attend(part, division, division.shares)
         return self._model.forward(part.token_ids, self._step(part, attention, sight, given, wanted))
 
@@ -131,7 +134,9 @@ class DividedForward(Forward):
 
     def _join(self, hidden: torch.Tensor, shares: TokenShares) -> torch.Tensor:
         """Hidden states of all tokens that were shared out, in their order, from those of this rank's."""
-        return self._ops.take_rows(self._group.all_gather(hidden, dim=0), to_device(shares.places, hidden.device))
+        parts, columns = np.divmod(shares.places, shares.size)  # of each part, one of the ranks that have the same
+        places = parts * self._num_same * shares.size + columns
+        return self._ops.take_rows(self._group.all_gather(hidden, dim=0), to_device(places, hidden.device))
 
 
 def _own_rows(given: GivenRows, places: torch.Tensor) -> GivenRows | None:

@@ -53,7 +53,8 @@ class PartialRows:
         num_keys = np.maximum(seen, 1)
         is_first = (np.diff(sequences, prepend=-1) != 0) | (np.diff(num_keys, prepend=0) != 1)
         ends = np.append(np.flatnonzero(is_first)[1:], len(sequences))
-        sight = PartialSight(to_device(positions, device), to_device(seen == 0, device))
+        longest = int(positions.max()) + 1
+        sight = PartialSight(to_device(positions, device), to_device(seen == 0, device), longest)
         if order is not None:
             sight = sight._replace(order=to_device(order, device), back=to_device(np.argsort(order), device))
         return cls(np.diff(ends, prepend=0), num_keys[ends - 1], sequences[ends - 1], sight)

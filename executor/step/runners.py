@@ -119,6 +119,6 @@ def _choose_forward(
 ) -> Forward:
     slots = config.page_slots
     if sequences is not None and sequences.divides_tokens:
-        return DividedForward(model, ops, memory.caches, slots, stage, sequences.group, sequences.shard)
+        return DividedForward(model, ops, memory.caches, slots, stage, sequences)
     shard = None if sequences is None else sequences.shard
     return Forward(model, ops, memory.caches, slots, memory.states, stage, shard, has_peers=has_peers)

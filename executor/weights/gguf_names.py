@@ -35,7 +35,7 @@ _UNLISTED = tuple(
 """Names on the hub that the table does not know, and those in files."""
 _TURNS_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid", "minicpm", "smollm3")
 """Architectures whose files have the rows of queries and keys in another order than the hub."""
-_ADDS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35")
+_ADDS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose files have 1 added to the weights of norms."""
 
 

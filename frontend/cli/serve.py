@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import os
 import socket
 import sys
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         setup = EngineSetup.from_args(args.engine_args, "server")
         with contextlib.closing(setup):
             setup.launch_ahead()
-            number = args.server_config.api_server_count or 1
+            number = args.server_config.api_server_count or len(setup.config.served_engines)
             if number == 1:
                 _serve(setup, args.server_config, listener)
             else:
@@ -57,11 +58,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) -> None:
+    gc.disable()  # during imports, as in the engine; the server enables it once it is ready
     import uvloop
 
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.http.server import serve
 
+    gc.freeze()  # what imports made stays: the collection at the end of the start need not visit it
     engine = AsyncLLM.from_setup(
         setup,
         max_log_len=server.max_log_len,

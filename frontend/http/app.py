@@ -28,6 +28,7 @@ from quire.frontend.http.metrics_page import MetricsPage, OwnPage
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service_routes import control_routes, front_page_route, monitoring_routes
+from quire.frontend.kept.access import KeptEntries, OwnEntries
 from quire.frontend.openai.routes import openai_routes
 
 
@@ -38,6 +39,7 @@ def create_app(
     state: ServerState | None = None,
     registry: CollectorRegistry | None = None,
     page: MetricsPage | None = None,
+    entries: KeptEntries | None = None,
 ) -> Litestar:
     """The application, ready for any ASGI server.
 
@@ -45,11 +47,13 @@ def create_app(
         state: whether the model is loaded and how much is in flight; by default a fresh one with the model loaded.
         registry: the metrics of this process; by default a fresh one.
         page: what /metrics serves, where that is more than this process's metrics.
+        entries: what the command's servers keep, where there are several.
     """
     state = state or ServerState()
     registry = registry if registry is not None else CollectorRegistry()
     register_collectors(registry, engine, of_process=page is None)
     page = page or OwnPage(registry)
+    entries = entries or OwnEntries(server.entry_store())
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
     guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
@@ -66,7 +70,7 @@ def create_app(
     if conversations.searches is not None:
         registry.register(conversations.searches)
     guarded = [
-        *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine)),
+        *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine), entries),
         anthropic_routes(Messages(server, engine.model, conversations), answers, errors),
         *control_routes(engine, state),
         *(dev_routes(engine, server, state) if envs.read_flag("SERVER_DEV_MODE") else []),

@@ -33,6 +33,7 @@ from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.signals import signal_handlers
 from quire.frontend.http.user_middleware import wrapped
 from quire.frontend.http.uvicorn_config import uvicorn_config
+from quire.frontend.kept.access import KeptEntries
 
 logger = get_logger(__name__)
 
@@ -68,6 +69,7 @@ class HttpServer:
         announces: log what is served; one of several servers does.
         registry: where this process's metrics are counted; a fresh one when None.
         page: what /metrics shows; `registry` when None.
+        entries: what the command's servers keep, where there are several.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class HttpServer:
         announces: bool = True,
         registry: CollectorRegistry | None = None,
         page: MetricsPage | None = None,
+        entries: KeptEntries | None = None,
     ) -> None:
         self._engine = engine
         self._greet = greet
@@ -87,9 +90,8 @@ class HttpServer:
         self._server = server
         self._listener = listener
         self._state = ServerState(ready=False)
-        config = uvicorn_config(
-            _application(engine, server, self._state, registry, page), server, engine.config.logging
-        )
+        application = _application(engine, server, self._state, registry, page, entries)
+        config = uvicorn_config(application, server, engine.config.logging)
         self._uvicorn = _Uvicorn(config)
         self._certificates = _certificate_watcher(config.ssl, server)
         self._failure: EngineDeadError | None = None
@@ -195,11 +197,13 @@ def _application(
     state: ServerState,
     registry: CollectorRegistry | None,
     page: MetricsPage | None,
+    entries: KeptEntries | None,
 ) -> RequestObserver:
     disable_created_metrics()  # needless timestamps beside every counter
     registry = registry or CollectorRegistry()
+    app = create_app(engine, server, state=state, registry=registry, page=page, entries=entries)
     return RequestObserver(
-        wrapped(create_app(engine, server, state=state, registry=registry, page=page), server.middleware),
+        wrapped(app, server.middleware),
         HttpMetrics(registry),
         request_id_headers=server.enable_request_id_headers,
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),

@@ -14,6 +14,7 @@ from quire.core.config.observability import ObservabilityConfig
 from quire.core.config.types import Positive
 from quire.core.errors import ConfigError
 from quire.frontend.chat.config import ChatConfig
+from quire.frontend.kept.entries import EntryStore
 
 
 class ServerConfig(ChatConfig, frozen=True, kw_only=True):
@@ -26,7 +27,10 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     uds: Annotated[str | None, Meta(description="Listen on this Unix socket instead of --host and --port.")] = None
     api_server_count: Annotated[
         Positive | None,
-        Meta(description="Processes that serve HTTP on this port; one when unset.", extra={"aliases": ["-asc"]}),
+        Meta(
+            description="Processes that serve HTTP on this port; when unset, one for each engine.",
+            extra={"aliases": ["-asc"]},
+        ),
     ] = None
     api_key: Annotated[
         list[str] | None,
@@ -215,6 +219,10 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         ):
             if path and not Path(path).is_file():
                 raise ConfigError(f"{flag}: there is no file {path!r}.")
+
+    def entry_store(self) -> EntryStore:
+        """An empty store of responses and conversations, with these bounds."""
+        return EntryStore(self.max_stored_responses, self.max_stored_response_bytes, self.max_stored_response_seconds)
 
     @property
     def path_prefix(self) -> str:

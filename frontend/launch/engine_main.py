@@ -2,13 +2,15 @@
 
 import asyncio
 import gc
+import logging
 import os
 import select
 import shutil
 import signal
 import sys
+import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import uvloop
@@ -19,6 +21,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.logging import configure
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.meeting import Meeting
+from quire.executor import torch_library
 
 
 class EngineStart(Struct, array_like=True):
@@ -43,9 +46,20 @@ def main() -> None:
         sys.exit()  # the parent was told to end while it started us
     start = msgspec.msgpack.decode(message, type=EngineStart)
     configure(start.config.process_name, start.config.logging, hints=start.config.tells_hints)
+    if start.config.executor == "uni" and start.worker_factory is None:
+        torch_library.load_ahead()
     code = uvloop.run(_run_engine(start))
     if start.address.startswith("ipc://") and _outlives(parent):  # a dead parent cannot remove its folder
         shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process, at once if a worker's thread was left behind: the interpreter's own end stops threads where
+    they are, and one that is within C++ then, as during torch's import, ends the process by SIGABRT."""
+    if threading.active_count() > 1:
+        logging.shutdown()
+        os._exit(code)
     sys.exit(code)
 
 

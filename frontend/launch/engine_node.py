@@ -9,10 +9,9 @@ from quire.core.cluster.addresses import listen
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
 from quire.core.logging import get_logger
-from quire.core.wire.meeting import Meeting
+from quire.core.wire.meeting import Meeting, listening_at, method_at
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
-from quire.frontend.launch.together import listening_at, method_at
 
 logger = get_logger(__name__)
 

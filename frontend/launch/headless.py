@@ -11,7 +11,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.logging import get_logger
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.engine_node import EngineNode
-from quire.frontend.launch.layout import divide_engines
+from quire.frontend.launch.layout import divide_engines, hosts_of_engine
 from quire.frontend.launch.nodes import engines_node_start, node_start
 
 logger = get_logger(__name__)
@@ -44,7 +44,7 @@ def run_node(args: EngineArgs) -> None:
     if ignored := ignored_options(args):
         logger.info("node 0 decides what this node ignores on its own command line: %s", ", ".join(ignored))
     parallel = divide_engines(args.parallel)
-    if parallel.data_parallel_size > 1:
+    if parallel.data_parallel_size > 1 and hosts_of_engine(parallel) == 1:
         uvloop.run(EngineNode(engines_node_start(parallel, folder, args.observability.logging)).run())
         return
     start = node_start(parallel, folder, args.observability.logging)

@@ -21,7 +21,7 @@ from quire.core.wire.channel import CurveKeys
 from quire.core.wire.meeting import Meeting
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
-from quire.frontend.launch.together import EnginesTogether
+from quire.frontend.launch.together import CommonLives
 
 
 class EngineSubprocess:
@@ -101,7 +101,7 @@ class EngineLauncher:
         worker_factory: str | None = None,
         cluster: HeadStart | None = None,
         ray_nodes: RayNodes | None = None,
-        together: EnginesTogether | None = None,
+        together: CommonLives | None = None,
     ) -> None:
         self.config = config
         self._transport = transport
@@ -168,6 +168,11 @@ class EngineLauncher:
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()
         return engine
+
+    def retire(self) -> None:
+        """See `Launcher.retire`."""
+        if self._together is not None:
+            self._together.retire()
 
     def close(self) -> None:
         """Ends an engine that was never handed out and the nodes that Ray runs, and removes the private folder."""

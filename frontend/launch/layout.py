@@ -11,21 +11,26 @@ from quire.core.wire.rank import EnginePlace, Layout
 def divide_engines(asked: ParallelConfig) -> ParallelConfig:
     """The options of a host that says with `--nnodes` which engines it runs, as options for engines on several hosts.
 
-    The hosts have equally many engines, in the order of the nodes' numbers, as in vLLM. Other options stay as they are.
+    The hosts have equally many engines, in the order of the nodes' numbers, as in vLLM; or each engine has equally many
+    hosts. Other options stay as they are.
 
     Raises:
         ConfigError: the options contradict each other.
     """
+    _check_server(asked)
     nodes, engines, number = asked.nnodes, asked.data_parallel_size, asked.node_rank
     if nodes == 1 or engines == 1:
         return asked
-    if engines % nodes:
+    if engines % nodes and nodes % engines:
         raise ConfigError(
-            f"--nnodes {nodes} does not divide the {engines} engines of --data-parallel-size evenly: each engine is on "
-            "one host then. Lower --nnodes, or raise --data-parallel-size to a multiple of it."
+            f"--nnodes {nodes} does not divide the {engines} engines of --data-parallel-size evenly: make one of the "
+            "two a multiple of the other."
         )
     if number >= nodes:
         raise ConfigError(f"--node-rank {number} is not below --nnodes {nodes}; nodes are numbered from 0.")
+    if hosts_of_engine(asked) > 1:
+        _check_spread(asked)
+        return asked
     local = engines // nodes
     start = number * local
     if asked.data_parallel_size_local not in (None, local) or asked.data_parallel_start_rank not in (None, start):
@@ -55,6 +60,43 @@ def divide_engines(asked: ParallelConfig) -> ParallelConfig:
     )
 
 
+def hosts_of_engine(parallel: ParallelConfig) -> int:
+    """Over how many hosts the workers of each engine are spread."""
+    return max(1, parallel.nnodes // parallel.data_parallel_size)
+
+
+def _check_spread(asked: ParallelConfig) -> None:
+    """Refuses what engines cannot do that are spread over several hosts each."""
+    given = {
+        "--data-parallel-size-local": asked.data_parallel_size_local is not None,
+        "--data-parallel-start-rank": asked.data_parallel_start_rank is not None,
+        "--data-parallel-rank": asked.data_parallel_rank is not None,
+        "--data-parallel-hybrid-lb": asked.data_parallel_hybrid_lb,
+        "--data-parallel-external-lb": asked.data_parallel_external_lb,
+        "--distributed-executor-backend ray": asked.distributed_executor_backend == "ray",
+        "--data-parallel-backend ray": asked.data_parallel_backend == "ray",
+    }
+    if flags := [flag for flag, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"--nnodes {asked.nnodes} spreads each of the {asked.data_parallel_size} engines over "
+            f"{hosts_of_engine(asked)} hosts, and node 0 serves all: leave out {flags[0]}, or lower --nnodes."
+        )
+
+
+def _check_server(asked: ParallelConfig) -> None:
+    """Refuses a node without a server among hosts that each have one."""
+    flags = {
+        "--data-parallel-hybrid-lb": asked.data_parallel_hybrid_lb,
+        "--data-parallel-external-lb": asked.data_parallel_external_lb,
+        "--data-parallel-rank": asked.data_parallel_rank is not None,
+    }
+    if asked.headless and (given := [flag for flag, is_given in flags.items() if is_given]):
+        raise ConfigError(
+            f"{given[0]} gives each host a server of its own, and --headless is for hosts whose engines node 0 serves: "
+            "leave out one of the two."
+        )
+
+
 def layout_of(asked: ParallelConfig) -> Layout:
     """Into how many parts the options divide the model.
 
@@ -69,7 +111,7 @@ def layout_of(asked: ParallelConfig) -> Layout:
         tensor=tensor,
         context=context,
         expert=tensor * asked.data_parallel_size if asked.enable_expert_parallel else 1,
-        nodes=asked.nnodes,
+        nodes=hosts_of_engine(asked),
     )
     if layout.num_workers % layout.nodes:
         raise ConfigError(
@@ -80,11 +122,6 @@ def layout_of(asked: ParallelConfig) -> Layout:
         raise ConfigError(
             f"--decode-context-parallel-size {context} must divide --tensor-parallel-size {tensor}: it divides "
             "the cache of workers that hold the same KV heads."
-        )
-    if context > 1 and layout.prefill > 1:
-        raise ConfigError(
-            "--decode-context-parallel-size and --prefill-context-parallel-size both divide the positions of "
-            "sequences: give one of the two."
         )
     return layout
 
@@ -105,15 +142,15 @@ def check_heads(world_size: int, num_heads: int) -> None:
 def check_sharing(args: EngineArgs) -> None:
     """Refuses what engines cannot do that hold one set of experts."""
     asked, sharing = args.parallel, "--enable-expert-parallel divides the experts over all engines"
-    if asked.pipeline_parallel_size > 1 or asked.prefill_context_parallel_size > 1:
+    if asked.prefill_context_parallel_size > 1:
         raise ConfigError(
-            f"{sharing}, which are divided by tensors alone then: use --tensor-parallel-size instead of "
-            "--pipeline-parallel-size and --prefill-context-parallel-size, or drop --data-parallel-size."
+            f"{sharing}, whose workers have a step's tokens whole then: use --tensor-parallel-size instead of "
+            "--prefill-context-parallel-size, or drop --data-parallel-size."
         )
-    if len(served_engines(asked)) < asked.data_parallel_size:
+    if hosts_of_engine(asked) > 1 and asked.data_parallel_size > 1:
         raise ConfigError(
-            f"{sharing}, and these must be behind one server: drop --data-parallel-rank and --data-parallel-hybrid-lb, "
-            "or --enable-expert-parallel."
+            f"{sharing}, each of which is on one host then: lower --nnodes to {asked.data_parallel_size}, or drop "
+            "--enable-expert-parallel."
         )
     if args.load.load_format == "sharded_state":
         raise ConfigError(
@@ -149,6 +186,8 @@ def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
     Raises:
         ConfigError: the options contradict each other.
     """
+    if hosts_of_engine(parallel) > 1:  # they and their first workers' host are known to node 0 alone
+        return [EnginePlace(data) for data in range(parallel.data_parallel_size)]
     size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
     local, start = parallel.data_parallel_size_local, parallel.data_parallel_start_rank
     if parallel.data_parallel_external_lb and rank is None:

@@ -1,6 +1,9 @@
 """Several hosts: what their options must say, and what node 0 and the others are told at their start."""
 
+import json
 from pathlib import Path
+
+from msgspec import to_builtins
 
 from quire.core import envs
 from quire.core.cluster.addresses import interface_of, own_address, resolve
@@ -8,19 +11,25 @@ from quire.core.cluster.check_messages import CheckStart, NodeReport
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import HeadStart, NodeStart
+from quire.core.config.engine_args import EngineArgs
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import ParallelConfig
+from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, get_logger
 from quire.frontend.checkpoint import model_source
-from quire.frontend.launch.layout import engine_places
+from quire.frontend.launch.layout import engine_places, hosts_of_engine
+from quire.frontend.launch.peer_servers import FirstServer, FurtherServer
+from quire.frontend.launch.together import CommonLives, EngineHosts, EnginesTogether
 
 logger = get_logger(__name__)
 
 
-def head_start(parallel: ParallelConfig, folder: Path) -> HeadStart | None:
-    """What the engine on node 0 is told; None if there is one node.
+def head_starts(parallel: ParallelConfig, folder: Path) -> list[HeadStart | None]:
+    """What each engine on node 0 is told; None if all its workers are here.
+
+    The other nodes of an engine join it at a port of its own, counted from --master-port.
 
     Args:
         folder: of the checkpoint.
@@ -32,13 +41,26 @@ def head_start(parallel: ParallelConfig, folder: Path) -> HeadStart | None:
         raise ConfigError("--headless is for `quire serve` on a node without HTTP; leave it out here.")
     _check_rank(parallel)
     if parallel.nnodes == 1:
-        return None
+        return [None for _ in engine_places(parallel)]
     if parallel.node_rank:
         raise ConfigError(f"--node-rank {parallel.node_rank} needs --headless: node 0 alone serves.")
     address = resolve(parallel.master_addr, "--master-addr")
     interface_of(address)
     facts = NodeFacts.of_this_host("workers", [0], parallel.nnodes, address, folder)
-    return HeadStart(f"{address}:{parallel.master_port}", _token(parallel, parallel.master_port).keys(), facts)
+    keys, hosts = _token(parallel, parallel.master_port).keys(), hosts_of_engine(parallel)
+    others = range(1, parallel.nnodes)
+    return [
+        HeadStart(f"{address}:{_port(parallel, data)}", keys, facts, [rank for rank in others if rank // hosts != data])
+        for data in range(parallel.data_parallel_size)
+    ]
+
+
+def _port(parallel: ParallelConfig, data: int) -> int:
+    """Where the nodes with workers of an engine join."""
+    port = parallel.master_port + data
+    if port > 65535:
+        raise ConfigError(f"--master-port {parallel.master_port}: each engine has a port from there on; lower it.")
+    return port
 
 
 def engines_head_start(parallel: ParallelConfig, folder: Path) -> HeadStart:
@@ -65,6 +87,51 @@ def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingC
     return NodeStart(f"{head}:{port}", _token_of_all().keys(), facts, str(folder), logging)
 
 
+def companions(args: EngineArgs, config: EngineConfig, folder: Path, nodes: EngineHosts | None) -> CommonLives | None:
+    """What the engines have in common that this server runs; None if they share no experts.
+
+    Args:
+        nodes: other hosts with engines of this server; None: there are none.
+
+    Raises:
+        ConfigError: as `head_start`, where other servers have some of the engines.
+    """
+    if not config.layout.shares_experts:
+        return None
+    if len(config.served_engines) == config.layout.data:
+        return EnginesTogether(nodes)
+    head, port = _engines_address(args.parallel)
+    is_first = 0 in config.served_engines
+    address = head if is_first else own_address(head)
+    interface_of(address)
+    facts = NodeFacts.of_this_host(
+        "servers", list(config.served_engines), config.layout.data, address, folder, _shared_settings(args, config)
+    )
+    if is_first:
+        return FirstServer(HeadStart(f"{head}:{port}", _token(args.parallel, port).keys(), facts))
+    return FurtherServer(f"{head}:{port}", _token_of_all().keys(), facts)
+
+
+def _shared_settings(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
+    """What servers must agree on whose engines share experts, by flag."""
+    experts, eplb = config.expert_placement, config.eplb
+    assert experts is not None  # they share some
+    return {
+        "--tensor-parallel-size": str(config.layout.tensor),
+        "--decode-context-parallel-size": str(config.layout.context),
+        "--pipeline-parallel-size": str(config.layout.pipeline),
+        "QUIRE_PP_LAYER_PARTITION": ",".join(map(str, config.layers_by_stage)),
+        "--max-num-batched-tokens": str(config.limits.max_num_batched_tokens),
+        "--dtype": config.spec.dtype,
+        "--quantization": config.quantization or "none",
+        "--device": config.device,
+        "--model-impl": config.spec.implementation,
+        "--hf-overrides": json.dumps(args.model.hf_overrides, sort_keys=True),
+        "--expert-placement-strategy": experts.strategy,
+        "--eplb-config": "without --enable-eplb" if eplb is None else json.dumps(to_builtins(eplb), sort_keys=True),
+    }
+
+
 def _engines_address(parallel: ParallelConfig) -> tuple[str, int]:
     if parallel.data_parallel_address is None:
         address = resolve(parallel.master_addr, "--master-addr")
@@ -88,7 +155,8 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
     address = own_address(head)
     interface_of(address)
     facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
-    return NodeStart(f"{head}:{parallel.master_port}", _token_of_all().keys(), facts, str(folder), logging)
+    port = _port(parallel, parallel.node_rank // hosts_of_engine(parallel))
+    return NodeStart(f"{head}:{port}", _token_of_all().keys(), facts, str(folder), logging)
 
 
 def check_start(

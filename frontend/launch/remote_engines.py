@@ -3,14 +3,15 @@
 import asyncio
 from collections import defaultdict
 
+from quire.core.cluster.facts import name_ranks
 from quire.core.cluster.head import ClusterHead, NodeLink
-from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, HeadStart, StartEngine
+from quire.core.cluster.messages import EndEngine, EngineEnded, EngineNews, EngineStarted, HeadStart, StartEngine
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.supervisor import EngineHandle
 from quire.core.errors import EngineDeadError, EngineError, PeerLostError
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.ray_nodes import RayNodes
-from quire.frontend.launch.together import EnginesTogether
+from quire.frontend.launch.together import CommonLives
 
 
 class RemoteEngine:
@@ -106,6 +107,11 @@ class RemoteNodes:
         own = self._start.facts
         return self._head.missing if self._head else sorted(set(range(own.num_ranks)) - set(own.ranks))
 
+    @property
+    def waits_for(self) -> str | None:
+        """See `EngineHosts.waits_for`."""
+        return f"the host of engine {name_ranks(self.missing)}" if self.missing else None
+
     def close(self) -> None:
         """Lets all nodes go, which end their engines. Idempotent."""
         head, self._head = self._head, None
@@ -122,7 +128,7 @@ class RemoteNodes:
             self._ray_nodes.ensure()
         return self._head
 
-    def on_engine(self, news: EngineStarted | EngineEnded) -> None:
+    def on_engine(self, news: EngineNews) -> None:
         """A node has said something of an engine."""
         starting, engine = self._starting.get(news.data), self._running.get(news.data)
         match news:
@@ -154,7 +160,7 @@ class _NodeEngines:
         self._nodes = nodes
         self._node = node
 
-    def on_engine(self, news: EngineStarted | EngineEnded) -> None:
+    def on_engine(self, news: EngineNews) -> None:
         self._nodes.on_engine(news)
 
     def on_lost(self, error: EngineError) -> None:
@@ -168,7 +174,7 @@ class RemoteLauncher:
         together: of the engines with which this one shares experts, if any.
     """
 
-    def __init__(self, config: EngineConfig, nodes: RemoteNodes, together: EnginesTogether | None = None) -> None:
+    def __init__(self, config: EngineConfig, nodes: RemoteNodes, together: CommonLives | None = None) -> None:
         self.config = config
         self._nodes = nodes
         self._together = together
@@ -196,6 +202,11 @@ class RemoteLauncher:
             life.port.opened(engine.meeting)
         life.add(engine)
         return engine
+
+    def retire(self) -> None:
+        """See `Launcher.retire`."""
+        if self._together is not None:
+            self._together.retire()
 
     def close(self) -> None:
         """See `Launcher.close`."""

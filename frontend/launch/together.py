@@ -6,9 +6,8 @@ import socket
 from typing import Protocol
 
 from quire.core.cluster.addresses import listen
-from quire.core.cluster.facts import name_ranks
 from quire.core.errors import PeerLostError
-from quire.core.wire.meeting import Meeting
+from quire.core.wire.meeting import Meeting, listening_at, method_at
 
 
 class StartedEngine(Protocol):
@@ -30,8 +29,8 @@ class EngineHosts(Protocol):
     has_engines_here: bool
 
     @property
-    def missing(self) -> list[int]:
-        """The numbers of engines whose hosts are not there."""
+    def waits_for(self) -> str | None:
+        """Which hosts are not there, for people; None if all are."""
 
     async def all_joined(self) -> None:
         """Returns when all are there."""
@@ -103,27 +102,33 @@ class MeetingPort:
             self._opened.exception()  # perhaps nobody waits for it
 
 
-def method_at(listener: socket.socket) -> str:
-    """What engines are told that meet at a socket which another one's first worker has; see `RankGroups.join`."""
-    address, port = listener.getsockname()
-    return f"tcp://{address}:{port}"
+class MeetingElsewhere:
+    """A port of another host, as its server has told it.
 
+    Args:
+        address: of this host.
+    """
 
-def listening_at(listener: socket.socket, address: str) -> Meeting:
-    """What the engine is told whose first worker listens there, on the host with that address."""
-    fd = listener.fileno()
-    return Meeting(f"{method_at(listener)}?listen_fd={fd}", [fd], address)
+    def __init__(self, init_method: str, address: str) -> None:
+        self._meeting = Meeting(init_method, address=address)
+
+    def here(self) -> Meeting:
+        """What an engine on this host is told."""
+        return self._meeting
+
+    def close(self) -> None:
+        """The other host frees the port."""
 
 
 class CommonLife:
-    """One engine of each number, from their starts to their end.
+    """One engine of each number, from their starts to their end; on a host, the part of it that is there.
 
     Attributes:
         place: where their workers meet.
         numbers: those that have been, or are about to be, started.
     """
 
-    def __init__(self, place: MeetingFile | MeetingPort) -> None:
+    def __init__(self, place: MeetingFile | MeetingPort | MeetingElsewhere) -> None:
         self.place = place
         self.numbers: set[int] = set()
         self._engines: list[StartedEngine] = []
@@ -149,8 +154,32 @@ class CommonLife:
         self.place.close()
 
 
+class CommonLives(Protocol):
+    """Gives engines that are started the life that they have in common."""
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """Whether engines have to wait for `gathered`."""
+
+    @property
+    def waits_for(self) -> str | None:
+        """See `Launcher.waits_for`."""
+
+    async def gathered(self, number: int) -> None:
+        """Engine `number` is about to start; returns when the hosts of all engines are there."""
+
+    def life_of(self, number: int) -> CommonLife:
+        """The life of engine `number`, which starts now."""
+
+    def retire(self) -> None:
+        """No engine is started here any more: see `Launcher.retire`. Idempotent."""
+
+    def close(self) -> None:
+        """Frees the meeting place. Idempotent."""
+
+
 class EnginesTogether:
-    """Gives engines that are started the life that they have in common.
+    """See `CommonLives`. Gives engines that are started the life that they have in common.
 
     An engine that is started again lacks peers: those of its former self cannot go on. So the others are ended, each
     one's supervisor starts it again, and all meet at another place.
@@ -165,25 +194,24 @@ class EnginesTogether:
 
     @property
     def has_other_hosts(self) -> bool:
-        """Whether engines have to wait for `gathered`."""
+        """See `CommonLives.has_other_hosts`."""
         return self._hosts is not None
 
     @property
     def waits_for(self) -> str | None:
         """See `Launcher.waits_for`."""
-        missing = [] if self._hosts is None else self._hosts.missing
-        return f"the host of engine {name_ranks(missing)}" if missing else None
+        return None if self._hosts is None else self._hosts.waits_for
 
     async def gathered(self, number: int) -> None:
-        """Engine `number` is about to start; returns when the hosts of all engines are there."""
+        """See `CommonLives.gathered`."""
         if self._hosts is None:
             return
-        if self._hosts.missing:
+        if self._hosts.waits_for is not None:
             self._end(number)  # those that have been started since would meet nobody
         await self._hosts.all_joined()
 
     def life_of(self, number: int) -> CommonLife:
-        """The life of engine `number`, which starts now."""
+        """See `CommonLives.life_of`."""
         if self._life is not None and number in self._life.numbers:
             self._end(number)
         if self._life is None:
@@ -191,8 +219,17 @@ class EnginesTogether:
         self._life.numbers.add(number)
         return self._life
 
+    def end(self, reason: PeerLostError) -> None:
+        """Ends all engines that have been started; none can go on."""
+        life, self._life = self._life, None
+        if life is not None:
+            life.end(reason)
+
+    def retire(self) -> None:
+        """The server gives up all its engines, and so there is nothing to do."""
+
     def close(self) -> None:
-        """Frees the meeting place. Idempotent."""
+        """See `CommonLives.close`."""
         life, self._life = self._life, None
         if life is not None:
             life.place.close()
@@ -203,6 +240,4 @@ class EnginesTogether:
         return MeetingPort(self._hosts.address, is_here=self._hosts.has_engines_here)
 
     def _end(self, number: int) -> None:
-        life, self._life = self._life, None
-        if life is not None:
-            life.end(PeerLostError(f"engine {number}, with which this one shares experts, has ended."))
+        self.end(PeerLostError(f"engine {number}, with which this one shares experts, has ended."))

@@ -17,6 +17,7 @@ from quire.frontend.http.load_report import LoadReport
 from quire.frontend.http.openapi_document import BODY
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
+from quire.frontend.kept.access import KeptEntries
 from quire.frontend.openai.answers import (
     ChatCompletion,
     ChatLogprobs,
@@ -36,6 +37,7 @@ from quire.frontend.openai.responses.compaction import Compactions
 from quire.frontend.openai.responses.conversation_routes import conversation_routes
 from quire.frontend.openai.responses.conversations import KeptConversations
 from quire.frontend.openai.responses.jobs import Jobs
+from quire.frontend.openai.responses.making import Makings
 from quire.frontend.openai.responses.reading import RequestReader
 from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
@@ -76,10 +78,12 @@ def openai_routes(
     answers: HttpAnswers,
     conversations: Conversations,
     anthropic_models: ModelDescriptions,
+    entries: KeptEntries,
 ) -> list[Any]:
     """Handlers for /v1, /invocations and the tokenizer.
 
     Args:
+        entries: the responses and conversations that are kept.
         anthropic_models: what /v1/models tells clients of Anthropic's API.
     """
     chat = ChatCompletions(engine, server, conversations)
@@ -90,7 +94,7 @@ def openai_routes(
         *_chat_routes(chat, rendering, answers, load),
         *_completion_routes(text, rendering, answers, load),
         *_model_routes(ModelCards(engine), anthropic_models, answers),
-        *_response_routes(engine, server, state, answers, conversations),
+        *_response_routes(engine, server, state, answers, conversations, entries),
     ]
     tokenization = Tokenization(engine, conversations)
     return [
@@ -174,14 +178,20 @@ def _model_routes(
 
 
 def _response_routes(
-    engine: AsyncLLM, server: ServerConfig, state: ServerState, answers: HttpAnswers, conversations: Conversations
+    engine: AsyncLLM,
+    server: ServerConfig,
+    state: ServerState,
+    answers: HttpAnswers,
+    conversations: Conversations,
+    entries: KeptEntries,
 ) -> list[Any]:
     """Responses and conversations that the server keeps, which share one store."""
+    makings = Makings()
     store = ResponseStore(
-        server.max_stored_responses, server.max_stored_response_bytes, server.max_stored_response_seconds
+        entries, makings, max_entries=server.max_stored_responses, max_bytes=server.max_stored_response_bytes
     )
     reader, kept = RequestReader(store), KeptConversations(store)
-    jobs = Jobs(engine, store, kept, state, tokens_as_ids=server.return_tokens_as_token_ids)
+    jobs = Jobs(engine, store, makings, kept, state, tokens_as_ids=server.return_tokens_as_token_ids)
     responses = Responses(engine, conversations, store, reader, jobs)
     return [
         *response_routes(responses, Compactions(engine, conversations, reader), answers),

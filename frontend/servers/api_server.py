@@ -9,25 +9,32 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from quire.core.engine.visit import VisitingLauncher
+from quire.core.errors import UnavailableError
 from quire.core.logging import configure
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.server import HttpServer
 from quire.frontend.launch.setup import EngineSetup
+from quire.frontend.servers.calls import Calls, LinkEndedError
 from quire.frontend.servers.family import Family
 from quire.frontend.servers.messages import (
-    AskPage,
+    Answer,
+    AskedOfParent,
+    AskedOfServer,
     ControlLink,
     EngineEnded,
     EngineGone,
     EngineStarted,
     EngineWaits,
-    Page,
+    Placed,
+    ReadPage,
     ServerStart,
     Serving,
     Snapshot,
     TakeSnapshot,
     ToServer,
 )
+from quire.frontend.servers.shared_entries import SharedEntries
+from quire.frontend.servers.shared_routing import PlacedPrompts, blocks_of
 
 SNAPSHOT_SECONDS = 1.0
 """A server that is killed takes the counts of so much time with it."""
@@ -53,26 +60,15 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
 class SharedPage:
     """See `MetricsPage`: the parent knows the counts of all servers."""
 
-    def __init__(self, link: ControlLink[ToServer]) -> None:
-        self._link = link
-        self._num_asked = 0
-        self._pages: dict[int, asyncio.Future[bytes]] = {}
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
 
     async def text(self) -> bytes:
-        self._num_asked += 1
-        page_id = self._num_asked
-        self._pages[page_id] = asyncio.get_running_loop().create_future()
-        self._link.send(AskPage(page_id))
         try:
-            return await self._pages[page_id]
-        finally:
-            del self._pages[page_id]
-
-    def on_page(self, page: Page) -> None:
-        """The parent has answered."""
-        waiter = self._pages.get(page.page_id)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(page.text)
+            text: bytes = await self._calls.ask(ReadPage(), bytes)
+        except LinkEndedError:
+            raise UnavailableError("The server is shutting down.", retry_after_seconds=5) from None
+        return text
 
 
 class ApiServer:
@@ -83,16 +79,19 @@ class ApiServer:
         self._visits = [VisitingLauncher() for _ in start.config.served_engines]
         setup = EngineSetup(start.args, Path(start.folder), Path(start.tokenizer_folder), start.config, [])
         server = start.server
-        engine = AsyncLLM.from_setup(
+        self._engine = engine = AsyncLLM.from_setup(
             setup,
             visits=self._visits,
             known=start.known,
+            on_placed=PlacedPrompts(link.send).add,
             max_log_len=server.max_log_len,
             log_outputs=server.enable_log_outputs,
             log_deltas=server.enable_log_deltas,
         )
         self._registry = CollectorRegistry()
-        self._page = SharedPage(link)
+        self._calls = Calls(lambda call_id, question: link.send(AskedOfParent(call_id, question)))
+        self._entries = SharedEntries(start.number, self._calls)
+        self._answering: set[asyncio.Task[None]] = set()
         self._http = HttpServer(
             engine,
             server,
@@ -100,7 +99,8 @@ class ApiServer:
             greet=start.greets,
             announces=start.announces,
             registry=self._registry,
-            page=self._page,
+            page=SharedPage(self._calls),
+            entries=self._entries,
         )
 
     async def run(self) -> None:
@@ -129,9 +129,20 @@ class ApiServer:
                     self._visits[message.number].on_gone(message.reason)
                 case TakeSnapshot():
                     self._link.send(self._snapshot(message.scrape_id))
-                case Page():
-                    self._page.on_page(message)
+                case AskedOfServer():
+                    task = asyncio.create_task(self._answer(message))
+                    self._answering.add(task)
+                    task.add_done_callback(self._answering.discard)
+                case Answer():
+                    self._calls.on_answer(message)
+                case Placed():
+                    for number, names in message.prompts:
+                        self._engine.client.on_placed_elsewhere(number, blocks_of(names))
+        self._calls.end()
         self._http.stop()
+
+    async def _answer(self, asked: AskedOfServer) -> None:
+        self._link.send(Answer.of(asked.call_id, await self._entries.answer(asked.question)))
 
     async def _tell(self) -> None:
         while True:

@@ -12,6 +12,8 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.engine.visit import EngineAddress
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.kept.access import MakerQuestion
+from quire.frontend.kept.entries import Entry
 from quire.frontend.servers.family import Family
 
 
@@ -64,14 +66,76 @@ class TakeSnapshot(Struct, array_like=True, tag="take_snapshot"):
     scrape_id: int
 
 
-class Page(Struct, array_like=True, tag="page"):
-    """The answer to `AskPage`: what /metrics shows."""
-
-    page_id: int
-    text: bytes
+class ReadPage(Struct, array_like=True, tag="read_page"):
+    """What does /metrics show? Answered with its bytes."""
 
 
-ToServer = ServerStart | EngineStarted | EngineEnded | EngineWaits | EngineGone | TakeSnapshot | Page
+class FindEntry(Struct, array_like=True, tag="find_entry"):
+    """See `EntryStore.find`."""
+
+    entry_id: str
+
+
+class PutEntry(Struct, array_like=True, tag="put_entry"):
+    """See `EntryStore.put`."""
+
+    entry: Entry
+    replaces: int | None
+
+
+class RemoveEntry(Struct, array_like=True, tag="remove_entry"):
+    """See `EntryStore.remove`."""
+
+    entry_id: str
+
+
+class CountInMaking(Struct, array_like=True, tag="count_in_making"):
+    """See `EntryStore.num_in_making`."""
+
+
+class AskMaker(Struct, array_like=True, tag="ask_maker"):
+    """Ask another server; answered as that answers, or with None if it has ended."""
+
+    maker: int
+    question: MakerQuestion
+
+
+class AskedOfParent(Struct, array_like=True, tag="asked_of_parent"):
+    """A server asks; answered with `Answer`."""
+
+    call_id: int
+    question: ReadPage | FindEntry | PutEntry | RemoveEntry | CountInMaking | AskMaker
+
+
+class AskedOfServer(Struct, array_like=True, tag="asked_of_server"):
+    """The parent asks what another server wants to know; answered with `Answer`."""
+
+    call_id: int
+    question: MakerQuestion
+
+
+class Placed(Struct, array_like=True, tag="placed"):
+    """Prompts that a server has sent to engines, for all others: (engine, names of blocks as 64-bit integers) each."""
+
+    prompts: list[tuple[int, bytes]]
+
+
+class Answer(Struct, array_like=True, tag="answer"):
+    """The answer to a call, of a type that follows from the question."""
+
+    call_id: int
+    value: msgspec.Raw
+
+    @classmethod
+    def of(cls, call_id: int, value: Any) -> "Answer":
+        """The answer with a value, which MessagePack can hold."""
+        return cls(call_id, msgspec.Raw(_encode(value)))
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+_OfEngines = EngineStarted | EngineEnded | EngineWaits | EngineGone
+ToServer = ServerStart | _OfEngines | TakeSnapshot | AskedOfServer | Answer | Placed
 
 
 class Serving(Struct, array_like=True, tag="serving"):
@@ -85,13 +149,7 @@ class Snapshot(Struct, array_like=True, tag="snapshot"):
     families: list[Family]
 
 
-class AskPage(Struct, array_like=True, tag="ask_page"):
-    """Somebody reads /metrics at one server; answered with `Page`."""
-
-    page_id: int
-
-
-FromServer = Serving | Snapshot | AskPage
+FromServer = Serving | Snapshot | AskedOfParent | Answer | Placed
 
 M = TypeVar("M")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -30,21 +31,26 @@ from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.engine_statistics import EngineStatistics
 from quire.frontend.metrics.families import Labelled
 from quire.frontend.metrics.stats_log import StatsLog
+from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
-    AskPage,
+    Answer,
+    AskedOfParent,
+    AskedOfServer,
     ControlLink,
     EngineEnded,
     EngineGone,
     EngineStarted,
     EngineWaits,
     FromServer,
-    Page,
+    Placed,
+    ReadPage,
     ServerStart,
     Serving,
     Snapshot,
     TakeSnapshot,
     ToServer,
 )
+from quire.frontend.servers.shared_entries import SharedStore
 from quire.frontend.servers.shared_metrics import SharedMetrics
 
 logger = get_logger(__name__)
@@ -60,6 +66,7 @@ class _Server(Struct):
 
     process: asyncio.subprocess.Process
     link: ControlLink[FromServer]
+    calls: Calls
     serving_since: float | None = None  # CLOCK_MONOTONIC seconds
 
 
@@ -80,6 +87,8 @@ class ServerGroup:
         self._config = server
         self._listener = listener
         self._greet = greet
+        # All servers have one key of hashes, so that their routers give prompts the same names: see `prompt_blocks`.
+        self._hash_seed = {"PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
         model_name = ServedModel.from_args(setup.args, setup.folder).name
         self._statistics = [EngineStatistics(Labelled(model_name, engine)) for engine in setup.config.served_engines]
         self._keepers = [EngineKeeper(number, each, self) for number, each in enumerate(setup.launchers)]
@@ -93,7 +102,8 @@ class ServerGroup:
         self._announced = False
         self._stopping = asyncio.Event()
         self._all_gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pages: set[asyncio.Task[None]] = set()
+        self._shared = SharedStore(server.entry_store(), self._calls_to)
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT, then lets the servers drain and closes the engines.
@@ -179,6 +189,8 @@ class ServerGroup:
                 code = await server.process.wait()
             finally:
                 del self._servers[number]
+                self._shared.on_server_ended(number)
+                server.calls.end()
                 self._metrics.on_ended(number)
                 server.link.close()
             if self._stopping.is_set():
@@ -202,6 +214,7 @@ class ServerGroup:
                 *(sys.executable, "-P", "-m", "quire.frontend.servers.api_server", *map(str, fds)),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=fds,
+                env=os.environ | self._hash_seed,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which has the servers drain
             )
         link: ControlLink[FromServer] = await ControlLink.open(ours, FromServer)
@@ -218,7 +231,7 @@ class ServerGroup:
         self._announced = self._announced or announces
         for news in (*self._engines.values(), *self._waits.values()):
             link.send(news)
-        return _Server(process, link)
+        return _Server(process, link, Calls(lambda call_id, question: link.send(AskedOfServer(call_id, question))))
 
     async def _listen(self, number: int, server: _Server) -> None:
         """Answers a server until it ends."""
@@ -228,13 +241,22 @@ class ServerGroup:
                     server.serving_since = time.monotonic()
                 case Snapshot():
                     self._metrics.on_snapshot(number, message.scrape_id, message.families)
-                case AskPage():
-                    task = asyncio.create_task(self._answer(server, message.page_id))
-                    self._pages.add(task)
-                    task.add_done_callback(self._pages.discard)
+                case AskedOfParent():
+                    task = asyncio.create_task(self._answer(server, message))
+                    self._answering.add(task)
+                    task.add_done_callback(self._answering.discard)
+                case Answer():
+                    server.calls.on_answer(message)
+                case Placed():
+                    self._tell(message, but=number)
 
-    async def _answer(self, server: _Server, page_id: int) -> None:
-        server.link.send(Page(page_id, await self._metrics.page()))
+    async def _answer(self, server: _Server, asked: AskedOfParent) -> None:
+        question = asked.question
+        value = await self._metrics.page() if isinstance(question, ReadPage) else await self._shared.answer(question)
+        server.link.send(Answer.of(asked.call_id, value))
+
+    def _calls_to(self, number: int) -> Calls | None:
+        return self._servers[number].calls if number in self._servers else None
 
     def _ask(self, scrape_id: int) -> set[int]:
         self._tell(TakeSnapshot(scrape_id))
@@ -245,9 +267,10 @@ class ServerGroup:
             return iter(())
         return chain.from_iterable(each.collect() for each in self._statistics)
 
-    def _tell(self, message: ToServer) -> None:
-        for server in self._servers.values():
-            server.link.send(message)
+    def _tell(self, message: ToServer, *, but: int | None = None) -> None:
+        for number, server in self._servers.items():
+            if number != but:
+                server.link.send(message)
 
     # -------------------------------------------------------------------------------------------------------------- end
 

@@ -78,8 +78,10 @@ ROUTE = Call(
 )
 EXPERTS = Call(
     "quire_experts",
-    "x gate_up down table gate_up_order down_order gate_up_bias down_bias ids weights out",
-    f"rows x_stride hidden size num_experts top_k activation {_FORM} {_FORM} dtype x_bits weighs_inputs num_threads",
+    "x gate_up up down gate_up_table up_table down_table gate_up_order up_order down_order gate_up_bias down_bias ids "
+    "weights out",
+    f"rows x_stride hidden size num_experts top_k activation {_FORM} {_FORM} {_FORM} dtype gate_up_x_bits up_x_bits "
+    "down_x_bits weighs_inputs num_threads",
 )
 TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes dtype", "scale")
 COPY_COLUMNS = Call("quire_copy_columns", "x out", "num_tokens row_bytes x_stride out_stride num_threads")
@@ -203,7 +205,7 @@ ROTATE_AND_STORE_LATENT = Call(
 )
 LATENT_ATTENTION = Call(
     "quire_latent_attention",
-    "q q_rotated out cache query_lens seq_lens block_tables",
+    "q q_rotated out cache query_lens seq_lens block_tables lse",
     "q_token_stride q_head_stride rotated_token_stride rotated_head_stride num_requests table_stride page_stride "
     "row_stride block_size entry_size heads rank rotary_dim dtype cache_dtype num_threads",
     "scale",

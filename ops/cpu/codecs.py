@@ -48,13 +48,6 @@ class Coded:
         """Of scales and offsets."""
         return torch.float32 if self.scales is None else self.scales.dtype
 
-    def has_values_of(self, other: "Coded") -> bool:
-        """Whether codes stand for the same values in both."""
-        if self.table is None or other.table is None:
-            return self.codec == other.codec
-        is_dry = self.table.is_meta
-        return self.codec == other.codec and (is_dry or torch.equal(self.table, other.table))
-
     def with_wide_scales(self) -> "Coded":
         """The same weight with scales and offsets in float32."""
         assert self.scales is not None

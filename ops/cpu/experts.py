@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, ExpertWeights
+from quire.ops.backend import Activation, ExpertWeights, UnlikeExpertsError
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
@@ -28,14 +28,30 @@ class ExpertLinear:
     Attributes:
         panels: [num_experts, bytes of a packed weight] uint8.
         form: `WeightForm` in `kernels/kernels.h`.
+        table: as `Coded` has it.
         order: [num_experts, in] int64; None: the inputs are in order.
-        bias: [num_experts, out] float32.
+        codec: one of `CodecNumber` in `kernels/codecs.h`.
+        has_byte_inputs: as `QuantisedWeight` has it.
     """
 
     panels: Tensor
     form: tuple[int, ...]
+    table: Tensor | None
     order: Tensor | None
-    bias: Tensor | None
+    codec: int
+    has_byte_inputs: bool
+
+    def takes(self, encoded: Encoded) -> bool:
+        """Whether an expert's weight has the form of the others."""
+        table, order = encoded.coded.table, encoded.coded.order
+        if encoded.form != self.form or (order is None) != (self.order is None):
+            return False
+        return table is None or self.table is None or table.is_meta or torch.equal(table, self.table)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What differs between experts."""
+        return [self.panels] if self.order is None else [self.panels, self.order]
 
 
 @dataclass(frozen=True)
@@ -43,25 +59,29 @@ class ExpertPanels:
     """All experts of a layer; `size` is the intermediate one.
 
     Attributes:
+        gate_up: gates and ups, or gates alone if there is `up`.
+        gate_up_bias, down_bias: [num_experts, out] float32.
         dtype: of `x`; None: any float type.
-        table: as `Coded` has it, for both layers.
-        codec: one of `CodecNumber` in `kernels/codecs.h`, for both layers.
-        has_byte_inputs: as `QuantisedWeight` has it; of both layers.
     """
 
     gate_up: ExpertLinear
+    up: ExpertLinear | None
     down: ExpertLinear
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
     hidden_size: int
     size: int
     dtype: torch.dtype | None
-    table: Tensor | None
-    codec: int
-    has_byte_inputs: bool
+
+    @property
+    def layers(self) -> list[ExpertLinear]:
+        """Those that there are."""
+        return [layer for layer in (self.gate_up, self.up, self.down) if layer is not None]
 
     @property
     def bytes_each(self) -> int:
         """Bytes of one expert's weights."""
-        return sum(layer.panels[0].numel() for layer in (self.gate_up, self.down))
+        return sum(layer.panels[0].numel() for layer in self.layers)
 
 
 PackedExperts = ExpertPanels | GroupedExperts
@@ -111,27 +131,27 @@ class NativeExperts:
                     if isinstance(expert.down, QuantisedWeight):
                         self._fallbacks.say_of_quantised(expert.down)
                     return self._eager.pack_experts(chain([expert], rest), num_experts)
-                packed = _empty_panels(expert, num_experts, *layers)
-                is_dry = packed.down.panels.is_meta
-                self._bits.say(packed.codec, has_byte_inputs=packed.has_byte_inputs, is_dry=is_dry)
-            assert layers is not None, "all experts have the same shapes"
-            for layer, encoded, bias in (
-                (packed.gate_up, layers[0], expert.gate_up_bias),
-                (packed.down, layers[1], expert.down_bias),
-            ):
+                packed = _empty_panels(expert, num_experts, layers)
+                for layer in packed.layers:
+                    is_dry = layer.panels.is_meta
+                    self._bits.say(layer.codec, has_byte_inputs=layer.has_byte_inputs, is_dry=is_dry)
+            if layers is None or not all(map(ExpertLinear.takes, packed.layers, layers)):
+                raise UnlikeExpertsError(f"experts 0 and {index} of a layer are stored in different ways")
+            for layer, encoded in zip(packed.layers, layers, strict=True):
                 self._panels.pack(encoded.coded, encoded.form, layer.panels[index])
                 if layer.order is not None and encoded.coded.order is not None:
                     layer.order[index] = encoded.coded.order
-                if layer.bias is not None and bias is not None:
-                    layer.bias[index] = bias
+            for biases, bias in ((packed.gate_up_bias, expert.gate_up_bias), (packed.down_bias, expert.down_bias)):
+                if biases is not None and bias is not None:
+                    biases[index] = bias
         return packed or self._eager.pack_experts((), num_experts)
 
     def tensors(self, packed: PackedExperts, index: int) -> list[Tensor]:
         """See `Backend.expert_tensors`."""
         if isinstance(packed, GroupedExperts):
             return self._eager.expert_tensors(packed, index)
-        parts = [part for each in (packed.gate_up, packed.down) for part in (each.panels, each.order, each.bias)]
-        return [part[index] for part in parts if part is not None]
+        biases = [bias for bias in (packed.gate_up_bias, packed.down_bias) if bias is not None]
+        return [part[index] for part in [*chain.from_iterable(layer.tensors for layer in packed.layers), *biases]]
 
     def run(
         self,
@@ -152,19 +172,21 @@ class NativeExperts:
             return self._fallbacks.run(
                 self._eager.experts, x, packed, ids, weights, activation, weighs_inputs=weighs_inputs
             )
-        gate_up, down = packed.gate_up, packed.down
+        gate_up, up, down = packed.gate_up, packed.up, packed.down
         if x.dtype not in DTYPES or x.dtype != (packed.dtype or x.dtype) or x.shape[1] != packed.hidden_size:
             takes = packed.dtype or "floats"
             raise ValueError(f"x is {x.dtype} {list(x.shape)}; these experts take {takes} [*, {packed.hidden_size}].")
         x = x if x.stride(1) == 1 else x.contiguous()
         ids, weights = ids.contiguous(), weights.contiguous()
         out = self._empty(*x.shape, dtype=x.dtype)
+        other = gate_up if up is None else up  # a form that is not read, if there are no ups apart
         failed = self._experts(
-            x.data_ptr(), gate_up.panels.data_ptr(), down.panels.data_ptr(), address(packed.table),
-            address(gate_up.order), address(down.order), address(gate_up.bias), address(down.bias), ids.data_ptr(),
-            weights.data_ptr(), out.data_ptr(), len(x), x.stride(0), packed.hidden_size, packed.size,
-            len(down.panels), ids.shape[1], ACTIVATIONS[activation], *gate_up.form, *down.form, DTYPES[x.dtype],
-            self._bits.of(x.dtype, packed.codec, has_byte_inputs=packed.has_byte_inputs), weighs_inputs,
+            x.data_ptr(), gate_up.panels.data_ptr(), 0 if up is None else up.panels.data_ptr(), down.panels.data_ptr(),
+            address(gate_up.table), address(other.table), address(down.table), address(gate_up.order),
+            address(other.order), address(down.order), address(packed.gate_up_bias), address(packed.down_bias),
+            ids.data_ptr(), weights.data_ptr(), out.data_ptr(), len(x), x.stride(0), packed.hidden_size, packed.size,
+            len(down.panels), ids.shape[1], ACTIVATIONS[activation], *gate_up.form, *other.form, *down.form,
+            DTYPES[x.dtype], *(self._bits_of(x, layer) for layer in (gate_up, other, down)), weighs_inputs,
             torch.get_num_threads(),
         )  # fmt: skip
         if failed == 3:
@@ -175,29 +197,40 @@ class NativeExperts:
             return self.run(x.float(), packed, ids, weights, activation, weighs_inputs=weighs_inputs).to(x.dtype)
         return out
 
-    def _encode(self, expert: ExpertWeights) -> tuple[Encoded, Encoded] | None:
-        """Both weights for the kernel; None if it does not take them."""
-        gate_up = self._panels.encode(expert.gate_up, is_gated=expert.is_gated)
-        down = self._panels.encode(expert.down, is_gated=False)
-        if gate_up is None or down is None or not gate_up.coded.has_values_of(down.coded):
-            return None
-        return gate_up, down
+    def _bits_of(self, x: Tensor, layer: ExpertLinear) -> int:
+        return self._bits.of(x.dtype, layer.codec, has_byte_inputs=layer.has_byte_inputs)
+
+    def _encode(self, expert: ExpertWeights) -> list[Encoded] | None:
+        """Its weights for the kernel, as `ExpertPanels.layers` has them; None if the kernel does not take them."""
+        of_inputs = [expert.gate_up] if expert.up is None else [expert.gate_up, expert.up]
+        is_joined = expert.is_gated and expert.up is None
+        found = [self._panels.encode(weight, is_gated=is_joined) for weight in of_inputs]
+        found.append(self._panels.encode(expert.down, is_gated=False))
+        layers = [each for each in found if each is not None]
+        return layers if len(layers) == len(found) else None
 
 
-def _empty_panels(expert: ExpertWeights, num_experts: int, gate_up: Encoded, down: Encoded) -> ExpertPanels:
+def _empty_panels(expert: ExpertWeights, num_experts: int, layers: list[Encoded]) -> ExpertPanels:
     """Memory for experts like this one."""
 
-    def layer(encoded: Encoded, bias: Tensor | None) -> ExpertLinear:
-        codes, order = encoded.coded.codes, encoded.coded.order
+    def layer(encoded: Encoded) -> ExpertLinear:
+        coded = encoded.coded
         return ExpertLinear(
-            codes.new_empty(num_experts, encoded.num_bytes, dtype=torch.uint8),
+            coded.codes.new_empty(num_experts, encoded.num_bytes, dtype=torch.uint8),
             encoded.form,
-            None if order is None else order.new_empty(num_experts, len(order)),
-            None if bias is None else codes.new_empty(num_experts, encoded.coded.shape[0], dtype=torch.float32),
+            coded.table,
+            None if coded.order is None else coded.order.new_empty(num_experts, len(coded.order)),
+            coded.codec,
+            coded.has_byte_inputs,
         )
 
-    dtype = expert.down.dtype if isinstance(expert.down, Tensor) else None
+    def biases(bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias.new_empty(num_experts, len(bias), dtype=torch.float32)
+
+    gate_up, *ups, down = map(layer, layers)
+    plain = [weight.dtype for weight in (expert.gate_up, expert.up, expert.down) if isinstance(weight, Tensor)]
     hidden_size, size = expert.down.shape
-    layers = layer(gate_up, expert.gate_up_bias), layer(down, expert.down_bias)
-    has_byte_inputs = gate_up.coded.has_byte_inputs and down.coded.has_byte_inputs
-    return ExpertPanels(*layers, hidden_size, size, dtype, gate_up.coded.table, gate_up.coded.codec, has_byte_inputs)
+    return ExpertPanels(
+        gate_up, ups[0] if ups else None, down, biases(expert.gate_up_bias), biases(expert.down_bias), hidden_size,
+        size, plain[0] if plain else None,
+    )  # fmt: skip

@@ -168,20 +168,45 @@ class NativeLatent(LatentOperations[NativePlan]):
         scale: float,
         selection: Selection | None = None,
     ) -> Tensor:
-        if _are_rows(q, q_rotated, cache) and _are_numbers(q, cache) and q.dtype == q_rotated.dtype:
-            num_tokens, heads, rank = q.shape
-            out = self._launcher.empty(num_tokens, heads, rank, dtype=q.dtype)
-            num_requests, table_stride, entry_size, *pointers = self._keys(batch, cache.shape[1], selection)
-            if not self._attention(
-                q.data_ptr(), q_rotated.data_ptr(), out.data_ptr(), cache.data_ptr(), *pointers, q.stride(0),
-                q.stride(1), q_rotated.stride(0), q_rotated.stride(1), num_requests, table_stride, cache.stride(0),
-                cache.stride(1), cache.shape[1], entry_size, heads, rank, q_rotated.shape[2], DTYPES[q.dtype],
-                DTYPES[cache.dtype], torch.get_num_threads(), scale,
-            ):  # fmt: skip
-                return out
+        out = self._attend(q, q_rotated, cache, batch, scale, selection, None)
+        if out is not None:
+            return out
         return self._fallbacks.run(
             self._eager.latent_attention, q, q_rotated, cache, batch, scale=scale, selection=selection
         )  # fmt: skip
+
+    def partial_latent_attention(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: NativePlan, *, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        lse = self._launcher.empty(*q.shape[:2], dtype=torch.float32)
+        out = self._attend(q, q_rotated, cache, batch, scale, None, lse)
+        if out is not None:
+            return out, lse
+        return self._fallbacks.run(self._eager.partial_latent_attention, q, q_rotated, cache, batch, scale=scale)
+
+    def _attend(
+        self,
+        q: Tensor,
+        q_rotated: Tensor,
+        cache: Tensor,
+        batch: NativePlan,
+        scale: float,
+        selection: Selection | None,
+        lse: Tensor | None,
+    ) -> Tensor | None:
+        """The outputs, with their log-sum-exp in `lse` if it is wanted; None if the kernel does not take the inputs."""
+        if not (_are_rows(q, q_rotated, cache) and _are_numbers(q, cache) and q.dtype == q_rotated.dtype):
+            return None
+        num_tokens, heads, rank = q.shape
+        out = self._launcher.empty(num_tokens, heads, rank, dtype=q.dtype)
+        num_requests, table_stride, entry_size, *pointers = self._keys(batch, cache.shape[1], selection)
+        failed = self._attention(
+            q.data_ptr(), q_rotated.data_ptr(), out.data_ptr(), cache.data_ptr(), *pointers,
+            0 if lse is None else lse.data_ptr(), q.stride(0), q.stride(1), q_rotated.stride(0), q_rotated.stride(1),
+            num_requests, table_stride, cache.stride(0), cache.stride(1), cache.shape[1], entry_size, heads, rank,
+            q_rotated.shape[2], DTYPES[q.dtype], DTYPES[cache.dtype], torch.get_num_threads(), scale,
+        )  # fmt: skip
+        return None if failed else out
 
     def _keys(self, batch: NativePlan, block_size: int, selection: Selection | None) -> tuple[int, ...]:
         """(requests, table_stride, entry_size, query_lens, seq_lens, block_tables) as the kernel reads them.

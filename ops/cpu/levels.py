@@ -38,6 +38,7 @@ LEVELS: dict[str, tuple[Level, ...]] = {
     "x86_64": (
         Level("x86_64", ("-march=x86-64",)),
         Level("avx2", ("-march=x86-64-v3",), _V3),
+        Level("avx2_vnni", ("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),
         Level("avx512", (_V4_FLAG,), _V4),
         Level("avx512_vnni", (_V4_FLAG, "-mavx512vnni"), _VNNI),
         Level("avx512_bf16", (_V4_FLAG, "-mavx512vnni", "-mavx512bf16"), _BF16),
@@ -53,7 +54,8 @@ LEVELS: dict[str, tuple[Level, ...]] = {
         Level("neon_bf16", ("-march=armv8.2-a+fp16+dotprod+bf16+i8mm",), _ARM_DOT | {"bf16", "i8mm"}),
     ),
 }
-"""By `platform.machine()`, the fewest instructions first. Each level's processors can run those before it."""
+"""By `platform.machine()`, the slowest first. A level's processors can run those before it, but for `avx2_vnni`: the
+first processors with AVX-512 lack its instructions."""
 
 NATIVE = Level("native", ("-march=native",))
 """For processors that `LEVELS` does not have, and systems that do not list a processor's instruction sets."""

@@ -225,8 +225,10 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
 
     def restore(self, stored: StoredWeight) -> Any:
         packed = super().restore(stored)
-        if isinstance(packed, (WidenedWeight, ExpertPanels)):
-            self._bits.say(packed.codec, has_byte_inputs=packed.has_byte_inputs, is_dry=False)
+        layers = packed.layers if isinstance(packed, ExpertPanels) else [packed]
+        for layer in layers:
+            if isinstance(layer, (WidenedWeight, ExpertLinear)):
+                self._bits.say(layer.codec, has_byte_inputs=layer.has_byte_inputs, is_dry=False)
         return packed
 
     def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:

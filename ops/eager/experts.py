@@ -93,9 +93,10 @@ class GroupedLinear:
 
 @dataclass(frozen=True)
 class GroupedExperts:
-    """All experts of a layer."""
+    """All experts of a layer; `up` as `ExpertWeights` has it."""
 
     gate_up: GroupedLinear
+    up: GroupedLinear | None
     down: GroupedLinear
     hidden_size: int
     is_gated: bool
@@ -107,7 +108,10 @@ def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
     for index, expert in enumerate(experts):
         if packed is None:
             packed = _empty(expert, num_experts)
-        packed.gate_up.store(index, expert.gate_up, expert.gate_up_bias)
+        first_bias, up_bias = expert.biases
+        packed.gate_up.store(index, expert.gate_up, first_bias)
+        if packed.up is not None and expert.up is not None:
+            packed.up.store(index, expert.up, up_bias)
         packed.down.store(index, expert.down, expert.down_bias)
     if packed is None:
         raise ValueError("a layer without experts cannot be packed")
@@ -117,7 +121,9 @@ def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
 def tensors(packed: GroupedExperts, index: int) -> list[Tensor]:
     """See `Backend.expert_tensors`."""
     found: list[object] = []
-    for layer in (packed.gate_up, packed.down):
+    for layer in (packed.gate_up, packed.up, packed.down):
+        if layer is None:
+            continue
         found += list(layer.weight[index]) if isinstance(layer.weight, list) else [layer.weight[index]]
         found.append(None if layer.bias is None else layer.bias[index])
     return [part for part in found if isinstance(part, Tensor)]
@@ -144,7 +150,10 @@ def run(
     inputs = padded[order // top_k]
     if weighs_inputs:
         inputs, weights = (inputs * weights.flatten()[order].unsqueeze(1)).to(x.dtype), torch.ones_like(weights)
-    inner = activate(packed.gate_up.multiply(inputs, ends, experts))
+    inner = packed.gate_up.multiply(inputs, ends, experts)
+    if packed.up is not None:
+        inner = torch.cat((inner, packed.up.multiply(inputs, ends, experts)), dim=-1)
+    inner = activate(inner)
     out = torch.empty(len(order), packed.hidden_size, dtype=torch.float32, device=x.device)
     out[order] = (
         packed.down.multiply(inner, ends, experts)[:, : packed.hidden_size].float().masked_fill(~is_here, 0)
@@ -161,10 +170,16 @@ def _empty(expert: ExpertWeights, num_experts: int) -> GroupedExperts:
     # Widened weights have at least two bytes a number.
     unit = _ALIGNMENT // (weight.itemsize if isinstance(weight, Tensor) else 2)
     inner, outer = -(-size // unit) * unit, -(-hidden_size // unit) * unit
-    halves = ((slice(size), 0), (slice(size, None), inner))[: 2 if expert.is_gated else 1]
+    whole = ((slice(None), 0),)
+    halves = ((slice(size), 0), (slice(size, None), inner)) if expert.is_gated and expert.up is None else whole
+    first_bias, up_bias = expert.biases
+    up = None
+    if expert.up is not None:
+        up = GroupedLinear.empty(expert.up, up_bias, num_experts, (inner, outer), whole)
     return GroupedExperts(
-        GroupedLinear.empty(expert.gate_up, expert.gate_up_bias, num_experts, (len(halves) * inner, outer), halves),
-        GroupedLinear.empty(expert.down, expert.down_bias, num_experts, (outer, inner), ((slice(None), 0),)),
+        GroupedLinear.empty(expert.gate_up, first_bias, num_experts, (len(halves) * inner, outer), halves),
+        up,
+        GroupedLinear.empty(expert.down, expert.down_bias, num_experts, (outer, inner), whole),
         hidden_size,
         expert.is_gated,
     )

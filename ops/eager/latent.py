@@ -73,35 +73,51 @@ class EagerLatent(LatentOperations[AttentionPlan]):
             return attend_selected(q, q_rotated, cache, selection, scale)
         return _attend(q, q_rotated, cache, batch, scale)
 
+    def partial_latent_attention(
+        self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, *, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        return _attend(q, q_rotated, cache, batch, scale, lse), lse
 
-def _attend(q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, scale: float) -> Tensor:
-    """Computes the step's groups one after another."""
+
+def _attend(
+    q: Tensor, q_rotated: Tensor, cache: Tensor, batch: AttentionPlan, scale: float, lse: Tensor | None = None
+) -> Tensor:
+    """Computes the step's groups one after another. `lse` [num_tokens, heads] float32 is filled, if it is given."""
     queries = torch.cat((q, q_rotated), dim=-1)
     out = torch.empty_like(q)
     for group in batch.groups(Sight(None, None), q.shape[1], cache[0].numel() * cache.element_size()):
-        result = _attend_group(queries[group.tokens], cache, group, scale, q.shape[-1])
-        if group.valid is not None:
-            out[group.targets] = result[group.valid]
-        else:
-            out[group.tokens] = result
+        own = None if lse is None else lse[group.tokens].clone()
+        result = _attend_group(queries[group.tokens], cache, group, scale, q.shape[-1], own)
+        for total, part in ((out, result), (lse, own)):
+            if total is None or part is None:
+                continue
+            if group.valid is not None:
+                total[group.targets] = part[group.valid]
+            else:
+                total[group.tokens] = part
     return out
 
 
-def _attend_group(q: Tensor, cache: Tensor, group: Group, scale: float, rank: int) -> Tensor:
-    """`q` [R * Q, heads, rank + rotary_dim] of one group → [R * Q, heads, rank]."""
+def _attend_group(q: Tensor, cache: Tensor, group: Group, scale: float, rank: int, lse: Tensor | None) -> Tensor:
+    """`q` [R * Q, heads, rank + rotary_dim] of one group → [R * Q, heads, rank]. `lse` [R * Q, heads] is filled."""
     num_heads = q.shape[1]
     keys = cache.index_select(0, group.pages).view(group.num_rows, group.key_len, -1).to(q.dtype)
     queries = q.view(group.num_rows, group.query_len, num_heads, -1)
+    sums = None if lse is None else lse.view(group.num_rows, group.query_len, num_heads)
     step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
-    parts = [
-        _products(queries[:, begin : begin + step], keys, group, begin, scale, rank)
-        for begin in range(0, group.query_len, step)
-    ]
+    parts = []
+    for begin in range(0, group.query_len, step):
+        scores = _scores(queries[:, begin : begin + step], keys, group, begin, scale)
+        if sums is not None:
+            sums[:, begin : begin + step] = scores.logsumexp(dim=-1)
+        weights = torch.softmax(scores, dim=-1).to(q.dtype)
+        parts.append(torch.bmm(weights.flatten(1, 2), keys[..., :rank]).view(*weights.shape[:3], rank))
     return torch.cat(parts, dim=1).view(-1, num_heads, rank)
 
 
-def _products(q: Tensor, keys: Tensor, group: Group, begin: int, scale: float, rank: int) -> Tensor:
-    """Attention of `q` [R, queries, heads, rank + rotary_dim]: the group's queries from `begin` on."""
+def _scores(q: Tensor, keys: Tensor, group: Group, begin: int, scale: float) -> Tensor:
+    """Of `q` [R, queries, heads, rank + rotary_dim], the group's queries from `begin` on: [R, queries, heads, keys]."""
     num_rows, num_queries, num_heads, _ = q.shape
     scores = torch.bmm(q.reshape(num_rows, num_queries * num_heads, -1), keys.transpose(1, 2))
     if q.dtype == torch.float16:
@@ -110,6 +126,4 @@ def _products(q: Tensor, keys: Tensor, group: Group, begin: int, scale: float, r
     bias = group.bias(begin, begin + num_queries)
     if bias is not None:
         scores += bias.transpose(1, 2)
-    weights = torch.softmax(scores, dim=-1).to(q.dtype)
-    out = torch.bmm(weights.flatten(1, 2), keys[..., :rank])
-    return out.view(num_rows, num_queries, num_heads, rank)
+    return scores

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <vector>
 
 using namespace quire;
@@ -126,6 +127,60 @@ void check_multiplication(int dtype) {  // of floors.cpp; that of bfloat16 has i
     std::printf("multiply %s: %s\n", NAMES[dtype], failed || operations <= 0 ? "WRONG" : "right");
 }
 
+int least_bits() { return reinterpret_cast<int (*)()>(dlsym(library, "quire_least_activation_bits"))(); }
+
+// Activations of 8 bits beside codes of 8 or 4 bits, in groups; the same for a row whatever rows are beside it. Levels that
+// multiply no bytes take x as it is.
+void check_byte_products(int dtype, int code_bits, int size, int group) {
+    constexpr int ROWS = 29, OUTPUTS = 21;
+    const bool has_bytes = least_bits() == 8;
+    const auto code = [&](size_t i) { return (int)(i * 7919 % 1009) % (1 << code_bits) - (1 << (code_bits - 1)); };
+    std::vector<int8_t> codes(OUTPUTS * size / (8 / code_bits));
+    for (size_t i = 0; i < (size_t)(OUTPUTS * size); i++)
+        if (code_bits == 8) codes[i] = (int8_t)code(i);
+        else codes[i / 2] |= (int8_t)((code(i) & 15) << (i % 2 * 4));
+    Tensor scales(FLOAT32, OUTPUTS * size / group, [](size_t i) { return 0.01 + 0.001 * (double)(i % 7); });
+    Tensor offsets(FLOAT32, OUTPUTS * size / group, [](size_t i) { return 0.02 * (double)(i % 5); });
+    Tensor x(dtype, ROWS * size, random_number), out(dtype, ROWS * OUTPUTS, zero), one(dtype, OUTPUTS, zero);
+    const WeightForm form{OUTPUTS, size, group, code_bits == 8 ? 3 : 6, FLOAT32, 1, 0};
+    PackWidenedCall pack{codes.data(), scales.data(), offsets.data(), nullptr, form, 0, 2};
+    auto* size_of = reinterpret_cast<long (*)(const PackWidenedCall*)>(dlsym(library, "quire_widened_size"));
+    std::vector<uint8_t> panels(size_of(&pack) + 64);
+    pack.panels = panels.data() + 64 - (uintptr_t)panels.data() % 64;
+    int failed = run("quire_pack_widened", pack);
+    const float table[2] = {1, 0};
+    WidenedLinearCall call{x.data(), pack.panels, table, nullptr, nullptr, out.data(), ROWS, size, form, 0, dtype, 8, 2};
+    failed |= run("quire_widened_linear", call);
+    const std::string name = "products of " + std::to_string(code_bits) + " bits in groups of " + std::to_string(group);
+    const auto rounded = [&](size_t row, int at) {
+        const int first = at / group * group + at % group / 128 * 128;
+        const int end = std::min(first + 128, (at / group + 1) * group);
+        double largest = 0;
+        for (int i = first; i < end; i++) largest = std::max(largest, std::fabs(x[row * size + i]));
+        const float inverse = 127 / (float)largest;
+        return std::nearbyint((float)x[row * size + at] * inverse) * largest / 127;
+    };
+    const auto number = [&](size_t index) {
+        const size_t row = index / OUTPUTS, output = index % OUTPUTS;
+        double sum = 0;
+        for (int i = 0; i < size; i++) {
+            const size_t own = output * (size / group) + i / group;
+            const double input = has_bytes ? rounded(row, i) : x[row * size + i];
+            sum += input * (code(output * size + i) * scales[own] + offsets[own]);
+        }
+        return sum;
+    };
+    expect(name.c_str(), failed, out, ROWS * OUTPUTS, number);
+    call.rows = 1, call.out = one.data();
+    for (int row = 0; row < ROWS; row++) {
+        call.x = (char*)x.data() + (size_t)row * size * (dtype == FLOAT32 ? 4 : 2);
+        failed |= run("quire_widened_linear", call);
+        for (int i = 0; i < OUTPUTS; i++) failed |= one[i] != out[row * OUTPUTS + i];
+    }
+    is_wrong |= failed;
+    std::printf("%s %s, one row and many: %s\n", name.c_str(), NAMES[dtype], failed ? "WRONG" : "right");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -136,6 +191,13 @@ int main(int count, char** arguments) {
         check_activation(dtype);
         check_attention(dtype);
     }
+    std::printf("activations of %d bits: right\n", least_bits());
+    for (int dtype : {BFLOAT16, FLOAT16})
+        for (int code_bits : {8, 4}) {
+            check_byte_products(dtype, code_bits, 96, 32);
+            check_byte_products(dtype, code_bits, 384, 192);
+            check_byte_products(dtype, code_bits, 36, 12);
+        }
     check_multiplication(FLOAT32);
     check_multiplication(BFLOAT16);
     std::fflush(stdout);

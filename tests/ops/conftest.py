@@ -7,7 +7,7 @@ import pytest
 from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cpu import NativeBackend
-from tests.ops.levels import RUNNABLE, Level
+from tests.ops.levels import RUNNABLE, TESTED, Level
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(func_only=True), append=False)
 
 
-@pytest.fixture(scope="session", params=RUNNABLE, ids=lambda level: level.name)
+@pytest.fixture(scope="session", params=TESTED, ids=lambda level: level.name)
 def native(request: pytest.FixtureRequest) -> NativeBackend:
     """The C++ kernels at each level: a processor can run the builds for fewer instructions, too."""
     level: Level = request.param
@@ -30,7 +30,7 @@ def own_native() -> NativeBackend:
     return RUNNABLE[0].backend()
 
 
-@pytest.fixture(scope="session", params=[*RUNNABLE, None], ids=lambda level: level.name if level else "plain torch")
+@pytest.fixture(scope="session", params=[*TESTED, None], ids=lambda level: level.name if level else "plain torch")
 def ops(request: pytest.FixtureRequest) -> Backend:
     """All implementations of the operations. As in a server, plain torch runs calls that the kernels do not cover."""
     level: Level | None = request.param

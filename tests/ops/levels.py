@@ -1,7 +1,7 @@
 """The levels of the C++ kernels (`quire.ops.cpu.levels`) as the tests need them: built by this machine's compiler."""
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ import pytest
 
 from quire.ops.cpu import NativeBackend, levels
 from quire.ops.cpu.activation_bits import ActivationBits
-from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError
-from quire.ops.cpu.compiler import SOURCES, kernel_build
+from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, KernelBuild
+from quire.ops.cpu.compiler import FLAGS, SOURCES, cache_folder, find_compiler, kernel_build, version
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.libraries import Kernels, load
 from quire.ops.cpu.onednn import OneDnnLinear
@@ -24,6 +24,12 @@ class ByteProducts(NamedTuple):
     """Most inputs that share a scale; fewer if the weight's groups have fewer."""
     adds_neighbours: bool = False
     """Whether the scale suits sums of two neighbours, and not single numbers."""
+    steps_an_octave: int = 0
+    """Scales between powers of two, to which others are rounded up; 0: any number is a scale."""
+
+
+EMULATED_FLAGS = ("-mamx", "-mavxvnni")
+"""What the compiler must not be told where a header emulates it."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,13 @@ class Level:
     """A level that this machine can run, and what its kernels can do."""
 
     level: levels.Level
+    emulation: Path | None = None
+    """A header, included before the kernels, with what this processor lacks of the level's instructions."""
 
     @property
     def name(self) -> str:
-        """As in `QUIRE_CPU_ISA`."""
-        return self.level.name
+        """As in `QUIRE_CPU_ISA`, or what says that it is emulated."""
+        return f"emulated {self.level.name}" if self.emulation else self.level.name
 
     @property
     def has_float16(self) -> bool:
@@ -54,11 +62,14 @@ class Level:
     @property
     def has_byte_products(self) -> bool:
         """Whether they multiply activations of 8 bits."""
-        return "avx512_vnni" in self._has or ("avx2" in self._has and "avx512f" not in self._has)
+        has_only_avx2 = "avx2" in self._has and "avx512f" not in self._has
+        return has_only_avx2 or bool({"avx512_vnni", "asimddp"} & self._has)
 
     def byte_products(self, code_bits: int) -> ByteProducts:
         """How they do that beside codes of so many bits."""
-        if "avx512_vnni" in self._has:
+        if "avx512_vnni" in self._has and "amx_int8" not in self._has:
+            return ByteProducts(128, steps_an_octave=4)
+        if {"avx512_vnni", "avx_vnni", "asimddp"} & self._has:
             return ByteProducts(128)
         return ByteProducts(32) if code_bits == 4 else ByteProducts(128, adds_neighbours=True)
 
@@ -79,14 +90,38 @@ class Level:
     def library(self) -> Path:
         """The file of this build; skips the test without a compiler."""
         try:
-            build = kernel_build(SOURCES, self.level)
+            build = self._emulated_build(self.emulation) if self.emulation else kernel_build(SOURCES, self.level)
         except BuildError as error:
             pytest.skip(str(error))
         return build.library(max_wait_s=MAX_BUILD_SECONDS)  # a busy machine takes its time
 
+    def _emulated_build(self, header: Path) -> KernelBuild:
+        compiler = find_compiler()
+        command = [*compiler, *FLAGS, *self.level.flags, "-include", str(header)]
+        return KernelBuild(cache_folder(), SOURCES, command, version(compiler), header.read_text())
+
+
+def emulated(name: str, header: str, needs: set[str]) -> list[Level]:
+    """A level of x86-64 that this processor does not have, without the flags for what `header` emulates.
+
+    Empty if the processor has the level, or lacks what `needs` names.
+    """
+    level = next(level for level in levels.LEVELS["x86_64"] if level.name == name)
+    if level in levels.available() or not needs <= levels.instruction_sets():
+        return []
+    flags = tuple(flag for flag in level.flags if not flag.startswith(EMULATED_FLAGS))
+    return [Level(replace(level, flags=flags), Path(__file__).parent / header)]
+
 
 RUNNABLE = [Level(level) for level in levels.available()]
 """This processor's own, as the server builds it, and those below."""
+EMULATED_AMX = emulated("amx", "emulated_amx.h", {"avx512_bf16", "avx512_vnni"})
+EMULATED_AVX_VNNI = emulated("avx2_vnni", "emulated_avx_vnni.h", {"avx2", "fma", "f16c"})
+"""Only its products of integers differ from those of AVX2."""
+TESTED = [*EMULATED_AMX, *RUNNABLE]
+"""Levels for tests of all operations."""
+TESTED_WITH_INTEGERS = [*EMULATED_AVX_VNNI, *TESTED]
+"""Levels for tests of products of integers."""
 ALL = list(levels.LEVELS.get(platform.machine(), ()))
 """Those of this kind of processor."""
 ONLY_COMPILED = [level.flags for level in ALL if level not in levels.available()]

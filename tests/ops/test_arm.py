@@ -16,22 +16,22 @@ PROGRAM = Path(__file__).parent / "arm_kernels.cpp"
 
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 
-Built = tuple[list[str], Path]
-"""The compiler's command for a level, and the kernels that it made."""
+Built = tuple[Level, list[str], Path]
+"""A level, the compiler's command for it, and the kernels that it made."""
 
 
-@pytest.fixture(params=[LEVELS["aarch64"][0], LEVELS["aarch64"][-1]], ids=lambda level: level.name)
+@pytest.fixture(params=LEVELS["aarch64"], ids=lambda level: level.name)
 def built(request: pytest.FixtureRequest) -> Built:
     if EMULATOR is None or shutil.which(COMPILER) is None:
         pytest.skip("there is no emulator, or no compiler for it")
     level: Level = request.param
     command = [COMPILER, *FLAGS, "-O1", *level.flags]
     build = KernelBuild(cache_folder(), SOURCES, command, version([COMPILER]))
-    return command, build.library(max_wait_s=MAX_BUILD_SECONDS)  # a busy machine takes its time
+    return level, command, build.library(max_wait_s=MAX_BUILD_SECONDS)  # a busy machine takes its time
 
 
 def test_kernels_compute_on_arm_what_the_formulas_say(built: Built, tmp_path: Path) -> None:
-    command, library = built
+    level, command, library = built
     program = tmp_path / "arm_kernels"
     subprocess.run([*command, f"-I{SOURCES}", str(PROGRAM), "-o", str(program), "-ldl"], check=True)
     done = subprocess.run(
@@ -39,5 +39,6 @@ def test_kernels_compute_on_arm_what_the_formulas_say(built: Built, tmp_path: Pa
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 11
+    assert len(lines) == 36
+    assert f"activations of {8 if 'asimddp' in level.needs else 32} bits: right" in lines
     assert all(": right" in line for line in lines)

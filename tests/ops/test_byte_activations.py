@@ -1,7 +1,8 @@
 """Layers whose codes are integers, with activations of 8 bits: against their formula (`kernels/words.h`).
 
 For each row and block of inputs, `q = round(x * (127 / largest))`, which stands for `q * (largest / 127)`. AVX2 takes
-the largest sum of two neighbours of one sign beside codes of 8 bits, so that two products fit 16 bits.
+the largest sum of two neighbours of one sign beside codes of 8 bits, so that two products fit 16 bits. With AVX512-VNNI
+`largest / 127` is rounded up to 1, 1.25, 1.5 or 1.75 times a power of two.
 """
 
 import logging
@@ -16,7 +17,7 @@ from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.codecs import INT4, INT8
 from quire.ops.quantised import QuantisedWeight, dequantise
-from tests.ops.levels import RUNNABLE, ByteProducts, Level
+from tests.ops.levels import RUNNABLE, TESTED_WITH_INTEGERS, ByteProducts, Level
 from tests.ops.test_quantised_linear import TABLES, weight_of
 
 torch.set_num_threads(1)
@@ -29,7 +30,7 @@ KINDS = ["int8", "int4", "line", "two's complement"]
 
 
 def with_byte_products() -> Iterable[Level]:
-    return (level for level in RUNNABLE if level.has_byte_products)
+    return (level for level in TESTED_WITH_INTEGERS if level.has_byte_products)
 
 
 @pytest.fixture(scope="module", params=with_byte_products(), ids=lambda level: level.name)
@@ -64,7 +65,11 @@ def _rounded_block(x: Tensor, products: ByteProducts) -> Tensor:
         pairs = torch.nn.functional.pad(x, (0, -x.shape[-1] % 4)).unflatten(-1, (-1, 2, 2))
         sums = torch.cat([pairs.clamp(min=0), -pairs.clamp(max=0)], -1).sum(-2)
         largest = sums.amax((-1, -2))[..., None]
-    return (x * torch.nan_to_num(most / largest, posinf=0)).round() * (largest / most)
+    if not products.steps_an_octave:
+        return (x * torch.nan_to_num(most / largest, posinf=0)).round() * (largest / most)
+    part = 2**23 // products.steps_an_octave  # of a float32's bits
+    step = (((largest / most).view(torch.int32) + part - 1) & -part).view(torch.float32)
+    return (x * torch.nan_to_num(1 / step, posinf=0)).round() * step
 
 
 def product(x: Tensor, weight: QuantisedWeight, products: ByteProducts) -> tuple[Tensor, float]:
@@ -150,6 +155,20 @@ def test_any_magnitude(ops: NativeBackend, products: ByteProducts, kind: str, ma
     torch.testing.assert_close(got, expected, rtol=2**-8, atol=slack)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
+def test_numbers_that_no_layer_makes_have_a_result_or_none(ops: NativeBackend, kind: str) -> None:
+    """From 2^110 on a block may count as one without a finite number, but never becomes another number."""
+    weight = weight_of(kind, 40, 64, 32)
+    packed, x = (
+        ops.pack_linear(weight),
+        torch.randn(4, 64).sign() * torch.tensor([2.0**109, 2.0**111, 2.0**120, 2.0**126])[:, None],
+    )
+    got, expected = ops.linear(x.bfloat16(), packed).double(), x.double() @ dequantise(weight).double().T
+    assert got[0].isfinite().all()
+    close = (got - expected).abs() <= 0.02 * expected.abs().amax(-1, keepdim=True)
+    assert (close | ~got.isfinite()).all()
+
+
 def test_numbers_that_are_hardly_normal_may_become_zeros(ops: NativeBackend) -> None:
     out = ops.linear(torch.full((2, 32), 1e-39).bfloat16(), ops.pack_linear(weight_of("int4", 8, 32, 32)))
     assert out.abs().max().item() < 1e-30
@@ -218,7 +237,7 @@ def test_experts_round_what_both_layers_read(ops: NativeBackend, products: ByteP
         assert torch.equal(part, got[:num_tokens])
 
 
-@pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
+@pytest.mark.parametrize("level", TESTED_WITH_INTEGERS, ids=lambda level: level.name)
 def test_which_activations_have_8_bits(level: Level, caplog: pytest.LogCaptureFixture) -> None:
     """Where the instructions can: beside codes of four bits, and where the weight's makers rounded them."""
     backend, both = level.backend(None), {bits: level.backend(bits) for bits in (8, 16)}

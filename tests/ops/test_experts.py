@@ -128,7 +128,7 @@ def expected_output(
     for row, its_ids, its_weights in zip(x.double(), ids.tolist(), weights.tolist(), strict=True):
         total = torch.zeros_like(row)
         for index, share in zip(its_ids, its_weights, strict=True):
-            gate_up, down, gate_up_bias, down_bias = experts[index]
+            gate_up, down, gate_up_bias, down_bias, _ = experts[index]
             inner = widened(gate_up) @ row + (0 if gate_up_bias is None else gate_up_bias.double())
             if not experts[index].is_gated:
                 inner = inner.relu().square() if activation == "relu2" else inner * inner.sigmoid()

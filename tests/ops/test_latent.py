@@ -66,16 +66,25 @@ class Step:
     def run(self) -> Tensor:
         return self.ops.latent.latent_attention(self.q, self.q_rotated, self.cache, self.batch(), scale=self.scale)
 
+    def run_partly(self) -> tuple[Tensor, Tensor]:
+        batch = self.batch()
+        return self.ops.latent.partial_latent_attention(self.q, self.q_rotated, self.cache, batch, scale=self.scale)
+
     def expected(self) -> Tensor:
+        return self.expected_parts()[0]
+
+    def expected_parts(self) -> tuple[Tensor, Tensor]:
+        """Outputs, and the logarithms of the softmaxes' denominators."""
         queries = torch.cat((self.q, self.q_rotated), dim=-1).double()
-        results, token = [], 0
+        results, sums, token = [], [], 0
         for query_len, seq_len, latents in zip(self.query_lens, self.seq_lens, self.latents, strict=True):
             for position in range(seq_len - query_len, seq_len):
                 keys = latents[: position + 1].double()
-                weights = (queries[token] @ keys.T * self.scale).softmax(dim=-1)
-                results.append(weights @ keys[:, : self.rank])
+                scores = queries[token] @ keys.T * self.scale
+                results.append(scores.softmax(dim=-1) @ keys[:, : self.rank])
+                sums.append(scores.logsumexp(dim=-1))
                 token += 1
-        return torch.stack(results)
+        return torch.stack(results), torch.stack(sums)
 
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 64), (65, 65), (33, 170), (1, 300)]
@@ -103,15 +112,29 @@ def test_a_cache_of_another_dtype(ops: Backend) -> None:
     torch.testing.assert_close(step.run().double(), step.expected(), atol=3e-2, rtol=3e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_the_latents(ops: Backend, dtype: torch.dtype) -> None:
+    step = Step(ops, MIXED, dtype=dtype)
+    expected, sums = step.expected_parts()
+    out, lse = step.run_partly()
+    assert torch.equal(out, step.run())
+    assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+    tolerance = 2e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double(), sums, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("num_threads", [2, 5])
 def test_long_contexts_are_cut_and_merged(own_native: NativeBackend, num_threads: int) -> None:
     """Threads divide the keys of one request, and the result is that of one thread to the bit."""
     step = Step(own_native, [(1, 9000), (2, 4097), (1, 2048)], heads=8)
-    alone = step.run()
-    torch.testing.assert_close(alone.double(), step.expected(), atol=2e-5, rtol=1e-4)
+    (alone, lse), (expected, sums) = step.run_partly(), step.expected_parts()
+    torch.testing.assert_close(alone.double(), expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(lse.double(), sums, atol=2e-5, rtol=1e-4)
     torch.set_num_threads(num_threads)
     try:
         assert torch.equal(step.run(), alone)
+        assert all(torch.equal(x, y) for x, y in zip(step.run_partly(), (alone, lse), strict=True))
     finally:
         torch.set_num_threads(1)
 

@@ -32,6 +32,8 @@ BF16 = f"{V4} avx512_vnni avx512_bf16"
         ("x86_64", "sse2", "x86_64"),
         ("x86_64", V3, "avx2"),
         ("x86_64", f"{V3} avx512f", "avx2"),
+        ("x86_64", f"{V3} avx_vnni", "avx2_vnni"),
+        ("x86_64", f"{V4} avx_vnni", "avx512"),
         ("x86_64", V4, "avx512"),
         ("x86_64", f"{V4} avx512_vnni", "avx512_vnni"),
         ("x86_64", BF16, "avx512_bf16"),

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from quire.ops.backend import Backend, ExpertWeights
+from quire.ops.backend import Backend, ExpertWeights, LinearWeight, UnlikeExpertsError
 from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.experts import ExpertPanels
 from quire.ops.cpu.widened import WidenedWeight
 from quire.ops.quantised import QuantisedWeight, dequantise
-from tests.ops.levels import RUNNABLE, Level
+from tests.ops.levels import TESTED_WITH_INTEGERS, Level
 from tests.ops.test_quantised import random_weight
 
 torch.set_num_threads(1)
@@ -52,7 +53,7 @@ def test_a_row_is_right_and_the_same_in_any_batch(native: NativeBackend, kind: s
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "table", "fp4"])
 @pytest.mark.parametrize("is_rich", [False, True], ids=["scales", "offsets and order"])
-@pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
+@pytest.mark.parametrize("level", TESTED_WITH_INTEGERS, ids=lambda level: level.name)
 def test_bfloat16_loses_no_digits(level: Level, kind: str, is_rich: bool) -> None:
     """Beside codes that are no integers; but products of bfloat16 round a table to it."""
     ops = level.backend()
@@ -139,3 +140,90 @@ def test_experts(ops: Backend, kind: str, is_rich: bool, dtype: torch.dtype) -> 
         torch.testing.assert_close(got.float(), expected, atol=slack * largest, rtol=rounding)
         if is_native:
             assert torch.equal(got[:1], ops.experts(x[:1], packed, ids[:1], weights[:1]))
+
+
+MIXES = {
+    "down": ("int4", None, "int8"),
+    "codes of two tables": ("fp4", None, "int4"),
+    "all": ("int4", "int8", "fp4"),
+    "ups of floats": ("int8", "float8_e4m3fn", "int4"),
+    "plain ups": ("int4", "plain", "int8"),
+    "plain gates": ("plain", "int8", "plain"),
+}
+"""Kinds of gates (and ups), of ups apart, and of downs."""
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("is_rich", [False, True], ids=["scales", "offsets and order"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_an_expert_may_differ(ops: Backend, mix: str, is_rich: bool, dtype: torch.dtype) -> None:
+    """Each keeps its codes, its groups, its table and its order of inputs; biases and weights of inputs are added."""
+    first, other, last = MIXES[mix]
+    size, hidden = 44, 70
+    groups = {"int4": 14, "int8": 10, "fp4": 14, "float8_e4m3fn": 35, "plain": 0}
+
+    def layer(kind: str, out: int, inputs: int, group: int) -> LinearWeight:
+        if kind == "plain":
+            return (torch.randn(out, inputs) / inputs**0.5).to(dtype)
+        return weight_of(kind, out, inputs, group, is_rich=is_rich)
+
+    def expert(index: int) -> ExpertWeights:
+        weights = [
+            layer(first, size if other else 2 * size, hidden, groups[first]),
+            layer(last, hidden, size, 22 if last != "int8" else 11),
+            *([layer(other, size, hidden, groups[other])] if other else []),
+        ]
+        gate_up, down, *ups = (
+            weight._replace(codes=weight.codes.view(torch.uint8).roll(index, 0).view(weight.codes.dtype))
+            if isinstance(weight, QuantisedWeight)
+            else weight
+            for weight in weights
+        )
+        return ExpertWeights(gate_up, down, torch.randn(2 * size).to(dtype), torch.randn(hidden).to(dtype), *ups)
+
+    torch.manual_seed(3)
+    experts = [expert(index) for index in range(5)]
+    assert all(each.is_gated for each in experts)
+    packed = ops.pack_experts(iter(experts), 5)
+    assert isinstance(packed, ExpertPanels) == isinstance(ops, NativeBackend)
+    plain = []
+    for each in experts:
+        ups = [] if each.up is None else [widened(each.up)]
+        biases = [None if bias is None else bias.float() for bias in (each.gate_up_bias, each.down_bias)]
+        plain.append(ExpertWeights(torch.cat([widened(each.gate_up), *ups]), widened(each.down), *biases))
+    reference = ops.pack_experts(iter(plain), 5)
+    for num_tokens, weighs_inputs in ((1, False), (2, True), (9, False), (120, True)):
+        x = torch.randn(num_tokens, hidden).to(dtype)
+        ids, weights = torch.rand(num_tokens, 5).argsort(1)[:, :2].contiguous(), torch.rand(num_tokens, 2)
+        expected = ops.experts(x.float(), reference, ids, weights, "gelu_tanh", weighs_inputs=weighs_inputs)
+        got = ops.experts(x, packed, ids, weights, "gelu_tanh", weighs_inputs=weighs_inputs)
+        error = (got.float() - expected).norm() / expected.norm()
+        assert error < (1e-5 if dtype == torch.float32 else 2e-2), "activations of 8 bits beside those of 4"
+        if isinstance(ops, NativeBackend):
+            one = ops.experts(x[:1], packed, ids[:1], weights[:1], "gelu_tanh", weighs_inputs=weighs_inputs)
+            assert torch.equal(got[:1], one)
+    for to, source in zip(ops.expert_tensors(packed, 1), ops.expert_tensors(packed, 3), strict=True):
+        to.copy_(source)
+    ids = torch.full((9, 1), 1)
+    x, weights = torch.randn(9, hidden).to(dtype), torch.rand(9, 1)
+    assert torch.equal(ops.experts(x, packed, ids, weights), ops.experts(x, packed, ids + 2, weights))
+
+
+def widened(weight: LinearWeight) -> Tensor:
+    return dequantise(weight) if isinstance(weight, QuantisedWeight) else weight.float()
+
+
+@pytest.mark.parametrize("other", ["int8", "fp4", "plain", "offsets"])
+def test_experts_of_a_layer_that_are_unlike_are_refused(own_native: NativeBackend, other: str) -> None:
+    """Their panels would have other sizes, or stand for other numbers."""
+
+    def expert(kind: str) -> ExpertWeights:
+        down = weight_of("int4", 64, 32, 16)
+        if kind == "plain":
+            return ExpertWeights(torch.randn(64, 64), down)
+        return ExpertWeights(
+            weight_of("int4" if kind == "offsets" else kind, 64, 64, 16, is_rich=kind == "offsets"), down
+        )
+
+    with pytest.raises(UnlikeExpertsError, match="experts 0 and 1 of a layer are stored in different ways"):
+        own_native.pack_experts([expert("int4"), expert(other)], 2)

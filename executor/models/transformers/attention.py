@@ -32,6 +32,8 @@ class PagedAttention:
     Attributes:
         kv: the keys and values, or latents, that each layer keeps of a sequence.
         states: none.
+        exchanged_size: what the last layer makes of each token for ranks that divide sequences, and gets from them, in
+            numbers.
         run_part: how a call of attention is run while a program is made (see `tracing.py`), else None.
     """
 
@@ -41,21 +43,30 @@ class PagedAttention:
         """`calls` are those of a dry run on this rank; `expansions` stand for the layers that expand latents.
 
         Raises:
-            ModelLoadError: attention of a form that the operations lack.
+            ModelLoadError: attention of a form that the operations lack, or ranks that divide sequences.
         """
         self._rank = context.group.rank
         self._layers: list[Attention | LatentAttention] = []
         self.kv: list[AttentionKV] = []
+        self.exchanged_size = 0
         for number, call in enumerate(calls):
             form = form_of(call)
             if call.expansion is not None:
-                latent = LatentAttention(context.ops, number, form.scale, expansions[call.expansion.linear])
+                expansion = expansions[call.expansion.linear]
+                latent = LatentAttention(context.ops, number, form.scale, expansion, context.sequences)
                 self._layers.append(latent)
                 self.kv.append(latent.kv)
+                sizes = latent.kv.size, expansion.rank
             else:
                 head_dim = max(call.key_dim, call.value_dim)
-                self._layers.append(Attention(context.ops, number, form, head_dim))
+                self._layers.append(
+                    Attention(context.ops, number, form, head_dim, call.num_kv_heads, context.sequences)
+                )
                 self.kv.append(LayerKV(call.num_kv_heads, head_dim, kept_tokens(form)))
+                sizes = head_dim, head_dim
+            if context.sequences is not None:
+                context.sequences.check(form)
+                self.exchanged_size = context.sequences.activation_size(call.num_heads, *sizes)
         self.states: Sequence[LayerState] = ()
         self._step: StepContext | None = None
         self._next = 0

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.executor.layers.attention import attend
+from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.formulas import agree, examples, is_layer
@@ -24,6 +26,8 @@ class Attention(AttendingStep):
     number: int  # of the layer's cache
     form: AttentionForm
     head_dim: int  # that the cache has
+    num_kv_heads: int
+    sequences: ContextParallel | None
 
     def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What it is called with, of what the class's code attends to."""
@@ -48,6 +52,8 @@ class RotatedAttention(AttendingStep):
     number: int
     form: AttentionForm
     head_dim: int
+    num_kv_heads: int
+    sequences: ContextParallel | None
     norm: tuple[Tensor, float] | None
     is_interleaved: bool
 
@@ -102,8 +108,8 @@ def attended(layer: Attention | RotatedAttention, step: StepContext, q: Tensor, 
     if is_last:
         assert step.wanted is not None
         q = layer.ops.take_rows(q.flatten(1), step.wanted.tokens).unflatten(1, q.shape[1:])
-        return layer.ops.attention(q, pages, step.wanted.attention[group], layer.form)
-    return layer.ops.attention(q, pages, step.attention[group], layer.form)
+    own = step.wanted if is_last and step.wanted is not None else step
+    return attend(layer.ops, q, pages, own, group, layer.form, layer.sequences, layer.num_kv_heads)
 
 
 class _Form(NamedTuple):
@@ -135,7 +141,8 @@ def fuse_heads(program: Program, ops: Backend, positions: Positions, device: tor
             continue
         attention_form = layer.form._replace(scale=layer.form.scale * form.factor)
         rotated = RotatedAttention(
-            ops, layer.number, attention_form, layer.head_dim, form.norm, form.turn.is_interleaved
+            ops, layer.number, attention_form, layer.head_dim, layer.num_kv_heads, layer.sequences, form.norm,
+            form.turn.is_interleaved,
         )  # fmt: skip
         call.function = rotated if heads_first is None else RotatedHeadsFirst(rotated, heads_first.has_batch)
         call.args = (Ref(form.source), *rotations.arguments(form.turn, program.metas[form.source].dtype))

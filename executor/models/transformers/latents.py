@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from quire.executor.layers.attention import LatentKV
+from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.latent_attention import attend_to_latents
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.formulas import agree, examples, is_layer
@@ -40,6 +42,7 @@ class LatentAttention(AttendingStep):
     number: int  # of the layer's cache
     scale: float
     expansion: parts.Expansion
+    sequences: ContextParallel | None
 
     @property
     def kv(self) -> LatentKV:
@@ -69,6 +72,7 @@ class RotatedLatentAttention(AttendingStep):
     number: int
     scale: float
     expansion: parts.Expansion
+    sequences: ContextParallel | None
     norm: tuple[Tensor, float]
     is_interleaved: bool
 
@@ -93,15 +97,15 @@ def attended(
     Returns [1, num_tokens, heads, size of values], or those of the wanted tokens.
     """
     pages, group = step.caches[layer.number]
-    batch, latent = step.attention[group], layer.ops.latent
+    latent = layer.ops.latent
     if is_last:
         assert step.wanted is not None
         q, rest = (
             layer.ops.take_rows(x.flatten(1), step.wanted.tokens).unflatten(1, x.shape[1:]) for x in (q, rest)
         )  # fmt: skip
-        batch = step.wanted.attention[group]
+    own = step.wanted if is_last and step.wanted is not None else step
     q_latent = latent.head_linear(q, layer.expansion.to_latent)
-    out = latent.latent_attention(q_latent, rest, pages, batch, scale=layer.scale)
+    out = attend_to_latents(layer.ops, q_latent, rest, pages, own, group, layer.sequences, scale=layer.scale)
     return latent.head_linear(out, layer.expansion.to_values).unsqueeze(0)
 
 
@@ -172,7 +176,8 @@ def fuse_latents(program: Program, ops: Backend, positions: Positions, device: t
         if form is None:
             continue
         call.function = RotatedLatentAttention(
-            ops, layer.number, layer.scale * form.factor, layer.expansion, form.norm, form.turn.is_interleaved
+            ops, layer.number, layer.scale * form.factor, layer.expansion, layer.sequences, form.norm,
+            form.turn.is_interleaved,
         )  # fmt: skip
         turn = rotations.arguments(form.turn, program.metas[form.queries].dtype)
         call.args = (Ref(form.queries), Ref(form.latents), *turn)

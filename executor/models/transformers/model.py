@@ -50,6 +50,8 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
     if model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")
     findings, splits, plan = _explore(spec, model, context)
+    if plan is not None and context.sequences is not None:
+        raise _refusal(spec, f"runs row by row, on whole sequences, and {context.sequences.flag} divides them")
     weights = ModuleWeights(context.weights, model, transposed_weights(model, splits))
     own = replace(context, weights=weights)
     part = StagePart(is_first=True, is_last=True, token_size=spec.hidden_size)
@@ -156,6 +158,7 @@ class TransformersModel:
         self.state_layers: Sequence[LayerState] = sequences.states
         mixtures = [each.activation_size for each in model.modules() if isinstance(each, Experts)]
         self.activation_size = _activation_size(findings) + max(mixtures, default=0)
+        self.activation_size += sequences.exchanged_size if isinstance(sequences, PagedAttention) else 0
         for parent in model.modules():
             for name, child in list(parent._modules.items()):
                 if child is self._backbone:

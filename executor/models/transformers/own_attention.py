@@ -158,7 +158,9 @@ def _exchange(program: Program, keep: Call, query: Ref, ops: Backend) -> bool:
         return False
     layer: LayerPlan = keep.function.layer  # type: ignore[attr-defined]
     assert layer.kv is not None
-    attention = Attention(ops, layer.kv, form, max(layer.key_dim, layer.value_dim))
+    # Ranks that divide sequences refuse such classes.
+    num_kv_heads = program.metas[keep.outs[0]].shape[1]  # type: ignore[index]
+    attention = Attention(ops, layer.kv, form, max(layer.key_dim, layer.value_dim), num_kv_heads, sequences=None)
     product.function = HeadsFirst(attention, len(program.metas[product.outs[0]].shape) == 4)  # type: ignore[index]
     product.args, product.kwargs = (query, *keep.args), {}
     return True

@@ -19,8 +19,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
+from quire.executor import light_torch
 
 logger = get_logger(__name__)
+
+light_torch.complete()  # the library's classes may use any of torch's operations on the meta device
 
 
 class UnknownModelError(ModelLoadError):

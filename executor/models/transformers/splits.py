@@ -6,6 +6,7 @@ gathered.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from torch import nn
@@ -74,6 +75,10 @@ def local_outputs(splits: Mapping[nn.Module, Split]) -> dict[nn.Module, int]:
 
 
 def _head_shard(context: ModelContext, call: AttentionCall, num_outputs: int) -> Shard:
+    if context.sequences is not None:
+        if call.expansion is None:
+            context.sequences.check_heads(context.group.size, call.num_kv_heads)
+        context = replace(context, sequences=None)  # other heads are no KV heads
     for num_heads, head_dim in (
         (call.num_heads, call.key_dim), (call.num_kv_heads, call.key_dim), (call.num_kv_heads, call.value_dim),
     ):  # fmt: skip

@@ -78,26 +78,17 @@ def regroup(weight: QuantisedWeight, group_size: int) -> QuantisedWeight:
 
 
 def runs(weights: Sequence[LinearWeight]) -> list[slice]:
-    """The neighbours among `weights`, which have the same inputs, that `join` leaves as short as they are."""
+    """The neighbours among `weights`, which have the same inputs, that are alike: one weight has them as they are."""
     breaks = [index for index, pair in enumerate(pairwise(weights), 1) if not _are_alike(*pair)]
     return [slice(start, stop) for start, stop in pairwise([0, *breaks, len(weights)])]
 
 
 def join(weights: Sequence[LinearWeight], dtype: torch.dtype) -> LinearWeight:
-    """Weights with the same inputs, one after the other: [sum of out, in].
-
-    They stay as short as they are where they are alike (see `runs`). Codes of integers that differ in their bits alone
-    become bytes, and others numbers of `dtype`.
-    """
+    """Weights with the same inputs that are alike (one run of `runs`), one after the other: [sum of out, in]."""
     if len(weights) == 1:
         return weights[0]
-    if not any(isinstance(weight, QuantisedWeight) for weight in weights):
-        return torch.cat([plain(weight, dtype) for weight in weights])
     quantised = [weight for weight in weights if isinstance(weight, QuantisedWeight)]
-    if not all(_have_alike_codes(quantised[0], other) for other in quantised[1:]):
-        quantised = [in_bytes(weight) for weight in quantised]
-    if len(quantised) < len(weights) or not all(_are_alike(quantised[0], other) for other in quantised[1:]):
-        note_plain(dtype, "in different ways in layers that are read together")
+    if len(quantised) < len(weights):
         return torch.cat([plain(weight, dtype) for weight in weights])
     group_size = math.gcd(*(weight.group_size for weight in quantised))
     quantised = [regroup(weight, group_size) for weight in quantised]
@@ -117,6 +108,26 @@ def join(weights: Sequence[LinearWeight], dtype: torch.dtype) -> LinearWeight:
         scales=torch.cat(scales),
         offsets=offsets,
         has_byte_inputs=all(weight.has_byte_inputs for weight in quantised),
+    )
+
+
+def join_inputs(weights: Sequence[LinearWeight]) -> LinearWeight:
+    """Weights with the same outputs that one layer was cut into, one after the other: [out, sum of in].
+
+    None of them has its inputs in another order: a layer that has is not cut (`take_inputs`).
+    """
+    if len(weights) == 1:
+        return weights[0]
+    quantised = [weight for weight in weights if isinstance(weight, QuantisedWeight)]
+    if len(quantised) < len(weights):
+        return torch.cat([weight for weight in weights if isinstance(weight, Tensor)], dim=1)
+    group_size = math.gcd(*(weight.group_size for weight in quantised))
+    quantised = [regroup(weight, group_size) for weight in quantised]
+    offsets = [weight.offsets for weight in quantised if weight.offsets is not None]
+    return quantised[0]._replace(
+        codes=_cat([weight.codes for weight in quantised], dim=1),
+        scales=torch.cat([weight.scales for weight in quantised], dim=1),
+        offsets=torch.cat(offsets, dim=1) if offsets else None,
     )
 
 
@@ -148,5 +159,5 @@ def _have_alike_codes(one: QuantisedWeight, other: QuantisedWeight) -> bool:
     return one.table is other.table or (not one.table.is_meta and torch.equal(one.table, other.table))
 
 
-def _cat(codes: Sequence[Tensor]) -> Tensor:
-    return torch.cat([each.view(torch.uint8) for each in codes]).view(codes[0].dtype)
+def _cat(codes: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return torch.cat([each.view(torch.uint8) for each in codes], dim).view(codes[0].dtype)

@@ -13,7 +13,8 @@ from quire.executor.weights.quantisation.checkpoint_format import CheckpointForm
 from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.gptq import Gptq
 from quire.executor.weights.quantisation.hqq import Hqq
-from quire.executor.weights.quantisation.modelopt import PairedOutputs, ScaledInputs
+from quire.executor.weights.quantisation.modelopt import PairedOutputs
+from quire.executor.weights.quantisation.scaled_inputs import ScaledInputs
 from quire.executor.weights.quantisation.six_bit_floats import Mxfp6
 from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
 
@@ -43,7 +44,7 @@ def _auto_round(config: Config) -> list[Layout]:
         return _awq(config)
     if "llm_compressor" in packing:
         nvfp4 = Nvfp4("weight_packed", "weight_global_scale", divides=True)
-        return [Float8(), nvfp4, Mxfp4(), compressed_tensors.PackedIntegers()]
+        return [Float8(), nvfp4, Mxfp4(), Int8Codes(has_byte_inputs=True), compressed_tensors.PackedIntegers()]
     if "fp8" in packing or block:
         return _fp8({"weight_block_size": block})
     if "gptq" in packing or config.get("sym", False):

@@ -1,15 +1,11 @@
-"""What NVIDIA's Model Optimizer alone writes: codes of four bits of two outputs a byte, and factors of inputs."""
+"""What NVIDIA's Model Optimizer alone writes: codes of four bits of two outputs a byte."""
 
 from dataclasses import dataclass
 
 import torch
 
-from quire.executor.weights.quantisation import cuts
-from quire.executor.weights.quantisation.checkpoint_format import Layout
 from quire.executor.weights.quantisation.codes import pack_pairs, packed_integers
-from quire.executor.weights.quantisation.notes import note_plain
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
-from quire.ops.backend import LinearWeight
 from quire.ops.quantised import QuantisedWeight
 
 
@@ -36,24 +32,3 @@ class PairedOutputs:
         shape = layer.shape("weight_scale", (out, -(-size // self.group_size)))
         scales = layer.read("weight_scale", shape, layer.scale_dtype("weight_scale"))
         return packed_integers(pack_pairs(codes ^ 8), 4, scales)
-
-
-@dataclass(frozen=True)
-class ScaledInputs:
-    """See `Layout`: another one, of which some layers multiply their inputs by `pre_quant_scale` [in] first (AWQ).
-
-    These have no quantised form, in which neighbouring inputs share a scale: they become plain numbers.
-    """
-
-    layout: Layout
-
-    def is_in(self, layer: StoredLayer) -> bool:
-        return self.layout.is_in(layer)
-
-    def read(self, layer: StoredLayer) -> LinearWeight:
-        weight = self.layout.read(layer)
-        if not layer.has("pre_quant_scale"):
-            return weight
-        note_plain(layer.dtype, "with a factor for each input")
-        factors = layer.read("pre_quant_scale", (layer.in_features,), torch.float32, dim=None)
-        return (cuts.plain(weight, torch.float32) * factors).to(layer.dtype)

@@ -22,10 +22,12 @@ from quire.executor.weights.quantisation.codes import (
     table,
 )
 from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, NV_GROUP
+from quire.executor.weights.quantisation.scaled_inputs import ScaledInputs
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
 _CODES, _SCALES, _ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+_FACTORS = "_weight_act_pre_scale"
 _FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -39,17 +41,18 @@ def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     is_symmetric = (given.get("mapping_type") or {}).get("_data", "SYMMETRIC").startswith("SYMMETRIC")
     # Int8DynamicActivationInt8WeightConfig, and that of intx; not Float8DynamicActivation...
     have_byte_inputs = bool(found) and all(each.startswith("Int8DynamicActivation") for each, _ in found)
-    every: list[Layout] = [
+    plain_inputs: list[Layout] = [
         Bytes(torch.int8, group, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
         Bytes(torch.float8_e4m3fn, group),
         Pairs(group or 128), Tiles(group or 128), Blocked(), Unread(),
     ]  # fmt: skip
+    every = [ScaledInputs(layout, _FACTORS) for layout in plain_inputs]
     if name.startswith("Int4"):
         first = every[3] if "tile" in str(given.get("int4_packing_format")) else every[2]
     elif name.startswith(("MX", "NVFP4")):
         is_nv = name.startswith("NV")
         is_short = is_nv or "float4" in str(given.get("weight_dtype"))
-        first = Blocked(torch.uint8 if is_short else torch.float8_e4m3fn, has_factor=is_nv)
+        first = ScaledInputs(Blocked(torch.uint8 if is_short else torch.float8_e4m3fn, has_factor=is_nv), _FACTORS)
     else:
         first = every[1] if name.startswith("Float8") else every[0]
     return [first, *(layout for layout in every if layout is not first)]
@@ -108,7 +111,6 @@ class Bytes:
 
     def _weight(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
-        _check(layer)
         dtype = layer.stored_dtype(_CODES, self.dtype)
         codes = layer.read(_CODES, (out, size), dtype)
         scales = layer.scales(_SCALES, None if layer.is_known or self.group_size is None else (1, self.group_size))
@@ -144,7 +146,6 @@ class Pairs:
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
-        _check(layer)
         pairs = layer.read(_CODES, (out, size // 2), torch.int8).view(torch.uint8) ^ 0x88
         shape = layer.shape(_SCALES, (-(-size // self.group_size), out))
         scales, zeros = (layer.read(kind, shape, layer.scale_dtype(kind), dim=1).t() for kind in (_SCALES, _ZEROS))
@@ -170,7 +171,6 @@ class Tiles:
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size, kind = layer.out_features, layer.in_features, "_weight_scale_and_zero"
-        _check(layer)
         padded_out, padded_in = -(-out // 8) * 8, -(-size // 1024) * 1024
         shape = layer.shape(_CODES, (padded_out // 8, padded_in // 128, 32, 4))
         padded_in = shape[1] * shape[3] * 32
@@ -218,7 +218,6 @@ class Blocked:
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size, factor = layer.out_features, layer.in_features, "_weight_per_tensor_scale"
-        _check(layer)
         dtype = layer.stored_dtype(_CODES, self.dtype)
         codes = layer.read(_CODES, (out, size // 2 if dtype == torch.uint8 else size), dtype)
         expected = torch.float8_e4m3fn if self.has_factor else torch.float8_e8m0fnu
@@ -255,14 +254,6 @@ class Unread:
         raise ModelLoadError(
             f"{layer.name}: torchao has its codes as {kind} {list(found.shape)}, a layout of one kind of device, which "
             "is not read. Take int8, float8, intx, or int4 in the packing plain or tile_packed_to_4d."
-        )
-
-
-def _check(layer: StoredLayer) -> None:
-    if layer.has("_weight_act_pre_scale"):
-        raise ModelLoadError(
-            f"{layer.name}: torchao's weights that scale activations first (act_pre_scale, of AWQ and SmoothQuant) are "
-            "not read; take a checkpoint without."
         )
 
 

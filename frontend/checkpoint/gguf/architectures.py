@@ -17,7 +17,15 @@ from quire.frontend.checkpoint.gguf.dense import (
 )
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named
 from quire.frontend.checkpoint.gguf.gemma import gemma, gemma2, gemma3, gemma3n, gemma4
-from quire.frontend.checkpoint.gguf.hybrids import granite_hybrid, lfm2, lfm2_moe, nemotron_h, qwen3_5, qwen3_next
+from quire.frontend.checkpoint.gguf.hybrids import (
+    granite_hybrid,
+    lfm2,
+    lfm2_moe,
+    nemotron_h,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_next,
+)
 from quire.frontend.checkpoint.gguf.rotation import make_rope
 from quire.frontend.checkpoint.gguf.state_space import falcon_h1, jamba, mamba, mamba2
 
@@ -223,6 +231,21 @@ def _deepseek2(fields: Fields) -> Config:
     return named("DeepseekV2ForCausalLM", "deepseek_v2", **own)
 
 
+def _glm_dsa(fields: Fields) -> Config:
+    """GLM 5: latent attention to the tokens that indexers choose; layers without one share the last choice."""
+    layers = range(fields.need("block_count") - fields.get("nextn_predict_layers", 0))
+    return {
+        **_deepseek2(fields),
+        **named("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
+        "num_hidden_layers": len(layers),
+        "attention_bias": fields.has_any("attn_q_a.bias"),
+        "index_n_heads": fields.need("attention.indexer.head_count"),
+        "index_head_dim": fields.need("attention.indexer.key_length"),
+        "index_topk": fields.need("attention.indexer.top_k"),
+        "indexer_types": ["full" if fields.has(layer, "indexer.attn_k.weight") else "shared" for layer in layers],
+    }
+
+
 _NORMLESS_EXPERTS = 128
 """Experts of Llama 4 Maverick, whose queries and keys are not normalised."""
 
@@ -258,8 +281,10 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], Config]] = {
     "gpt2": _gpt2,
     "falcon": _falcon,
     "deepseek2": _deepseek2,
+    "glm-dsa": _glm_dsa,
     "qwen3next": qwen3_next,
     "qwen35": qwen3_5,
+    "qwen35moe": qwen3_5_moe,
     "granitehybrid": granite_hybrid,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,

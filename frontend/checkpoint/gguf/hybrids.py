@@ -35,23 +35,24 @@ def _short_convolutions(fields: Fields) -> Config:
 
 
 def qwen3_next(fields: Fields) -> Config:
-    return named(
-        "Qwen3NextForCausalLM", "qwen3_next", **_delta_rules(fields), num_experts=fields.need("expert_count"),
-        num_experts_per_tok=fields.need("expert_used_count"),
-        moe_intermediate_size=fields.need("expert_feed_forward_length"), norm_topk_prob=True,
-        shared_expert_intermediate_size=fields.rows("ffn_gate_shexp.weight"),
-    )  # fmt: skip
+    return named("Qwen3NextForCausalLM", "qwen3_next", **_delta_rules(fields), **_mixtures(fields), norm_topk_prob=True)
 
 
 def qwen3_5(fields: Fields) -> Config:
-    """Raises ConfigError for more value than key heads, which files have in another order than checkpoints."""
-    own = _delta_rules(fields)
-    if own["linear_num_key_heads"] != own["linear_num_value_heads"]:
-        raise ConfigError(
-            f"{fields.path}: delta rules with more value heads than key heads are not supported in GGUF files of "
-            "Qwen3.5. Serve the repository that the file was made from."
-        )
-    return named("Qwen3_5ForCausalLM", "qwen3_5_text", **own)
+    return named("Qwen3_5ForCausalLM", "qwen3_5_text", **_delta_rules(fields))
+
+
+def qwen3_5_moe(fields: Fields) -> Config:
+    return named("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", **_delta_rules(fields), **_mixtures(fields))
+
+
+def _mixtures(fields: Fields) -> Config:
+    return {
+        "num_experts": fields.need("expert_count"),
+        "num_experts_per_tok": fields.need("expert_used_count"),
+        "moe_intermediate_size": fields.need("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": fields.rows("ffn_gate_shexp.weight"),
+    }
 
 
 def _delta_rules(fields: Fields) -> Config:

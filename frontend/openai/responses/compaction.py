@@ -52,7 +52,7 @@ class Compactions:
         response.check()
         self._engine.model.check_name(request.model)
         with renamed(**NAMES):
-            read = self._reader.read(response)
+            read = await self._reader.read(response)
             if not read.previous and not read.items:
                 raise ParameterError("input must not be empty: there is nothing to compact.", param="input")
             chat = msgspec.structs.replace(

@@ -27,25 +27,25 @@ def conversation_routes(kept: KeptConversations, answers: HttpAnswers) -> list[A
     async def create_conversation(request: JsonRequest, data: ConversationRequest) -> ASGIApp:
         """Starts a conversation that the server keeps, within its bounds and until it is restarted."""
         answers.check_ready()
-        return json_answer(kept.create(data))
+        return json_answer(await kept.create(data))
 
     @get(_ONE, responses=documented(Conversation), summary="Conversation")
     async def retrieve_conversation(conversation_id: str) -> ASGIApp:
         """A conversation without its items."""
         answers.check_ready()
-        return json_answer(kept.retrieve(conversation_id))
+        return json_answer(await kept.retrieve(conversation_id))
 
     @post(_ONE, status_code=200, responses=documented(Conversation), summary="Change")
     async def update_conversation(request: JsonRequest, conversation_id: str, data: ConversationUpdate) -> ASGIApp:
         """Replaces a conversation's metadata."""
         answers.check_ready()
-        return json_answer(kept.update(conversation_id, data))
+        return json_answer(await kept.update(conversation_id, data))
 
     @delete(_ONE, status_code=200, responses=documented(DeletedConversation), summary="Forget")
     async def delete_conversation(conversation_id: str) -> ASGIApp:
         """Forgets a conversation."""
         answers.check_ready()
-        return json_answer(kept.delete(conversation_id))
+        return json_answer(await kept.delete(conversation_id))
 
     return [
         create_conversation,
@@ -61,7 +61,7 @@ def _item_routes(kept: KeptConversations, answers: HttpAnswers) -> list[Any]:
     async def create_items(request: JsonRequest, conversation_id: str, data: ItemsRequest) -> ASGIApp:
         """Adds items at the end of a conversation."""
         answers.check_ready()
-        return json_answer(kept.add(conversation_id, data))
+        return json_answer(await kept.add(conversation_id, data))
 
     @get(_ONE + "/items", responses=documented(ItemPage), summary="Items")
     async def list_items(
@@ -69,18 +69,18 @@ def _item_routes(kept: KeptConversations, answers: HttpAnswers) -> list[Any]:
     ) -> ASGIApp:
         """A conversation's items, each with all that is kept of it, whatever `include` asks for."""
         answers.check_ready()
-        return json_answer(kept.items(conversation_id, limit=limit, after=after, newest_first=order == "desc"))
+        return json_answer(await kept.items(conversation_id, limit=limit, after=after, newest_first=order == "desc"))
 
     @get(_ONE + "/items/{item_id:str}", responses=documented(dict[str, Any]), summary="Item")
     async def retrieve_item(conversation_id: str, item_id: str) -> ASGIApp:
         """One item of a conversation."""
         answers.check_ready()
-        return json_answer(kept.item(conversation_id, item_id))
+        return json_answer(await kept.item(conversation_id, item_id))
 
     @delete(_ONE + "/items/{item_id:str}", status_code=200, responses=documented(Conversation), summary="Remove")
     async def delete_item(conversation_id: str, item_id: str) -> ASGIApp:
         """Removes one item from a conversation."""
         answers.check_ready()
-        return json_answer(kept.delete_item(conversation_id, item_id))
+        return json_answer(await kept.delete_item(conversation_id, item_id))
 
     return [create_items, list_items, retrieve_item, delete_item]

@@ -1,10 +1,9 @@
 """Conversations that the server keeps, so that clients need not send their items again."""
 
+import contextlib
 import time
 import uuid
 from typing import Any
-
-import msgspec
 
 from quire.core.errors import NotFoundError, ParameterError
 from quire.core.logging import get_logger
@@ -14,7 +13,8 @@ from quire.frontend.openai.responses.bodies import ConversationRequest, Conversa
 from quire.frontend.openai.responses.item_page import ItemPage, item_page, page_of, told_apart
 from quire.frontend.openai.responses.items import to_messages
 from quire.frontend.openai.responses.schema import check_metadata
-from quire.frontend.openai.responses.store import ResponseStore, StoredConversation
+from quire.frontend.openai.responses.store import ResponseStore
+from quire.frontend.openai.responses.stored import StoredConversation
 
 logger = get_logger(__name__)
 
@@ -31,7 +31,7 @@ class KeptConversations:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    def create(self, request: ConversationRequest) -> Conversation:
+    async def create(self, request: ConversationRequest) -> Conversation:
         """A new conversation.
 
         Raises:
@@ -40,70 +40,80 @@ class KeptConversations:
         """
         if not self._store.keeps_any:
             raise ParameterError("Conversations need a server with --max-stored-responses above 0.")
-        self._store.check_room()
+        await self._store.check_room()
         check_metadata(request.metadata)
         conversation = Conversation(
             id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=request.metadata or {}
         )
-        self._put(conversation, told_apart(_checked(request.items or [])))
+        entry = StoredConversation(conversation=conversation, items=told_apart(_checked(request.items or []))).entry()
+        self._store.check_size(entry, param="items")
+        await self._store.put(entry)
         return conversation
 
-    def retrieve(self, conversation_id: str) -> Conversation:
+    async def retrieve(self, conversation_id: str) -> Conversation:
         """A conversation, without its items."""
-        return self._store.conversation(conversation_id).conversation
+        return (await self._store.conversation(conversation_id)).conversation
 
-    def update(self, conversation_id: str, request: ConversationUpdate) -> Conversation:
+    async def update(self, conversation_id: str, request: ConversationUpdate) -> Conversation:
         """Replaces the metadata. Raises ParameterError."""
-        stored = self._store.conversation(conversation_id)
         check_metadata(request.metadata)
-        changed = msgspec.structs.replace(stored.conversation, metadata=request.metadata or {})
-        self._put(changed, stored.items)
-        return changed
 
-    def delete(self, conversation_id: str) -> DeletedConversation:
+        def update(stored: StoredConversation) -> StoredConversation:
+            stored.conversation.metadata = request.metadata or {}
+            return stored
+
+        return (await self._store.change(conversation_id, update, too_large="metadata")).conversation
+
+    async def delete(self, conversation_id: str) -> DeletedConversation:
         """Forgets a conversation. Responses that belong to it stay."""
-        self._store.delete(self._store.conversation(conversation_id))
+        await self._store.conversation(conversation_id)
+        await self._store.delete(conversation_id)
         return DeletedConversation(id=conversation_id)
 
-    def add(self, conversation_id: str, request: ItemsRequest) -> ItemPage:
+    async def add(self, conversation_id: str, request: ItemsRequest) -> ItemPage:
         """Adds items at the end, and tells them with their ids. Raises ParameterError."""
-        stored = self._store.conversation(conversation_id)
-        items = told_apart(_checked(request.items), (item["id"] for item in stored.items))
-        self._put(stored.conversation, stored.items + items)
+        given = _checked(request.items)
+        items: list[dict[str, Any]] = []
+
+        def add(stored: StoredConversation) -> StoredConversation:
+            items[:] = told_apart(given, (item["id"] for item in stored.items))
+            stored.items += items
+            return stored
+
+        await self._store.change(conversation_id, add, too_large="items")
         return page_of(items)
 
-    def items(self, conversation_id: str, *, limit: int, after: str | None, newest_first: bool) -> ItemPage:
+    async def items(self, conversation_id: str, *, limit: int, after: str | None, newest_first: bool) -> ItemPage:
         """One page of the items. Raises ParameterError."""
-        items = self._store.conversation(conversation_id).items
+        items = (await self._store.conversation(conversation_id)).items
         return item_page(items, limit=limit, after=after, newest_first=newest_first)
 
-    def item(self, conversation_id: str, item_id: str) -> dict[str, Any]:
+    async def item(self, conversation_id: str, item_id: str) -> dict[str, Any]:
         """One item."""
-        return _find(self._store.conversation(conversation_id), item_id)
+        return _find(await self._store.conversation(conversation_id), item_id)
 
-    def delete_item(self, conversation_id: str, item_id: str) -> Conversation:
+    async def delete_item(self, conversation_id: str, item_id: str) -> Conversation:
         """Removes one item."""
-        stored = self._store.conversation(conversation_id)
-        found = _find(stored, item_id)
-        self._put(stored.conversation, [item for item in stored.items if item is not found])
-        return stored.conversation
 
-    def extend(self, conversation_id: str, items: list[dict[str, Any]]) -> None:
+        def remove(stored: StoredConversation) -> StoredConversation:
+            stored.items.remove(_find(stored, item_id))
+            return stored
+
+        return (await self._store.change(conversation_id, remove, too_large="items")).conversation
+
+    async def extend(self, conversation_id: str, items: list[dict[str, Any]]) -> None:
         """Adds a response's input and output. A conversation that becomes too large by it, or is gone, is not kept."""
-        try:
-            stored = self._store.conversation(conversation_id)
-        except NotFoundError:
-            return
-        told = told_apart(items, (item["id"] for item in stored.items))
-        if not self._store.put(StoredConversation(stored.conversation, stored.items + told)):
-            logger.warning(
-                "%s is dropped: it is larger than --max-stored-response-bytes with its last answer", conversation_id
-            )
 
-    def _put(self, conversation: Conversation, items: list[dict[str, Any]]) -> None:
-        stored = StoredConversation(conversation, items)
-        self._store.check_size(stored, param="items")
-        self._store.put(stored)
+        def extend(stored: StoredConversation) -> StoredConversation:
+            stored.items += told_apart(items, (item["id"] for item in stored.items))
+            return stored
+
+        with contextlib.suppress(NotFoundError):
+            if await self._store.change(conversation_id, extend) is None:
+                logger.warning(
+                    "%s is dropped: it is larger than --max-stored-response-bytes with its last answer",
+                    conversation_id,
+                )
 
 
 def _checked(items: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,8 +16,11 @@ from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.responses.answers import RawMessage
 from quire.frontend.openai.responses.builder import ResponseBuilder
 from quire.frontend.openai.responses.conversations import KeptConversations
+from quire.frontend.openai.responses.history import StreamHistory
+from quire.frontend.openai.responses.making import Making, Makings
 from quire.frontend.openai.responses.schema import ResponsesRequest
-from quire.frontend.openai.responses.store import ResponseStore, StoredResponse
+from quire.frontend.openai.responses.store import ResponseStore
+from quire.frontend.openai.responses.stored import StoredResponse, new_version
 from quire.frontend.outputs import CompletionOutput
 from quire.frontend.requests.prompt import Prompt
 
@@ -30,6 +33,10 @@ class Job:
     Args:
         items: those that the client sent with the request.
         prompt: what the model reads.
+
+    Attributes:
+        version: of its entry, from its beginning to its end.
+        history: its stream, if it is made in the background with one.
     """
 
     def __init__(
@@ -45,8 +52,10 @@ class Job:
         self.builder = builder
         self.turn = turn
         self.stored = stored
+        self.version = new_version()
         self.items = items
         self.prompt = prompt
+        self.history: StreamHistory | None = None
         self._texts: list[str] = []
         self._token_ids: list[int] = []
 
@@ -68,6 +77,7 @@ class Jobs:
     """Makes responses, and keeps those that are finished.
 
     Args:
+        makings: those in the background.
         tokens_as_ids: log-probabilities name tokens by their ids.
         state: runs what is made in the background, so that a stopping server waits for it.
     """
@@ -76,6 +86,7 @@ class Jobs:
         self,
         engine: AsyncLLM,
         store: ResponseStore,
+        makings: Makings,
         kept: KeptConversations,
         state: ServerState,
         *,
@@ -83,6 +94,7 @@ class Jobs:
     ) -> None:
         self._engine = engine
         self._store = store
+        self._makings = makings
         self._kept = kept
         self._state = state
         self._tokens_as_ids = tokens_as_ids
@@ -91,7 +103,7 @@ class Jobs:
         """Reads the turn to its end; yields the frames of its stream, those of one output together."""
         builder, request = job.builder, job.request
         formatter = LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=self._tokens_as_ids)
-        started = failed = False
+        started, last = False, None
         try:
             async for output, events in job.turn.events():
                 if not started:
@@ -104,35 +116,42 @@ class Jobs:
         except Exception as error:  # also from the parsers of users
             if not request.background and not (request.stream and started):
                 raise  # nothing is sent yet: the error gets its own HTTP status
-            failed = True
             logger.warning(
                 "response %s failed: %s", builder.response.id, error, exc_info=not isinstance(error, QuireError)
             )
-            yield ([] if started else builder.start()) + builder.fail(_failure_code(error), describe(error).message)
+            last = [] if started else builder.start()
+            last += builder.fail(_failure_code(error), describe(error).message)
         finally:
             job.turn.close()
         job.tell_messages()
-        self._keep(job)
-        if not failed:
-            yield [builder.end()]
+        last = last or [builder.end()]
+        await self._keep(job, last)
+        yield last
 
-    def start(self, job: Job) -> None:
+    async def start(self, job: Job) -> None:
         """Makes the response in the background."""
-        job.builder.response.status = "queued"
-        job.stored.task = self._state.start(self._record(job))
-        self._store.put(job.stored)
+        response, history = job.builder.response, StreamHistory() if job.request.stream else None
+        response.status = "queued"
+        events = None if history is None else ()
+        await self._store.put(job.stored.entry(job.version, events=events, maker=self._store.server))
+        job.history = history
+        self._makings.add(Making(response, history, self._state.start(self._record(job))))
 
-    def _keep(self, job: Job) -> None:
+    async def _keep(self, job: Job, last: list[bytes]) -> None:
+        """Keeps what is finished, before the client reads `last`, its stream's last frames: it may go on from there
+        at once, at any server."""
         response = job.builder.response
         output = msgspec.to_builtins(response.output)
         if job.request.is_stored and self._store.keeps_any:
-            job.stored.items = job.stored.items + output
-            self._store.put(job.stored)
+            stored = msgspec.structs.replace(job.stored, items=job.stored.items + output)
+            events = None if job.history is None else [*job.history.frames, *last]
+            replaces = job.version if job.request.background else None  # unless it is deleted by now
+            await self._store.put(stored.entry(job.version, events=events), replaces=replaces)
         if response.conversation is not None and response.status in ("completed", "incomplete"):
-            self._kept.extend(response.conversation.id, job.items + output)
+            await self._kept.extend(response.conversation.id, job.items + output)
 
     async def _record(self, job: Job) -> None:
-        response, history = job.builder.response, job.stored.history
+        response, history = job.builder.response, job.history
         groups = self.run(job)
         try:
             async for frames in groups:
@@ -141,6 +160,7 @@ class Jobs:
         except asyncio.CancelledError:
             if response.status != "cancelled":
                 job.builder.fail("server_error", "The server was stopped.")
+            await self._keep(job, [])
             raise
         finally:
             await groups.aclose()

@@ -31,24 +31,24 @@ class RequestReader:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    def read(self, request: ResponsesRequest) -> ReadRequest:
+    async def read(self, request: ResponsesRequest) -> ReadRequest:
         """The request's conversation and tools.
 
         Raises:
             NotFoundError: it continues what the server does not keep.
             ParameterError: a field that is malformed or contradicts another, some by their names in chat completions.
         """
-        previous, items = self._previous(request), list(input_items(request.input))
+        previous, items = await self._previous(request), list(input_items(request.input))
         tools = OfferedTools(request.tools)
         messages = to_messages(previous + items, request.instructions, num_previous=len(previous))
         return ReadRequest(previous=previous, items=items, chat=request.to_chat_input(messages, tools), tools=tools)
 
-    def _previous(self, request: ResponsesRequest) -> list[dict[str, Any]]:
+    async def _previous(self, request: ResponsesRequest) -> list[dict[str, Any]]:
         if request.conversation_id is not None:
-            return self._store.conversation(request.conversation_id, param="conversation").items
+            return (await self._store.conversation(request.conversation_id, param="conversation")).items
         if request.previous_response_id is None:
             return []
-        stored = self._store.response(request.previous_response_id, param="previous_response_id")
+        stored = await self._store.response(request.previous_response_id, param="previous_response_id")
         if stored.response.status not in ("completed", "incomplete"):
             raise ParameterError(
                 f"The previous response is {stored.response.status}; a conversation goes on from one that is "

@@ -77,7 +77,7 @@ def response_routes(responses: Responses, compactions: Compactions, answers: Htt
             start = 0 if starting_after is None else max(starting_after + 1, 0)
             numbered = _Numbered(responses.follow(response_id, start), start)
             return answers.stream(numbered.frames(), numbered.error_frame)
-        return json_answer(responses.retrieve(response_id))
+        return json_answer(await responses.retrieve(response_id))
 
     @post("/responses/input_tokens", status_code=200, responses=documented(InputTokenCount), summary="Count tokens")
     async def count_input_tokens(request: JsonRequest, data: InputTokensRequest) -> ASGIApp:
@@ -100,7 +100,9 @@ def response_routes(responses: Responses, compactions: Compactions, answers: Htt
     ) -> ASGIApp:
         """The items that a stored response answered."""
         answers.check_ready()
-        return json_answer(responses.input_items(response_id, limit=limit, after=after, newest_first=order == "desc"))
+        return json_answer(
+            await responses.input_items(response_id, limit=limit, after=after, newest_first=order == "desc")
+        )
 
     @post("/responses/{response_id:str}/cancel", status_code=200, responses=documented(Response), summary="Cancel")
     async def cancel_response(response_id: str) -> ASGIApp:
@@ -112,7 +114,7 @@ def response_routes(responses: Responses, compactions: Compactions, answers: Htt
     async def delete_response(response_id: str) -> ASGIApp:
         """Forgets a stored response."""
         answers.check_ready()
-        return json_answer(responses.delete(response_id))
+        return json_answer(await responses.delete(response_id))
 
     return [
         create_response,

@@ -1,6 +1,5 @@
 """Creates responses, whole, as a stream or in the background, and finds stored ones."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -26,7 +25,8 @@ from quire.frontend.openai.responses.items import encrypt
 from quire.frontend.openai.responses.jobs import Job, Jobs
 from quire.frontend.openai.responses.reading import RequestReader
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
-from quire.frontend.openai.responses.store import ResponseStore, StoredResponse, StreamHistory
+from quire.frontend.openai.responses.store import ResponseStore
+from quire.frontend.openai.responses.stored import StoredResponse
 from quire.frontend.openai.responses.truncation import fit
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS
 
@@ -55,7 +55,7 @@ class Responses:
         """
         job = await self._open(request, headers)
         if request.background:
-            self._jobs.start(job)
+            await self._jobs.start(job)
             return msgspec.structs.replace(job.builder.response, output=[])  # a copy: the response still changes
         async for _ in self._jobs.run(job):
             pass
@@ -68,9 +68,8 @@ class Responses:
         unless it is made in the background."""
         job = await self._open(request, headers)
         if request.background:
-            self._jobs.start(job)
-            assert job.stored.history is not None
-            async for frames in _follow(job.stored.history):
+            await self._jobs.start(job)
+            async for frames in self.follow(job.builder.response.id):
                 yield frames
             return
         try:
@@ -81,28 +80,29 @@ class Responses:
         finally:
             job.turn.close()
 
-    def retrieve(self, response_id: str) -> Response:
+    async def retrieve(self, response_id: str) -> Response:
         """A stored response as it is now. Raises NotFoundError."""
-        return self._store.response(response_id).response
+        return (await self._store.response(response_id)).response
 
-    def follow(self, response_id: str, start: int) -> AsyncGenerator[list[bytes], None]:
+    async def follow(self, response_id: str, start: int = 0) -> AsyncGenerator[list[bytes], None]:
         """The events of a response made in the background with `stream`, from number `start` on, as for `stream`.
 
         Raises:
             NotFoundError: there is no such response.
             ParameterError: its events are not kept.
+            EngineError: its events are lost.
         """
-        history = self._store.response(response_id).history
-        if history is None:
-            raise ParameterError(
-                "Only responses created with background=true and stream=true can be streamed again; leave stream out.",
-                param="stream",
-            )
-        return _follow(history, start)
+        yield ACCEPTED
+        ended = False
+        while not ended:
+            events = await self._store.events(response_id, start)
+            start, ended = start + len(events.frames), events.ended
+            if events.frames:
+                yield events.frames
 
-    def input_items(self, response_id: str, *, limit: int, after: str | None, newest_first: bool) -> ItemPage:
+    async def input_items(self, response_id: str, *, limit: int, after: str | None, newest_first: bool) -> ItemPage:
         """The items that a stored response answered. Raises NotFoundError and ParameterError."""
-        stored, suffix = self._store.response(response_id), response_id.removeprefix("resp_")
+        stored, suffix = await self._store.response(response_id), response_id.removeprefix("resp_")
         answered = stored.items[: stored.num_input_items]
         items = [told_item(item, f"{suffix}_{index}") for index, item in enumerate(answered)]
         return item_page(items, limit=limit, after=after, newest_first=newest_first)
@@ -113,7 +113,7 @@ class Responses:
         response.check()
         self._engine.model.check_name(request.model)
         with renamed(**NAMES):
-            prompt = await self._conversations.render(self._reader.read(response).chat)
+            prompt = await self._conversations.render((await self._reader.read(response)).chat)
         return InputTokenCount(input_tokens=len(prompt.token_ids))
 
     async def cancel(self, response_id: str) -> Response:
@@ -123,22 +123,17 @@ class Responses:
             NotFoundError: there is no such response.
             ParameterError: the response is not made in the background, or is finished.
         """
-        stored = self._store.response(response_id)
-        response = stored.response
-        if not response.background:
+        if not (await self._store.response(response_id)).response.background:
             raise ParameterError("Only responses created with background=true can be cancelled.", param="response_id")
-        if stored.is_running:
-            assert stored.task is not None
-            response.status = "cancelled"
-            stored.task.cancel()
-            await asyncio.wait([stored.task])
+        response = await self._store.cancel(response_id)
         if response.status != "cancelled":
             raise ParameterError(f"The response is {response.status}; there is nothing to cancel.", param="response_id")
         return response
 
-    def delete(self, response_id: str) -> DeletedResponse:
+    async def delete(self, response_id: str) -> DeletedResponse:
         """Forgets a stored response. Raises NotFoundError."""
-        self._store.delete(self._store.response(response_id))
+        await self._store.response(response_id)
+        await self._store.delete(response_id)
         return DeletedResponse(id=response_id)
 
     # ------------------------------------------------------------------------------------------------------ requests
@@ -148,13 +143,14 @@ class Responses:
         request.check()
         self._engine.model.check_name(request.model)
         response_id = _response_id(request)
-        self._store.check_new(response_id)
+        if request.request_id is not None:
+            await self._store.check_new(response_id)
         if request.background and not self._store.keeps_any:
             raise ParameterError("background needs a server with --max-stored-responses above 0.", param="background")
         if request.background:
-            self._store.check_room()
+            await self._store.check_room()
         with renamed(**NAMES):
-            read = self._reader.read(request)
+            read = await self._reader.read(request)
             chat = read.chat
             if request.truncation == "auto":
                 chat, prompt = await fit(
@@ -168,17 +164,9 @@ class Responses:
             turn = await self._conversations.open(chat, response_id, headers, prompt=prompt)
         response = _new_response(request, response_id, self._engine.model.name, self._engine)
         builder = ResponseBuilder(response, read.tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
-        history = StreamHistory() if request.background and request.stream else None
-        stored = StoredResponse(response, read.previous + read.items, history)
+        given = read.previous + read.items
+        stored = StoredResponse(response=response, items=given, num_input_items=len(given))
         return Job(request, builder, turn, stored, read.items, prompt)
-
-
-async def _follow(history: StreamHistory, start: int = 0) -> AsyncGenerator[list[bytes], None]:
-    """Events as they come, after an empty list, because the first event may take long."""
-    yield ACCEPTED
-    async with aclosing(history.follow(start)) as groups:
-        async for frames in groups:
-            yield frames
 
 
 def _response_id(request: ResponsesRequest) -> str:

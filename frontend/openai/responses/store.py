@@ -1,245 +1,203 @@
-"""What the server keeps between requests, within bounds: responses and conversations."""
+"""Responses and conversations that are kept between requests, for all servers of the command."""
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import overload
 
 import msgspec
 
-from quire.core.errors import NotFoundError, OverloadedError, ParameterError
-from quire.frontend.openai.responses.answers import Conversation, Response
+from quire.core.errors import EngineError, NotFoundError, OverloadedError, ParameterError
+from quire.frontend.kept.access import Abandon, Cancel, Events, KeptEntries, Look, MakerQuestion, ReadEvents
+from quire.frontend.kept.entries import Entry
+from quire.frontend.openai.responses.answers import Response
+from quire.frontend.openai.responses.making import Makings
+from quire.frontend.openai.responses.stored import (
+    StoredConversation,
+    StoredResponse,
+    conversation_of,
+    is_conversation,
+    response_of,
+)
 
-_encode = msgspec.json.Encoder().encode
+Change = Callable[[StoredConversation], StoredConversation]
 
-
-class StreamHistory:
-    """The frames of a stream that needs no reader: any number of readers may follow it, from any frame on."""
-
-    def __init__(self) -> None:
-        self._frames: list[bytes] = []
-        self._ended = False
-        self._news = asyncio.Event()
-        self.num_bytes = 0
-
-    def add(self, frames: list[bytes]) -> None:
-        """Appends frames; the position of a frame is its sequence number."""
-        self._frames += frames
-        self.num_bytes += sum(map(len, frames))
-        self._tell()
-
-    def end(self) -> None:
-        """Ends the stream: no more frames come."""
-        self._ended = True
-        self._tell()
-
-    async def follow(self, start: int = 0) -> AsyncGenerator[list[bytes], None]:
-        """Frames from number `start` on, as they come; frames that are there already come in one list."""
-        while True:
-            news = self._news
-            if frames := self._frames[start:]:
-                start += len(frames)
-                yield frames
-            if self._ended and start >= len(self._frames):
-                return
-            if news is self._news:
-                await news.wait()
-
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
-
-
-class Stored:
-    """What the store keeps under an id."""
-
-    def __init__(self, entry_id: str) -> None:
-        self.id = entry_id
-        self.stored_at = 0.0
-        self.num_bytes = 0
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it is still being made."""
-        return False
-
-    def stop(self) -> None:
-        """Ends what still makes it."""
-
-    def measure(self) -> int:
-        """Rough size in memory, in bytes."""
-        raise NotImplementedError
-
-
-class StoredResponse(Stored):
-    """One response, the conversation up to its end, and the task that makes it in the background.
-
-    Args:
-        items: the conversation's items; with the response's own, once it is finished.
-        history: the stream of a response made in the background with `stream`.
-    """
-
-    def __init__(self, response: Response, items: list[dict[str, Any]], history: StreamHistory | None = None) -> None:
-        super().__init__(response.id)
-        self.response = response
-        self.items = items
-        self.num_input_items = len(items)
-        self.history = history
-        self.task: asyncio.Task[None] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the response is still being made."""
-        return self.task is not None and not self.task.done()
-
-    def stop(self) -> None:
-        """Cancels the task that makes the response."""
-        if self.task is not None:
-            self.task.cancel()
-
-    def measure(self) -> int:
-        """Rough size of the response in memory, in bytes."""
-        kept = self.history.num_bytes if self.history is not None else 0
-        return len(_encode(self.response)) + len(_encode(self.items)) + kept
-
-
-class StoredConversation(Stored):
-    """One conversation.
-
-    Args:
-        items: each with an id of its own. A list that is in here is replaced when items come or go, never changed.
-    """
-
-    def __init__(self, conversation: Conversation, items: list[dict[str, Any]]) -> None:
-        super().__init__(conversation.id)
-        self.conversation = conversation
-        self.items = items
-
-    def measure(self) -> int:
-        """Rough size of the conversation in memory, in bytes."""
-        return len(_encode(self.conversation)) + len(_encode(self.items))
+_read_response = msgspec.json.Decoder(Response).decode
+_read_events = msgspec.msgpack.Decoder(Events).decode
 
 
 class ResponseStore:
-    """Keeps responses and conversations by id; those that were stored or changed last, longest.
+    """Finds and changes responses and conversations by id, wherever they are kept and made.
 
     Args:
-        max_responses: most responses and conversations kept; 0 keeps none.
-        max_bytes: most bytes of all of them together.
-        max_age_seconds: how long one is kept after its last change.
+        makings: those responses that this server is making.
+        max_entries, max_bytes: the bounds of `EntryStore`, to refuse what it would not keep.
     """
 
-    def __init__(
-        self,
-        max_responses: int,
-        max_bytes: int,
-        max_age_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._max_responses = max_responses
+    def __init__(self, entries: KeptEntries, makings: Makings, *, max_entries: int, max_bytes: int) -> None:
+        self._entries = entries
+        self._makings = makings
+        self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._max_age_seconds = max_age_seconds
-        self._clock = clock
-        self._stored: dict[str, Stored] = {}  # the oldest first
-        self._num_bytes = 0
+        entries.answer_with(makings.answer)
+
+    @property
+    def server(self) -> int:
+        """The number of this server, as `Entry.maker`."""
+        return self._entries.server
 
     @property
     def keeps_any(self) -> bool:
         """Whether this server stores responses at all."""
-        return self._max_responses > 0
+        return self._max_entries > 0
 
-    def __len__(self) -> int:
-        return len(self._stored)
+    # -------------------------------------------------------------------------------------------------------- both
 
-    def __contains__(self, entry_id: str) -> bool:
-        return entry_id in self._stored
+    async def put(self, entry: Entry, *, replaces: int | None = None) -> bool:
+        """Keeps an entry if it is not too large. See `EntryStore.put`."""
+        return await self._entries.put(entry, replaces=replaces) == "kept"
 
-    def put(self, stored: Stored) -> bool:
-        """Keeps a new or changed entry. Old ones make room for it. False for one that is too large, and not kept."""
-        self._remove(stored.id)
-        stored.stored_at = self._clock()
-        stored.num_bytes = stored.measure()
-        if stored.num_bytes > self._max_bytes and not stored.is_running:
-            return False
-        self._stored[stored.id] = stored
-        self._num_bytes += stored.num_bytes
-        self._make_room()
-        return True
+    async def delete(self, entry_id: str) -> None:
+        """Forgets an entry, and ends a response that is still being made."""
+        entry = await self._entries.find(entry_id)
+        await self._entries.remove(entry_id)
+        if entry is not None and entry.maker is not None:
+            await self._ask(entry.maker, Abandon(entry_id))
 
-    def check_size(self, stored: Stored, *, param: str) -> None:
-        """Raises ParameterError when an entry is too large to be kept."""
-        num_bytes = stored.measure()
-        if num_bytes > self._max_bytes:
-            raise ParameterError(
-                f"{param} would make this take {num_bytes} bytes, and the server keeps {self._max_bytes}: send less, "
-                "or raise --max-stored-response-bytes.",
-                param=param,
-            )
-
-    def check_room(self) -> None:
+    async def check_room(self) -> None:
         """Raises OverloadedError when responses that are still being made take all room."""
-        running = sum(1 for each in self._stored.values() if each.is_running)
-        if running >= self._max_responses:
+        running = await self._entries.num_in_making()
+        if running >= self._max_entries:
             raise OverloadedError(
                 f"{running} responses are being made in the background, which is all that this server keeps; "
                 "wait for one, or raise --max-stored-responses.",
                 retry_after_seconds=5,
             )
 
-    def response(self, response_id: str, *, param: str = "response_id") -> StoredResponse:
-        """A response.
+    # --------------------------------------------------------------------------------------------------- responses
+
+    async def response(self, response_id: str, *, param: str = "response_id") -> StoredResponse:
+        """A response as it is now.
 
         Raises:
             NotFoundError: the response was never stored, or is gone.
         """
-        self._drop_old()
-        stored = self._stored.get(response_id)
-        if not isinstance(stored, StoredResponse):
-            raise _missing("response", response_id, param)
-        return stored
+        entry, told = await self._told(response_id, Look(response_id), param)
+        stored = response_of(entry)
+        return stored if told is None else msgspec.structs.replace(stored, response=_read_response(told))
 
-    def conversation(self, conversation_id: str, *, param: str = "conversation_id") -> StoredConversation:
+    async def cancel(self, response_id: str) -> Response:
+        """Ends the making of a response that is still being made; returns the response as it is then.
+
+        Raises:
+            NotFoundError: the response was never stored, or is gone.
+        """
+        entry, told = await self._told(response_id, Cancel(response_id))
+        return response_of(entry).response if told is None else _read_response(told)
+
+    async def events(self, response_id: str, start: int) -> Events:
+        """The events of a response from number `start` on, once there are some.
+
+        Raises:
+            NotFoundError: the response was never stored, or is gone.
+            ParameterError: its events are not kept.
+            EngineError: they are lost, because the server's process that made it has ended.
+        """
+        entry, told = await self._told(response_id, ReadEvents(response_id, start))
+        if told is not None:
+            return _read_events(told)
+        if entry.is_lost and entry.events is not None:
+            raise EngineError("The server's process that made this response has ended, and its events are lost.")
+        if entry.events is None:
+            raise ParameterError(
+                "Only responses created with background=true and stream=true can be streamed again; leave stream out.",
+                param="stream",
+            )
+        return Events(entry.events[start:], ended=True)
+
+    async def check_new(self, response_id: str) -> None:
+        """Raises ParameterError when the id is taken."""
+        if await self._entries.find(response_id) is not None:
+            raise ParameterError(f"request_id {response_id!r} is taken by a stored response.", param="request_id")
+
+    # ----------------------------------------------------------------------------------------------- conversations
+
+    async def conversation(self, conversation_id: str, *, param: str = "conversation_id") -> StoredConversation:
         """A conversation.
 
         Raises:
             NotFoundError: there never was such a conversation, or it is gone.
         """
-        self._drop_old()
-        stored = self._stored.get(conversation_id)
-        if not isinstance(stored, StoredConversation):
+        return conversation_of(await self._conversation_entry(conversation_id, param))
+
+    @overload
+    async def change(self, conversation_id: str, change: Change, *, too_large: str) -> StoredConversation: ...
+
+    @overload
+    async def change(self, conversation_id: str, change: Change) -> StoredConversation | None: ...
+
+    async def change(
+        self, conversation_id: str, change: Change, *, too_large: str | None = None
+    ) -> StoredConversation | None:
+        """Replaces a conversation by what `change` makes of it, which is called anew if another request came first.
+
+        Args:
+            too_large: the field to name if the conversation would be too large. None drops the conversation then.
+
+        Returns:
+            The conversation as it is now; None if it was dropped.
+
+        Raises:
+            NotFoundError: there never was such a conversation, or it is gone.
+            ParameterError: it would be too large.
+        """
+        while True:
+            before = await self._conversation_entry(conversation_id, "conversation_id")
+            changed = change(conversation_of(before))
+            entry = changed.entry()
+            if too_large is not None:
+                self.check_size(entry, param=too_large)
+            put = await self._entries.put(entry, replaces=before.version)
+            if put != "changed":
+                return changed if put == "kept" else None
+
+    def check_size(self, entry: Entry, *, param: str) -> None:
+        """Raises ParameterError when an entry is too large to be kept."""
+        if len(entry.body) > self._max_bytes:
+            raise ParameterError(
+                f"{param} would make this take {len(entry.body)} bytes, and the server keeps "
+                f"{self._max_bytes}: send less, or raise --max-stored-response-bytes.",
+                param=param,
+            )
+
+    # ----------------------------------------------------------------------------------------------------- helpers
+
+    async def _told(
+        self, response_id: str, question: MakerQuestion, param: str = "response_id"
+    ) -> tuple[Entry, bytes | None]:
+        """A response's entry, and what its maker answers; None if it is finished."""
+        entry = await self._response_entry(response_id, param)
+        if entry.maker is None:
+            return entry, None
+        told = await self._ask(entry.maker, question)
+        if told is None:  # it was finished in between, or its maker has ended
+            entry = await self._response_entry(response_id, param)
+        return entry, told
+
+    async def _ask(self, maker: int, question: MakerQuestion) -> bytes | None:
+        if maker == self._entries.server:
+            return await self._makings.answer(question)
+        return await self._entries.ask(maker, question)
+
+    async def _response_entry(self, response_id: str, param: str) -> Entry:
+        entry = None if is_conversation(response_id) else await self._entries.find(response_id)
+        if entry is None:
+            raise _missing("response", response_id, param)
+        return entry
+
+    async def _conversation_entry(self, conversation_id: str, param: str) -> Entry:
+        entry = await self._entries.find(conversation_id) if is_conversation(conversation_id) else None
+        if entry is None:
             raise _missing("conversation", conversation_id, param)
-        return stored
-
-    def delete(self, stored: Stored) -> None:
-        """Forgets an entry, and ends a response that is still being made."""
-        stored.stop()
-        self._remove(stored.id)
-
-    def check_new(self, response_id: str) -> None:
-        """Raises ParameterError when the id is taken."""
-        if response_id in self._stored:
-            raise ParameterError(f"request_id {response_id!r} is taken by a stored response.", param="request_id")
-
-    def _make_room(self) -> None:
-        self._drop_old()
-        for entry_id, stored in list(self._stored.items()):
-            if len(self._stored) <= self._max_responses and self._num_bytes <= self._max_bytes:
-                return
-            if not stored.is_running:
-                self._remove(entry_id)
-
-    def _drop_old(self) -> None:
-        oldest = self._clock() - self._max_age_seconds
-        for entry_id, stored in list(self._stored.items()):
-            if stored.stored_at > oldest:
-                return
-            if not stored.is_running:
-                self._remove(entry_id)
-
-    def _remove(self, entry_id: str) -> None:
-        stored = self._stored.pop(entry_id, None)
-        if stored is not None:
-            self._num_bytes -= stored.num_bytes
+        return entry
 
 
 def _missing(what: str, entry_id: str, param: str) -> NotFoundError:

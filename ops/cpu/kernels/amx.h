@@ -5,6 +5,9 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(QUIRE_HAS_AVX512_BF16) && defined(__linux__)
 #define QUIRE_HAS_AMX 1
+#if defined(__AMX_INT8__) && defined(QUIRE_HAS_AVX512_VNNI)
+#define QUIRE_HAS_AMX_INT8 1
+#endif
 
 #include <cstdint>
 #include <immintrin.h>

@@ -9,10 +9,10 @@
 //     values [units of KEYS][head_dim]
 //
 // After packing, scores = queries * keys and out += weights * values are the same small matrix product. An item with
-// few rows reads keys and values in place instead, with the same sums: the keys of all heads, page by page, then the
-// values. So a decode step reads long runs of memory. A unit is what one multiply-add instruction takes per lane: a
-// float, or a pair of bfloat16 if the processor multiplies pairs (summed in float32), with vectors (tiles.h) or tiles
-// (tiles_amx.h), or a pair of int16 if keys and values are whole codes (tiles_codes.h).
+// few rows reads keys and values in place instead, with the same sums: the keys of all heads, head by head, then the
+// values. A unit (units.h) is what one multiply-add instruction takes per lane: a float, or a pair of bfloat16 if the
+// processor multiplies pairs (summed in float32), with vectors (tiles.h) or tiles (tiles_amx.h), or a pair of int16 if
+// keys and values are whole codes (tiles_codes.h).
 //
 // Tiles begin at multiples of KEYS, softmaxes start again at multiples of SPLIT, and each row is computed on its own.
 // So a query's result depends neither on the batch, nor on the number of threads, nor on how a prompt was cut into

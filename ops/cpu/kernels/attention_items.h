@@ -26,11 +26,16 @@ constexpr double WORTH_THREADS = 1e5;  // queries * keys * heads * dimensions be
 template <class Unit> constexpr bool HAS_FIXED = std::is_same_v<Unit, CodePair>;  // queries and weights are int16
 template <class Unit> constexpr bool TAKES_ALL = ELEMENTS<Unit> == 1 || HAS_FIXED<Unit>;  // types of queries
 
-template <class Query> void pack_query(const Query* q, long head_dim, float* packed) {
-    for (long d = 0; d < head_dim; d += LANES) store(packed + d, load(q + d, head_dim - d));
+// Packs a query, multiplied by `lift`.
+template <class Query> void pack_query(const Query* q, long head_dim, float lift, float* packed) {
+    for (long d = 0; d < head_dim; d += LANES) store(packed + d, load(q + d, head_dim - d) * lift);
 }
 
-void pack_query(const BFloat16* q, long head_dim, Pair* packed) { std::memcpy(packed, q, head_dim * sizeof(BFloat16)); }
+void pack_query(const BFloat16* q, long head_dim, float lift, Pair* packed) {
+    BFloat16* to = reinterpret_cast<BFloat16*>(packed);
+    if (lift == 1) return void(std::memcpy(to, q, head_dim * sizeof(BFloat16)));
+    for (long d = 0; d < head_dim; d += LANES) store(to + d, load(q + d, head_dim - d) * lift, head_dim - d);
+}
 
 // Packs a query as one of `count` columns.
 void pack_query_column(const BFloat16* q, long head_dim, Pair* packed, long count) {
@@ -163,7 +168,7 @@ template <class Unit, class Cache> struct Attention {
                 if constexpr (HAS_FIXED<Unit>)
                     work.steps[head * rows + row] =
                         fix_query<Cache>(from, head_dim, item.in_place, to + row * work.query_stride);
-                else pack_query(from, head_dim, to + row * work.query_stride);
+                else pack_query(from, head_dim, LIFT<Cache>, to + row * work.query_stride);
             }
         }
     }
@@ -215,23 +220,20 @@ template <class Unit, class Cache> struct Attention {
         with_rows<ROWS_IN_PLACE<Unit>>(rows, [&](auto constant) {
             constexpr int ROWS = constant();
             constexpr long stride = KEYS / ELEMENTS<Unit>;
-            const long step = rows_together<Cache>(call), together = IS_CODED<Cache> ? 1 : item.num_heads;
+            const long together = IS_CODED<Cache> ? 1 : item.num_heads;
             for (long first = 0; first < item.num_heads; first += together) {
                 const long last = first + together;
-                for (long from = 0; from < tile.count; from += step)
-                    for (long head = first; head < last; head++)
-                        multiply_keys<ROWS>(work.registers, work.queries + head * ROWS * work.query_stride,
-                                            work.query_stride, operands(tile, head), from,
-                                            std::min(from + step, tile.count), work.scores + head * ROWS * KEYS,
-                                            work.keys);
+                for (long head = first; head < last; head++)
+                    multiply_keys<ROWS>(work.registers, work.queries + head * ROWS * work.query_stride,
+                                        work.query_stride, operands(tile, head), 0, tile.count,
+                                        work.scores + head * ROWS * KEYS, work.keys);
                 for (long head = first; head < last; head++)
                     weigh(head, 0, ROWS, tile.start, operands(tile, head), head * ROWS, head * ROWS);
-                for (long from = 0; from < tile.count; from += step)
-                    for (long head = first; head < last; head++)
-                        multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride,
-                                              operands(tile, head), from, std::min(from + step, tile.count),
-                                              work.out + head * ROWS * work.out_stride, work.out_stride,
-                                              from ? nullptr : work.keep + head * ROWS, work.values);
+                for (long head = first; head < last; head++)
+                    multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride,
+                                          operands(tile, head), 0, tile.count,
+                                          work.out + head * ROWS * work.out_stride, work.out_stride,
+                                          work.keep + head * ROWS, work.values);
             }
         });
     }
@@ -252,7 +254,7 @@ template <class Unit, class Cache> struct Attention {
             const long to = std::min(count, end_seen(call, position, item.prefix) - start);
             float* scores = work.scores + (place + i) * KEYS;
             if constexpr (IS_CODED<Cache>)
-                scales.multiply_by(scales.of_keys, scores, HAS_FIXED<Unit> ? work.steps[index + i] : 1);
+                scales.multiply_by(scales.of_keys, scores, HAS_FIXED<Unit> ? work.steps[index + i] : UNLIFT<Cache>);
             if (is_bent)
                 bend(scores, width, (float)call.scale, (float)call.softcap,
                      call.slopes ? call.slopes[query_head(head, row + i)] : 0, start - position);
@@ -269,7 +271,7 @@ template <class Unit, class Cache> struct Attention {
             const float keep = from == 0 && to == KEYS
                                    ? soften<true>(scores, KEYS, 0, KEYS, scale, most, total, weights)
                                    : soften<false>(scores, width, from, to, scale, most, total, weights);
-            if constexpr (IS_CODED<Cache>) scales.multiply_by(scales.of_values, weights);
+            if constexpr (IS_CODED<Cache>) scales.multiply_by(scales.of_values, weights, LIFT<Cache>);
             if constexpr (HAS_FIXED<Unit>) {
                 work.keep[place + i] = {keep, fix_weights(weights, width, packed)};
             } else {
@@ -297,9 +299,10 @@ template <class Unit, class Cache> struct Attention {
                 const long index = head * rows + row;
                 const float* mine = sums + index * sums_size(head_dim);
                 const float* from = sums ? mine + LANES : work.out + index * work.out_stride;
-                if constexpr (HAS_FIXED<Unit>)
+                if constexpr (IN_TURNS<Unit, Cache> > 0)
                     if (item.in_place) {
-                        for (long d = 0; d < head_dim; d++) work.split[d] = from[place_of_value<Cache>(d)];
+                        for (long d = 0; d < head_dim; d++)
+                            work.split[d] = from[place_of_value<IN_TURNS<Unit, Cache>>(d)];
                         from = work.split;
                     }
                 float share = 1 / (sums ? mine[1] : sum(work.total[index]));
@@ -307,6 +310,7 @@ template <class Unit, class Cache> struct Attention {
                     call.lse[place] = (float)M_LN2 * ((sums ? mine[0] : work.most[index]) - std::log2(share));
                 if (call.sinks) share = with_sink(share, sums ? mine[0] : work.most[index],
                                                   call.sinks[query_head(head, row)]);
+                share *= UNLIFT<Cache>;
                 for (long d = 0; d < head_dim; d += LANES) store(to + d, load(from + d) * share, head_dim - d);
             }
         }

@@ -1,9 +1,9 @@
 // How the numbers of a packed weight become float32 in registers: one codec for each kind of code.
 //
 // A step is the numbers of PANEL outputs at one input: two vectors. A codec loads a unit of UNIT steps at once, and widens
-// AT_ONCE of them with each call. `put` writes one number's code into a unit, so that only the codec knows where it lies.
-// Codes that are integers (IS_INTEGER) also become words of several steps (words.h), of integers, and the other codes
-// (IS_BFLOAT) words of two steps in bfloat16.
+// AT_ONCE of them with each call. `put` writes one number's code into a unit, or `word` tells an output's word (HAS_WORD),
+// so that only the codec knows where codes lie. Codes that are integers (IS_INTEGER) also become words of several steps
+// (words.h), of integers, and the other codes (IS_BFLOAT) words of two steps in bfloat16.
 #pragma once
 
 #include "vector.h"
@@ -143,10 +143,21 @@ template <int BITS> struct InWords {
     using Unit = std::array<Ints, 2>;
     static Unit load(const uint8_t* from) { return {read<Ints>(from), read<Ints>(from + LANES * 4)}; }
     static constexpr int shift(int step) { return step % 2 * 16 + step / 2 * BITS; }
-    static void put(uint8_t* unit, int step, long output, uint8_t code) {
-        unit[output * 4 + shift(step) / 8] |= code << (shift(step) % 8);
+    // A unit's word of the codes of its steps, which follow one another from the lowest bits up.
+    static constexpr uint32_t word(uint32_t codes) {
+        uint32_t even = codes & EVEN, odd = codes >> BITS & EVEN;
+        for (int bits = BITS; bits < 16; bits *= 2) {
+            const uint32_t mask = bits == 8 ? 0xffff : 0x00ff00ff;
+            even = (even | even >> bits) & mask, odd = (odd | odd >> bits) & mask;
+        }
+        return even | odd << 16;
     }
+
+private:
+    static constexpr uint32_t EVEN = BITS == 4 ? 0x0f0f0f0f : 0x00ff00ff;
 };
+
+template <class C> constexpr bool HAS_WORD = std::is_base_of_v<InWords<4>, C> || std::is_base_of_v<InWords<8>, C>;
 
 // Codes that are integers in two's complement.
 template <int BITS> struct Integer : InWords<BITS> {
@@ -169,6 +180,13 @@ template <int BITS> struct Integer : InWords<BITS> {
     using InBytes = InQuads;
 #endif
     static constexpr int MIDDLE = 1 << (BITS - 1);
+#if defined(QUIRE_HAS_SIGNED_QUADS)
+    // The codes of the steps of quad QUAD.
+    template <int QUAD> static void in_words(const Unit& unit, Quads (&to)[2]) {
+        constexpr int ABOVE = 8 - BITS - BITS * QUAD;
+        for (int half = 0; half < 2; half++) to[half] = (Quads)unit[half] << ABOVE >> (8 - BITS);
+    }
+#else
     // Code + MIDDLE of the steps of quad QUAD.
     template <int QUAD> static void in_words(const Unit& unit, Quads (&to)[2]) {
         constexpr int MASK = (1 << BITS) - 1;
@@ -184,6 +202,7 @@ template <int BITS> struct Integer : InWords<BITS> {
             to[half] = (Quads)(((Words)unit[half] ^ MIDDLES) >> (BITS * QUAD) & BYTES * MASK);
 #endif
     }
+#endif
     // Which steps a vector's bytes are: those of 16 / UNIT units, quad by quad.
     static constexpr std::array<int8_t, 16> quad_order() {
         constexpr int UNIT = InWords<BITS>::UNIT;

@@ -1,4 +1,5 @@
-// Mixture of experts: a gated or plain layer and the layer after it, for each token those of its own experts.
+// Mixture of experts: a gated or plain layer and the layer after it, for each token those of its own experts. Gates and
+// ups of different codecs are two products, the gates' sums waiting for the ups.
 //
 // The pairs of a token and one of its experts are sorted by expert. An expert's pairs become the rows of two products
 // with its panels (widened.h), so that only panels of experts with rows are read, each once if its rows are few. Sums and
@@ -67,10 +68,12 @@ struct Layer {
 // Some of a call's tokens, from first_token on.
 struct Tokens {
     const ExpertsCall& call;
-    const Layer gate_up, down;
+    const Layer gate_up;
+    const Layer* up;  // of gates and ups that are packed apart; else null
+    const Layer down;
     long first_token, count;
     uint8_t* rows;   // of the pairs, tile by tile: x, and then what `down` reads, as their weights take them
-    float* inner;    // [pairs][size]: what gate_up makes of the pairs
+    float* inner;    // [pairs][size]: what gates and ups make of the pairs
     float* outputs;  // [pairs][hidden], in the pairs' order
     std::vector<int32_t> order;  // pairs by expert
     std::vector<Block> blocks;
@@ -112,65 +115,74 @@ struct Tokens {
         });
     }
 
-    void compute_inner() const {
-        const Tasks tasks(blocks, gate_up.weight, call.num_threads);
+    // Calls body(expert, place in `order`, first output, sums of PANEL outputs) for all outputs of a layer.
+    template <class Body> void compute_sums(const Layer& layer, Body body) const {
+        const Tasks tasks(blocks, layer.weight, call.num_threads);
         for_each(tasks.count(), call.num_threads, [&](long task) {
             tasks.run(blocks, task, [&](const Block& block, long panel, int group) {
                 alignas(64) float sums[MOST_SUMS];
-                gate_up.multiply(block, panel, group, rows, sums);
+                layer.multiply(block, panel, group, rows, sums);
                 for_pairs(block, [&](long tile, int row, int, long first) {
                     const float* at = sums + (block.tiles.start(tile) + row) * PANEL;
-                    const float weight = call.weighs_inputs ? weight_of(order[first + row]) : 1;
-                    float* to = inner + (first + row) * call.size;
-                    for (int i = 0; i < group; i++, at += block.tiles.rows * PANEL) {
-                        if (call.gate_up_form.is_gated) {
-                            activate_gates(block.expert, (panel + i) * LANES, at, weight, to);
-                            continue;
-                        }
-                        for (long half = 0; half < PANEL; half += LANES)
-                            activate_ups(block.expert, (panel + i) * PANEL + half, at + half, weight, to);
-                    }
+                    for (int i = 0; i < group; i++, at += block.tiles.rows * PANEL)
+                        body(block.expert, first + row, panel + i, at);
                 });
             });
         });
     }
 
+    void compute_inner() const {
+        const bool is_gated = call.gate_up_form.is_gated;
+        compute_sums(gate_up, [&](long expert, long place, long panel, const float* sums) {
+            if (is_gated) return activate_gates(expert, panel * LANES, sums, sums + LANES, place);
+            for (long half = 0; half < PANEL; half += LANES) {
+                const long at = panel * PANEL + half, left = std::min<long>(LANES, call.size - at);
+                if (left <= 0) return;
+                if (up) store(inner + place * call.size + at, load(sums + half), left);
+                else activate_ups(expert, at, sums + half, place);
+            }
+        });
+    }
+
+    // What the ups make of their gates' sums.
+    void compute_ups() const {
+        compute_sums(*up, [&](long expert, long place, long panel, const float* sums) {
+            for (long half = 0; half < PANEL; half += LANES) {
+                const long at = panel * PANEL + half, left = std::min<long>(LANES, call.size - at);
+                if (left <= 0) return;
+                alignas(64) float gates[LANES];
+                store(gates, load(inner + place * call.size + at, left));
+                activate_gates(expert, at, gates, sums + half, place);
+            }
+        });
+    }
+
+    // What multiplies the sums of a pair's first layer.
+    float input_weight(long place) const { return call.weighs_inputs ? weight_of(order[place]) : 1; }
+
     float weight_of(long pair) const { return call.weights[first_token * call.top_k + pair]; }
 
     // Writes the activations of up to LANES outputs without gates from number `at` on.
-    void activate_ups(long expert, long at, const float* sums, float weight, float* to) const {
+    void activate_ups(long expert, long at, const float* sums, long place) const {
         const long left = std::min<long>(LANES, call.size - at), output = expert * call.size + at;
-        if (left <= 0) return;
-        Floats ups = load(sums) * weight;
+        Floats ups = load(sums) * input_weight(place);
         if (call.gate_up_bias) ups += load(call.gate_up_bias + output, left);
-        store(to + at, activate(ups, call.activation), left);
+        store(inner + place * call.size + at, activate(ups, call.activation), left);
     }
 
     // The same for gates and their ups.
-    void activate_gates(long expert, long at, const float* sums, float weight, float* to) const {
+    void activate_gates(long expert, long at, const float* gates, const float* ups, long place) const {
         const long left = std::min<long>(LANES, call.size - at), outputs = expert * 2 * call.size;
-        Floats halves[2];
-        for (int i = 0; i < 2; i++) {
-            const long output = outputs + i * call.size + at;
-            halves[i] = load(sums + i * LANES) * weight;
-            if (call.gate_up_bias) halves[i] += load(call.gate_up_bias + output, left);
-        }
-        store(to + at, gated(halves[0], halves[1], call.activation), left);
+        const float weight = input_weight(place);
+        Floats halves[2] = {load(gates) * weight, load(ups) * weight};
+        if (call.gate_up_bias)
+            for (int i = 0; i < 2; i++) halves[i] += load(call.gate_up_bias + outputs + i * call.size + at, left);
+        store(inner + place * call.size + at, gated(halves[0], halves[1], call.activation), left);
     }
 
     void compute_outputs() const {
-        const Tasks tasks(blocks, down.weight, call.num_threads);
-        for_each(tasks.count(), call.num_threads, [&](long task) {
-            tasks.run(blocks, task, [&](const Block& block, long panel, int group) {
-                alignas(64) float sums[MOST_SUMS];
-                down.multiply(block, panel, group, rows, sums);
-                for_pairs(block, [&](long tile, int row, int, long first) {
-                    const float* at = sums + (block.tiles.start(tile) + row) * PANEL;
-                    for (int i = 0; i < group; i++)
-                        write_outputs(block.expert, order[first + row], (panel + i) * PANEL,
-                                      at + i * block.tiles.rows * PANEL);
-                });
-            });
+        compute_sums(down, [&](long expert, long place, long panel, const float* sums) {
+            write_outputs(expert, order[place], panel * PANEL, sums);
         });
     }
 
@@ -205,18 +217,24 @@ struct Tokens {
     void compute() {
         sort();
         const long row_size = call.x_stride * (call.dtype == FLOAT32 ? 4 : 2);
-        pack(gate_up.weight, call.gate_up_order, call.dtype, [&](long place) {
+        const auto inputs = [&](long place) {
             return (const uint8_t*)call.x + (first_token + order[place] / call.top_k) * row_size;
-        });
+        };
+        pack(gate_up.weight, call.gate_up_order, call.dtype, inputs);
         compute_inner();
+        if (up) {
+            pack(up->weight, call.up_order, call.dtype, inputs);
+            compute_ups();
+        }
         pack(down.weight, call.down_order, FLOAT32, [&](long place) { return inner + place * call.size; });
         compute_outputs();
         with_type(call.dtype, [&](auto* type) { add<std::remove_pointer_t<decltype(type)>>(); });
     }
 };
 
-int run_experts(const ExpertsCall& call, const Weight& gate_up, const Weight& down) {
-    const long row_bytes = round_up(std::max(gate_up.row_bytes(), down.row_bytes()), 4);
+int run_experts(const ExpertsCall& call, const Layer& gate_up, const Layer* up, const Layer& down) {
+    const long widest = std::max(gate_up.weight.row_bytes(), down.weight.row_bytes());
+    const long row_bytes = round_up(std::max(widest, up ? up->weight.row_bytes() : 0), 4);
     const long bytes = call.top_k * (row_bytes + (long)sizeof(float) * (call.hidden + call.size));  // of a token
     const long most = std::clamp(MOST_BYTES / std::max(1L, bytes), 1L, std::max<long>(1, call.rows));
     const long num_blocks = (call.rows + most - 1) / most;
@@ -227,8 +245,7 @@ int run_experts(const ExpertsCall& call, const Weight& gate_up, const Weight& do
         const long count = call.rows / num_blocks + (i < call.rows % num_blocks), pairs = count * call.top_k;
         float* inner = (float*)(memory.get() + pairs * row_bytes);
         float* outputs = inner + pairs * call.size;
-        Tokens{call, {gate_up, call.gate_up}, {down, call.down}, first, count, memory.get(), inner, outputs, {}, {}}
-            .compute();
+        Tokens{call, gate_up, up, down, first, count, memory.get(), inner, outputs, {}, {}}.compute();
         first += count;
     }
     return 0;
@@ -246,10 +263,20 @@ extern "C" int quire_experts(const ExpertsCall* call) {
     for (long pair = 0; pair < call->rows * call->top_k; pair++)
         if (call->ids[pair] < -1 || call->ids[pair] >= call->num_experts) return 3;
     if (with_type(call->dtype, [](auto*) {})) return 1;
-    int failed = 0;
-    const int unknown = with_weight(call->gate_up_form, call->table, call->x_bits, [&](const Weight& gate_up) {
-        with_weight(call->down_form, call->table, call->x_bits,
-                    [&](const Weight& down) { failed = run_experts(*call, gate_up, down); });
+    int failed = 0, unknown = 0;
+    const long rows = call->rows * call->top_k / std::max<int64_t>(1, call->num_experts);  // of an expert, on average
+    const auto with_layer = [&](const WeightForm& form, const float* table, long x_bits, const uint8_t* panels,
+                                auto body) {
+        unknown |= with_weight(form, table, x_bits, rows, [&](const Weight& weight) { body(Layer{weight, panels}); });
+    };
+    const auto run = [&](const Layer& gate_up, const Layer* up) {
+        with_layer(call->down_form, call->down_table, call->down_x_bits, call->down,
+                   [&](const Layer& down) { failed = run_experts(*call, gate_up, up, down); });
+    };
+    with_layer(call->gate_up_form, call->gate_up_table, call->gate_up_x_bits, call->gate_up, [&](const Layer& gate_up) {
+        if (!call->up) return run(gate_up, nullptr);
+        with_layer(call->up_form, call->up_table, call->up_x_bits, call->up,
+                   [&](const Layer& up) { run(gate_up, &up); });
     });
     return unknown ? unknown : failed;
 }

@@ -112,9 +112,10 @@ struct RouteCall {
 
 struct ExpertsCall {
     const void* x;                              // [rows, hidden], rows x_stride apart
-    const uint8_t *gate_up, *down;              // of all experts, from quire_pack_widened
-    const float* table;                         // what the codec of both needs, or null
-    const int64_t* gate_up_order;               // [num_experts, hidden]: see pack_row; or null
+    // Of all experts, from quire_pack_widened. If gates and ups are packed apart, gate_up are the gates; else up is null.
+    const uint8_t *gate_up, *up, *down;
+    const float *gate_up_table, *up_table, *down_table;  // what their codecs need, or null
+    const int64_t *gate_up_order, *up_order;    // [num_experts, hidden]: see pack_row; or null
     const int64_t* down_order;                  // [num_experts, size], or null
     const float *gate_up_bias, *down_bias;      // [num_experts, outputs], or null
     const int64_t* ids;                         // [rows, top_k], dense
@@ -122,9 +123,10 @@ struct ExpertsCall {
     void* out;                                  // [rows, hidden], dense
     int64_t rows, x_stride, hidden, size, num_experts, top_k, activation;
     WeightForm gate_up_form;  // not gated: `size` outputs an expert
+    WeightForm up_form;
     WeightForm down_form;
-    int64_t dtype;          // of x and out
-    int64_t x_bits;         // see with_weight (widened.h)
+    int64_t dtype;                                   // of x and out
+    int64_t gate_up_x_bits, up_x_bits, down_x_bits;  // see with_weight (widened.h)
     int64_t weighs_inputs;  // weights multiply what the first layer reads, not the sums
     int64_t num_threads;
 };
@@ -381,6 +383,7 @@ struct LatentAttentionCall {
     const int64_t* query_lens;    // [num_requests]; null: 1 each
     const int64_t* seq_lens;      // [num_requests]
     const int32_t* block_tables;  // [num_requests, table_stride]; an entry names `entry_size` tokens
+    float* lse;                   // [num_tokens, heads], or null
     int64_t q_token_stride, q_head_stride, rotated_token_stride, rotated_head_stride, num_requests, table_stride;
     int64_t page_stride, row_stride, block_size;
     int64_t entry_size;  // block_size: entries are pages; 1: they are slots

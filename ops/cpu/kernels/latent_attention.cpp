@@ -88,9 +88,11 @@ template <class Query, class Cache> struct Item {
     // Writes the outputs from the sums of all rows.
     void finish(const float* sums) {
         const long rank = shape.rank, size = shape.sums_of_row();
-        Query* out = (Query*)call.out + (piece.first_token * call.heads + piece.first_row) * rank;
+        const long place = piece.first_token * call.heads + piece.first_row;
+        Query* out = (Query*)call.out + place * rank;
         for (long row = 0; row < piece.num_rows; row++, sums += size, out += rank) {
             const float share = 1 / sums[1];
+            if (call.lse) call.lse[place + row] = (float)M_LN2 * (sums[0] - std::log2(share));
             for (long d = 0; d < rank; d += LANES) store(out + d, load(sums + LANES + d) * share, rank - d);
         }
     }

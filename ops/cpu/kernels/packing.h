@@ -37,19 +37,45 @@ private:
         const uint8_t* codes = (const uint8_t*)call.codes + row * C::row_bytes(call.form.in_features);
         for (long group = 0; group < num_groups; group++) {
             uint8_t* to = call.panels + panel * panel_bytes + group * layout.group_bytes();
-            bool is_finite = true;
-            for (long i = 0; i < layout.group; i++) {
-                auto code = C::code(codes, group * layout.group + i);
-                is_finite = is_finite && C::is_finite(code);
-                if constexpr (C::IS_NIBBLE) code ^= call.flip;
-                C::put(to + layout.header() + i / C::UNIT * C::BYTES, (int)(i % C::UNIT), output, code);
-            }
+            const bool is_finite = pack_group(codes, group * layout.group, output, to + layout.header());
             if constexpr (C::IS_SCALED) {
                 put_scale(to, output, call.scales, row * num_groups + group, is_finite);
                 if (layout.has_offsets)
                     put_scale(to + layout.scale_bytes(), output, call.offsets, row * num_groups + group, true);
             }
         }
+    }
+
+    // The codes of an output from input `first` on, into a group's units. Returns whether all are finite numbers.
+    bool pack_group(const uint8_t* codes, long first, long output, uint8_t* units) const {
+        bool is_finite = true;
+        if constexpr (HAS_WORD<C>) {
+            for (long i = 0; i < layout.group; i += C::UNIT, units += C::BYTES) {
+                const uint32_t word = C::word(codes_of(codes, first + i, std::min<long>(C::UNIT, layout.group - i)));
+                std::memcpy(units + output * 4, &word, 4);
+            }
+        } else {
+            for (long i = 0; i < layout.group; i++) {
+                auto code = C::code(codes, first + i);
+                is_finite = is_finite && C::is_finite(code);
+                if constexpr (C::IS_NIBBLE) code ^= call.flip;
+                C::put(units + i / C::UNIT * C::BYTES, (int)(i % C::UNIT), output, code);
+            }
+        }
+        return is_finite;
+    }
+
+    // `count` codes, no more than a unit's, from the lowest bits up.
+    uint32_t codes_of(const uint8_t* codes, long first, long count) const {
+        constexpr int BITS = 32 / C::UNIT;
+        const uint32_t flips = C::IS_NIBBLE ? (uint32_t)call.flip * 0x11111111u : 0;
+        uint32_t found = 0;
+        if (count == C::UNIT && first * BITS % 8 == 0) {
+            std::memcpy(&found, codes + first * BITS / 8, 4);
+            return found ^ flips;
+        }
+        for (long i = 0; i < count; i++) found |= (uint32_t)C::code(codes, first + i) << (BITS * i);
+        return found ^ (flips & (uint32_t)((uint64_t(1) << (BITS * count)) - 1));
     }
 
     void put_scale(uint8_t* to, long output, const void* from, long at, bool is_finite) const {

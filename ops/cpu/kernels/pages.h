@@ -19,11 +19,11 @@ constexpr int SPAN = 2 * LANES;  // elements of a value that are loaded at a tim
 constexpr int PARTS = 8;         // at least so many items for each thread, so that all threads finish together
 
 // Up to MAX_ROWS rows share a packed tile: rows of one head, or of several heads. Where arithmetic is faster, packing
-// pays only for more rows. At least FEWEST_KEYS keys of a head are read in place before the next head's.
+// pays only for more rows.
 #if defined(QUIRE_HAS_AMX)
-constexpr int MAX_ROWS = 256, FEWEST_KEYS = KEYS;
+constexpr int MAX_ROWS = 256;
 #else
-constexpr int MAX_ROWS = 64, FEWEST_KEYS = LANES;
+constexpr int MAX_ROWS = 64;
 #endif
 
 // Queries [first_query, first_query + num_queries) of a request, against keys [first_key, end_key) of some KV heads.
@@ -52,16 +52,6 @@ inline long end_seen(const AttentionCall& call, long position, long prefix) {
 // Whether an item's heads are read in turns, so that memory is read in its order. Otherwise a head's values follow its
 // keys: the scales of coded values are needed before the values are.
 template <class Cache> bool is_across(const Item& item) { return item.in_place && !IS_CODED<Cache>; }
-
-// How many keys of a head are read in place before the next head's. One page's keys make runs of memory long; small
-// pages are taken together, because each change of head has a cost.
-template <class Cache> long rows_together(const AttentionCall& call) {
-    if (IS_CODED<Cache>) return KEYS;
-    constexpr long WORTH_A_TURN = 2048;  // elements
-    long rows = FEWEST_KEYS;
-    while (rows < KEYS && (rows < call.block_size || rows * call.head_dim < WORTH_A_TURN)) rows *= 2;
-    return rows;
-}
 
 // Pieces: some queries of each request, against all keys of one head. Adds the cost of all pieces and heads to `total`.
 inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& total) {
@@ -245,11 +235,10 @@ private:
         long unread = 0;
         if (position == until) {
             if (!next_part()) return -1;
-            const long from = start + group;
-            until = std::min(from + step, walk.end);
-            position = std::min(std::max(from, walk.first_key), until);
-            unread = (position - from) * call.row_size * (long)sizeof(Cache);
-            page = group_page, row = group_row;
+            until = walk.end_of(start);
+            position = walk.first_of(start);
+            unread = (position - start) * call.row_size * (long)sizeof(Cache);
+            page = first_page, row = first_row;
         }
         const long rows = std::min(call.block_size - row, until - position);
         line = reinterpret_cast<const char*>(static_cast<const Cache*>(call.kv_cache) +
@@ -262,8 +251,8 @@ private:
     }
 
     // Goes to the next part in the order of reading. Packed: keys, values; then the next head, tile, item. In place:
-    // the next head, then the tile's next rows, then its values, then the next tile, item. Returns false, and changes
-    // nothing, if the next item is not known.
+    // the next head, then the tile's values, then the next tile, item. Returns false, and changes nothing, if the next
+    // item is not known.
     bool next_part() {
         if (part < 0) {
             part = 0;
@@ -272,15 +261,11 @@ private:
         } else if (head + 1 < current->first_head + current->num_heads) {
             head++;
             if (!is_across<Cache>(*current)) part = 0;
-        } else if (until < std::min(start + KEYS, walk.end)) {
-            group += step, head = current->first_head;
-            group_page = page, group_row = row;
         } else if (is_across<Cache>(*current) && part < 1) {
-            part = 1, group = 0, head = current->first_head;
-            group_page = first_page, group_row = first_row;
+            part = 1, head = current->first_head;
         } else if (start + KEYS < walk.end) {
-            start += KEYS, group = 0;
-            first_page = group_page = page, first_row = group_row = row;
+            start += KEYS;
+            first_page = page, first_row = row;
             head = current->first_head, part = 0;
         } else if (after) {
             enter(*after);
@@ -294,10 +279,9 @@ private:
     void enter(const Item& item) {
         current = &item;
         walk = Walk(call, item);
-        step = is_across<Cache>(item) ? rows_together<Cache>(call) : KEYS;
-        start = walk.begin, group = 0;
-        first_page = group_page = walk.first_of(start) / call.block_size;
-        first_row = group_row = walk.first_of(start) % call.block_size;
+        start = walk.begin;
+        first_page = walk.first_of(start) / call.block_size;
+        first_row = walk.first_of(start) % call.block_size;
         head = item.first_head, part = -1;
         position = until = 0;
         line = end = nullptr;
@@ -307,11 +291,9 @@ private:
     const long part_size;
     const Item *current = nullptr, *after = nullptr;
     Walk walk{};
-    long step;                        // keys of one head that are read before the next head's
-    long start, part, group, head;    // the tile's first key; 0: keys, 1: values; the step's first key after `start`
+    long start, part, head;           // the tile's first key; 0: keys, 1: values
     long first_page, first_row;       // the tile's first page and row
-    long group_page, group_row;       // the step's first page and row
-    long position, until, page, row;  // the step's rows in [position, until) have not been prefetched
+    long position, until, page, row;  // the tile's rows in [position, until) have not been prefetched
     const char *line = nullptr, *end = nullptr;
     long due = 0;  // bytes to prefetch; negative after whole cache lines exceeded what was due
 };

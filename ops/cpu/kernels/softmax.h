@@ -95,7 +95,7 @@ inline float with_sink(float share, float most, float sink) {
 }
 
 // Floats of one row's sums: the greatest score, the sum of the weights, and from LANES on the weighted values, whose
-// order may be that of `place_of_value` (tiles_codes.h).
+// order may be that of `place_of_value` (tiles.h).
 inline long sums_size(long head_dim) { return LANES + round_up(head_dim, 4 * LANES); }
 
 // Adds a later split to `sums`. Not inlined, so that it rounds in the same way for all callers.

@@ -3,6 +3,7 @@
 
 #include "pages.h"
 #include "rows.h"
+#include "units.h"
 #include "vector.h"
 
 #include <algorithm>
@@ -10,14 +11,13 @@
 
 namespace quire {
 
+constexpr int SUMS = 8;  // of rows and columns of keys in place that are in registers at once
 constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of columns: BLOCK * COLUMNS accumulators
 
 struct NoRegisters {};
 
 template <class Unit> struct KeepOf { using type = float; };  // what becomes of a row's sums so far
 template <class Unit> struct SumOf { using type = Floats; };  // of products
-
-struct Pair { uint32_t bits; };  // two bfloat16: an even index in the lower half, the next index in the upper half
 
 inline Floats add_product(Floats total, float a, const float* b) { return multiply_add(fill(a), load(b), total); }
 inline Floats add_product(Floats total, float a, Words b) {
@@ -116,40 +116,6 @@ inline void transpose(Words (&rows)[LANES]) {
     }
 }
 
-// Loads LANES units of a key from its element `first` on, with zeros past `head_dim`.
-template <class Cache> inline Words units(const float*, const Cache* key, long first, long head_dim) {
-    return bits_as<Words>(load(at(key, first), head_dim - first));
-}
-
-inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) {
-    if (head_dim - first >= 2 * LANES) return read<Words>(key + first);
-    BFloat16 padded[2 * LANES] = {};
-    std::memcpy(padded, key + first, (head_dim - first) * sizeof(BFloat16));
-    return read<Words>(padded);
-}
-
-#if defined(QUIRE_HAS_AVX512_BF16)
-// 2 * LANES codes as bfloat16, exactly; what is below the normal numbers of the codes' type becomes 0.
-template <int EXPONENT> inline Words widen(const Float8Code<EXPONENT>* from) {
-    constexpr int MANTISSA = 7 - EXPONENT, BIAS = (1 << (EXPONENT - 1)) - 1, SHIFT = 7 - MANTISSA;
-    const __m512i codes = _mm512_cvtepi8_epi16(read<__m256i>(from));
-    const __mmask32 normal = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x80 - (1 << MANTISSA)));
-    const __m512i mask = _mm512_set1_epi16((short)(0x8000 | 0x7f << SHIFT));
-    const __m512i bits = _mm512_and_si512(_mm512_slli_epi16(codes, SHIFT), mask);
-    return (Words)_mm512_maskz_add_epi16(normal, bits, _mm512_set1_epi16((127 - BIAS) << 7));
-}
-
-template <int EXPONENT>
-inline Words units(const Pair*, const Float8Code<EXPONENT>* key, long first, long head_dim) {
-    if (head_dim - first >= 2 * LANES) return widen(key + first);
-    Float8Code<EXPONENT> padded[2 * LANES] = {};
-    std::memcpy(padded, key + first, head_dim - first);
-    return widen(padded);
-}
-#endif
-
-template <class Unit> constexpr int ELEMENTS = 1;  // elements of a unit
-template <> constexpr int ELEMENTS<Pair> = 2;
 template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;   // most rows of `multiply`
 template <class Unit> constexpr int ROWS_IN_PLACE = BLOCK;  // most rows of `multiply_keys` and `multiply_values`
 template <class Unit> constexpr int KEYS_AT_ONCE = LANES;   // keys whose weights are multiplied by values at once
@@ -177,89 +143,97 @@ template <class Cache> struct Operands {
     }
 };
 
-// Loads LANES units of LANES keys, from element `first` and key `column` on, transposed: each vector has one unit of
-// all keys. WHOLE: no unit is past head_dim.
+// Elements of a key in LANES words of it.
+template <class Unit, class Cache> constexpr long WORDS_WIDTH = LANES * UNITS_OF_WORD<Unit, Cache> * ELEMENTS<Unit>;
+
+// Loads LANES words of LANES keys, from element `first` and key `column` on, transposed: each vector has one word of
+// all keys. WHOLE: no word is past head_dim.
 template <class Unit, bool WHOLE, class Cache>
 inline void take_keys(const Operands<Cache>& tile, long column, long first, Words (&block)[LANES]) {
     const auto [keys, values, count, head_dim, ahead] = tile;
-    constexpr const Unit* unit = nullptr;
-    constexpr long WIDTH = LANES * ELEMENTS<Unit>;
+    constexpr long WIDTH = WORDS_WIDTH<Unit, Cache>;
     const long whole = WHOLE ? first + WIDTH : head_dim, row = row_size<Cache>(head_dim);
     // Most often the keys are neighbours on a page.
     if (keys.are_neighbours[column / LANES]) {
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column] + i * row, first, whole);
+        for (int i = 0; i < LANES; i++) block[i] = words_of<Unit>(keys[column] + i * row, first, whole);
     } else {
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) block[i] = units(unit, keys[column + i], first, whole);
+        for (int i = 0; i < LANES; i++) block[i] = words_of<Unit>(keys[column + i], first, whole);
     }
-    tile.fetch_ahead(std::min<long>(LANES, count - column), first, first + WIDTH);
     transpose(block);
 }
 
 // Packs keys as [units of head_dim][KEYS]. Columns are filled up to a multiple of LANES; the scores of the extra
 // columns are not used.
 template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, Unit* packed) {
-    constexpr long WIDTH = LANES * ELEMENTS<Unit>;
+    constexpr long WIDTH = WORDS_WIDTH<Unit, Cache>, COUNT = UNITS_OF_WORD<Unit, Cache>;
     for (long column = 0; column < tile.count; column += LANES) {
         for (long first = 0; first < tile.head_dim; first += WIDTH) {
+            tile.fetch_ahead(std::min<long>(LANES, tile.count - column), first, first + WIDTH);
             Words block[LANES];
             take_keys<Unit, false>(tile, column, first, block);
             Unit* to = packed + first / ELEMENTS<Unit> * KEYS + column;
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) std::memcpy(to + i * KEYS, &block[i], sizeof(block[i]));
+            for (int i = 0; i < LANES; i++)
+                each_unit<Unit, Cache>(block[i], [&](Words unit, int n) {
+                    std::memcpy(to + (i * COUNT + n) * KEYS, &unit, sizeof(unit));
+                });
         }
     }
 }
 
-// `multiply` by keys [begin, end) of the tile that are not packed: each block is transposed and used in registers. For
-// few rows that is faster than to store packed blocks and load them again. head_dim is a multiple of SPAN.
-template <int ROWS, class Unit, class Cache>
-void multiply_keys(NoRegisters, const Unit* queries, long stride, const Operands<Cache>& tile, long begin, long end,
-                   float* scores, Unit*) {
+// Scores of N * LANES keys, from `column` on, for ROWS rows. `scratch` takes their words, [words of head_dim][N *
+// LANES].
+template <int ROWS, int N, class Unit, class Cache>
+inline void multiply_columns(const Unit* queries, long stride, const Operands<Cache>& tile, long column,
+                             float* scores, uint32_t* scratch) {
+    constexpr long WIDTH = WORDS_WIDTH<Unit, Cache>, COUNT = UNITS_OF_WORD<Unit, Cache>;
+    constexpr long IN_WORD = COUNT * ELEMENTS<Unit>;
     const long head_dim = tile.head_dim;
-    constexpr long WIDTH = LANES * ELEMENTS<Unit>;
-    for (long column = begin; column < end; column += LANES) {
-        Floats total[ROWS] = {};
+    for (long n = 0; n < N; n++)
         for (long first = 0; first < head_dim; first += WIDTH) {
+            tile.fetch_ahead(std::min((long)LANES, tile.count - column - n * LANES), first, first + WIDTH);
             Words block[LANES];
-            take_keys<Unit, true>(tile, column, first, block);
-            const Unit* query = queries + first / ELEMENTS<Unit>;
+            if (first + WIDTH <= head_dim) take_keys<Unit, true>(tile, column + n * LANES, first, block);
+            else take_keys<Unit, false>(tile, column + n * LANES, first, block);
+            uint32_t* to = scratch + (first / IN_WORD * N + n) * LANES;
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++)
+            for (int i = 0; i < LANES; i++) std::memcpy(to + i * N * LANES, &block[i], sizeof(block[i]));
+        }
+    Floats total[ROWS][N] = {};
+    const long num_words = head_dim / IN_WORD;
+    for (long i = 0; i < num_words; i++, queries += COUNT)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++)
+            each_unit<Unit, Cache>(read<Words>(scratch + (i * N + n) * LANES), [&](Words unit, int k) {
 #pragma GCC unroll 4
                 for (int row = 0; row < ROWS; row++)
-                    total[row] = add_product(total[row], query[row * stride + i], block[i]);
-        }
+                    total[row][n] = add_product(total[row][n], queries[row * stride + k], unit);
+            });
 #pragma GCC unroll 4
-        for (int row = 0; row < ROWS; row++) store(scores + row * KEYS + column, total[row]);
-    }
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) store(scores + row * KEYS + column + n * LANES, total[row][n]);
 }
 
-struct Two { Words lower, upper; };
-
-template <class Cache> inline Two units_of(const float*, const Cache* value, const Cache*) {
-    return {bits_as<Words>(load(value)), bits_as<Words>(load(at(value, LANES)))};
+// The same for keys [column, end), at most N columns at a time.
+template <int ROWS, int N, class Unit, class Cache>
+void multiply_columns_to(const Unit* queries, long stride, const Operands<Cache>& tile, long column, long end,
+                         float* scores, uint32_t* scratch) {
+    for (; column + (N - 1) * LANES < end; column += N * LANES)
+        multiply_columns<ROWS, N>(queries, stride, tile, column, scores, scratch);
+    if constexpr (N > 1) multiply_columns_to<ROWS, N / 2>(queries, stride, tile, column, end, scores, scratch);
 }
 
-#if defined(QUIRE_HAS_AVX512_BF16)
-inline Two in_pairs(__m512i a, __m512i b) {
-    typedef uint16_t Elements __attribute__((vector_size(64)));
-    constexpr Elements lower = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    return {(Words)_mm512_permutex2var_epi16(a, (__m512i)lower, b),
-            (Words)_mm512_permutex2var_epi16(a, (__m512i)(lower + 16), b)};
+// `multiply` by keys [begin, end) of the tile that are not packed. A sum waits for the one before, so several columns
+// of keys take turns. head_dim is a multiple of SPAN.
+template <int ROWS, class Unit, class Cache>
+void multiply_keys(NoRegisters, const Unit* queries, long stride, const Operands<Cache>& tile, long begin, long end,
+                   float* scores, Unit* scratch) {
+    constexpr int N = std::min(KEYS / LANES, SUMS / (ROWS == 3 ? 4 : ROWS));
+    multiply_columns_to<ROWS, N>(queries, stride, tile, begin, end, scores, reinterpret_cast<uint32_t*>(scratch));
 }
-
-inline Two units_of(const Pair*, const BFloat16* even, const BFloat16* odd) {
-    return in_pairs(read<__m512i>(even), read<__m512i>(odd));
-}
-
-template <int EXPONENT>
-inline Two units_of(const Pair*, const Float8Code<EXPONENT>* even, const Float8Code<EXPONENT>* odd) {
-    return in_pairs((__m512i)widen(even), (__m512i)widen(odd));
-}
-#endif
 
 // Packs values as [units of count][stride], with zeros past `head_dim` and past the last value.
 template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile, Unit* packed, long stride) {
@@ -282,54 +256,64 @@ template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile,
     }
 }
 
-// out = keep * out + weights * values [begin, end) of a tile, for ROWS rows and N spans of dimensions from `d` on. If
-// `keep` is null, out is not scaled.
-template <int ROWS, int N, class Unit, class Cache>
+// out = keep * out + weights * values [begin, end) of a tile, for ROWS rows and N pieces of dimensions from `d` on.
+template <int ROWS, int N, bool IS_HALF, class Unit, class Cache>
 inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin,
                                   long end, long d, float* out, long out_stride, const float* keep) {
     const auto [keys, values, count, head_dim, ahead] = tile;
-    constexpr long E = ELEMENTS<Unit>;
-    static const Cache zeros[N * SPAN] = {};
-    Floats total[ROWS][2 * N];
+    using Values = InPlace<Unit, Cache>;
+    constexpr long E = ELEMENTS<Unit>, FETCHED = 8, PIECE = Values::WIDTH * LANES;
+    constexpr int VECTORS = N * Values::WIDTH;
+    static const Cache zeros[N * PIECE] = {};
+    Floats total[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int n = 0; n < 2 * N; n++)
-            total[row][n] = (keep ? keep[row] : 1) * load(out + row * out_stride + n * LANES);
+        for (int n = 0; n < VECTORS; n++) total[row][n] = keep[row] * load(out + row * out_stride + n * LANES);
     for (long i = begin; i < end; i += E) {
+        // For several values at once, because the call that finds the next page has the sums leave the registers.
+        if ((i - begin) % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, end - i), d, d + N * PIECE);
         const Cache* first = at(values[i], d);
         const Cache* second = i + 1 < count ? at(values[i + E - 1], d) : zeros;
-        tile.fetch_ahead(E, d, d + N * SPAN);
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) {
-            const Two two = units_of(static_cast<const Unit*>(nullptr), at(first, n * SPAN), at(second, n * SPAN));
+            Words units[Values::WIDTH];
+            Values::template take<IS_HALF>(at(first, n * PIECE), at(second, n * PIECE), units);
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++) {
                 const Unit weight = weights[row * weights_stride + i / E];
-                total[row][2 * n] = add_product(total[row][2 * n], weight, two.lower);
-                total[row][2 * n + 1] = add_product(total[row][2 * n + 1], weight, two.upper);
+#pragma GCC unroll 4
+                for (int k = 0; k < Values::WIDTH; k++) {
+                    Floats& sum = total[row][n * Values::WIDTH + k];
+                    sum = add_product(sum, weight, units[k]);
+                }
             }
         }
     }
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int n = 0; n < 2 * N; n++) store(out + row * out_stride + n * LANES, total[row][n]);
+        for (int n = 0; n < VECTORS; n++) store(out + row * out_stride + n * LANES, total[row][n]);
 }
 
 // `multiply` by values that are not packed, for so few rows that packing does not pay. head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
 void multiply_values(NoRegisters, const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin,
                      long end, float* out, long out_stride, const float* keep, Unit*) {
-    constexpr int N = COLUMNS / 2 * (ROWS <= BLOCK / 2 ? 2 : 1);
+    constexpr int WIDTH = InPlace<Unit, Cache>::WIDTH, N = std::max(1, COLUMNS * (ROWS <= BLOCK / 2 ? 2 : 1) / WIDTH);
+    constexpr long PIECE = WIDTH * LANES;
+    const auto add = [&](auto pieces, auto is_half, long d) {
+        multiply_values_block<ROWS, pieces(), is_half()>(weights, weights_stride, tile, begin, end, d, out + d,
+                                                         out_stride, keep);
+    };
     long d = 0;
-    for (; d + N * SPAN <= tile.head_dim; d += N * SPAN)
-        multiply_values_block<ROWS, N>(weights, weights_stride, tile, begin, end, d, out + d, out_stride, keep);
+    for (; d + N * PIECE <= tile.head_dim; d += N * PIECE) add(std::integral_constant<int, N>(), std::false_type(), d);
     if constexpr (N > 2)
-        for (; d + 2 * SPAN <= tile.head_dim; d += 2 * SPAN)
-            multiply_values_block<ROWS, 2>(weights, weights_stride, tile, begin, end, d, out + d, out_stride, keep);
-    for (; d < tile.head_dim; d += SPAN)
-        multiply_values_block<ROWS, 1>(weights, weights_stride, tile, begin, end, d, out + d, out_stride, keep);
+        for (; d + 2 * PIECE <= tile.head_dim; d += 2 * PIECE)
+            add(std::integral_constant<int, 2>(), std::false_type(), d);
+    for (; d + PIECE <= tile.head_dim; d += PIECE) add(std::integral_constant<int, 1>(), std::false_type(), d);
+    if constexpr (PIECE > SPAN)
+        if (d < tile.head_dim) add(std::integral_constant<int, 1>(), std::true_type(), d);
 }
 
 }  // namespace quire

@@ -57,6 +57,8 @@ inline void end_sum(Ints total, float* c, const KeepAndStep* keep) {
 // dimensions, then those of odd ones.
 
 template <class Cache> constexpr int WIDENED = NUMBERS<Cache>;
+template <> constexpr int IN_TURNS<CodePair, Int8Code> = WIDENED<Int8Code>;
+template <> constexpr int IN_TURNS<CodePair, TwoInt4Codes> = WIDENED<TwoInt4Codes>;
 template <class Cache> constexpr long CHUNK = 2 * LANES * NUMBERS<Cache>;
 
 inline void widen(const Int8Code* from, Fixed (&to)[1]) {
@@ -116,13 +118,6 @@ template <class Cache> inline Two units_of(const CodePair*, const Cache* even, c
 template <class Cache> inline long place_of_query(long d) {
     const long start = d / CHUNK<Cache> * CHUNK<Cache>, in = d - start;
     return start + in % WIDENED<Cache> * 2 * LANES + in / WIDENED<Cache>;
-}
-
-// Where dimension d is among sums of values in place: a vector of pairs has every other four words of two vectors.
-template <class Cache> inline long place_of_value(long d) {
-    const long start = d / CHUNK<Cache> * CHUNK<Cache>, in = d - start;
-    const long word = in / WIDENED<Cache>, half = in % WIDENED<Cache>;
-    return start + (word % 8 / 4 * WIDENED<Cache> + half) * LANES + word / 8 * 4 + word % 4;
 }
 
 // The words of a and b in turns, of the first or second four of each eight.
@@ -266,9 +261,10 @@ template <int ROWS, int N, class Cache>
 inline void multiply_chunks(const CodePair* weights, long stride, const Operands<Cache>& tile, long begin, long end,
                             long d, float* out, long out_stride, const KeepAndStep* keep) {
     constexpr int WIDTH = 2 * WIDENED<Cache>;  // vectors of a chunk
+    constexpr long FETCHED = 8;                // values: see multiply_values_block
     Ints total[ROWS][N * WIDTH] = {};
     for (long i = begin; i < end; i += 2) {  // an odd value's neighbour is any value, whose weight is 0
-        tile.fetch_ahead(std::min(2L, end - i), d, d + N * CHUNK<Cache>);
+        if ((i - begin) % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, end - i), d, d + N * CHUNK<Cache>);
         const Cache *first = tile.values[i], *second = tile.values[i + 1];
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
@@ -294,7 +290,7 @@ inline void multiply_chunks(const CodePair* weights, long stride, const Operands
         for (int n = 0; n < N * WIDTH; n++) end_sum(total[row][n], out + row * out_stride + n * LANES, keep + row);
 }
 
-// See `multiply_values` in tiles.h. The order of `out` is that of `place_of_value`.
+// See `multiply_values` in tiles.h. `out` is in the order of `place_of_value`.
 template <int ROWS, class Cache>
 void multiply_values(NoRegisters, const CodePair* weights, long stride, const Operands<Cache>& tile, long begin,
                      long end, float* out, long out_stride, const KeepAndStep* keep, CodePair*) {

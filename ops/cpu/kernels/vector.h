@@ -20,6 +20,9 @@
 #if defined(QUIRE_HAS_AVX512) && defined(__AVX512VNNI__)
 #define QUIRE_HAS_AVX512_VNNI 1
 #endif
+#if defined(__AVX2__) && !defined(QUIRE_HAS_AVX512) && defined(__AVXVNNI__)
+#define QUIRE_HAS_AVX_VNNI 1
+#endif
 #if defined(QUIRE_HAS_AVX512) && defined(__AVX512BF16__)
 #define QUIRE_HAS_AVX512_BF16 1
 #endif
@@ -86,6 +89,8 @@ inline Floats load(const float* from) { return read<Floats>(from); }
 inline Floats load(const BFloat16* from) {
 #if defined(QUIRE_HAS_AVX512)  // one instruction, which GCC 12 does not find for the conversion below
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(read<__m256i>(from)), 16);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(read<__m128i>(from)), 16);
 #else
     return bits_as<Floats>(__builtin_convertvector(read<Shorts>(from), Words) << 16);
 #endif

@@ -12,6 +12,7 @@
 // of threads.
 #pragma once
 
+#include "amx.h"
 #include "codecs.h"
 #include "kernels.h"
 
@@ -21,7 +22,11 @@
 namespace quire {
 namespace widened {
 
-constexpr int MOST_ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : 5;  // of a tile: registers for twice as many sums
+#if defined(QUIRE_HAS_AVX512) || defined(__aarch64__)
+constexpr int MOST_ROWS = 12;                             // of a tile: registers, of 32, for twice as many sums
+#else
+constexpr int MOST_ROWS = LANES == 8 ? 6 : 5;             // of 16
+#endif
 constexpr long MOST_BLOCK = LANES == 16 ? 192 : 96;               // rows that take a widened part of a panel
 constexpr long MOST_STEPS = 256;                                  // of such a part: 16 KB, or 32 KB with AVX-512
 constexpr long MOST_PANELS = 8;                                   // of a task
@@ -109,13 +114,16 @@ template <class T> void pack_row(const T* from, const int64_t* order, long size,
     }
 }
 
-// Defined in products.h and word_products.h: see `Weight::multiply`.
+// Defined in products.h, word_products.h and tiled_products.h: see `Weight::multiply`.
 template <class C>
 void multiply_panels(const Layout<C>& weight, const uint8_t* panel, int count, const float* x, const Tiles& tiles,
                      float* sums);
 template <class C, class X>
 void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x,
                        const Tiles& tiles, float* sums);
+template <class C>
+void multiply_tiled(const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x, long row_bytes, long rows,
+                    float* sums);
 
 // A packed weight of any codec.
 struct Weight {
@@ -164,15 +172,51 @@ template <class C, class X> struct WordWeight final : CodedWeight<C> {
     }
 };
 
+#if defined(QUIRE_HAS_TILED_QUADS)
+#if defined(QUIRE_HAS_AMX_INT8)
+constexpr long LEAST_TILED_ROWS = 16;  // fewer rows do not fill a tile register
+
+// Words of each row that one instruction takes; 0 if blocks are no multiples of so many.
+inline long tile_depth(const Blocks<InQuads>& blocks) { return blocks.padded == 32 ? 8 : blocks.padded % 64 ? 0 : 16; }
+#else
+constexpr long LEAST_TILED_ROWS = 4;
+inline long tile_depth(const Blocks<InQuads>& blocks) { return blocks.padded % 8 ? 0 : 2; }
+inline bool may_use_tiles() { return true; }
+#endif
+
+// The same with x in quads, for many rows. Each row is a tile of its own, so that an instruction takes any neighbours. The
+// bytes of a row are an odd number of cache lines: at some even ones many rows would share a few places in the cache.
+template <class C> struct TiledWeight final : CodedWeight<C> {
+    using CodedWeight<C>::CodedWeight, CodedWeight<C>::layout;
+    const Blocks<InQuads> blocks = layout.template blocks<InQuads>();
+    static bool suits(const WeightForm& form, long rows) {
+        const Blocks<InQuads> blocks{1, form.group, round_up(form.group, C::UNIT)};
+        return rows >= LEAST_TILED_ROWS && tile_depth(blocks) && may_use_tiles();
+    }
+    long row_bytes() const override { return round_up(blocks.row_bytes(), 64) | 64; }
+    void pack_row(const void* from, long dtype, const int64_t* order, int row, int, uint8_t* tile) const override {
+        with_type(dtype, [&](auto* type) {
+            pack_words<InQuads, C>((decltype(type))from, order, blocks, 0, 1, tile + row * row_bytes());
+        });
+    }
+    void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {
+        multiply_tiled(layout, panel, count, x, row_bytes(), tiles.rows, sums);
+    }
+};
+#endif
+
 // Calls body with the weight of a form, and returns 0. Returns 1, without a call, if this machine's build has no such
 // codec. If `x_bits` is 32, x becomes float32. Else it becomes integers of so many bits, 8 or 16, beside integers, and
-// bfloat16 beside other codes; or what has more bits, where there are no instructions for these. `body` is no
-// template, so that it is compiled once.
+// bfloat16 beside other codes; or what has more bits, where there are no instructions for these. Products have about
+// `rows` rows; more take the same numbers by other instructions. `body` is no template, so that it is compiled once.
 inline int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] long x_bits,
-                       const std::function<void(const Weight&)>& body) {
+                       [[maybe_unused]] long rows, const std::function<void(const Weight&)>& body) {
     return with_codec(form.codec, [&](auto* codec) {
         using C = std::remove_pointer_t<decltype(codec)>;
         if constexpr (C::IS_INTEGER) {
+#if defined(QUIRE_HAS_TILED_QUADS)
+            if (x_bits <= 8 && TiledWeight<C>::suits(form, rows)) return body(TiledWeight<C>(form, table));
+#endif
 #if defined(QUIRE_HAS_QUADS)
             if (x_bits <= 8) return body(WordWeight<C, typename C::InBytes>(form, table));
 #endif

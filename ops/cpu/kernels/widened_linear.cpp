@@ -25,8 +25,8 @@ struct Product {
         weight.multiply(call.panels + first * weight.panel_bytes(), count, x, tiles, sums);
         with_type(call.dtype, [&](auto* type) {
             using T = std::remove_pointer_t<decltype(type)>;
-            for (int i = 0; i < count; i++)
-                for (long row = 0; row < tiles.rows; row++)
+            for (long row = 0; row < tiles.rows; row++)
+                for (int i = 0; i < count; i++)
                     write<T>(first + i, row, sums + (i * tiles.rows + row) * PANEL);
         });
     }
@@ -92,7 +92,7 @@ extern "C" long quire_widened_size(const PackWidenedCall* call) {
     const float no_table[16] = {};
     long size = 0;
     if (with_type(call->form.scale_dtype, [](auto*) {})) return 0;
-    with_weight(call->form, no_table, 32,
+    with_weight(call->form, no_table, 32, 1,
                 [&](const Weight& weight) { size = weight.num_panels() * weight.panel_bytes(); });
     return size;
 }
@@ -107,7 +107,7 @@ extern "C" int quire_widened_linear(const WidenedLinearCall* call) {
     if (with_type(call->dtype, [](auto*) {})) return 1;
     const long num_blocks = (call->rows + MOST_BLOCK - 1) / MOST_BLOCK;
     bool has_memory = true;
-    const int unknown = with_weight(call->form, call->table, call->x_bits, [&](const Weight& weight) {
+    const int unknown = with_weight(call->form, call->table, call->x_bits, call->rows, [&](const Weight& weight) {
         const long bytes = std::min(call->rows, MOST_BLOCK) * weight.row_bytes();
         const std::unique_ptr<uint8_t, decltype(&std::free)> x(
             (uint8_t*)std::aligned_alloc(64, round_up(bytes + 1, 64)), &std::free);

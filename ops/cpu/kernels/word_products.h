@@ -3,7 +3,7 @@
 
 #include "widened.h"
 
-#if defined(QUIRE_HAS_PAIRS)  // and so wherever there are words of any kind
+#if defined(QUIRE_HAS_WORDS)
 
 #include <array>
 #include <utility>
@@ -14,15 +14,30 @@ namespace widened {
 constexpr long WORDS_AHEAD = 4096;                // bytes from the codes that are read to those that are prefetched
 constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;  // of a tile that is not alone
 
-// Rows of a tile, from some block on: see `Blocks`.
+// Rows of a tile that pass by at once. Where blocks end with few instructions, there are so few that their float32 sums
+// stay in registers as well.
+template <class X> constexpr int PASS_ROWS = X::HAS_ORIGINS ? MOST_ROWS / 2 : MOST_ROWS;
+template <class X> constexpr int LEAST_PASS = X::HAS_ORIGINS ? LEAST_ROWS / 2 : LEAST_ROWS;  // of several
+template <class X> constexpr int NUM_PARTS = X::HAS_ORIGINS ? STEPS_AN_OCTAVE : 1;
+constexpr float PARTS[] = {1, 1.25f, 1.5f, 1.75f};
+static_assert(sizeof(PARTS) == STEPS_AN_OCTAVE * sizeof(float));
+
+// Neighbouring rows of a tile, from some block on: see `Blocks`.
 template <class X> struct WordRows {
-    const int32_t *words, *starts;
+    const int32_t *words, *starts, *parts;
     const float *factors, *sums;
+    long stride;  // rows of the tile
     WordRows(const uint8_t* tile, const Blocks<X>& blocks, int rows)
         : words((const int32_t*)tile), starts((const int32_t*)(tile + blocks.starts_at(rows))),
-          factors((const float*)(tile + blocks.factors_at(rows))), sums((const float*)(tile + blocks.sums_at(rows))) {}
+          parts((const int32_t*)(tile + blocks.parts_at(rows))), factors((const float*)(tile + blocks.factors_at(rows))),
+          sums((const float*)(tile + blocks.sums_at(rows))), stride(rows) {}
     void advance(long num_words, long num_blocks) {
-        words += num_words, starts += num_blocks, factors += num_blocks, sums += num_blocks;
+        words += num_words * stride;
+        move_blocks(num_blocks * stride);
+    }
+    void skip(int rows) {
+        words += rows;
+        move_blocks(rows);
     }
     // A block's sums before its products.
     template <int ROWS> inline __attribute__((always_inline)) void start(typename X::Sum (&sum)[ROWS][2]) const {
@@ -33,19 +48,23 @@ template <class X> struct WordRows {
             sum[row][1] = sum[row][0];
         }
     }
+
+private:
+    void move_blocks(long count) { starts += count, parts += count, factors += count, sums += count; }
 };
 
-// Scales and offsets of a group, of two vectors of outputs.
-struct Scales {
-    Floats scale[2], offset[2];
+// Scales of a group times each of PARTS, and offsets, of two vectors of outputs.
+template <class X> struct Scales {
+    Floats scale[NUM_PARTS<X>][2], offset[2];
 };
 
-// A part of a panel as words, for more tiles: some blocks, whose steps are at most MOST_STEPS.
+// A part of a panel as words, for more rows: some blocks. Sums in registers take few rows at once, and so long parts.
 template <class X> struct Kept {
-    static constexpr long MOST_WORDS = MOST_STEPS / X::STEPS;
+    static constexpr long STEPS = X::HAS_ORIGINS ? 4 * MOST_STEPS : MOST_STEPS;
+    static constexpr long MOST_WORDS = STEPS / X::STEPS, MOST_BLOCKS = 64;
     typename X::Codes codes[MOST_WORDS][2];
-    Scales scales[MOST_WORDS];  // of each block
-    long num_words[MOST_WORDS];
+    Scales<X> scales[MOST_BLOCKS];
+    long num_words[MOST_BLOCKS];
     long num_blocks;
 };
 
@@ -57,28 +76,72 @@ inline Floats as_floats(SumPairs x) {
 }
 #endif
 
-// Adds a block's own sums to `sums`, [ROWS][PANEL].
-template <class X, int ROWS>
-inline __attribute__((always_inline)) void add_block(const typename X::Sum (&sum)[ROWS][2], const Scales& scales,
-                                                     bool has_offsets, const WordRows<X>& x, float* sums) {
-    const Floats scale[2] = {scales.scale[0], scales.scale[1]};
+// float32 sums of a pass, [ROWS][PANEL]: in memory, or in registers from `load` to `store`.
+template <class X, int ROWS, bool HAS_ORIGINS = X::HAS_ORIGINS> struct Totals {
+    float* memory;
+    explicit Totals(float* memory) : memory(memory) {}
+    void load() {}
+    void store() {}
+    // Adds a block's own sums. `scale(part, half)` is the weight's scale times a part.
+    template <class Scale>
+    inline __attribute__((always_inline)) void add(const typename X::Sum (&sum)[ROWS][2], Scale scale,
+                                                   const Floats (&offset)[2], bool has_offsets, const WordRows<X>& x) {
+        const Floats scales[2] = {scale(0, 0), scale(0, 1)};
 #pragma GCC unroll 12
-    for (int row = 0; row < ROWS; row++) {
-        Floats factor[2] = {scale[0], scale[1]};
-        if constexpr (X::HAS_FACTORS) {
-            const Floats own = fill(x.factors[row]);
-            factor[0] *= own, factor[1] *= own;
-        }
+        for (int row = 0; row < ROWS; row++) {
+            Floats factor[2] = {scales[0], scales[1]};
+            if constexpr (X::HAS_FACTORS) {
+                const Floats own = fill(x.factors[row]);
+                factor[0] *= own, factor[1] *= own;
+            }
 #pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            float* to = sums + (row * 2 + half) * LANES;
-            Floats total = multiply_add(as_floats(sum[row][half]), factor[half], load(to));
-            if (has_offsets) total = multiply_add(fill(x.sums[row]), scales.offset[half], total);
-            store(to, total);
+            for (int half = 0; half < 2; half++) {
+                float* to = memory + (row * 2 + half) * LANES;
+                Floats total = multiply_add(as_floats(sum[row][half]), factor[half], quire::load(to));
+                if (has_offsets) total = multiply_add(fill(x.sums[row]), offset[half], total);
+                quire::store(to, total);
+            }
         }
+        asm("" : : : "memory");  // GCC would keep all sums on the stack as well, and store twice as much
     }
-    asm("" : : : "memory");  // GCC would keep all sums on the stack as well, and store twice as much
-}
+};
+
+template <class X, int ROWS> struct Totals<X, ROWS, true> {
+    float* memory;
+    Floats total[ROWS][2];
+    explicit Totals(float* memory) : memory(memory) {}
+    inline __attribute__((always_inline)) void load() {
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) total[row][half] = quire::load(memory + (row * 2 + half) * LANES);
+    }
+    inline __attribute__((always_inline)) void store() {
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++) quire::store(memory + (row * 2 + half) * LANES, total[row][half]);
+    }
+    template <class Scale>
+    inline __attribute__((always_inline)) void add(const typename X::Sum (&sum)[ROWS][2], Scale scale,
+                                                   const Floats (&offset)[2], bool has_offsets, const WordRows<X>& x) {
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; row++) {
+            const Floats origin = fill(x.factors[row]);
+            const int part = x.parts[row];
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; half++)
+                total[row][half] =
+                    multiply_add(bits_as<Floats>(sum[row][half]) - origin, scale(part, half), total[row][half]);
+        }
+        if (has_offsets)
+#pragma GCC unroll 12
+            for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; half++)
+                    total[row][half] = multiply_add(fill(x.sums[row]), offset[half], total[row][half]);
+    }
+};
 
 // Calls body with each of the numbers 0, STEPS, .. below STEPS * sizeof...(I) as an integral_constant.
 template <int STEPS, class Body, int... I>
@@ -95,13 +158,16 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
     constexpr int WORDS = C::UNIT / X::STEPS;
     const bool has_offsets = weight.adds_offsets();
     Codes(*keep)[2] = KEEPS ? kept->codes : nullptr;
+    const long stride = KEEPS ? x.stride : ROWS;
+    Totals<X, ROWS> totals(sums);
+    totals.load();
     for (long block = 0; block < count; block++, at.advance()) {
         const uint8_t* group = panel + at.group * weight.group_bytes();
         const uint8_t* units = group + weight.header() + at.first / C::UNIT * C::BYTES;
         const long num_units = at.steps() / C::UNIT;
         typename X::Sum sum[ROWS][2];
         x.template start<ROWS>(sum);
-        for (long unit = 0; unit < num_units; unit++, units += C::BYTES, x.words += WORDS * ROWS) {
+        for (long unit = 0; unit < num_units; unit++, units += C::BYTES, x.words += WORDS * stride) {
             for (long line = 0; line < C::BYTES; line += 64) __builtin_prefetch(units + line + WORDS_AHEAD);
             const typename C::Unit codes = C::load(units);
             for_steps<X::STEPS>([&](auto first) __attribute__((always_inline)) {
@@ -111,18 +177,26 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
                 if constexpr (KEEPS) keep[0][0] = words[0], keep[0][1] = words[1], keep++;
 #pragma GCC unroll 12
                 for (int row = 0; row < ROWS; row++) {
-                    const Ints factor = x.words[WORD * ROWS + row] - Ints{};
+                    const Ints factor = x.words[WORD * stride + row] - Ints{};
                     sum[row][0] = add_products(sum[row][0], factor, words[0]);
                     sum[row][1] = add_products(sum[row][1], factor, words[1]);
                 }
             }, std::make_integer_sequence<int, WORDS>());
         }
-        Scales scales;
-        weight.load_scales(group, scales.scale, scales.offset);
-        if constexpr (KEEPS) kept->scales[block] = scales, kept->num_words[block] = num_units * WORDS;
-        add_block<X, ROWS>(sum, scales, has_offsets, x, sums);
-        x.advance(0, ROWS);
+        Floats scale[2], offset[2];
+        weight.load_scales(group, scale, offset);
+        if constexpr (KEEPS) {
+            Scales<X>& own = kept->scales[block];
+            for (int half = 0; half < 2; half++) {
+                own.offset[half] = offset[half];
+                for (int part = 0; part < NUM_PARTS<X>; part++) own.scale[part][half] = scale[half] * PARTS[part];
+            }
+            kept->num_words[block] = num_units * WORDS;
+        }
+        totals.add(sum, [&](int part, int half) { return scale[half] * PARTS[part]; }, offset, has_offsets, x);
+        x.advance(0, 1);
     }
+    totals.store();
     if constexpr (KEEPS) kept->num_blocks = count;
 }
 
@@ -131,10 +205,13 @@ template <class X, int ROWS>
 void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, float* sums, const uint8_t* ahead,
                    long fetch) {
     const typename X::Codes(*codes)[2] = kept.codes;
-    for (long block = 0; block < kept.num_blocks; block++, x.advance(0, ROWS)) {
+    const long stride = X::HAS_ORIGINS ? x.stride : ROWS;
+    Totals<X, ROWS> totals(sums);
+    totals.load();
+    for (long block = 0; block < kept.num_blocks; block++, x.advance(0, 1)) {
         typename X::Sum sum[ROWS][2];
         x.template start<ROWS>(sum);
-        for (long i = 0; i < kept.num_words[block]; i++, codes++, x.words += ROWS, ahead += fetch) {
+        for (long i = 0; i < kept.num_words[block]; i++, codes++, x.words += stride, ahead += fetch) {
             for (int line = 0; line < X::STEPS / 2; line++) __builtin_prefetch(ahead + line * 64);
             const typename X::Codes low = codes[0][0], high = codes[0][1];
 #pragma GCC unroll 12
@@ -144,8 +221,10 @@ void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, float* 
                 sum[row][1] = add_products(sum[row][1], factor, high);
             }
         }
-        add_block<X, ROWS>(sum, kept.scales[block], has_offsets, x, sums);
+        const Scales<X>& scales = kept.scales[block];
+        totals.add(sum, [&](int part, int half) { return scales.scale[part][half]; }, scales.offset, has_offsets, x);
     }
+    totals.store();
 }
 
 template <class C, class X> using MultiplyBlocks = void (*)(const Layout<C>&, const uint8_t*, BlockAt<X>, long,
@@ -162,12 +241,12 @@ constexpr std::array<MultiplyKept<X>, sizeof...(I)> kept_functions(std::integer_
     return {multiply_kept<X, LEAST + I>...};
 }
 
-// Functions for 1, or LEAST_ROWS, to MOST_ROWS rows.
+// Functions for 1, or LEAST_PASS, to PASS_ROWS rows.
 template <class C, class X>
-constexpr auto WIDEN = block_functions<C, X, false, 1>(std::make_integer_sequence<int, MOST_ROWS>());
-using Many = std::make_integer_sequence<int, MOST_ROWS - LEAST_ROWS + 1>;
-template <class C, class X> constexpr auto KEEP = block_functions<C, X, true, LEAST_ROWS>(Many());
-template <class X> constexpr auto TAKE_KEPT = kept_functions<X, LEAST_ROWS>(Many());
+constexpr auto WIDEN = block_functions<C, X, false, 1>(std::make_integer_sequence<int, PASS_ROWS<X>>());
+template <class X> using Several = std::make_integer_sequence<int, PASS_ROWS<X> - LEAST_PASS<X> + 1>;
+template <class C, class X> constexpr auto KEEP = block_functions<C, X, true, LEAST_PASS<X>>(Several<X>());
+template <class X> constexpr auto TAKE_KEPT = kept_functions<X, LEAST_PASS<X>>(Several<X>());
 
 // See `Weight::multiply`.
 template <class C, class X>
@@ -175,30 +254,38 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
                     float* sums) {
     const Blocks<X> blocks = weight.template blocks<X>();
     const long row_bytes = blocks.row_bytes(), stride = weight.panel_bytes();
-    const bool keeps = tiles.count > 1;
-    const long most_steps = keeps ? MOST_STEPS : blocks.words() * X::STEPS;
+    const bool keeps = tiles.rows > PASS_ROWS<X>;
+    const long most_steps = keeps ? Kept<X>::STEPS : blocks.words() * X::STEPS;
+    const long most_blocks = keeps ? Kept<X>::MOST_BLOCKS : blocks.count();
     std::fill_n(sums, count * tiles.rows * PANEL, 0.0f);
     alignas(64) Kept<X> kept;
     BlockAt<X> at{blocks, 0, 0};
     for (long first = 0, num_words = 0; at.group < blocks.groups;) {
         BlockAt<X> end = at;
         long steps = 0, num_blocks = 0;
-        for (; end.group < blocks.groups && steps + end.steps() <= most_steps; end.advance(), num_blocks++)
+        for (; end.group < blocks.groups && steps + end.steps() <= most_steps && num_blocks < most_blocks;
+             end.advance(), num_blocks++)
             steps += end.steps();
         for (int i = 0; i < count; i++) {
             const uint8_t* own = panel + i * stride;
             // The next part: of the next panel, or behind this one.
             const uint8_t* ahead = i + 1 < count ? weight.find(own + stride, at.group * weight.group + at.first)
                                                  : weight.find(panel, end.group * weight.group + end.first);
+            long pass = 0;
             for (long tile = 0; tile < tiles.count; tile++) {
-                const int rows = tiles.size(tile);
+                const int rows = tiles.size(tile), most = rows > PASS_ROWS<X> ? (rows + 1) / 2 : rows;
                 WordRows<X> part(x + tiles.start(tile) * row_bytes, blocks, rows);
-                part.advance(num_words * rows, first * rows);
+                part.advance(num_words, first);
                 float* to = sums + (i * tiles.rows + tiles.start(tile)) * PANEL;
-                if (!keeps) WIDEN<C, X>[rows - 1](weight, own, at, num_blocks, part, to, nullptr);
-                else if (tile == 0) KEEP<C, X>[rows - LEAST_ROWS](weight, own, at, num_blocks, part, to, &kept);
-                else TAKE_KEPT<X>[rows - LEAST_ROWS](kept, weight.adds_offsets(), part, to, ahead,
-                                                     tile == 1 ? X::STEPS * C::BYTES / C::UNIT : 0);
+                for (int done = 0, count; done < rows; done += count, part.skip(count), to += count * PANEL, pass++) {
+                    count = std::min(most, rows - done);
+                    if (!keeps) WIDEN<C, X>[count - 1](weight, own, at, num_blocks, part, to, nullptr);
+                    else if (pass == 0)
+                        KEEP<C, X>[count - LEAST_PASS<X>](weight, own, at, num_blocks, part, to, &kept);
+                    else
+                        TAKE_KEPT<X>[count - LEAST_PASS<X>](kept, weight.adds_offsets(), part, to, ahead,
+                                                            pass == 1 ? X::STEPS * C::BYTES / C::UNIT : 0);
+                }
             }
         }
         at.group = end.group, at.first = end.first, first += num_blocks, num_words += steps / X::STEPS;

@@ -8,9 +8,15 @@
 // at most 2^-15 of the largest, which is less than the type itself rounds there.
 //
 // 8 bits (InQuads): q = x * (127 / m) rounded to even, where m is the block's largest magnitude, and q stands for
-// q * (m / 127). One instruction multiplies four of them, in twice as many products as with 16 bits. It takes weights
-// without signs, codes + MIDDLE, so a block's sums begin at -MIDDLE times the sum of its q. AVX2's gives sums of two
-// products in 16 bits. Those of 32 inputs fit there beside codes of four bits.
+// q * (m / 127). One instruction multiplies four of them, in twice as many products as with 16 bits. On x86-64 it takes
+// weights without signs, codes + MIDDLE, so a block's sums begin at -MIDDLE times the sum of its q. ARM's takes codes, and
+// the sums are the same. AVX2's own gives sums of two products in 16 bits. Those of 32 inputs fit there beside codes of four
+// bits.
+//
+// With AVX512-VNNI and no AMX-INT8 few instructions should follow a block's sums. So m / 127 is rounded up to a number of
+// STEPS_AN_OCTAVE between powers of two, (1 + j / 4) * 2^k. A block's sums begin at the bits of its origin, the float32
+// 1.5 * 2^(23 + k), less what is said above: as a last digit of such a float32 is 2^k, the bits are those of the origin
+// plus 2^k times the sum, exactly. The weight's scales times 1 + j / 4 are the same for all rows.
 //
 // Beside codes of eight bits (InSafeQuads) each such sum is widened to 32 bits, and only two products have to fit. So m is
 // the largest sum of two numbers of one sign that one instruction adds: two q of one sign are at most 128 together, and
@@ -19,9 +25,11 @@
 // bfloat16 (InBFloats): x stays what it is, codes become bfloat16, and sums are float32, in the order of the inputs.
 #pragma once
 
+#include "bytes.h"
 #include "vector.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <type_traits>
 
@@ -29,14 +37,14 @@
 #if defined(QUIRE_HAS_AVX512) || defined(__AVX2__) || (defined(__SSE2__) && !defined(__AVX__))
 #define QUIRE_HAS_PAIRS 1
 #endif
-#if defined(QUIRE_HAS_AVX512_VNNI) || (defined(__AVX2__) && !defined(QUIRE_HAS_AVX512))
-#define QUIRE_HAS_QUADS 1
-#endif
-#if defined(__AVX2__) && !defined(QUIRE_HAS_AVX512)
+#if defined(__AVX2__) && !defined(QUIRE_HAS_AVX512) && !defined(QUIRE_HAS_AVX_VNNI)
 #define QUIRE_HAS_SAFE_QUADS 1
 #endif
 #if defined(QUIRE_HAS_AVX512_BF16)
 #define QUIRE_HAS_BFLOATS 1
+#endif
+#if defined(QUIRE_HAS_PAIRS) || defined(QUIRE_HAS_QUADS)
+#define QUIRE_HAS_WORDS 1
 #endif
 
 namespace quire {
@@ -44,7 +52,11 @@ namespace widened {
 
 // Neighbouring inputs of LANES outputs: two, or four.
 typedef int16_t Pairs __attribute__((vector_size(4 * LANES)));
+#if defined(QUIRE_HAS_SIGNED_QUADS)
+typedef int8_t Quads __attribute__((vector_size(4 * LANES)));
+#else
 typedef uint8_t Quads __attribute__((vector_size(4 * LANES)));
+#endif
 typedef Pairs SumPairs;  // of LANES outputs: those of the first and of the last two products of each quad
 typedef uint16_t BFloats __attribute__((vector_size(4 * LANES)));
 
@@ -54,20 +66,31 @@ struct InPairs {
     using Sum = Ints;
     static constexpr int STEPS = 2;            // in a word
     static constexpr long MOST_INPUTS = 128;   // of a block; a multiple of each codec's unit
-    static constexpr bool HAS_FACTORS = true;  // x is a block's factor times its integers
-    static constexpr bool HAS_STARTS = false;  // sums begin at 0
+    static constexpr bool HAS_FACTORS = true;   // x is a block's factor times its integers
+    static constexpr bool HAS_STARTS = false;   // sums begin at 0
+    static constexpr bool HAS_ORIGINS = false;  // sums are integers or float32
 };
 struct InQuads {
     using Codes = Quads;
-#if defined(QUIRE_HAS_AVX512_VNNI)
-    using Sum = Ints;
-    static constexpr long MOST_INPUTS = 128;
-#else
+#if defined(QUIRE_HAS_SAFE_QUADS)
     using Sum = SumPairs;
     static constexpr long MOST_INPUTS = 32;
+#else
+    using Sum = Ints;
+    static constexpr long MOST_INPUTS = 128;  // whose sum has 22 bits and a sign
 #endif
     static constexpr int STEPS = 4;
-    static constexpr bool HAS_FACTORS = true, HAS_STARTS = true;
+#if defined(QUIRE_HAS_SIGNED_QUADS)
+    static constexpr bool HAS_STARTS = false;
+#else
+    static constexpr bool HAS_STARTS = true;
+#endif
+#if defined(QUIRE_HAS_AVX512_VNNI) && !defined(QUIRE_HAS_AMX_INT8)  // whose sums begin at 0
+    static constexpr bool HAS_ORIGINS = true;
+#else
+    static constexpr bool HAS_ORIGINS = false;
+#endif
+    static constexpr bool HAS_FACTORS = !HAS_ORIGINS;
     static constexpr float REACH = 127;  // what the block's `extent` becomes
 };
 #if defined(QUIRE_HAS_SAFE_QUADS)
@@ -76,7 +99,7 @@ struct InSafeQuads {  // beside codes of eight bits
     using Sum = Ints;
     static constexpr long MOST_INPUTS = 128;
     static constexpr int STEPS = 4;
-    static constexpr bool HAS_FACTORS = true, HAS_STARTS = true;
+    static constexpr bool HAS_FACTORS = true, HAS_STARTS = true, HAS_ORIGINS = false;
     static constexpr float REACH = 63.5f;
 };
 #endif
@@ -85,8 +108,9 @@ struct InBFloats {
     using Sum = Floats;
     static constexpr int STEPS = 2;
     static constexpr long MOST_INPUTS = 256;
-    static constexpr bool HAS_FACTORS = false, HAS_STARTS = false;
+    static constexpr bool HAS_FACTORS = false, HAS_STARTS = false, HAS_ORIGINS = false;
 };
+constexpr int STEPS_AN_OCTAVE = 4;
 
 // How inputs fall into blocks. Each group begins with a unit of the codec, and zeros fill its last one.
 template <class X> struct Blocks {
@@ -95,11 +119,14 @@ template <class X> struct Blocks {
     long words() const { return groups * padded / X::STEPS; }
     long count() const { return groups * per_group(); }
     // A tile of rows is {words of inputs [words][rows], sums of what a block's words stand for [count][rows], and if there
-    // are some, factors [count][rows], starts of sums [count][rows]}.
-    long row_bytes() const { return (words() + count() * (1 + X::HAS_FACTORS + X::HAS_STARTS)) * 4; }
+    // are some, factors or origins [count][rows], starts of sums [count][rows], j of origins [count][rows]}.
+    long row_bytes() const {
+        return (words() + count() * (1 + (X::HAS_FACTORS || X::HAS_ORIGINS) + X::HAS_STARTS + X::HAS_ORIGINS)) * 4;
+    }
     long sums_at(long rows) const { return words() * 4 * rows; }
     long factors_at(long rows) const { return sums_at(rows) + count() * 4 * rows; }
     long starts_at(long rows) const { return factors_at(rows) + count() * 4 * rows; }
+    long parts_at(long rows) const { return starts_at(rows) + count() * 4 * rows; }
 };
 
 // Walks over the blocks.
@@ -115,9 +142,12 @@ template <class X> struct BlockAt {
 // Where one row's numbers of a block go in a tile of `rows` rows.
 struct PlaceInTile {
     uint32_t* words;
-    float *factor, *sum;
-    int32_t* start;
+    float *factor, *sum;  // factor, or origin
+    int32_t *start, *part;
     int rows;
+    void advance(long num_words) {
+        words += num_words * rows, factor += rows, sum += rows, start += rows, part += rows;
+    }
 };
 
 inline int32_t largest(Ints x) {
@@ -174,22 +204,6 @@ template <class C, class T> void pack_block(InPairs, const T* from, long count, 
 }
 
 #if defined(QUIRE_HAS_QUADS)
-// 16 numbers times `inverse` as integers, in the lowest bytes.
-template <class T> __m128i in_bytes(const T* from, long count, float inverse) {
-#if defined(QUIRE_HAS_AVX512)
-    const Floats scaled = count > 0 ? load(from, count) * inverse : Floats{};
-    return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)scaled));
-#else
-    __m128i shorts[2];
-    for (int half = 0; half < 2; half++, from += LANES, count -= LANES) {
-        const Floats scaled = count > 0 ? load(from, count) * inverse : Floats{};
-        const __m256i rounded = _mm256_cvtps_epi32((__m256)scaled);
-        shorts[half] = _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
-    }
-    return _mm_packs_epi16(shorts[0], shorts[1]);
-#endif
-}
-
 // Where sums of products with codes + MIDDLE begin; first and last: the sums of the first and the last pairs of all quads.
 template <class X> int32_t start_of_sums(int middle, int first, int last) {
     if constexpr (std::is_same_v<typename X::Sum, Ints>) return -middle * (first + last);
@@ -216,31 +230,50 @@ template <class T> int32_t extent_bits(InSafeQuads, const T* from, long count) {
 }
 #endif
 
-// The same as integers of 8 bits, in the order of the codec's quads.
-template <class C, class X, class T>
-void pack_quads(const T* from, long count, long steps, const PlaceInTile& to) {
-    const int32_t least = 15 << 23;  // 2^-112, whose inverse is a normal number
-    const int32_t bits = extent_bits(X(), from, count);
-    const bool is_finite = bits < NOT_FINITE;
-    const float extent = bits_as<float>(std::max(bits, least));
-    const float inverse = is_finite ? X::REACH / extent : 0;
-    *to.factor = is_finite ? extent / X::REACH : std::numeric_limits<float>::quiet_NaN();
+// Writes the numbers of a block times `inverse` as integers of 8 bits, in the order of the codec's quads. Returns the sums
+// of the first and of the last pairs of all quads.
+template <class C, class T>
+std::array<int, 2> put_quads(const T* from, long count, long steps, float inverse, const PlaceInTile& to) {
     alignas(16) static constexpr auto ORDER = C::quad_order();
-    const __m128i order = _mm_load_si128((const __m128i*)ORDER.data());
-    __m128i sums = _mm_setzero_si128();  // of pairs
+    SumsOfPairs sums;
     for (long i = 0; i < steps; i += 16) {
-        const __m128i rounded = _mm_shuffle_epi8(in_bytes(from + i, count - i, inverse), order);
-        sums = _mm_add_epi16(sums, _mm_maddubs_epi16(_mm_set1_epi8(1), rounded));
-        alignas(16) uint32_t quads[4];
-        _mm_store_si128((__m128i*)quads, rounded);
+        const Bytes16 rounded = shuffled(in_bytes(from + i, count - i, inverse), ORDER.data());
+        sums.add(rounded);
+        uint32_t quads[4];
+        std::memcpy(quads, &rounded, sizeof(quads));
         for (long word = 0, words = std::min<long>(4, (steps - i) / 4); word < words; word++)
             to.words[(i / 4 + word) * to.rows] = quads[word];
     }
     int16_t pairs[8];
-    std::memcpy(pairs, &sums, sizeof(sums));
-    const int first = pairs[0] + pairs[2] + pairs[4] + pairs[6], last = pairs[1] + pairs[3] + pairs[5] + pairs[7];
-    *to.sum = *to.factor * (float)(first + last);
-    *to.start = start_of_sums<X>(C::MIDDLE, first, last);
+    sums.store(pairs);
+    return {pairs[0] + pairs[2] + pairs[4] + pairs[6], pairs[1] + pairs[3] + pairs[5] + pairs[7]};
+}
+
+// The same with what belongs to the block.
+template <class C, class X, class T>
+void pack_quads(const T* from, long count, long steps, const PlaceInTile& to) {
+    const int32_t least = 15 << 23;  // 2^-112, whose inverse is a normal number
+    const int32_t bits = extent_bits(X(), from, count);
+    const float extent = bits_as<float>(std::max(bits, least));
+    if constexpr (X::HAS_ORIGINS) {
+        constexpr int32_t ONE = 127 << 23, ORIGIN = 0x4b400000, PART = (1 << 23) / STEPS_AN_OCTAVE;
+        static constexpr float INVERSES[] = {1, 1 / 1.25f, 1 / 1.5f, 1 / 1.75f};
+        const bool is_small = bits < 237 << 23;  // 2^110: the origin is a finite number
+        const int32_t step = is_small ? (bits_as<int32_t>(extent / X::REACH) + PART - 1) & -PART : ONE;
+        const int32_t power = (step & 255 << 23) - ONE, part = step / PART % STEPS_AN_OCTAVE, origin = ORIGIN + power;
+        const float inverse = INVERSES[part] * bits_as<float>(ONE - power);
+        const auto [first, last] = put_quads<C>(from, count, steps, is_small ? inverse : 0, to);
+        *to.factor = is_small ? bits_as<float>(origin) : std::numeric_limits<float>::quiet_NaN();
+        *to.start = origin - C::MIDDLE * (first + last);
+        *to.part = part;
+        *to.sum = bits_as<float>(step) * (float)(first + last);
+    } else {
+        const bool is_finite = bits < NOT_FINITE;
+        const auto [first, last] = put_quads<C>(from, count, steps, is_finite ? X::REACH / extent : 0, to);
+        *to.factor = is_finite ? extent / X::REACH : std::numeric_limits<float>::quiet_NaN();
+        if constexpr (X::HAS_STARTS) *to.start = start_of_sums<X>(C::MIDDLE, first, last);
+        *to.sum = *to.factor * (float)(first + last);
+    }
 }
 
 template <class C, class T> void pack_block(InQuads, const T* from, long count, long steps, const PlaceInTile& to) {
@@ -272,8 +305,12 @@ template <class C, class T> void pack_block(InBFloats, const T* from, long count
 // Writes row `row` of a tile. Number i of the row is that at order[i] of `from`, unless order is null.
 template <class X, class C, class T>
 void pack_words(const T* from, const int64_t* order, const Blocks<X>& blocks, int row, int rows, uint8_t* tile) {
-    PlaceInTile to{(uint32_t*)tile + row, (float*)(tile + blocks.factors_at(rows)) + row,
-                   (float*)(tile + blocks.sums_at(rows)) + row, (int32_t*)(tile + blocks.starts_at(rows)) + row, rows};
+    PlaceInTile to{(uint32_t*)tile + row,
+                   (float*)(tile + blocks.factors_at(rows)) + row,
+                   (float*)(tile + blocks.sums_at(rows)) + row,
+                   (int32_t*)(tile + blocks.starts_at(rows)) + row,
+                   (int32_t*)(tile + blocks.parts_at(rows)) + row,
+                   rows};
     for (BlockAt<X> at{blocks, 0, 0}; at.group < blocks.groups; at.advance()) {
         const long input = at.group * blocks.group + at.first;
         const long count = std::min(X::MOST_INPUTS, blocks.group - at.first);
@@ -281,7 +318,7 @@ void pack_words(const T* from, const int64_t* order, const Blocks<X>& blocks, in
         if (order)
             for (long i = 0; i < count; i++) ordered[i] = from[order[input + i]];
         pack_block<C>(X(), order ? ordered : from + input, count, at.steps(), to);
-        to.words += at.steps() / X::STEPS * rows, to.factor += rows, to.sum += rows, to.start += rows;
+        to.advance(at.steps() / X::STEPS);
     }
 }
 
@@ -290,6 +327,8 @@ void pack_words(const T* from, const int64_t* order, const Blocks<X>& blocks, in
 inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Pairs weight) {
 #if defined(QUIRE_HAS_AVX512_VNNI)
     return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)weight);
+#elif defined(QUIRE_HAS_AVX_VNNI)
+    return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)x, (__m256i)weight);
 #else
 #if defined(QUIRE_HAS_AVX512)
     sum += (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)weight);
@@ -309,6 +348,10 @@ inline __attribute__((always_inline)) Ints add_products(Ints sum, Ints x, Pairs 
 inline __attribute__((always_inline)) InQuads::Sum add_products(InQuads::Sum sum, Ints x, Quads weight) {
 #if defined(QUIRE_HAS_AVX512_VNNI)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, (__m512i)x);
+#elif defined(QUIRE_HAS_AVX_VNNI)
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weight, (__m256i)x);
+#elif defined(QUIRE_HAS_SIGNED_QUADS)
+    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weight, (int8x16_t)x);
 #else
     sum += (SumPairs)_mm256_maddubs_epi16((__m256i)weight, (__m256i)x);
     asm("" : "+x"(sum));  // as above

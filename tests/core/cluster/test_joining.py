@@ -115,6 +115,24 @@ def test_a_node_that_does_not_fit_is_told_why(facts: NodeFacts, reason: str, cap
     assert reason in caplog.text  # node 0 says it, too
 
 
+def test_a_node_of_another_engine_is_refused_and_not_waited_for() -> None:
+    async def test() -> None:
+        address, facts = f"127.0.0.1:{free_port()}", replace(HEAD, num_ranks=3)
+        cluster = ClusterHead(HeadStart(address, KEYS, facts, elsewhere=[1]))
+        try:
+            assert cluster.missing == [2]
+            async with member(address, replace(NODE, num_ranks=3)) as (_, _, running):
+                with pytest.raises(ConfigError, match="It has workers of another engine; give all nodes"):
+                    await running
+            async with member(address, replace(NODE, num_ranks=3, ranks=[2])):
+                [node] = await cluster.all_joined()
+                assert node.facts.ranks == [2]
+        finally:
+            cluster.close("the test is over.")
+
+    run(test())
+
+
 def test_a_clock_that_is_far_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = SimpleNamespace(time=lambda: time.time() + 60, monotonic=time.monotonic)
     monkeypatch.setattr("quire.core.cluster.membership.time", ahead)

@@ -47,6 +47,9 @@ class _VisitingLauncher:
     async def launch(self) -> EngineHandle:
         return _Visitor(self._host.engine)
 
+    def retire(self) -> None:
+        """Its host's own supervisor says so."""
+
     def close(self) -> None:
         """The engine's folder is its host's."""
 

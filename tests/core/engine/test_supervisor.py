@@ -15,7 +15,8 @@ import pytest
 
 from quire.core.engine.client import EngineClient
 from quire.core.engine.restarts import Restarts
-from quire.core.errors import ConfigError, EngineDeadError
+from quire.core.engine.supervisor import NoMoreEnginesError
+from quire.core.errors import ConfigError, EngineDeadError, PeerLostError
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess
 from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
@@ -37,6 +38,28 @@ class LimitedLauncher(EngineLauncher):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._num_left -= 1
         return await super().launch()
+
+
+class RepeatedLauncher(EngineLauncher):
+    """Launches an engine that ends at once because of another one, and then one more; notes when it is retired."""
+
+    is_retired = False
+    num_launched = 0
+
+    def __init__(self) -> None:
+        super().__init__(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
+
+    async def launch(self) -> EngineSubprocess:
+        if self.num_launched == 2:
+            raise NoMoreEnginesError("there are two engines.")
+        engine = await super().launch()
+        self.num_launched += 1
+        if self.num_launched == 1:
+            engine.end(PeerLostError("another one has ended."))
+        return engine
+
+    def retire(self) -> None:
+        self.is_retired = True
 
 
 def launcher() -> EngineLauncher:
@@ -96,6 +119,24 @@ def test_sequences_of_one_request_fail_together_at_the_second_crash() -> None:
             assert second.last is None
             assert client.num_unfinished == 0
             assert await answers(client)
+
+    asyncio.run(scenario())
+
+
+def test_a_first_start_that_another_engine_spoils_is_repeated_and_the_last_end_is_told() -> None:
+    async def scenario() -> None:
+        engine = RepeatedLauncher()
+        async with client_of(engine) as client:
+            await client.start()
+            assert engine.num_launched == 2
+            assert await answers(client)
+            assert not engine.is_retired
+            stream = Stream(client, "lost", [1, 2], ENDLESS)
+            pid = client.engine_pids[0]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await stream.done.wait()
+            assert engine.is_retired
 
     asyncio.run(scenario())
 

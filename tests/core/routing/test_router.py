@@ -1,7 +1,10 @@
 """The router's formula, what it remembers, and what it forgets."""
 
 import math
+import os
 import random
+import subprocess
+import sys
 
 from quire.core.routing.engine_load import EngineLoad
 from quire.core.routing.prompt_blocks import prompt_blocks
@@ -33,6 +36,20 @@ def test_a_block_stands_for_all_before_it_and_for_what_else_differs() -> None:
     changed = prompt_blocks([1, *TOKENS[1:640]], None)
     assert not set(changed) & set(whole)
     assert not set(prompt_blocks(TOKENS[:640], "salt")) & set(whole)
+
+
+def test_processes_with_one_key_of_hashes_give_the_same_names() -> None:
+    program = (
+        "from quire.core.routing.prompt_blocks import prompt_blocks\n"
+        "print(prompt_blocks(range(130), None, None), prompt_blocks(range(64), 'salt', b'digests'))"
+    )
+    names = [
+        subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True)
+        for seed in ("5", "5", "6")
+    ]
+    first, second, other = (each.stdout for each in names)
+    assert first == second != other
+    assert len(first.split()) == 3
 
 
 def test_the_engine_that_has_the_longest_part_is_taken() -> None:

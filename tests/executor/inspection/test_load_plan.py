@@ -16,7 +16,7 @@ from tests.checkpoints import make_checkpoint
 from tests.executor.inspection.starts import config_of
 from tests.executor.models.test_hybrid_models import COMMON, VARIANTS
 from tests.executor.paged_driver import Checkpoints
-from tests.executor.step.test_context_parallel import groups_of
+from tests.executor.step.sequence_ranks import groups_of
 
 SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
 
@@ -53,6 +53,11 @@ def check_against_workers(config: EngineConfig) -> LoadPlan:
         ("mixtral", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, {}),
         ("qwen3", {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, {"num_key_value_heads": 1}),
         ("qwen3", {"prefill_context_parallel_size": 2}, {}),
+        (
+            "youtu",
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "prefill_context_parallel_size": 2},
+            {},
+        ),
         ("qwen3", {"model_impl": "transformers"}, {}),
     ],
 )

@@ -7,10 +7,12 @@ from quire.core.errors import ConfigError
 from quire.core.wire.inspection import LayerShape, OpsQuestion
 from quire.executor.inspection import ops_cases, weight_formats
 from quire.executor.inspection.ops_timing import time_ops
+from quire.executor.weights.quantisation.gguf_blocks import FORMATS, unpack, with_short_scales
 from quire.ops import bind
 from quire.ops.cpu import load_kernels
 from quire.ops.cpu.floors import Floors
 from quire.ops.quantised import QuantisedWeight
+from tests.gguf_files import random_blocks
 
 SMALL = LayerShape(
     hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16, num_experts=4, top_k=2,
@@ -36,19 +38,49 @@ def floors(monkeypatch: pytest.MonkeyPatch) -> Floors:
 def test_each_format_has_its_bits(name: str) -> None:
     weight = weight_formats.FORMATS[name](8, 64)
     assert tuple(weight.shape) == (8, 64)
-    bits = {"bf16": 16, "fp16": 16, "fp32": 32, "int8": 8, "fp8": 8, "int4": 4, "fp4": 4}[name]
+    of_codes = {
+        "int8": 8,
+        "fp8": 8,
+        "q8_0": 8,
+        "q6_k": 8,
+        "q5_k": 8,
+        "int4": 4,
+        "fp4": 4,
+        "q4_k": 4,
+        "q3_k": 4,
+        "q2_k": 4,
+    }
+    bits = {"bf16": 16, "fp16": 16, "fp32": 32, **of_codes}[name]
     numbers = weight.codes if isinstance(weight, QuantisedWeight) else weight
     assert numbers.nbytes == 8 * 64 * bits // 8
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"])
+def test_formats_of_gguf_files_are_made_as_files_are_kept(kind: str) -> None:
+    raw = torch.from_numpy(random_blocks((8, 512), kind, 0.01))
+    kept = with_short_scales(unpack(raw, FORMATS[kind], 512), "layer")
+    made = weight_formats.FORMATS[kind.lower()](8, 512)
+    assert isinstance(made, QuantisedWeight)
+    for one, other in zip(made, kept, strict=True):
+        if isinstance(one, torch.Tensor):
+            assert isinstance(other, torch.Tensor)
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        else:
+            assert one == other
+
+
 def test_the_work_of_each_operation(floors: Floors) -> None:
-    question = OpsQuestion(SMALL, list(ops_cases.MAKERS), ["fp32", "int4"], [1, 3], 0.0)
+    question = OpsQuestion(SMALL, list(ops_cases.MAKERS), ["fp32", "int4", "q4_k", "q6_k"], [1, 3], 0.0)
     timed = time_ops(question)
     work = {(each.operation, each.dtype, each.rows): each for each in timed.timings}
     numbers = (4 + 2 * 2) * 16 * 64 + 64 * 64 + 2 * 96 * 64 + 64 * 96  # of the four linear layers
     assert work["linear", "fp32", 1].num_bytes == 4 * numbers
     assert work["linear", "fp32", 3].num_operations == 2 * 3 * numbers
     assert work["linear", "int4", 1].num_bytes == numbers // 2 + numbers // 32 * 2 + 4 * 16 * 4  # scales and tables
+    with_starts = numbers // 2 + numbers // 32 * 4 + 4 * 16 * 4
+    assert work["linear", "q4_k", 1].num_bytes == with_starts
+    assert work["linear", "q6_k", 1].num_bytes == numbers + numbers // 16 * 2
+    assert ("attention", "q4_k", 1) not in work
     assert work["attention", "fp32", 3].num_bytes == 3 * 20 * 2 * 2 * 16 * 4
     assert work["attention", "fp32", 3].num_operations == 4 * 3 * 20 * 4 * 16
     assert work["prefill", "fp32", 3].num_operations == 4 * (1 + 2 + 3) * 4 * 16
@@ -66,7 +98,8 @@ def test_the_work_of_each_operation(floors: Floors) -> None:
     for each in timed.timings:
         assert each.read_s == pytest.approx(each.num_bytes / timed.bytes_per_second)
         is_linear = each.operation in ("linear", "experts")
-        exact = "float32" if each.dtype == "fp32" else "int4" if is_linear else "bfloat16"
+        of_codes = "int8" if each.dtype == "q6_k" else "int4"
+        exact = "float32" if each.dtype == "fp32" else of_codes if is_linear else "bfloat16"
         assert each.multiply_s == pytest.approx(each.num_operations / timed.operations_per_second[exact])
         assert each.best_s > 0
 

@@ -56,7 +56,7 @@ def run_together(spec: ModelSpec, steps: list[list[Step]], tensor: int, **option
     def run(rank: Rank) -> list[Tensor]:
         stage, engines = stages[rank.data][rank.tensor], peers[rank.tensor][rank.data]
         try:
-            lockstep = Lockstep(torch.distributed, rank, layout, engines, None, None)
+            lockstep = Lockstep(torch.distributed, rank, layout, engines, (torch.distributed.group.WORLD, None, None))
             experts = ExpertParallel(lockstep, ExpertPlacement(), num_engines=layout.data)
             with building:  # ranks are processes, and do not share Transformers' tables
                 context = model_context(spec, group=stage, experts=experts, **options)

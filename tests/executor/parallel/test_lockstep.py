@@ -1,10 +1,12 @@
-"""Steps that two engines of two workers each take together, between real processes over gloo."""
+"""Steps that two engines take together, stage by stage, between real processes over gloo."""
 
 from pathlib import Path
 
+import pytest
+
 from tests.executor.parallel.test_groups import reports_of
 
-# One rank: in each step the first worker of one engine has a plan, which its second worker has not seen yet.
+# One rank of two: in each step the first worker of one engine has a plan, which its second worker has not seen yet.
 RANK = """
 import json, sys, threading
 import torch
@@ -14,13 +16,13 @@ from quire.executor.parallel.lockstep import Lockstep
 
 torch.set_num_threads(1)
 number, folder = int(sys.argv[1]), sys.argv[2]
-layout = Layout(data=2, tensor=2, expert=4)
+layout = Layout(data=2, pipeline=int(sys.argv[3]), tensor=2, expert=4)
 rank = [*layout.ranks(0), *layout.ranks(1)][number]
 groups, called = RankGroups.join(rank, layout, "cpu", f"file://{folder}/rendezvous"), threading.Event()
 lockstep = Lockstep.join(rank, layout)
 lockstep.listen(called.set)
 steps = []
-for step in range(3):
+for step in range(3 - rank.pipeline):
     begins = rank.data == step % 2 and rank.tensor == 0
     while not (begins or lockstep.is_called):
         assert called.wait(30)
@@ -33,9 +35,13 @@ print(json.dumps([steps, (lockstep.rank, lockstep.engines.rank), sums]))
 """
 
 
-def test_the_first_worker_of_an_engine_calls_all_others_and_decides_for_its_own(tmp_path: Path) -> None:
-    for number, (steps, ranks, sums) in enumerate(reports_of(RANK, 4, str(tmp_path))):
-        engine, place = divmod(number, 2)
-        assert steps == [[step % 2 == engine, [5 + step, 0] if step % 2 == 0 else [0, 5 + step]] for step in range(3)]
-        assert ranks == [number, engine]
-        assert sums == [1 if engine == 0 else 5, 2 + 2 * place, 6]
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_first_worker_of_an_engine_calls_all_others_and_decides_for_its_own(tmp_path: Path, stages: int) -> None:
+    for number, (steps, ranks, sums) in enumerate(reports_of(RANK, 4 * stages, str(tmp_path), str(stages))):
+        engine, stage, place = number // 2 // stages, number // 2 % stages, number % 2
+        plans = [[step % 2 == engine, [5 + step, 0] if step % 2 == 0 else [0, 5 + step]] for step in range(3)]
+        assert steps == plans[: 3 - stage]  # a stage takes steps of its own
+        assert ranks == [2 * engine + place, engine]
+        first = 2 * stage
+        last = first + 2 * stages  # the same stage of the other engine
+        assert sums == [2 * (last if engine else first) + 1, first + last + 2 * place, 2 * (first + last + 1)]

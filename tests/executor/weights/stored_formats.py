@@ -157,7 +157,7 @@ def modelopt_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict
     return tensors, codes * scales[:, torch.arange(size) // 32]
 
 
-def scaled_inputs(write: Writer) -> Writer:
+def scaled_inputs(write: Writer, kind: str = "pre_quant_scale") -> Writer:
     """The same with factors of inputs in some layers: those that make as many numbers as models are wide."""
 
     def write_scaled(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
@@ -165,7 +165,7 @@ def scaled_inputs(write: Writer) -> Writer:
         if out > size:
             return tensors, numbers
         factors = torch.rand(size, generator=generator) + 0.5
-        return {**tensors, "pre_quant_scale": factors}, numbers * factors
+        return {**tensors, kind: factors}, numbers * factors
 
     return write_scaled
 
@@ -422,6 +422,10 @@ FORMATS: dict[str, Format] = {
     "auto-round-mxfp8": Format(
         _ROUND | {"bits": 8, "data_type": "mx_fp", "packing_format": "auto_round:llm_compressor"},
         float8_with_exponents("weight_scale", (1, 32), torch.uint8),
+    ),
+    "auto-round-int8": Format(
+        _ROUND | {"bits": 8, "group_size": -1, "act_bits": 8, "packing_format": "auto_round:llm_compressor"},
+        whole_bytes("int8", shape=lambda out, size: (out, 1)),
     ),
     "auto-round-fp4": Format(
         _ROUND | {"packing_format": "auto_round:llm_compressor"},

@@ -5,7 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.executor.weights.stored_formats import FP4, Format, Writer, draw, draw_scales, float8, pairs, widened
+from tests.executor.weights.stored_formats import (
+    FP4,
+    Format,
+    Writer,
+    draw,
+    draw_scales,
+    float8,
+    pairs,
+    scaled_inputs,
+    widened,
+)
 
 
 def whole_codes(bits: int, group: int | None, *, zeros: bool = False) -> Writer:
@@ -121,6 +131,14 @@ FORMATS: dict[str, Format] = {
     "torchao-fp8": Format(_config("Float8WeightOnly", granularity=_ROWS), float8_tensor(None)),
     "torchao-fp8-block": Format(_config("Float8DynamicActivationFloat8Weight"), float8_tensor((8, 32))),
     "torchao-int4": Format(_config("Int4WeightOnly", group_size=32, int4_packing_format="plain"), int4),
+    "torchao-int4-scaled-inputs": Format(
+        _config("Int4WeightOnly", group_size=32, int4_packing_format="plain"),
+        scaled_inputs(int4, "_weight_act_pre_scale"),
+    ),
+    "torchao-int8-scaled-inputs": Format(
+        _config("Int8DynamicActivationInt8Weight", granularity=_ROWS),
+        scaled_inputs(whole_codes(8, None), "_weight_act_pre_scale"),
+    ),
     "torchao-int4-tiles": Format(
         _config("Int4WeightOnly", group_size=32, int4_packing_format="tile_packed_to_4d"), int4_in_tiles
     ),

@@ -246,6 +246,34 @@ def test_experts_of_gpt_oss_stay_in_four_bits(served: Served) -> None:
         assert torch.allclose(got, expected, atol=1e-4, rtol=1e-4)
 
 
+EXPERTS = {
+    "downs": {"gate_exps": "Q4_K", "up_exps": "Q4_K", "down_exps": "Q6_K"},
+    "all": {"gate_exps": "IQ4_XS", "up_exps": "Q5_K", "down_exps": "Q2_K"},
+    "plain ups": {"gate_exps": "Q3_K", "up_exps": "F16", "down_exps": "Q8_0"},
+}
+
+
+@pytest.mark.parametrize("kinds", EXPERTS)
+@pytest.mark.parametrize("family", ["qwen3_moe", "granite_moe"])
+def test_experts_whose_layers_differ_keep_their_types(family: str, kinds: str, served: Served) -> None:
+    """On one rank and on two, one of which cuts blocks of `down`; with `Q4_K_M`, downs have more bits than the rest."""
+    architecture, options, metadata = FAMILIES[family]
+    sizes = {
+        "hidden_size": 256,
+        "moe_intermediate_size" if "moe_intermediate_size" in options else "intermediate_size": 256,
+    }
+    folder, same = served(family, architecture, EXPERTS[kinds], metadata=metadata, **(options | sizes))
+    expected = logits(same)
+    for got in (logits(folder), *on_every_rank(2, lambda group: logits(folder, group=group))):
+        assert torch.allclose(got, expected, atol=1e-4, rtol=1e-4)
+    spec, plain = read_spec(folder), held_bytes(load_model(read_spec(same)))
+    held = held_bytes(load_model(spec))
+    assert held < plain * 0.6, "experts are most of the model, and those of few bits stay so"
+    context = model_context(spec)
+    with contextlib.closing(context.weights), torch.inference_mode():
+        assert held_bytes(dry_build(spec, context)) == pytest.approx(held, abs=1024)
+
+
 @pytest.mark.parametrize("tie", [False, True])
 def test_embeddings_and_heads_keep_their_codes(tie: bool, served: Served) -> None:
     """Of a byte, with a scale for 16; a rank's rows are those of the widened weight."""

@@ -109,6 +109,16 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "rope.scaling.yarn_log_multiplier": 0.1, "expert_gating_func": 2,
         },
     ),
+    "glm-5": (
+        "glm_moe_dsa",
+        "glm-dsa",
+        {"indexer_types": ["full", "shared"], "routed_scaling_factor": 2.5},
+        {
+            **LATENT, "attention.q_lora_rank": 40, "expert_shared_count": 1, "expert_weights_scale": 2.5,
+            "expert_weights_norm": True, "expert_gating_func": 2, "attention.indexer.head_count": 16,
+            "attention.indexer.key_length": 20, "attention.indexer.top_k": 11, "attention.layer_norm_rms_epsilon": 1e-5,
+        },
+    ),
     "llama4": (
         "llama4",
         "llama4",
@@ -165,26 +175,27 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 """(family of checkpoints, llama.cpp's architecture, the checkpoint's options, what the converter writes)."""
 
+GGUF_DELTA = {
+    "attention.key_length": 24, "attention.value_length": 24, "rope.dimension_count": 6, "ssm.conv_kernel": 4,
+    "ssm.state_size": 12, "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.inner_size": 120,
+}  # fmt: skip
 HYBRIDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "qwen3-next": (
         "qwen3-next",
         "qwen3next",
         {**DELTA, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
          "shared_expert_intermediate_size": 24},
-        {
-            "attention.key_length": 24, "attention.value_length": 24, "rope.dimension_count": 6, "expert_count": 6,
-            "expert_used_count": 2, "expert_feed_forward_length": 40, "ssm.conv_kernel": 4, "ssm.state_size": 12,
-            "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.inner_size": 120,
-        },
+        {**GGUF_DELTA, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 40},
     ),
-    "qwen3.5": (
-        "qwen3.5",
-        "qwen35",
-        {**DELTA, "linear_num_value_heads": 2},
-        {
-            "attention.key_length": 24, "attention.value_length": 24, "rope.dimension_count": 6, "ssm.conv_kernel": 4,
-            "ssm.state_size": 12, "ssm.group_count": 2, "ssm.time_step_rank": 2, "ssm.inner_size": 40,
-        },
+    "qwen3.5": ("qwen3.5", "qwen35", {**DELTA, "linear_num_value_heads": 2}, {**GGUF_DELTA, "ssm.time_step_rank": 2,
+                "ssm.inner_size": 40}),
+    "qwen3.5-value-heads": ("qwen3.5", "qwen35", {**DELTA, "linear_value_head_dim": 16}, {**GGUF_DELTA,
+                            "ssm.inner_size": 96}),
+    "qwen3.5-moe": (
+        "qwen3.5-moe",
+        "qwen35moe",
+        VARIANTS["qwen3.5-moe"][2],
+        {**GGUF_DELTA, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 40},
     ),
     "granite-hybrid": (
         "granite-hybrid",

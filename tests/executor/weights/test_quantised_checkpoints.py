@@ -278,10 +278,6 @@ def test_a_layout_that_is_not_read_is_refused(checkpoint: Checkpoints, tmp_path:
     ("tensors", "message"),
     [
         ({"_weight_qdata": torch.zeros(64, 8, dtype=torch.int32)}, r"q_proj: torchao has its codes as int32 \[64, 8\]"),
-        (
-            {"_weight_qdata": torch.zeros(64, 32, dtype=torch.int8), "_weight_act_pre_scale": torch.ones(64)},
-            "act_pre_scale",
-        ),
     ],
 )
 def test_what_is_not_read_of_torchao_is_refused(

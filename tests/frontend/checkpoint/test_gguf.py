@@ -325,13 +325,6 @@ def test_scripts_are_split_as_the_file_says(pre: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("architecture", "metadata", "tensors", "reason"),
     [
-        (
-            "qwen35",
-            {"block_count": 2, "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.inner_size": 64,
-             "ssm.conv_kernel": 4, "ssm.state_size": 16},
-            [],
-            "more value heads than key heads",
-        ),
         ("stablelm", {}, ["blk.0.attn_q_norm.weight"], "norms of each head"),
         ("jamba", {"block_count": 5}, [f"blk.{layer}.attn_q.weight" for layer in (0, 1, 4)], "not at equal distances"),
     ],

@@ -1,7 +1,17 @@
 """How engine processes begin and end."""
 
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from quire.frontend.launch.engine_main import EngineStart
+from tests.core.engine.null_engine import engine_config
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_an_engine_ends_quietly_if_its_parent_ends_before_saying_what_to_run() -> None:
@@ -12,3 +22,30 @@ def test_an_engine_ends_quietly_if_its_parent_ends_before_saying_what_to_run() -
         timeout=60,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
+def test_an_engine_ends_in_order_while_its_worker_is_busy(tmp_path: Path) -> None:
+    """The interpreter's own end would stop the worker's thread within torch, which ends the process by SIGABRT."""
+    start = EngineStart(
+        engine_config(),
+        f"ipc://{tmp_path}/engine.sock",
+        None,
+        worker_factory="tests.frontend.launch.endless_worker:make",
+    )
+    message, busy = msgspec.msgpack.encode(start), tmp_path / "busy"
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "BUSY_FILE": str(busy)},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as engine:
+        assert engine.stdin is not None
+        engine.stdin.write(len(message).to_bytes(8, "little") + message)
+        engine.stdin.flush()
+        while not busy.exists():
+            assert engine.poll() is None
+            time.sleep(0.05)
+        _, log = engine.communicate(timeout=60)
+    assert engine.returncode == 0
+    assert b"terminate" not in log
+    assert b"is left behind" in log

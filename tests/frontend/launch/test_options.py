@@ -60,22 +60,14 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() 
         ),
         ({"tensor_parallel_size": 3, "decode_context_parallel_size": 2}, "2 must divide --tensor-parallel-size 3"),
         (
-            {"enable_expert_parallel": True, "data_parallel_size": 2, "pipeline_parallel_size": 2},
-            "over all engines, which are divided by tensors alone",
-        ),
-        (
-            {"enable_expert_parallel": True, "data_parallel_size": 2, "data_parallel_rank": 1},
-            "must be behind one server: drop --data-parallel-rank",
+            {"enable_expert_parallel": True, "data_parallel_size": 2, "prefill_context_parallel_size": 2},
+            "over all engines, whose workers have a step's tokens whole",
         ),
         (
             {"enable_expert_parallel": True, "data_parallel_size": 2, "distributed_executor_backend": "uni"},
             "several that work together; use mp",
         ),
         ({"cp_kv_cache_interleave_size": 2}, "no effect without --decode-context-parallel-size"),
-        (
-            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "prefill_context_parallel_size": 2},
-            "give one of the two",
-        ),
         (
             {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 3},
             "3 does not divide --block-size 16",
@@ -143,7 +135,7 @@ def test_engines_that_a_server_does_not_run_are_on_other_hosts_unless_it_does_no
             [],
         ),
         ({"data_parallel_size": 2, "node_rank": 1, "data_parallel_external_lb": True}, [EnginePlace(1)], []),
-        ({"data_parallel_size": 3}, "does not divide the 3 engines", None),
+        ({"data_parallel_size": 3}, "make one of the two a multiple of the other", None),
         ({"data_parallel_size": 2, "node_rank": 2, "headless": True}, "2 is not below --nnodes 2", None),
         ({"data_parallel_size": 2, "node_rank": 1}, "1 needs --headless", None),
         ({"data_parallel_size": 2, "headless": True}, "--headless is for nodes 1 and up", None),
@@ -164,3 +156,26 @@ def test_engines_are_divided_evenly_among_nodes(
     assert (engine_places(divided), remote_places(divided)) == (here, elsewhere)
     assert layout_of(divided).nodes == 1  # of each engine
     assert divide_engines(divided) == divided
+
+
+@pytest.mark.parametrize("flag", ["--data-parallel-hybrid-lb", "--data-parallel-external-lb", "--data-parallel-rank"])
+def test_a_host_with_a_server_of_its_own_is_not_headless(flag: str) -> None:
+    value = 1 if flag.endswith("rank") else True
+    options = {"data_parallel_size": 2, flag.removeprefix("--").replace("-", "_"): value}
+    with pytest.raises(ConfigError, match=f"{flag} gives each host a server of its own, and --headless is for"):
+        divide_engines(ParallelConfig(**options, headless=True))
+    divide_engines(ParallelConfig(**options))
+
+
+def test_each_of_several_engines_may_be_spread_over_hosts() -> None:
+    options = {"nnodes": 4, "data_parallel_size": 2, "tensor_parallel_size": 2}
+    divided = divide_engines(ParallelConfig(**options))
+    assert divide_engines(ParallelConfig(**options, node_rank=3, headless=True)).node_rank == 3
+    assert (engine_places(divided), remote_places(divided)) == ([EnginePlace(0), EnginePlace(1)], [])
+    assert layout_of(divided).nodes == 2  # of each engine
+    with pytest.raises(ConfigError, match="2 hosts, and node 0 serves all: leave out --data-parallel-hybrid-lb"):
+        divide_engines(ParallelConfig(**options, data_parallel_hybrid_lb=True))
+    with pytest.raises(ConfigError, match="each of which is on one host then: lower --nnodes to 2"):
+        resolve(EngineArgs.from_flat(**options, enable_expert_parallel=True), SPEC, "server")
+    with pytest.raises(ConfigError, match="does not divide the 1 workers"):
+        layout_of(ParallelConfig(nnodes=4, data_parallel_size=2))

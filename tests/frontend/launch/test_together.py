@@ -13,7 +13,7 @@ class OtherHosts:
 
     address = "127.0.0.1"
     has_engines_here = False
-    missing: list[int] = []  # noqa: RUF012
+    waits_for = None
 
     async def all_joined(self) -> None: ...
 

@@ -1,74 +1,32 @@
-"""The responses that the server stores, and for how long."""
+"""The responses that a server stores and makes, alone and with another server of its command."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from quire.core.errors import NotFoundError, OverloadedError, ParameterError
+from quire.core.errors import EngineError, NotFoundError, ParameterError
+from quire.frontend.kept.access import Answerer, Events, MakerQuestion, OwnEntries
+from quire.frontend.kept.entries import EntryStore
 from quire.frontend.openai.responses.answers import Response
+from quire.frontend.openai.responses.bodies import ConversationRequest, ItemsRequest
+from quire.frontend.openai.responses.conversations import KeptConversations
+from quire.frontend.openai.responses.history import StreamHistory
 from quire.frontend.openai.responses.items import encrypt, to_messages
-from quire.frontend.openai.responses.store import ResponseStore, StoredResponse, StreamHistory
+from quire.frontend.openai.responses.making import Making, Makings
+from quire.frontend.openai.responses.store import ResponseStore
+from quire.frontend.openai.responses.stored import LOST, StoredConversation, StoredResponse, conversation_of
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def stored(name: str, text: str = "") -> StoredResponse:
-    return StoredResponse(Response(id=name, created_at=0, model="m"), [{"content": text}])
-
-
-def names(store: ResponseStore) -> list[str]:
-    return [name for name in "abcdef" if name in store]
-
-
-def test_the_oldest_make_room_in_number_bytes_and_age() -> None:
-    clock = Clock()
-    store = ResponseStore(3, 10_000, 100.0, clock)
-    for name in "abcd":
-        store.put(stored(name))
-        clock.now += 30
-    assert names(store) == ["b", "c", "d"]
-    store.put(stored("e", "x" * 9000))
-    assert names(store) == ["e"], "bytes count, too"
-    store.put(stored("f", "x" * 20_000))
-    assert names(store) == ["e"], "what is too large alone is not kept, and drives nothing out"
-    clock.now += 101
-    with pytest.raises(NotFoundError):
-        store.response("e")
-    assert len(store) == 0
-
-
-def test_what_is_still_made_is_never_driven_out() -> None:
-    async def main() -> None:
-        store = ResponseStore(2, 10_000, 100.0)
-        running = stored("a")
-        running.task = asyncio.create_task(asyncio.sleep(60))
-        store.put(running)
-        store.check_room()
-        for name in "bcd":
-            store.put(stored(name))
-        assert names(store) == ["a", "d"]
-        other = stored("e")
-        other.task = asyncio.create_task(asyncio.sleep(60))
-        store.put(other)
-        with pytest.raises(OverloadedError):
-            store.check_room()
-        store.delete(running)
-        await asyncio.wait([running.task])
-        assert running.task.cancelled()
-        other.task.cancel()
-
-    asyncio.run(main())
-
-
-def test_a_recording_is_followed_from_anywhere() -> None:
+def test_a_history_is_read_from_anywhere() -> None:
     async def read(history: StreamHistory, start: int) -> bytes:
-        return b"".join([frame async for frames in history.follow(start) for frame in frames])
+        read = b""
+        while True:
+            events = await history.read(start)
+            read += b"".join(events.frames)
+            start += len(events.frames)
+            if events.ended:
+                return read
 
     async def main() -> list[bytes]:
         history = StreamHistory()
@@ -82,6 +40,145 @@ def test_a_recording_is_followed_from_anywhere() -> None:
         return [*await asyncio.gather(*readers), await read(history, 4)]
 
     assert asyncio.run(main()) == [b"012345", b"12345", b"5", b"45"]
+
+
+class Servers:
+    """Two servers of one command: what they keep is one store, and each asks the other about what that makes."""
+
+    def __init__(self, **bounds: Any) -> None:
+        self.entries = EntryStore(**({"max_entries": 10, "max_bytes": 100_000, "max_age_seconds": 100.0} | bounds))
+        self.answerers: list[Answerer] = []
+        self.makings = [Makings(), Makings()]
+        limits = {"max_entries": 10, "max_bytes": bounds.get("max_bytes", 100_000)}
+        self.stores = [ResponseStore(OneOfTwo(self, number), self.makings[number], **limits) for number in (0, 1)]
+
+    async def begin(self, server: int, name: str, history: StreamHistory | None = None) -> Making:
+        """Server `server` makes a response, which never ends by itself."""
+        stored = a_response(name)
+        events = None if history is None else ()
+        await self.stores[server].put(stored.entry(1, events=events, maker=server))
+        making = Making(stored.response, history, asyncio.create_task(asyncio.sleep(60)))
+        self.makings[server].add(making)
+        return making
+
+
+class OneOfTwo(OwnEntries):
+    def __init__(self, servers: Servers, server: int) -> None:
+        super().__init__(servers.entries)
+        self.server = server
+        self._servers = servers
+
+    async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
+        return await self._servers.answerers[maker](question)
+
+    def answer_with(self, answer: Answerer) -> None:
+        self._servers.answerers.append(answer)
+
+
+def a_response(name: str) -> StoredResponse:
+    response = Response(id=name, created_at=0, model="m", status="in_progress", background=True)
+    return StoredResponse(response=response, items=[{"role": "user", "content": "Hi"}], num_input_items=1)
+
+
+def test_what_one_server_makes_is_told_and_ended_at_the_other() -> None:
+    async def main() -> None:
+        servers = Servers()
+        other = servers.stores[1]
+        history = StreamHistory()
+        making = await servers.begin(0, "resp_a", history)
+        making.response.model = "changed"
+        assert (await other.response("resp_a")).response.model == "changed"
+        reading = asyncio.create_task(other.events("resp_a", 1))
+        history.add([b"0"])
+        await asyncio.sleep(0)
+        history.add([b"1"])
+        assert await reading == Events([b"1"], ended=False)
+        assert (await other.cancel("resp_a")).status == "cancelled"
+        assert making.task.cancelled()
+        abandoned = await servers.begin(0, "resp_b")
+        with pytest.raises(ParameterError, match="background=true and stream=true"):
+            await other.events("resp_b", 0)
+        await other.delete("resp_b")
+        await asyncio.wait([abandoned.task])
+        assert abandoned.task.cancelled()
+        with pytest.raises(NotFoundError):
+            await servers.stores[0].response("resp_b")
+
+    asyncio.run(main())
+
+
+def test_what_is_finished_is_found_once_its_maker_does_not_know_it() -> None:
+    async def main() -> None:
+        servers = Servers()
+        making = await servers.begin(0, "resp_a", StreamHistory())
+        making.task.cancel()
+        await asyncio.wait([making.task])
+        finished = a_response("resp_a")
+        finished.response.status = "completed"
+        find = servers.entries.find
+        entries = [finished.entry(1, events=[b"0", b"1"]), find("resp_a")]
+        servers.entries.find = lambda _: entries.pop()  # type: ignore[method-assign]
+        assert (await servers.stores[1].response("resp_a")).response.status == "completed"
+        servers.entries.find = find  # type: ignore[method-assign]
+        await servers.stores[0].put(finished.entry(1, events=[b"0", b"1"]), replaces=1)
+        assert await servers.stores[1].events("resp_a", 1) == Events([b"1"], ended=True)
+
+    asyncio.run(main())
+
+
+def test_a_response_whose_maker_has_ended_has_failed() -> None:
+    async def main() -> None:
+        servers = Servers()
+        making = await servers.begin(0, "resp_a", StreamHistory())
+        servers.entries.on_maker_ended(0)
+        lost = (await servers.stores[1].response("resp_a")).response
+        assert (lost.status, lost.error) == ("failed", LOST)
+        with pytest.raises(EngineError, match="its events are lost"):
+            await servers.stores[1].events("resp_a", 0)
+        making.task.cancel()
+
+    asyncio.run(main())
+
+
+def test_no_change_of_a_conversation_is_lost() -> None:
+    """Two servers add items at the same time: the second one begins again."""
+
+    async def main() -> None:
+        servers = Servers()
+        conversation = await KeptConversations(servers.stores[0]).create(ConversationRequest())
+        name = conversation.id
+
+        def add(stored: StoredConversation) -> StoredConversation:
+            if not stored.items:
+                other = conversation_of(servers.entries.find(name))  # type: ignore[arg-type]
+                other.items.append({"id": "first"})
+                assert servers.entries.put(other.entry()) == "kept"
+            stored.items.append({"id": "second"})
+            return stored
+
+        await servers.stores[1].change(name, add)
+        items = (await servers.stores[0].conversation(name)).items
+        assert [item["id"] for item in items] == ["first", "second"]
+        with pytest.raises(NotFoundError, match="There is no response"):
+            await servers.stores[0].response(name)
+
+    asyncio.run(main())
+
+
+def test_a_conversation_that_grows_too_large_is_refused_or_dropped() -> None:
+    async def main() -> None:
+        servers = Servers(max_bytes=1000)
+        kept = KeptConversations(servers.stores[0])
+        conversation = await kept.create(ConversationRequest())
+        large = [{"role": "user", "content": "x" * 1000}]
+        with pytest.raises(ParameterError, match="items would make this take"):
+            await kept.add(conversation.id, ItemsRequest(items=large))
+        assert (await kept.retrieve(conversation.id)).id == conversation.id
+        await kept.extend(conversation.id, large)
+        with pytest.raises(NotFoundError):
+            await kept.retrieve(conversation.id)
+
+    asyncio.run(main())
 
 
 def test_items_of_one_turn_become_one_message() -> None:

@@ -22,11 +22,13 @@ from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
+from quire.frontend.kept.access import OwnEntries
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
 from quire.frontend.openai.responses.conversations import KeptConversations
 from quire.frontend.openai.responses.jobs import Jobs
+from quire.frontend.openai.responses.making import Makings
 from quire.frontend.openai.responses.reading import RequestReader
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses
@@ -125,10 +127,14 @@ class Server:
         self.chat = ChatCompletions(llm, config, conversations)
         self.batch = BatchChat(self.chat)
         self.messages = Messages(config, llm.model, conversations)
+        makings = Makings()
         store = ResponseStore(
-            config.max_stored_responses, config.max_stored_response_bytes, config.max_stored_response_seconds
+            OwnEntries(config.entry_store()),
+            makings,
+            max_entries=config.max_stored_responses,
+            max_bytes=config.max_stored_response_bytes,
         )
-        jobs = Jobs(llm, store, KeptConversations(store), ServerState(), tokens_as_ids=False)
+        jobs = Jobs(llm, store, makings, KeptConversations(store), ServerState(), tokens_as_ids=False)
         self.responses = Responses(llm, conversations, store, RequestReader(store), jobs)
 
     @contextlib.contextmanager

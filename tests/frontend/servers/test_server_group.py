@@ -1,5 +1,7 @@
 """Several API servers on one port with two engines: any process is killed, and the others go on."""
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -7,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -67,6 +70,22 @@ def owner(client: httpx.Client) -> int:
     return pid
 
 
+@contextlib.contextmanager
+def clients_of_two(server: ServerProcess) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """Two clients with a connection each, which different servers have accepted."""
+    with (
+        httpx.Client(base_url=server.base_url, timeout=60) as one,
+        httpx.Client(base_url=server.base_url, timeout=60) as other,
+    ):
+        one.get("/version")
+        while True:
+            other.get("/version")
+            if owner(other) != owner(one):
+                break
+            other._transport.close()
+        yield one, other
+
+
 def test_one_port_several_processes_and_counts_that_are_summed(server: ServerProcess) -> None:
     assert len(children(server, "servers.api_server")) == 2
     assert len(children(server, "engine_main")) == 2
@@ -83,18 +102,13 @@ def test_one_port_several_processes_and_counts_that_are_summed(server: ServerPro
 def test_a_killed_server_takes_its_own_requests_alone(server: ServerProcess) -> None:
     """Its requests are aborted in the engines, those of the others go on, and no counter goes back."""
     before = counts(server)
-    with httpx.Client(timeout=60) as one, httpx.Client(timeout=60) as other:
+    with clients_of_two(server) as (one, other):
+        victim = owner(one)
         long = BODY | {"max_tokens": 1800, "stream": True}
-        with one.stream("POST", f"{server.base_url}/v1/completions", json=long) as first:
+        with one.stream("POST", "/v1/completions", json=long) as first:
             lines = first.iter_lines()
             next(lines)
-            victim = owner(one)
-            while True:  # a connection that another server has accepted
-                other.get(f"{server.base_url}/version")
-                if owner(other) != victim:
-                    break
-                other._transport.close()
-            with other.stream("POST", f"{server.base_url}/v1/completions", json=long) as second:
+            with other.stream("POST", "/v1/completions", json=long) as second:
                 rest = second.iter_lines()
                 next(rest)
                 os.kill(victim, signal.SIGKILL)
@@ -106,6 +120,86 @@ def test_a_killed_server_takes_its_own_requests_alone(server: ServerProcess) -> 
     assert all(now >= then for now, then in zip(after, before, strict=True))
     assert after[0] >= before[0] + 1
     wait_for(lambda: "a frontend is gone; requests of its that are aborted: 1" in server.logs())
+
+
+RESPONSE: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "temperature": 0}
+ENDLESS = RESPONSE | {"max_output_tokens": 1500, "ignore_eos": True, "background": True}
+
+
+def respond(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body: dict[str, Any] = client.post("/v1/responses", json=RESPONSE | fields).raise_for_status().json()
+    return body
+
+
+def test_what_one_server_keeps_all_servers_know(server: ServerProcess) -> None:
+    with clients_of_two(server) as (one, other):
+        first = respond(one)
+        assert other.get(f"/v1/responses/{first['id']}").json() == first
+        second = respond(other, previous_response_id=first["id"])
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+        assert len(one.get(f"/v1/responses/{second['id']}/input_items").json()["data"]) > 1
+        assert one.delete(f"/v1/responses/{second['id']}").json()["deleted"]
+        assert other.get(f"/v1/responses/{second['id']}").status_code == 404
+        taken = one.post("/v1/responses", json=RESPONSE | {"request_id": first["id"]})
+        assert "is taken" in taken.json()["error"]["message"]
+
+        conversation = one.post("/v1/conversations", json={}).json()["id"]
+        assert respond(other, conversation=conversation)["status"] in ("completed", "incomplete")
+        item = {"items": [{"role": "user", "content": "And?"}]}
+        assert one.post(f"/v1/conversations/{conversation}/items", json=item).status_code == 200
+        roles = [each["role"] for each in other.get(f"/v1/conversations/{conversation}/items?order=asc").json()["data"]]
+        assert roles == ["user", "assistant", "user"]
+
+
+def test_what_one_server_makes_is_followed_and_ended_at_another(server: ServerProcess) -> None:
+    with clients_of_two(server) as (one, other):
+        with one.stream("POST", "/v1/responses", json=ENDLESS | {"stream": True}) as stream:
+            made = json.loads(next(each for each in stream.iter_lines() if each.startswith("data: "))[6:])["response"]
+        with other.stream("GET", f"/v1/responses/{made['id']}?stream=true&starting_after=1") as stream:
+            lines = (each for each in stream.iter_lines() if each.startswith("data: "))
+            numbers = [json.loads(next(lines)[6:])["sequence_number"] for _ in range(5)]
+        assert numbers == [2, 3, 4, 5, 6]
+        assert other.get(f"/v1/responses/{made['id']}").json()["status"] == "in_progress"
+    with clients_of_two(server) as (one, other):
+        assert other.post(f"/v1/responses/{made['id']}/cancel").json()["status"] == "cancelled"
+        assert one.get(f"/v1/responses/{made['id']}").json()["status"] == "cancelled"
+        deleted = respond(one, **ENDLESS)
+        assert other.delete(f"/v1/responses/{deleted['id']}").status_code == 200
+        whole = respond(one, **ENDLESS | {"max_output_tokens": 50})
+        wait_for(lambda: other.get(f"/v1/responses/{whole['id']}").json()["status"] == "incomplete")
+    running = re.compile(r"^vllm:num_requests_running{.*} 0.0$", re.MULTILINE)
+    wait_for(lambda: len(running.findall(httpx.get(server.base_url + "/metrics").text)) == 2)
+
+
+def test_what_one_server_sent_to_an_engine_the_others_know(server: ServerProcess) -> None:
+    """Six prompts that one server has sent to engine 1 alone: the other one finds them there, and takes no turns."""
+    prompts = [[number] * 640 for number in range(6, 12)]
+    pattern = re.compile(r'^vllm:prefix_cache_hits_total{.*engine="(\d)".*} (\S+)$', re.MULTILINE)
+
+    def hits() -> dict[str, float]:
+        return {engine: float(count) for engine, count in pattern.findall(httpx.get(server.base_url + "/metrics").text)}
+
+    before = hits()
+    with clients_of_two(server) as (one, other):
+        for prompt in prompts:
+            body = BODY | {"prompt": prompt, "max_tokens": 1}
+            one.post("/v1/completions", json=body, headers={"X-data-parallel-rank": "1"}).raise_for_status()
+        time.sleep(0.1)
+        for prompt in prompts:
+            other.post("/v1/completions", json=BODY | {"prompt": prompt, "max_tokens": 1}).raise_for_status()
+    wait_for(lambda: hits()["1"] - before["1"] >= 6 * 600)
+    assert hits()["0"] == before["0"]
+
+
+def test_a_killed_server_loses_only_what_it_was_making(server: ServerProcess) -> None:
+    with clients_of_two(server) as (one, other):
+        kept, making = respond(one), respond(one, **ENDLESS)
+        os.kill(owner(one), signal.SIGKILL)
+        assert other.get(f"/v1/responses/{kept['id']}").json() == kept
+        wait_for(lambda: other.get(f"/v1/responses/{making['id']}").json()["status"] == "failed")
+        lost = other.get(f"/v1/responses/{making['id']}").json()
+        assert "has ended" in lost["error"]["message"]
+    wait_for(lambda: len(children(server, "servers.api_server")) == 2)
 
 
 def test_a_restarted_engine_is_told_to_all_servers(server: ServerProcess) -> None:

@@ -1,0 +1,1 @@
+"""What the servers of one command keep between requests: entries by id, which any of them may read."""

@@ -1,0 +1,250 @@
+"""Several servers whose engines share experts: the first says where their workers meet, and for how long.
+
+Each server starts and watches its own engines. It asks the first server before it starts one (`EngineWanted`), and is
+told where the engine meets the others (`MeetAt`) and when one of these is gone (`LifeEnded`).
+"""
+
+import asyncio
+from functools import partial
+
+from quire.core.cluster.facts import NodeFacts, name_ranks
+from quire.core.cluster.head import ClusterHead, NodeLink
+from quire.core.cluster.membership import Membership
+from quire.core.cluster.messages import EngineNews, EngineWanted, HeadStart, LifeEnded, MeetAt, Order, Waits
+from quire.core.errors import ConfigError, EngineError, PeerLostError
+from quire.core.logging import get_logger
+from quire.core.wire.channel import CurveKeys
+from quire.frontend.launch.together import CommonLife, EnginesTogether, MeetingElsewhere
+
+logger = get_logger(__name__)
+
+
+class FirstServer:
+    """See `CommonLives` and `EngineHosts`: the server with engine 0. The others join from the first `gathered` on."""
+
+    has_other_hosts = True
+    has_engines_here = True
+
+    def __init__(self, start: HeadStart) -> None:
+        self.address = start.facts.address
+        self._start = start
+        self._together = EnginesTogether(self)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._head: ClusterHead | None = None
+        self._servers: set[NodeLink] = set()
+        self._answers: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def waits_for(self) -> str | None:
+        """See `CommonLives.waits_for` and `EngineHosts.waits_for`."""
+        own = self._start.facts
+        missing = self._head.missing if self._head else sorted(set(range(own.num_ranks)) - set(own.ranks))
+        return f"the server of engine {name_ranks(missing)}" if missing else None
+
+    async def gathered(self, number: int) -> None:
+        """See `CommonLives.gathered`. Raises ConfigError if servers cannot join at the address."""
+        self._open_head()
+        await self._together.gathered(number)
+
+    async def all_joined(self) -> None:
+        """See `EngineHosts.all_joined`."""
+        await self._open_head().all_joined()
+
+    def life_of(self, number: int) -> CommonLife:
+        """See `CommonLives.life_of`."""
+        return self._together.life_of(number)
+
+    def retire(self) -> None:
+        """See `CommonLives.retire`. The other servers wait for the next one with engine 0."""
+        self.close()
+
+    def close(self) -> None:
+        """See `CommonLives.close`."""
+        self._is_closed = True
+        self._together.close()
+        if self._loop is not None and not self._loop.is_closed():  # perhaps from another thread, as the program ends
+            self._loop.call_soon_threadsafe(self._close_head)
+
+    def _open_head(self) -> ClusterHead:
+        if self._is_closed:
+            raise PeerLostError("this server has given up its engines.")
+        if self._head is None:  # here, because a head needs the running loop
+            self._loop = asyncio.get_running_loop()
+            self._head = ClusterHead(self._start, self._on_joined)
+        return self._head
+
+    def _close_head(self) -> None:
+        head, self._head = self._head, None
+        for answer in self._answers:
+            answer.cancel()
+        if head is not None:
+            head.close("its engines have ended.")
+
+    # ---------------------------------------------------------------------------------------------- the other servers
+
+    def _on_joined(self, server: NodeLink) -> None:
+        server.engine_listener = _Server(self, server)
+        self._servers.add(server)
+        self._tell_what_is_missing()
+
+    def _tell_what_is_missing(self) -> None:
+        for server in self._servers:
+            server.tell(Waits(self.waits_for))
+
+    def on_wanted(self, server: NodeLink, number: int) -> None:
+        """A server is about to start an engine."""
+        answer = asyncio.create_task(self._answer(server, number))
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+
+    async def _answer(self, server: NodeLink, number: int) -> None:
+        await self.gathered(number)
+        if server.is_gone:
+            return
+        life = self.life_of(number)
+        method = await life.port.elsewhere()
+        assert method is not None  # this host has the port
+        server.tell(MeetAt(number, method))
+        life.add(_PeerEngine(server, number))
+
+    def on_lost(self, server: NodeLink, error: EngineError) -> None:
+        """A server is lost. Nobody else would end its engines' peers."""
+        self._servers.discard(server)
+        self._together.end(PeerLostError(str(error)))
+        self._tell_what_is_missing()
+
+
+class _Server:
+    """See `EngineListener`: hears one of the other servers."""
+
+    def __init__(self, first: FirstServer, server: NodeLink) -> None:
+        self._first = first
+        self._server = server
+
+    def on_engine(self, news: EngineNews) -> None:
+        if isinstance(news, EngineWanted) and news.data in self._server.facts.ranks:
+            self._first.on_wanted(self._server, news.data)
+
+    def on_lost(self, error: EngineError) -> None:
+        self._first.on_lost(self._server, error)
+
+
+class _PeerEngine:
+    """See `StartedEngine`: an engine that another server has started, and watches."""
+
+    def __init__(self, server: NodeLink, number: int) -> None:
+        self._server = server
+        self._number = number
+
+    def end(self, reason: PeerLostError) -> None:
+        self._server.tell(LifeEnded(self._number, str(reason)))
+
+
+class FurtherServer:
+    """See `CommonLives`: a server without engine 0. It joins the one that has it at the first `gathered`, and again
+    whenever it has lost it; its engines end meanwhile.
+
+    Args:
+        head: address and port at which servers join.
+        keys: of the join token.
+        facts: this server's.
+    """
+
+    has_other_hosts = True
+
+    def __init__(self, head: str, keys: CurveKeys, facts: NodeFacts) -> None:
+        self._head = head
+        self._keys = keys
+        self._facts = facts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._attending: asyncio.Task[None] | None = None
+        self._membership: Membership | None = None  # that node 0 has granted
+        self._missing: str | None = None  # as node 0 told it last
+        self._asked: dict[int, asyncio.Future[MeetAt]] = {}  # by number of the engine
+        self._lives: dict[int, CommonLife] = {}  # of the engine alone: this server does not know the others'
+        self._is_closed = False
+
+    @property
+    def waits_for(self) -> str | None:
+        """See `CommonLives.waits_for`."""
+        return "the server of engine 0" if self._membership is None else self._missing
+
+    async def gathered(self, number: int) -> None:
+        """See `CommonLives.gathered`. Raises ConfigError if node 0 refuses this server as it was started."""
+        if self._is_closed:
+            raise PeerLostError("this server has given up its engines.")
+        self._asked[number] = asked = asyncio.get_running_loop().create_future()
+        if self._attending is None or self._attending.done():
+            self._loop = asyncio.get_running_loop()
+            self._attending = asyncio.create_task(self._attend())
+        if self._membership is not None:
+            self._membership.report(EngineWanted(number))
+        await asked
+
+    def life_of(self, number: int) -> CommonLife:
+        """See `CommonLives.life_of`."""
+        return self._lives[number]
+
+    def retire(self) -> None:
+        """See `CommonLives.retire`. The others' engines end, and wait for the next server with these numbers."""
+        self.close()
+
+    def close(self) -> None:
+        """See `CommonLives.close`."""
+        self._is_closed = True
+        if self._loop is not None and not self._loop.is_closed():  # perhaps from another thread, as the program ends
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        if self._membership is not None:
+            self._membership.leave("its engines have ended.")
+        elif self._attending is not None:
+            self._attending.cancel()
+
+    # -------------------------------------------------------------------------------------------------- the first one
+
+    async def _attend(self) -> None:
+        """Is a member, again and again, until `close` or a refusal, which those that wait are told."""
+        while not self._is_closed:
+            membership = Membership(self._head, self._keys, self._facts, self)
+            try:
+                reason = await membership.run(partial(self._on_joined, membership))
+            except ConfigError as error:
+                self._fail_asked(error)
+                return
+            finally:
+                self._membership = None
+                membership.close()
+            if not self._is_closed:
+                logger.warning("the server of engine 0 is lost: %s This server waits for it.", reason)
+                for life in self._lives.values():
+                    life.end(PeerLostError(f"the server of engine 0 is lost: {reason}"))
+
+    def _on_joined(self, membership: Membership) -> None:
+        self._membership = membership
+        for number, asked in self._asked.items():
+            if not asked.done():
+                membership.report(EngineWanted(number))
+
+    def _fail_asked(self, error: ConfigError) -> None:
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)
+
+    def on_input(self, message: bytes) -> None:
+        """See `MemberListener.on_input`. Messages of workers stay within their engine."""
+
+    def on_order(self, order: Order) -> None:
+        """See `MemberListener.on_order`."""
+        match order:
+            case Waits(what):
+                self._missing = what
+            case MeetAt(data, init_method):
+                asked = self._asked.get(data)
+                if asked is not None and not asked.done():
+                    self._lives[data] = CommonLife(MeetingElsewhere(init_method, self._facts.address))
+                    asked.set_result(order)
+            case LifeEnded(data, reason):
+                if (life := self._lives.get(data)) is not None:
+                    life.end(PeerLostError(reason))

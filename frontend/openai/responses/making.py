@@ -1,0 +1,63 @@
+"""The responses that this server makes in the background, for whoever asks how far they are."""
+
+import asyncio
+from typing import assert_never
+
+import msgspec
+from msgspec import Struct
+
+from quire.frontend.kept.access import Abandon, Cancel, Look, MakerQuestion, ReadEvents
+from quire.frontend.openai.responses.answers import Response
+from quire.frontend.openai.responses.history import StreamHistory
+
+_encode_json = msgspec.json.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Making(Struct):
+    """A response that is being made.
+
+    Attributes:
+        response: as it is now.
+        history: its stream; None if it has none.
+        task: makes it.
+    """
+
+    response: Response
+    history: StreamHistory | None
+    task: asyncio.Task[None]
+
+
+class Makings:
+    """Answers questions about the responses that are being made here."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Making] = {}
+
+    def add(self, making: Making) -> None:
+        """A response is being made, until its task ends."""
+        response_id = making.response.id
+        self._by_id[response_id] = making
+        making.task.add_done_callback(lambda _: self._by_id.pop(response_id))
+
+    async def answer(self, question: MakerQuestion) -> bytes | None:
+        """See `MakerQuestion`. A response is told as JSON, and `Events` as MessagePack."""
+        making = self._by_id.get(question.entry_id)
+        if making is None:
+            return None
+        match question:
+            case Look():
+                return _encode_json(making.response)
+            case ReadEvents():
+                return None if making.history is None else _encode(await making.history.read(question.start))
+            case Cancel():
+                if making.response.status in ("queued", "in_progress"):
+                    making.response.status = "cancelled"
+                    making.task.cancel()
+                    await asyncio.wait([making.task])
+                return _encode_json(making.response)
+            case Abandon():
+                making.task.cancel()
+                return b""
+            case _:
+                assert_never(question)

@@ -1,0 +1,102 @@
+"""The entries of several API servers: their parent keeps them, and passes on what one server asks another."""
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.core.errors import UnavailableError
+from quire.frontend.kept.access import Answerer, MakerQuestion
+from quire.frontend.kept.entries import Entry, EntryStore, Put
+from quire.frontend.servers.calls import Calls, LinkEndedError
+from quire.frontend.servers.messages import AskMaker, CountInMaking, FindEntry, PutEntry, RemoveEntry
+
+
+class SharedEntries:
+    """See `KeptEntries`: those of all servers, seen from one.
+
+    Args:
+        server: the number of this server.
+        calls: go to the parent.
+    """
+
+    def __init__(self, server: int, calls: Calls) -> None:
+        self.server = server
+        self._calls = calls
+        self._answer: Answerer = _knows_nothing
+
+    async def find(self, entry_id: str) -> Entry | None:
+        found: Entry | None = await self._ask(FindEntry(entry_id), Entry | None)
+        return found
+
+    async def put(self, entry: Entry, *, replaces: int | None = None) -> Put:
+        put: Put = await self._ask(PutEntry(entry, replaces), Put)
+        return put
+
+    async def remove(self, entry_id: str) -> None:
+        await self._ask(RemoveEntry(entry_id), None)
+
+    async def num_in_making(self) -> int:
+        number: int = await self._ask(CountInMaking(), int)
+        return number
+
+    async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
+        """See `KeptEntries.ask`."""
+        answer: bytes | None = await self._ask(AskMaker(maker, question), bytes | None)
+        return answer
+
+    def answer_with(self, answer: Answerer) -> None:
+        """See `KeptEntries.answer_with`."""
+        self._answer = answer
+
+    async def answer(self, question: MakerQuestion) -> bytes | None:
+        """What this server answers another one."""
+        return await self._answer(question)
+
+    async def _ask(self, question: Any, kind: Any) -> Any:
+        try:
+            return await self._calls.ask(question, kind)
+        except LinkEndedError:
+            raise UnavailableError("The server is shutting down.", retry_after_seconds=5) from None
+
+
+async def _knows_nothing(question: MakerQuestion) -> bytes | None:
+    return None
+
+
+class SharedStore:
+    """The parent's side of `SharedEntries`.
+
+    Args:
+        calls_to: the calls to the server with a number; None if none runs.
+    """
+
+    def __init__(self, store: EntryStore, calls_to: Callable[[int], Calls | None]) -> None:
+        self._store = store
+        self._calls_to = calls_to
+
+    async def answer(self, question: FindEntry | PutEntry | RemoveEntry | CountInMaking | AskMaker) -> Any:
+        """What a server asks. Only an answer of another server is waited for."""
+        match question:
+            case FindEntry():
+                return self._store.find(question.entry_id)
+            case PutEntry():
+                return self._store.put(question.entry, replaces=question.replaces)
+            case RemoveEntry():
+                return self._store.remove(question.entry_id)
+            case CountInMaking():
+                return self._store.num_in_making
+            case AskMaker():
+                return await self._ask(question.maker, question.question)
+
+    def on_server_ended(self, number: int) -> None:
+        """A server has ended, and with it what it was making."""
+        self._store.on_maker_ended(number)
+
+    async def _ask(self, maker: int, question: MakerQuestion) -> bytes | None:
+        calls = self._calls_to(maker)
+        if calls is None:
+            return None
+        try:
+            answer: bytes | None = await calls.ask(question, bytes | None)
+        except LinkEndedError:
+            return None
+        return answer

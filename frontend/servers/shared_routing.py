@@ -1,0 +1,37 @@
+"""What the routers of several API servers tell each other: which prompts went to which engine."""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+
+from quire.frontend.servers.messages import Placed
+
+TELL_SECONDS = 0.01
+"""How long news wait for others, so that a busy server sends few messages."""
+
+
+class PlacedPrompts:
+    """Tells the prompts of this server to the others, through their parent.
+
+    Args:
+        send: sends a message to the parent.
+    """
+
+    def __init__(self, send: Callable[[Placed], None]) -> None:
+        self._send = send
+        self._untold: list[tuple[int, bytes]] = []
+
+    def add(self, engine: int, blocks: Sequence[int]) -> None:
+        """A prompt of these blocks went to an engine."""
+        if not self._untold:
+            asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
+        self._untold.append((engine, array("q", blocks).tobytes()))
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, []
+        self._send(Placed(untold))
+
+
+def blocks_of(names: bytes) -> Sequence[int]:
+    """The names of a prompt's blocks in a `Placed`."""
+    return array("q", names)
