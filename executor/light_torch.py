@@ -64,5 +64,5 @@ with without(_META) if _is_first else contextlib.nullcontext():
 _set_aside = {name: vars(torch).pop(name) for name in _UNUSABLE} if _is_first else {}
 _other_attribute = torch.__getattr__
 if _is_first:
-    torch.__getattr__ = _complete_for_attribute
+    vars(torch)["__getattr__"] = _complete_for_attribute
     sys.meta_path.insert(0, _Completion())
