@@ -27,7 +27,7 @@ _QUESTIONS = frozenset(
 )
 _VIEWS = frozenset(
     {"__getitem__", "chunk", "contiguous", "expand", "flatten", "narrow", "permute", "reshape", "split", "squeeze"}
-    | {"transpose", "unflatten", "unsqueeze", "view"}
+    | {"to", "transpose", "unflatten", "unsqueeze", "view"}
 )
 """Calls that return views. Some copy if they must; `_Watch` then counts them as strangers."""
 

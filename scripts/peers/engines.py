@@ -260,6 +260,8 @@ def _load(num: int, input_len: int, output_len: int, out: Path) -> list[str]:
     flags = [
         "--num-prompts",
         num,
+        "--num-warmups",
+        num,
         "--random-input-len",
         input_len,
         "--random-output-len",
