@@ -16,8 +16,8 @@ from quire.executor.weights.readers import TensorSource
 from quire.ops.backend import LinearWeight
 from quire.ops.quantised import QuantisedWeight
 
-_PART = 1 << 22
-"""The most numbers of a weight that are converted to float32 at once."""
+_PART = 1 << 20
+"""The most numbers of a weight that are converted to float32 at once. With more, memory is slower than arithmetic."""
 _LARGEST_FLOAT8 = 448.0
 _LARGEST_FP4_EXPONENT = 2  # of 4.0, the largest power of two in E2M1
 _INT4_GROUP, _MX_GROUP, _NF4_GROUP = 32, 32, 64
@@ -87,9 +87,10 @@ def to_int4(weight: Tensor) -> QuantisedWeight:
     dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float16
     if weight.is_meta:
         return _packed(groups, groups[:, :, :1].to(dtype), INT4)
-    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    highest, lowest = groups.amax(2, keepdim=True), groups.amin(2, keepdim=True)  # `argmax` takes five times as long
+    largest = torch.where(highest > -lowest, highest, lowest)
     scales = (largest / -8).to(dtype)
-    codes = (groups / _divisors(scales.float())).round_().clamp_(-8, 7) + 8
+    codes = (groups / _divisors(scales.float())).round_().clamp_(-8, 7).add_(8)
     return _packed(codes, scales, INT4)
 
 
