@@ -32,8 +32,9 @@ from quire.executor.memory.first_touch import touch_behind
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.memory.state_layout import describe_states
 from quire.executor.models.base import Model
-from quire.executor.parallel.groups import ParallelGroup, StageNeighbours
+from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
+from quire.executor.parallel.stage_neighbours import StageNeighbours
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
 from quire.executor.step.drafts import Drafter
 from quire.executor.step.launched_step import LaunchedStep

@@ -1,4 +1,4 @@
-"""The groups of one rank: the collectives that layers need, and the messages between stages. gloo on a CPU, or NCCL.
+"""The groups of one rank, with the collectives that layers need. gloo on a CPU, or NCCL.
 
 Every rank of a tensor-parallel group gets the same bits: a gather copies, and each element is added up in one place, or
 in one order on all ranks. Sampling on each rank from gathered logits therefore stays in step.
@@ -6,10 +6,9 @@ in one order on all ranks. Sampling on each rank from gathered logits therefore 
 
 import atexit
 import os
-from collections import deque
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.posted_receives import MAX_BYTES, PostedReceives
-from quire.executor.parallel.unrecorded import unrecorded
+from quire.executor.parallel.stage_neighbours import DistributedNeighbours, GlooNeighbours, StageNeighbours
 
 
 class ParallelGroup:
@@ -131,46 +130,6 @@ def _sum_of(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-class StageNeighbours(Protocol):
-    """The same tensor coordinate on the pipeline stages before and after a rank. Messages arrive in order."""
-
-    def receive(self, message: torch.Tensor) -> torch.Tensor:
-        """Fills `message` with what the stage before has sent, of the same shape and dtype, and returns it."""
-        ...
-
-    def send(self, message: torch.Tensor) -> None:
-        """Sends to the stage after, which need not be ready for it. `message` must not be changed any more."""
-        ...
-
-
-class DistributedNeighbours:
-    """See `StageNeighbours`: over torch.distributed, whose default group has all stages.
-
-    Args:
-        number: this rank's in the default group.
-        distance: between the numbers of neighbours.
-        depth: the most messages that may not have been received when another one is sent.
-    """
-
-    def __init__(self, distributed: ModuleType, number: int, distance: int, depth: int) -> None:
-        self._distributed = distributed
-        self._before = number - distance
-        self._after = number + distance
-        self._depth = depth
-        self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # the transport reads the memory until it is received
-
-    def receive(self, message: torch.Tensor) -> torch.Tensor:
-        """See `StageNeighbours`."""
-        self._distributed.recv(message, src=self._before)
-        return message
-
-    def send(self, message: torch.Tensor) -> None:
-        """See `StageNeighbours`."""
-        while len(self._sent) >= self._depth:
-            self._sent.popleft()[0].wait()
-        self._sent.append((unrecorded(self._distributed.isend, message, dst=self._after), message))
-
-
 class RankGroups(NamedTuple):
     """The ranks of its engine that a rank talks to, by what they share with it; see `Lockstep` for those of others.
 
@@ -229,7 +188,10 @@ class RankGroups(NamedTuple):
                 if number in numbers:
                     context = kind(distributed, handle, numbers.index(number), layout.sequence)
         if layout.pipeline > 1:
-            stages = DistributedNeighbours(distributed, number, layout.stage_size, layout.pipeline)
+            before = number - layout.stage_size if rank.pipeline > 0 else None
+            after = number + layout.stage_size if rank.pipeline < layout.pipeline - 1 else None
+            neighbours = DistributedNeighbours if device == "cuda" else GlooNeighbours
+            stages = neighbours(distributed, before, after, layout.pipeline)
         return cls(group, stages, context)
 
 

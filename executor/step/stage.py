@@ -6,7 +6,7 @@ from torch import Tensor
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.rank import Rank
 from quire.executor.models.base import Model, StagedModel
-from quire.executor.parallel.groups import StageNeighbours
+from quire.executor.parallel.stage_neighbours import StageNeighbours
 
 
 class Stage:

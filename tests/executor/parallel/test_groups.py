@@ -65,6 +65,7 @@ leave()
 """
 
 # One rank of two stages with two ranks each: sums within its stage travel to the other stage, and it prints what came.
+# Small messages and one that is larger than a posted receive come in the order in which they were sent.
 STAGED_RANK = """
 import json, sys
 import torch
@@ -77,14 +78,43 @@ layout = Layout(pipeline=2, tensor=2)
 rank = layout.ranks()[number]
 group, stages, _ = RankGroups.join(rank, layout, "cpu", f"file://{folder}/rendezvous")
 total = group.all_reduce(torch.full((2,), 10.0 ** number))
+sizes = [1, 300_000, 2, 300_000, 1, 1]  # of a part; more messages than may be under way
 if rank.pipeline == 0:
-    for step in range(5):  # more than may be under way
-        stages.send(torch.cat((total, torch.tensor([step, number]))))
+    for step, size in enumerate(sizes):
+        stages.send(torch.cat((total, torch.tensor([step, number]))).repeat_interleave(size))
     received = []
 else:
-    received = [stages.receive(torch.empty(4)).tolist() for _ in range(5)]
+    messages = [stages.receive(torch.empty(4 * size)).view(4, size) for size in sizes]
+    assert all(torch.equal(each, each[:, :1].expand_as(each)) for each in messages)
+    received = [each[:, 0].tolist() for each in messages]
 total = group.all_reduce(total)
 print(json.dumps([received, total.tolist()]))
+"""
+
+# One rank of two stages. The sender waits until its first message has left; the receiver asks for it only afterwards.
+EARLY_RANK = """
+import json, sys, time
+from pathlib import Path
+import torch
+from quire.core.wire.rank import Layout
+from quire.executor.parallel.groups import RankGroups
+
+number, folder = int(sys.argv[1]), Path(sys.argv[2])
+layout = Layout(pipeline=2)
+_, stages, _ = RankGroups.join(layout.ranks()[number], layout, "cpu", f"file://{folder}/rendezvous")
+num_messages, sent = layout.pipeline + 1, folder / "sent"
+if number == 0:
+    for step in range(num_messages):  # the last one waits for the first
+        stages.send(torch.tensor([float(step)]))
+    sent.touch()
+    received = []
+else:
+    deadline = time.monotonic() + 40
+    while not sent.exists():
+        assert time.monotonic() < deadline, "the first message waits until it is asked for"
+        time.sleep(0.01)
+    received = [stages.receive(torch.empty(1)).item() for _ in range(num_messages)]
+print(json.dumps(received))
 """
 
 
@@ -111,7 +141,11 @@ def test_messages_travel_to_the_same_place_of_the_next_stage(tmp_path: Path) -> 
     assert [total for _, total in reports] == [[22.0] * 2, [22.0] * 2, [2200.0] * 2, [2200.0] * 2]
     assert [received for received, _ in reports[:2]] == [[], []]
     for number, (received, _) in enumerate(reports[2:]):
-        assert received == [[11.0, 11.0, step, number] for step in range(5)]
+        assert received == [[11.0, 11.0, step, number] for step in range(6)]
+
+
+def test_messages_leave_before_the_next_stage_asks_for_them(tmp_path: Path) -> None:
+    assert reports_of(EARLY_RANK, 2, str(tmp_path)) == [[], [0.0, 1.0, 2.0]]
 
 
 def test_group_of_one_is_the_identity_and_needs_no_torch_distributed() -> None:
