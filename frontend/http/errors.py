@@ -129,11 +129,19 @@ def _describe_http(error: HTTPException) -> Problem:
     headers = dict(error.headers or {})
     if isinstance(error, MethodNotAllowedException):
         return Problem(405, "This route does not take that method; see the Allow header.", headers=headers)
-    if isinstance(error, ValidationException):  # we decode bodies: Litestar only refuses a missing one
-        return Problem(400, "The request body is empty; send a JSON object.")
+    if isinstance(error, ValidationException):
+        return _describe_invalid(error)
     status = error.status_code
     message = error.detail or HTTPStatus(status).phrase
     return Problem(status, "There is no such route; /docs lists them." if status == 404 else message, headers=headers)
+
+
+def _describe_invalid(error: ValidationException) -> Problem:
+    """We decode bodies: Litestar only refuses a missing one, and wrong parameters of the query or the path."""
+    wrong = next((each for each in error.extra or () if isinstance(each, dict)), {})
+    if wrong.get("source") not in ("query", "path"):
+        return Problem(400, "The request body is empty; send a JSON object.")
+    return Problem(400, f"{wrong['key']}: {wrong['message']}", wrong["key"])
 
 
 def _shortened(text: str) -> str:

@@ -170,6 +170,8 @@ class ControlLink(Generic[M]):
 
     def send(self, message: ToServer | FromServer) -> None:
         """Queues a message; it is lost if the other process is gone."""
+        if self._writer.is_closing():  # uvloop raises where asyncio warns
+            return
         payload = self._encoder.encode(message)
         self._writer.write(len(payload).to_bytes(4, "little") + payload)
 

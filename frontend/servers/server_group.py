@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from msgspec import Struct
 from prometheus_client import disable_created_metrics
 from prometheus_client.core import Metric
 
@@ -35,13 +34,11 @@ from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
     Answer,
     AskedOfParent,
-    AskedOfServer,
-    ControlLink,
+    AskMaker,
     EngineEnded,
     EngineGone,
     EngineStarted,
     EngineWaits,
-    FromServer,
     Placed,
     ReadPage,
     ServerStart,
@@ -50,6 +47,7 @@ from quire.frontend.servers.messages import (
     TakeSnapshot,
     ToServer,
 )
+from quire.frontend.servers.server_process import ServerProcess
 from quire.frontend.servers.shared_entries import SharedStore
 from quire.frontend.servers.shared_metrics import SharedMetrics
 
@@ -59,15 +57,6 @@ LOOK_SECONDS = 0.5
 """How often the group looks what engines wait for."""
 KILL_SECONDS = 5.0
 """Time after the end of its grace in which a server that was told to stop must have ended."""
-
-
-class _Server(Struct):
-    """A running API server."""
-
-    process: asyncio.subprocess.Process
-    link: ControlLink[FromServer]
-    calls: Calls
-    serving_since: float | None = None  # CLOCK_MONOTONIC seconds
 
 
 class ServerGroup:
@@ -96,7 +85,7 @@ class ServerGroup:
             statistics.status = keeper.status
         self._engines: dict[int, EngineStarted | EngineGone] = {}  # what a new server must know
         self._waits: dict[int, EngineWaits] = {}
-        self._servers: dict[int, _Server] = {}
+        self._servers: dict[int, ServerProcess] = {}
         self._metrics = SharedMetrics(self._ask, self._own_families)
         self._known: list[EngineReady] = []  # what each engine can do, once all have started
         self._announced = False
@@ -205,35 +194,22 @@ class ServerGroup:
             )
             await asyncio.sleep(restarts.pause_seconds)
 
-    async def _launch(self, number: int) -> _Server:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        fds = (theirs.fileno(), self._listener.fileno())
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "quire.frontend.servers.api_server", *map(str, fds)),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=fds,
-                env=os.environ | self._hash_seed,
-                start_new_session=True,  # Ctrl-C reaches this process alone, which has the servers drain
-            )
-        link: ControlLink[FromServer] = await ControlLink.open(ours, FromServer)
+    async def _launch(self, number: int) -> ServerProcess:
         setup, announces = self._setup, number == 0 and not self._announced
-        link.send(
-            ServerStart(
-                *(number, setup.args, setup.config, str(setup.folder), str(setup.tokenizer_folder), self._config),
-                announces=announces,
-                greets=announces and self._greet,
-                import_path=sys.path,
-                known=self._known,
-            )
+        start = ServerStart(
+            *(number, setup.args, setup.config, str(setup.folder), str(setup.tokenizer_folder), self._config),
+            announces=announces,
+            greets=announces and self._greet,
+            import_path=sys.path,
+            known=self._known,
         )
+        server = await ServerProcess.launch(start, self._listener, self._hash_seed)
         self._announced = self._announced or announces
         for news in (*self._engines.values(), *self._waits.values()):
-            link.send(news)
-        return _Server(process, link, Calls(lambda call_id, question: link.send(AskedOfServer(call_id, question))))
+            server.link.send(news)
+        return server
 
-    async def _listen(self, number: int, server: _Server) -> None:
+    async def _listen(self, number: int, server: ServerProcess) -> None:
         """Answers a server until it ends."""
         while (message := await server.link.receive()) is not None:
             match message:
@@ -242,18 +218,23 @@ class ServerGroup:
                 case Snapshot():
                     self._metrics.on_snapshot(number, message.scrape_id, message.families)
                 case AskedOfParent():
-                    task = asyncio.create_task(self._answer(server, message))
-                    self._answering.add(task)
-                    task.add_done_callback(self._answering.discard)
+                    self._on_asked(server, message)
                 case Answer():
                     server.calls.on_answer(message)
                 case Placed():
                     self._tell(message, but=number)
 
-    async def _answer(self, server: _Server, asked: AskedOfParent) -> None:
-        question = asked.question
-        value = await self._metrics.page() if isinstance(question, ReadPage) else await self._shared.answer(question)
-        server.link.send(Answer.of(asked.call_id, value))
+    def _on_asked(self, server: ServerProcess, asked: AskedOfParent) -> None:
+        if isinstance(asked.question, ReadPage | AskMaker):
+            task = asyncio.create_task(self._answer(server, asked.call_id, asked.question))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        else:  # at once: what a server puts must not come behind its end
+            server.link.send(Answer.of(asked.call_id, self._shared.answer(asked.question)))
+
+    async def _answer(self, server: ServerProcess, call_id: int, question: ReadPage | AskMaker) -> None:
+        value = await (self._metrics.page() if isinstance(question, ReadPage) else self._shared.ask(question))
+        server.link.send(Answer.of(call_id, value))
 
     def _calls_to(self, number: int) -> Calls | None:
         return self._servers[number].calls if number in self._servers else None

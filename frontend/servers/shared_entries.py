@@ -73,8 +73,8 @@ class SharedStore:
         self._store = store
         self._calls_to = calls_to
 
-    async def answer(self, question: FindEntry | PutEntry | RemoveEntry | CountInMaking | AskMaker) -> Any:
-        """What a server asks. Only an answer of another server is waited for."""
+    def answer(self, question: FindEntry | PutEntry | RemoveEntry | CountInMaking) -> Any:
+        """What a server asks about the entries."""
         match question:
             case FindEntry():
                 return self._store.find(question.entry_id)
@@ -84,19 +84,18 @@ class SharedStore:
                 return self._store.remove(question.entry_id)
             case CountInMaking():
                 return self._store.num_in_making
-            case AskMaker():
-                return await self._ask(question.maker, question.question)
+
+    async def ask(self, asked: AskMaker) -> bytes | None:
+        """What another server answers to a question of one."""
+        calls = self._calls_to(asked.maker)
+        if calls is None:
+            return None
+        try:
+            answer: bytes | None = await calls.ask(asked.question, bytes | None)
+        except LinkEndedError:
+            return None
+        return answer
 
     def on_server_ended(self, number: int) -> None:
         """A server has ended, and with it what it was making."""
         self._store.on_maker_ended(number)
-
-    async def _ask(self, maker: int, question: MakerQuestion) -> bytes | None:
-        calls = self._calls_to(maker)
-        if calls is None:
-            return None
-        try:
-            answer: bytes | None = await calls.ask(question, bytes | None)
-        except LinkEndedError:
-            return None
-        return answer

@@ -13,7 +13,7 @@ from quire.frontend.chat.turn import Turn
 from quire.frontend.http.errors import describe
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.logprobs import LogprobFormatter
-from quire.frontend.openai.responses.answers import RawMessage
+from quire.frontend.openai.responses.answers import RawMessage, Response
 from quire.frontend.openai.responses.builder import ResponseBuilder
 from quire.frontend.openai.responses.conversations import KeptConversations
 from quire.frontend.openai.responses.history import StreamHistory
@@ -128,14 +128,18 @@ class Jobs:
         await self._keep(job, last)
         yield last
 
-    async def start(self, job: Job) -> None:
-        """Makes the response in the background."""
+    async def start(self, job: Job) -> Response:
+        """Makes the response in the background. Returns a copy of it as it is now: queued."""
         response, history = job.builder.response, StreamHistory() if job.request.stream else None
         response.status = "queued"
         events = None if history is None else ()
-        await self._store.put(job.stored.entry(job.version, events=events, maker=self._store.server))
+        queued = msgspec.structs.replace(response, output=[])
+        entry = job.stored.entry(job.version, events=events, maker=self._store.server)
         job.history = history
+        # First: were the entry alone, because the client hangs up meanwhile, nobody would ever finish it.
         self._makings.add(Making(response, history, self._state.start(self._record(job))))
+        await self._store.put(entry)
+        return queued
 
     async def _keep(self, job: Job, last: list[bytes]) -> None:
         """Keeps what is finished, before the client reads `last`, its stream's last frames: it may go on from there

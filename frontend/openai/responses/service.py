@@ -5,8 +5,6 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import msgspec
-
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
@@ -55,8 +53,7 @@ class Responses:
         """
         job = await self._open(request, headers)
         if request.background:
-            await self._jobs.start(job)
-            return msgspec.structs.replace(job.builder.response, output=[])  # a copy: the response still changes
+            return await self._jobs.start(job)
         async for _ in self._jobs.run(job):
             pass
         return job.builder.response

@@ -154,6 +154,10 @@ def test_a_background_stream_can_be_left_and_followed_again(client: openai.OpenA
     assert again[-1].type == "response.completed"
     assert again[-1].response.output_text == whole.output_text == "The capital of France is Paris."
 
+    with pytest.raises(openai.BadRequestError, match="starting_after: Expected `int") as caught:
+        client.responses.retrieve(response_id, stream=True, starting_after="soon")  # type: ignore[call-overload]
+    assert caught.value.param == "starting_after"
+
 
 def test_cancel(client: openai.OpenAI, demo_server: ServerProcess) -> None:
     endless = ask(client, "Hello", background=True, max_output_tokens=1900, extra_body={"ignore_eos": True})
