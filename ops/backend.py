@@ -314,8 +314,13 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """
 
     @abstractmethod
-    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    def write_kv(
+        self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scales: Tensor | None = None
+    ) -> None:
         """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim] in the slots of `slot_mapping` [num_tokens] int64.
+
+        Codes of a cache of few bits have the scales of their heads in `scales` [2, num_kv_heads] float32, of keys and
+        of values, and what these do not reach is clamped. None: each token and head has a scale that it fits.
 
         Infinities and NaN are replaced by finite values: the page may later belong to another request, and a masked
         position that holds a NaN would make that request's attention NaN.
@@ -336,13 +341,15 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         *,
         norm: tuple[Tensor, float] | None = None,
         is_interleaved: bool = False,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """`rms_norm`, `rotary` and `write_kv` in one: the operations between a layer's projection and its attention.
 
         `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] holds queries, keys and values. Queries and keys
         are normalised by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. If
         `is_interleaved`, pairs are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), which leaves products of
-        queries and keys as they are. Keys and values are stored. Returns the queries [num_tokens, num_heads, head_dim].
+        queries and keys as they are. Keys and values are stored, with `scales` as in `write_kv`.
+        Returns the queries [num_tokens, num_heads, head_dim].
         """
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """How the keys and values of one token and head lie in a KV cache of few bits: a row of codes, then their scale.
 
 number = value(code) * scale, where the scale maps a row's greatest magnitude to the greatest code. A scale of its own
-for each token and head needs no calibration, and a row never changes once it is written.
+for each token and head needs no calibration, and a row never changes once it is written. Where a checkpoint was
+calibrated, each row of a head has that head's scale, so that its codes are those that the checkpoint's makers measured.
 """
 
 import torch
@@ -43,15 +44,22 @@ def in_octets(rows: Tensor) -> Tensor:
     return rows.view(torch.uint8) if rows.dtype in LARGEST_CODE else rows
 
 
-def encode(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` [..., head_dim], finite, as rows [..., row_size] of a cache of `dtype`."""
+def encode(x: Tensor, dtype: torch.dtype, fixed: Tensor | None = None) -> Tensor:
+    """`x` [..., head_dim], finite, as rows [..., row_size] of a cache of `dtype`.
+
+    With the scales `fixed`, which broadcast to [..., 1], numbers beyond the greatest code are clamped to it.
+    """
     if dtype not in LARGEST_CODE:
         return x.to(dtype)
     full, most_code = x.float(), LARGEST_CODE[dtype]
-    most = full.abs().amax(dim=-1, keepdim=True)
-    is_empty = most < _SMALLEST
-    scales = (most / most_code).masked_fill(is_empty, 0)
-    values = full * (most_code / most).masked_fill(is_empty, 0)
+    if fixed is not None:
+        scales = fixed.expand(*x.shape[:-1], 1).contiguous()
+        values = (full / scales).clamp(-most_code, most_code)
+    else:
+        most = full.abs().amax(dim=-1, keepdim=True)
+        is_empty = most < _SMALLEST
+        scales = (most / most_code).masked_fill(is_empty, 0)
+        values = full * (most_code / most).masked_fill(is_empty, 0)
     if dtype.is_floating_point:
         codes = values.to(dtype).view(torch.uint8)
     else:

@@ -49,11 +49,18 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
         KVCacheDtype,
         Meta(
             description="Type of cached keys and values; auto is what a quantised checkpoint names, or else the "
-            "model's. int8 and fp8 (e4m3 or e5m2) hold twice as many tokens as 16 bits, int4 four times; every token "
-            "and head has a scale of its own, and needs no calibration.",
+            "model's. int8 and fp8 (e4m3 or e5m2) hold twice as many tokens as 16 bits, int4 four times. Scales are "
+            "those that the checkpoint has for the type; without them, or with ..._per_token_head, every token and "
+            "head has its own.",
             extra={"otherwise": "int4 takes the fewest bytes."},
         ),
     ] = "auto"
+    calculate_kv_scales: Annotated[
+        bool,
+        Meta(
+            description="Take the scales of cached keys and values from each token and head, not from the checkpoint."
+        ),
+    ] = False
     kv_cache_dtype_skip_layers: Annotated[
         list[str],
         Meta(

@@ -172,7 +172,9 @@ class Attention:
         self._num_heads = context.share(shape.num_heads, "attention heads")
         self._form = own_form(context, form or AttentionForm(head_dim**-0.5))
         kv_shard = kv_head_shard(context, shape.num_kv_heads, head_dim)
-        self.kv = LayerKV((kv_shard.stop - kv_shard.start) // head_dim, head_dim, kept_tokens(self._form))
+        kv_heads = range(kv_shard.start // head_dim, kv_shard.stop // head_dim)
+        self.kv = LayerKV(len(kv_heads), head_dim, kept_tokens(self._form))
+        self._cache_scales = context.read_cache_scales(name, shape.num_kv_heads, kv_heads)
         self.activation_size = ((5 if is_gated else 3) * self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
         if context.sequences is not None:
             self.activation_size += context.sequences.activation_size(self._num_heads, head_dim, head_dim)
@@ -226,7 +228,9 @@ class Attention:
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
         """Normalises and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""
         cos, sin = self._rotation(step)
-        return self._ops.rotate_and_store(heads, cos, sin, pages, slot_mapping, norm=self._qk_norm)
+        return self._ops.rotate_and_store(
+            heads, cos, sin, pages, slot_mapping, norm=self._qk_norm, scales=self._cache_scales
+        )  # fmt: skip
 
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
         """Attention of `q` [num_tokens, num_heads, head_dim], of the wanted tokens if given, else of all the step's."""

@@ -12,6 +12,7 @@ from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.packing import PackAtLoad, Packing
+from quire.executor.weights.quantisation.cache_scheme import CacheScales
 from quire.executor.weights.quantisation.scheme import LinearScheme, Part
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource, WeightReader
@@ -24,7 +25,8 @@ class ModelContext:
 
     Linear layers read theirs through `scheme`, and `packing` hands them out packed. `experts` divides the experts of
     mixtures whole over ranks; None: each rank has a part of each, as of any other weight. `sequences` divides the
-    positions of sequences over ranks; None: each keeps all.
+    positions of sequences over ranks; None: each keeps all. `cache_scales` are those that the checkpoint may have for
+    cached keys and values; None: its format has none.
     """
 
     ops: Backend
@@ -38,6 +40,7 @@ class ModelContext:
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
     experts: ExpertParallel | None = None
     sequences: ContextParallel | None = None
+    cache_scales: CacheScales | None = None
 
     @classmethod
     def of(
@@ -72,6 +75,7 @@ class ModelContext:
             max_model_len=config.max_model_len,
             experts=ExpertParallel.of(config, group, lockstep),
             sequences=ContextParallel.of(config, group, context_group),
+            cache_scales=CacheScales.of(config),
         )
 
     @property
@@ -88,6 +92,10 @@ class ModelContext:
     def read_numbers(self, part: Part, in_features: int) -> Tensor:
         """See `LinearScheme.read_numbers`; in the model's dtype."""
         return self.packing.numbers(lambda: self.scheme.read_numbers(self, part, in_features, self.dtype))
+
+    def read_cache_scales(self, layer: str, num_heads: int, heads: range) -> Tensor | None:
+        """See `CacheScales.read`; None also if the checkpoint's format has none."""
+        return None if self.cache_scales is None else self.cache_scales.read(self, layer, num_heads, heads)
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
         """See `WeightReader.find`."""
@@ -128,6 +136,10 @@ class _OnDevice:
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         return self.source.read(name, shape, shard, dtype).to(self.device)
+
+    def read_cache_scales(self, layer: str, num_heads: int, heads: range) -> Tensor | None:
+        """See `CacheScales.read`; None also if the checkpoint's format has none."""
+        return None if self.cache_scales is None else self.cache_scales.read(self, layer, num_heads, heads)
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
         return self.source.find(name, otherwise)

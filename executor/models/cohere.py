@@ -56,7 +56,8 @@ class CohereAttention(Attention):
         weight, eps = self._head_norm
         normal = self._ops.layer_norm(heads[:, : len(weight)], weight, None, eps)
         rotated = self._ops.rotary(normal, *self._rotation(step))
-        self._ops.write_kv(rotated[:, self._num_heads :], heads[:, len(weight) :], pages, slot_mapping)
+        k, v = rotated[:, self._num_heads :], heads[:, len(weight) :]
+        self._ops.write_kv(k, v, pages, slot_mapping, self._cache_scales)
         return rotated[:, : self._num_heads]
 
 

@@ -69,7 +69,7 @@ class Olmo2Attention(Attention):
         q, k = self._q_norm(rows[:, :q_size]), self._k_norm(rows[:, q_size : q_size + kv_size])
         q, k, v = (x.view(num_tokens, -1, head_dim) for x in (q, k, rows[:, q_size + kv_size :]))
         cos, sin = self._rotation(step)
-        self._ops.write_kv(self._ops.rotary(k, cos, sin), v, pages, slot_mapping)
+        self._ops.write_kv(self._ops.rotary(k, cos, sin), v, pages, slot_mapping, self._cache_scales)
         return self._ops.rotary(q, cos, sin)
 
 

@@ -117,14 +117,14 @@ ROTARY = Call(
 ACTIVATE_AND_MUL = Call("quire_activate_and_mul", "x out", "num_tokens size token_stride activation dtype num_threads")
 WRITE_CACHE = Call(
     "quire_write_cache",
-    "k v cache slots",
+    "k v cache slots scales",
     "num_tokens heads head_dim k_token_stride k_head_stride v_token_stride v_head_stride page_stride block_size "
     "dtype cache_dtype num_threads",
     "largest",
 )
 ROTATE_AND_STORE = Call(
     "quire_rotate_and_store",
-    "heads weight cos sin out cache slots",
+    "heads weight cos sin out cache slots scales",
     "num_tokens num_heads num_kv_heads head_dim rotary_dim token_stride page_stride block_size is_interleaved dtype "
     "weight_dtype cache_dtype num_threads",
     "eps largest",

@@ -273,16 +273,18 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     ) -> tuple[int, ...]:
         return self._eager.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim, dtype)
 
-    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    def write_kv(
+        self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scales: Tensor | None = None
+    ) -> None:
         if _is_cache(kv_cache) and k.stride(2) == v.stride(2) == 1 and _same_dtype(k, v):
             slots = slot_mapping.contiguous()
             if not self._write_cache(
-                k.data_ptr(), v.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), *k.shape, k.stride(0), k.stride(1),
-                v.stride(0), v.stride(1), kv_cache.stride(0), kv_cache.shape[3], _dtype(k),
+                k.data_ptr(), v.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), _pointer(scales), *k.shape,
+                k.stride(0), k.stride(1), v.stride(0), v.stride(1), kv_cache.stride(0), kv_cache.shape[3], _dtype(k),
                 CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return
-        self._fallbacks.run(self._eager.write_kv, k, v, kv_cache, slot_mapping)
+        self._fallbacks.run(self._eager.write_kv, k, v, kv_cache, slot_mapping, scales)
 
     def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         return self._eager.read_kv(kv_cache, slots)
@@ -297,6 +299,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         *,
         norm: tuple[Tensor, float] | None = None,
         is_interleaved: bool = False,
+        scales: Tensor | None = None,
     ) -> Tensor:
         num_tokens, num_all, head_dim = heads.shape
         num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -309,15 +312,15 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             out = self._empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
             if not self._rotate_and_store(
                 heads.data_ptr(), 0 if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-                out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), num_tokens, num_heads, num_kv_heads, head_dim,
-                cos.shape[-1], heads.stride(0), kv_cache.stride(0), block_size, is_interleaved, _dtype(heads),
-                _dtype(heads if weight is None else weight), CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), eps,
-                largest_stored(kv_cache.dtype),
+                out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), _pointer(scales), num_tokens, num_heads,
+                num_kv_heads, head_dim, cos.shape[-1], heads.stride(0), kv_cache.stride(0), block_size, is_interleaved,
+                _dtype(heads), _dtype(heads if weight is None else weight), CACHE_DTYPES[kv_cache.dtype],
+                torch.get_num_threads(), eps, largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(
             self._eager.rotate_and_store, heads, cos, sin, kv_cache, slot_mapping,
-            norm=norm, is_interleaved=is_interleaved,
+            norm=norm, is_interleaved=is_interleaved, scales=scales,
         )  # fmt: skip
 
     def attention_batch(
@@ -417,5 +420,5 @@ def _pointer(numbers: Tensor | None) -> int:
     if numbers is None:
         return 0
     if numbers.dtype != torch.float32 or not numbers.is_contiguous():
-        raise TypeError(f"a form of attention takes dense float32 numbers, got {numbers.dtype}")
+        raise TypeError(f"attention takes dense float32 numbers beside its rows, got {numbers.dtype}")
     return numbers.data_ptr()

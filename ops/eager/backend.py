@@ -192,12 +192,15 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
     ) -> tuple[int, ...]:
         return (num_pages, 2, num_kv_heads, block_size, row_size(head_dim, dtype))
 
-    def write_kv(self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    def write_kv(
+        self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scales: Tensor | None = None
+    ) -> None:
         block_size = kv_cache.shape[3]
         pages, offsets = slot_mapping // block_size, slot_mapping % block_size
         largest = largest_stored(kv_cache.dtype)
-        for cache, new in zip(in_octets(kv_cache).unbind(1), (k, v), strict=True):
-            rows = encode(new.nan_to_num(0.0, largest, -largest), kv_cache.dtype)
+        of_keys, of_values = (None, None) if scales is None else scales.unsqueeze(-1)
+        for cache, new, fixed in zip(in_octets(kv_cache).unbind(1), (k, v), (of_keys, of_values), strict=True):
+            rows = encode(new.nan_to_num(0.0, largest, -largest), kv_cache.dtype, fixed)
             cache[pages, :, offsets] = in_octets(rows)
 
     def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,6 +220,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         *,
         norm: tuple[Tensor, float] | None = None,
         is_interleaved: bool = False,
+        scales: Tensor | None = None,
     ) -> Tensor:
         num_kv_heads = kv_cache.shape[2]
         num_heads = heads.shape[1] - 2 * num_kv_heads
@@ -227,7 +231,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
             turned, rest = qk.tensor_split((cos.shape[-1],), dim=-1)
             qk = torch.cat((turned[..., ::2], turned[..., 1::2], rest), dim=-1)
         q, k = self.rotary(qk, cos, sin).split((num_heads, num_kv_heads), dim=1)
-        self.write_kv(k, v, kv_cache, slot_mapping)
+        self.write_kv(k, v, kv_cache, slot_mapping, scales)
         return q
 
     def attention_batch(

@@ -23,6 +23,7 @@ from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packing import PackAtLoad
+from quire.executor.weights.quantisation.cache_scheme import CacheScales
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.ops.backend import AttentionBatch
 from quire.ops.recurrent import StateRows
@@ -64,6 +65,7 @@ def model_context(
     layers: range | None = None,
     quantization: Quantization | None = None,
     experts: ExpertPlacementStrategy | ExpertPlacement | ExpertParallel | None = None,
+    cache_scales: CacheScales | None = None,
 ) -> ModelContext:
     """What builds the model of `spec` on one rank: all layers or those that are named. Its weights are open."""
     dtype, backend, group = getattr(torch, spec.dtype), ops.bind(device), group or ParallelGroup()
@@ -80,6 +82,7 @@ def model_context(
         layers=range(spec.num_layers) if layers is None else layers,
         max_model_len=spec.max_position_embeddings,
         experts=experts,
+        cache_scales=cache_scales,
     )
 
 
@@ -125,13 +128,13 @@ class PagedDriver:
         self.states = states.allocate(num_requests)
         for tensor in (tensor for layer in self.states for tensor in layer):
             # A new request ignores what its slot holds.
-            tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
+            tensor.fill_(_nothing(tensor))
         pages_each = -(-max_tokens // block_size)
         order = np.random.default_rng(0).permutation(len(self.groups) * num_requests * pages_each) + 1
         self.block_tables = order.reshape(len(self.groups), num_requests, pages_each)
         _, self.caches = layout.allocate(order.size + 1)
         for cache in self.caches:
-            cache.pages[0] = torch.nan
+            cache.pages[0] = _nothing(cache.pages)
         self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
         self.prompt_lens: dict[int, int] = {}  # by request
 
@@ -206,11 +209,17 @@ class PagedDriver:
             if group.window is not None:
                 num_unseen = max(0, len(self.tokens[row]) - group.window + 1) // self.block_size
                 for layer in group.layers:
-                    self.caches[layer].pages[self._tensor(tables[row, :num_unseen])] = torch.nan
+                    pages = self.caches[layer].pages
+                    pages[self._tensor(tables[row, :num_unseen])] = _nothing(pages)
                 tables[row, :num_unseen] = 0
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.device)
+
+
+def _nothing(tensor: Tensor) -> float:
+    """What nobody may read: NaN; or bytes of ones, which are a NaN where they are a row's scale."""
+    return torch.nan if tensor.is_floating_point() else -1
 
 
 Checkpoints = Callable[..., Path]

@@ -47,6 +47,34 @@ def test_rows_are_written_and_read(ops: Backend, dtype: torch.dtype, source: tor
         assert (stored == expected).float().mean() > 0.97
 
 
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+def test_rows_have_the_scales_of_their_heads(ops: Backend, dtype: torch.dtype, source: torch.dtype) -> None:
+    """Codes are quotients, rounded; what a scale does not reach has the greatest code, and a NaN has zero."""
+    head_dim, slots = 36, torch.tensor([7, 2, 11])
+    heads = torch.randn(3, 7, head_dim, generator=torch.Generator().manual_seed(1)).to(source)
+    heads[0, 3, 3], heads[1, 6, 0], heads[2, 6, 5] = torch.nan, torch.inf, -torch.inf
+    scales = torch.tensor([[1.0, 0.37], [2.5, 0.011]]) / LARGEST_CODE[dtype]
+    cache = torch.zeros(ops.kv_cache_shape(3, 4, 2, head_dim, dtype), dtype=torch.uint8).view(dtype)
+    same = cache.clone()
+    k, v = heads[:, 3:5], heads[:, 5:]
+    ops.write_kv(k, v, cache, slots, scales)
+    for stored, given, own in zip(ops.read_kv(cache, slots), (k, v), scales.unsqueeze(-1), strict=True):
+        quotients = (given.nan_to_num(0.0, 1e30, -1e30).float() / own).clamp(-LARGEST_CODE[dtype], LARGEST_CODE[dtype])
+        codes = quotients.to(dtype).float() if dtype.is_floating_point else quotients.round()
+        assert torch.equal(stored, codes * own)
+    no_rotation = torch.empty(3, 1, 0, dtype=source)
+    ops.rotate_and_store(heads, no_rotation, no_rotation, same, slots, scales=scales)
+    assert torch.equal(same.view(torch.uint8), cache.view(torch.uint8))
+
+
+def test_a_plain_cache_has_no_use_for_scales(ops: Backend) -> None:
+    k, v = torch.randn(2, 3, 2, 8, generator=torch.Generator().manual_seed(1))
+    cache, slots = torch.zeros(ops.kv_cache_shape(3, 4, 2, 8, torch.float32)), torch.tensor([7, 2, 11])
+    ops.write_kv(k, v, cache, slots, torch.full((2, 2), 1e-3))
+    assert all(map(torch.equal, ops.read_kv(cache, slots), (k, v)))
+
+
 def test_four_bits_need_an_even_head() -> None:
     with pytest.raises(ValueError, match="heads of an even size, got 5; use one of eight bits"):
         row_size(5, torch.uint8)

@@ -145,15 +145,16 @@ extern "C" int quire_write_cache(const WriteCacheCall* call) {
             using Cache = std::remove_pointer_t<decltype(cache_type)>;
             const long heads = call->heads, head_dim = call->head_dim, block_size = call->block_size;
             const long row = row_size<Cache>(head_dim), half = heads * block_size * row;
-            const float largest = (float)call->largest;
+            const float largest = (float)call->largest, *scales = call->scales;
             parallel(call->num_tokens, 2 * call->num_tokens * heads * head_dim, call->num_threads, [&](long token) {
                 const long slot = call->slots[token];
                 Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride + slot % block_size * row;
                 const T* key = (const T*)call->k + token * call->k_token_stride;
                 const T* value = (const T*)call->v + token * call->v_token_stride;
                 for (long head = 0; head < heads; head++, to += block_size * row) {
-                    store_row(key + head * call->k_head_stride, to, head_dim, largest);
-                    store_row(value + head * call->v_head_stride, to + half, head_dim, largest);
+                    const float *of_key = scales ? scales + head : nullptr, *of_value = scales ? of_key + heads : nullptr;
+                    store_row(key + head * call->k_head_stride, to, head_dim, largest, of_key);
+                    store_row(value + head * call->v_head_stride, to + half, head_dim, largest, of_value);
                 }
             });
         });
@@ -195,8 +196,10 @@ extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
                         query += head_dim;
                         continue;
                     }
-                    store_row(key, to, head_dim, largest);
-                    store_row(from + num_kv_heads * head_dim, to + half, head_dim, largest);
+                    const float* of_key = call->scales ? call->scales + (head - num_heads) : nullptr;
+                    store_row(key, to, head_dim, largest, of_key);
+                    store_row(from + num_kv_heads * head_dim, to + half, head_dim, largest,
+                              of_key ? of_key + num_kv_heads : nullptr);
                     to += block_size * row;
                 }
             });

@@ -223,6 +223,7 @@ struct WriteCacheCall {
     const void *k, *v;     // [num_tokens, heads, head_dim]
     void* cache;           // [pages, 2, heads, block_size, head_dim], pages page_stride apart
     const int64_t* slots;  // [num_tokens]
+    const float* scales;   // [2, heads] of keys and values, or null: a row of codes has a scale of its own
     int64_t num_tokens, heads, head_dim, k_token_stride, k_head_stride, v_token_stride, v_head_stride;
     int64_t page_stride, block_size;
     int64_t dtype, cache_dtype, num_threads;
@@ -235,6 +236,7 @@ struct RotateAndStoreCall {
     const void *cos, *sin;  // [num_tokens, rotary_dim], dense
     void *out, *cache;      // [num_tokens, num_heads, head_dim], dense; as in WriteCacheCall
     const int64_t* slots;   // [num_tokens]
+    const float* scales;    // as in WriteCacheCall
     int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, token_stride, page_stride;
     int64_t block_size, is_interleaved, dtype, weight_dtype, cache_dtype, num_threads;
     double eps, largest;

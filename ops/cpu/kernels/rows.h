@@ -149,12 +149,17 @@ inline void store_codes(TwoInt4Codes* to, Ints codes, long count) {
         to[i / 2].bits = (uint8_t)((codes[i] & 15) | (codes[i + 1] & 15) << 4);
 }
 
-// Stores `size` numbers as one row, with NaN replaced by 0, and clamped to [-largest, largest].
-template <class T, class Cache> void store_row(const T* x, Cache* to, long size, float largest) {
+// Stores `size` numbers as one row, with NaN replaced by 0, and clamped to [-largest, largest]. A row of codes has the
+// scale `fixed`, beyond whose greatest number it is clamped, or if null one that its greatest number fits.
+template <class T, class Cache>
+void store_row(const T* x, Cache* to, long size, float largest, const float* fixed = nullptr) {
     if constexpr (!IS_CODED<Cache>) {
         store_finite(x, to, size, largest);
+    } else if (constexpr float CODE = RowOf<Cache>::LARGEST; fixed) {
+        for (long i = 0; i < size; i += LANES)
+            store_codes(to + i / NUMBERS<Cache>, encode(to, finite(load(x + i, size - i) / *fixed, CODE)), size - i);
+        std::memcpy(to + elements<Cache>(size), fixed, sizeof(*fixed));
     } else {
-        constexpr float CODE = RowOf<Cache>::LARGEST;
         Floats most{};
         for (long i = 0; i < size; i += LANES) {
             const Floats value = finite(load(x + i, size - i), largest);
