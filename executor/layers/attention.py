@@ -12,6 +12,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.linear import AdaptedLinear, ColumnLinear, LowRankLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
+from quire.executor.layers.partial_keys import PartialKeys
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.weights.quantisation.scheme import Part
@@ -266,7 +267,8 @@ def attend(
     """
     if sequences is None or own.sight is None:
         return ops.attention(q, pages, own.attention[group], form)
-    return sequences.attend(ops, q, pages, own.attention[group], form, own.sight, num_kv_heads)
+    keys = PartialKeys(pages, own.attention[group], own.sight, group)
+    return sequences.attend(ops, q, keys, form, num_kv_heads)
 
 
 def _query_parts(name: str, shape: AttentionShape, shard: Shard, *, is_gated: bool) -> tuple[list[Part], list[Part]]:

@@ -1,42 +1,29 @@
 """Attention over sequences whose keys and values are divided by position over ranks that hold the same KV heads."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.partial_keys import PartialKeys, block_of
+from quire.executor.layers.sequence_ring import Part, pass_keys, pass_queries
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.posted_receives import MAX_BYTES
 from quire.executor.parallel.sequence_shard import SequenceShard
-from quire.ops.backend import AttentionBatch, AttentionForm, Backend
+from quire.ops.backend import AttentionForm, Backend
 
 CHUNKS: tuple[Literal["own", "previous", "earlier"], ...] = ("own", "previous", "earlier")
 """See `AttentionForm.chunks`."""
 
-AttendPartly = Callable[[Tensor, AttentionForm], tuple[Tensor, Tensor]]
+GATHERED_BYTES = MAX_BYTES
+"""The most of a rank's queries that all ranks gather. So few, as in most decode steps, take less time than round trips:
+gathered queries need three, and those in a ring as many as there are ranks."""
+
+AttendPartly = Callable[[Tensor, AttentionForm, PartialKeys], Part]
 """See `Backend.partial_attention`: of queries, over one rank's keys."""
-
-
-class PartialSight(NamedTuple):
-    """What a step's tokens see of one rank's part of the positions, and the order in which they attend to it.
-
-    Attributes:
-        positions: [num_tokens of all parts] int64, in that order; of the tokens in their sequences. The tokens of each
-            part follow those of the part before.
-        sees_none: [num_tokens of all parts] bool, in that order: there is no key up to the token. It is given one,
-            because kernels need one.
-        longest: tokens of the longest sequence up to one of these tokens.
-        order: [num_tokens] int64, this rank's tokens in that order; None: as they are.
-        back: the inverse of `order`.
-    """
-
-    positions: Tensor
-    sees_none: Tensor
-    longest: int
-    order: Tensor | None = None
-    back: Tensor | None = None
 
 
 class ContextParallel:
@@ -122,57 +109,41 @@ class ContextParallel:
             size: of a query.
             value_size: of what a query attends to.
         """
-        return self.num_same * num_heads * (size + 3 * value_size)  # results are made, laid out by ranks, and received
+        if self.num_parts == 1:  # results are made, laid out by ranks, and received
+            return self.num_same * num_heads * (size + 3 * value_size)
+        # One part of the tokens: two blocks of queries, three of results for others, and results from each rank. Blocks
+        # of keys are smaller, or else they would not travel.
+        blocks = -(-(2 * size + 3 * value_size) // self.num_parts)
+        return num_heads * (blocks + self.num_same * value_size)
 
-    def attend(
-        self,
-        ops: Backend,
-        q: Tensor,
-        pages: Tensor,
-        batch: AttentionBatch,
-        form: AttentionForm,
-        sight: PartialSight,
-        num_kv_heads: int = 1,
-    ) -> Tensor:
+    def attend(self, ops: Backend, q: Tensor, keys: PartialKeys, form: AttentionForm, num_kv_heads: int = 1) -> Tensor:
         """`Backend.attention` of `q` [num_tokens, num_heads, head_dim] over all ranks.
 
         Args:
-            batch: attention to this rank's part, in the order of `sight`.
+            keys: this rank's.
             num_kv_heads: of the rank, if others compute the same tokens.
         """
 
-        def attend_partly(q: Tensor, form: AttentionForm) -> tuple[Tensor, Tensor]:
-            return ops.partial_attention(q, pages, batch, form)
+        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
+            return ops.partial_attention(q, keys.pages, keys.batch, form)
 
-        return self._attend(ops, q, form, sight, attend_partly, num_kv_heads)
+        return self._attend(ops, q, keys, form, attend_partly, q.shape[2], num_kv_heads)
 
     def attend_to_latents(
-        self,
-        ops: Backend,
-        q: Tensor,
-        q_rotated: Tensor,
-        cache: Tensor,
-        batch: AttentionBatch,
-        sight: PartialSight,
-        *,
-        scale: float,
+        self, ops: Backend, q: Tensor, q_rotated: Tensor, keys: PartialKeys, *, scale: float
     ) -> Tensor:
-        """`LatentOperations.latent_attention` over all ranks; `batch` is as for `attend`."""
+        """`LatentOperations.latent_attention` over all ranks; `keys` are as for `attend`."""
         rank = q.shape[2]
 
-        def attend_partly(q: Tensor, form: AttentionForm) -> tuple[Tensor, Tensor]:
-            return ops.latent.partial_latent_attention(q[..., :rank], q[..., rank:], cache, batch, scale=form.scale)
+        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
+            return ops.latent.partial_latent_attention(
+                q[..., :rank], q[..., rank:], keys.pages, keys.batch, scale=form.scale
+            )
 
-        return self._attend(ops, torch.cat((q, q_rotated), dim=-1), AttentionForm(scale), sight, attend_partly)
+        return self._attend(ops, torch.cat((q, q_rotated), dim=-1), keys, AttentionForm(scale), attend_partly, rank)
 
     def attend_in_chunks(
-        self,
-        ops: Backend,
-        queries: Sequence[Tensor],
-        pages: Tensor,
-        batch: AttentionBatch,
-        form: AttentionForm,
-        sight: PartialSight,
+        self, ops: Backend, queries: Sequence[Tensor], keys: PartialKeys, form: AttentionForm
     ) -> Tensor:
         """Attention of each token to its own, the previous and all earlier chunks, with a query for each of the three.
 
@@ -181,48 +152,89 @@ class ContextParallel:
             form: the chunks' size, and no more than that and a scale.
         """
 
-        def attend_partly(q: Tensor, form: AttentionForm) -> tuple[Tensor, Tensor]:
+        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
             own, previous, earlier = q.chunk(3, dim=-1)
-            # Where no key of a token's chunk is this rank's, its last key is one of the previous chunk. The kernels
+            # Where no key of a token's chunk is the rank's, its last key is one of the previous chunk. The kernels
             # take that chunk for the token's own, because they count keys.
-            is_behind = self._sees_none(chunks, sight).view(-1, 1, 1)
+            is_behind = keys.sight.sees_none_of(chunks.chunk).view(-1, 1, 1)
             turned = torch.where(is_behind, previous, own), torch.where(is_behind, earlier, previous), earlier
             form = form._replace(chunk=partial.chunk)
             parts = [
-                ops.partial_attention(each, pages, batch, form._replace(chunks=which))
+                ops.partial_attention(each, keys.pages, keys.batch, form._replace(chunks=which))
                 for which, each in zip(CHUNKS, turned, strict=True)
             ]
             return ops.merge_attention(parts), torch.stack([lse for _, lse in parts]).logsumexp(dim=0)
 
-        chunks, partial = form, self._partial(form)
-        return self._attend(ops, torch.cat(tuple(queries), dim=-1), form._replace(chunk=None), sight, attend_partly)
+        chunks, partial, size = form, self._partial(form), queries[0].shape[2]
+        q = torch.cat(tuple(queries), dim=-1)
+        return self._attend(ops, q, keys, form._replace(chunk=None), attend_partly, size)
 
     def _attend(
         self,
         ops: Backend,
         q: Tensor,
+        keys: PartialKeys,
         form: AttentionForm,
-        sight: PartialSight,
         attend_partly: AttendPartly,
+        value_size: int,
         num_kv_heads: int = 1,
     ) -> Tensor:
-        """Each rank attends with the queries of all ranks over its own positions, and merges the parts of its own.
+        """The parts of this rank's queries over the keys of each rank, merged in the order of ranks.
 
-        `q` is [num_tokens, num_heads, size], and `form` is that of its heads.
+        `q` is [num_tokens, num_heads, size], and `form` is that of its heads; what they attend to has `value_size`.
         """
-        if sight.order is not None:
-            q = ops.take_rows(q.flatten(1), sight.order).view(q.shape)
+
+        def attend(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
+            out, lse = attend_partly(q, self._partial(form), keys)
+            if form.slopes is not None:
+                lse = lse - form.slopes * keys.sight.distances().unsqueeze(1)
+            return out, lse.masked_fill(keys.sight.sees_none_of(form.chunk).unsqueeze(1), -torch.inf)
+
+        rounds = keys.sight.rounds
+        if rounds is None or q.nbytes <= GATHERED_BYTES:
+            return self._attend_gathered(ops, q, keys, form, attend, num_kv_heads)
+        page_ids = rounds.page_ids(keys.group)
+        num_bytes = q.element_size() * (q.shape[2] + value_size) + 4  # of a head's query and its part
+        if len(page_ids) * keys.pages[0].nbytes <= q.shape[0] * q.shape[1] * num_bytes:
+            parts = pass_keys(
+                self.group, block_of(keys, page_ids),
+                lambda rank, block: attend(q, form, rounds.of_keys(rank, block, keys)),
+            )  # fmt: skip
+        else:
+            forms = self._forms(form)
+            parts = pass_queries(
+                self.group, q, lambda rank, block: attend(block, forms[rank], rounds.of_queries(rank, keys))
+            )
+        return self._merge(ops, parts, form)
+
+    def _attend_gathered(
+        self,
+        ops: Backend,
+        q: Tensor,
+        keys: PartialKeys,
+        form: AttentionForm,
+        attend: AttendPartly,
+        num_kv_heads: int,
+    ) -> Tensor:
+        """See `_attend`: each rank attends with the queries of all ranks at once, and sends each rank its parts."""
+        order, back = keys.sight.order, keys.sight.back
+        if order is not None:
+            q = ops.take_rows(q.flatten(1), order).view(q.shape)
         gathered = form
         if form.slopes is not None and self.num_same > 1:
             slopes = self._gather(form.slopes.view(1, -1, 1), num_kv_heads)  # the same of each part
             gathered = form._replace(slopes=slopes[0, :, 0])
-        out, lse = attend_partly(self._gather(q, num_kv_heads), self._partial(gathered))
-        if gathered.slopes is not None:
-            lse = lse - gathered.slopes * self._distances(sight).unsqueeze(1)
-        lse = lse.masked_fill(self._sees_none(form, sight).unsqueeze(1), -torch.inf)
-        out, lse = (self._by_rank(each, num_kv_heads) for each in (out, lse))
-        merged = self._merge(ops, out, lse, form)
-        return merged if sight.back is None else ops.take_rows(merged.flatten(1), sight.back).view(merged.shape)
+        out, lse = attend(self._gather(q, num_kv_heads), gathered, keys)
+        outs, sums = (self.group.all_to_all(self._by_rank(each, num_kv_heads)) for each in (out, lse))
+        merged = self._merge(ops, list(zip(outs, sums, strict=True)), form)
+        return merged if back is None else ops.take_rows(merged.flatten(1), back).view(merged.shape)
+
+    def _forms(self, form: AttentionForm) -> list[AttentionForm]:
+        """`form` for the heads of each rank."""
+        if form.slopes is None or self.num_same == 1:
+            return [form] * self.group.size
+        slopes = self.group.all_gather(form.slopes.view(1, -1), dim=0)
+        return [form._replace(slopes=each) for each in slopes]
 
     def _gather(self, q: Tensor, num_kv_heads: int) -> Tensor:
         """The queries of all ranks, by KV head: [num_parts * num_tokens, num_same * num_heads, size]."""
@@ -246,30 +258,9 @@ class ContextParallel:
             slopes=None if form.slopes is None else form.slopes * size,
         )
 
-    def _distances(self, sight: PartialSight) -> Tensor:
-        """How far each token is from the last of this rank's keys before it: [num_tokens] int64.
-
-        Attention counts biases from that key. No weight of the rank's softmax depends on that; its denominator does.
-        """
-        last = self.shard.num_own(sight.positions + 1) - 1
-        return sight.positions - (last * self.shard.size + self.shard.rank)
-
-    def _sees_none(self, form: AttentionForm, sight: PartialSight) -> Tensor:
-        """Whether each token sees no key of this rank: [num_tokens] bool."""
-        if form.chunk is None:
-            return sight.sees_none
-        start = sight.positions - sight.positions % form.chunk
-        return self.shard.num_own(sight.positions + 1) == self.shard.num_own(start)
-
-    def _merge(self, ops: Backend, outs: Tensor, sums: Tensor, form: AttentionForm) -> Tensor:
-        """Outputs of this rank's queries over all positions; `form` is that of these queries.
-
-        Args:
-            outs: [num_ranks, num_tokens, num_heads, head_dim], of each rank's queries over this rank's positions.
-            sums: [num_ranks, num_tokens, num_heads] float32, the logarithms of their softmaxes' denominators.
-        """
-        outs, sums = self.group.all_to_all(outs), self.group.all_to_all(sums)
-        parts = list(zip(outs, sums, strict=True))
+    def _merge(self, ops: Backend, parts: list[Part], form: AttentionForm) -> Tensor:
+        """Outputs of this rank's queries over all positions, of parts by rank; `form` is that of these queries."""
         if form.sinks is not None:  # a part without values
-            parts.append((torch.zeros_like(outs[0]), form.sinks.repeat(outs.shape[1], 1)))
+            out, _ = parts[0]
+            parts = [*parts, (torch.zeros_like(out), form.sinks.repeat(len(out), 1))]
         return ops.merge_attention(parts)

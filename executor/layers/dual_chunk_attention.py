@@ -16,6 +16,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.context_parallel import CHUNKS
+from quire.executor.layers.partial_keys import PartialKeys
 from quire.executor.layers.rotary import DualChunks, RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.ops.backend import AttentionForm
@@ -113,7 +114,8 @@ class DualChunkAttention(Attention):
         rotation = step.rotation if wanted is None else step.wanted_rotation
         queries = [q, *(ops.rotary(q, *rotation(self._others[which])) for which in ("previous", "earlier"))]
         if self._sequences is not None and own.sight is not None:
-            return self._sequences.attend_in_chunks(ops, queries, pages, batch, form, own.sight)
+            keys = PartialKeys(pages, batch, own.sight, group)
+            return self._sequences.attend_in_chunks(ops, queries, keys, form)
         parts = [
             ops.partial_attention(each, pages, batch, form._replace(chunks=which))
             for which, each in zip(CHUNKS, queries, strict=True)

@@ -18,6 +18,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
+from quire.executor.layers.partial_keys import PartialKeys
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.layers.token_selection import TokenSelector
@@ -190,7 +191,8 @@ def attend_to_latents(
     batch = own.attention[group]
     if sequences is None or own.sight is None:
         return ops.latent.latent_attention(q, q_rotated, cache, batch, scale=scale)
-    return sequences.attend_to_latents(ops, q, q_rotated, cache, batch, own.sight, scale=scale)
+    keys = PartialKeys(cache, batch, own.sight, group)
+    return sequences.attend_to_latents(ops, q, q_rotated, keys, scale=scale)
 
 
 _NORM = NormStyle(1e-6)

@@ -8,6 +8,7 @@ from quire.executor.layers.attention import Attention, AttentionShape, LayerPlac
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
+from quire.executor.layers.partial_keys import PartialKeys
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
@@ -64,7 +65,8 @@ class SharedAttention:
         q = self._ops.rotary(self._ops.rms_norm(heads, *self._norm), *step.wanted_rotation(self._rotary))
         if self._sequences is None or sight is None:
             return self._output(self._ops.attention(q, pages, batch, self._form).flatten(1))
-        return self._output(self._sequences.attend(self._ops, q, pages, batch, self._form, sight).flatten(1))
+        keys = PartialKeys(pages, batch, sight, group)
+        return self._output(self._sequences.attend(self._ops, q, keys, self._form).flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
         """See `Attention.outputs_of`: all rows, which are those of the wanted tokens."""

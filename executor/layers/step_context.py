@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quire.executor.layers.context_parallel import PartialSight
+from quire.executor.layers.partial_keys import PartialSight
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.ops.backend import AttentionBatch
 from quire.ops.latent import Selection

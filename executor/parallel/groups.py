@@ -19,6 +19,22 @@ from quire.executor.parallel.posted_receives import MAX_BYTES, PostedReceives
 from quire.executor.parallel.stage_neighbours import DistributedNeighbours, GlooNeighbours, StageNeighbours
 
 
+class Messages:
+    """Tensors under way between ranks.
+
+    Args:
+        works: of torch.distributed.
+    """
+
+    def __init__(self, works: Sequence[Any] = ()) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Returns when all have been sent and received. On CUDA, what is launched later waits instead."""
+        for work in self._works:
+            work.wait()
+
+
 class ParallelGroup:
     """The ranks that share each layer's weights. This one has one rank, and its collectives are the identity."""
 
@@ -46,6 +62,13 @@ class ParallelGroup:
 
         All ranks call it at once, with dense tensors. No rank sends to itself.
         """
+        self.begin_exchange(sent, received).wait()
+
+    def begin_exchange(
+        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
+    ) -> Messages:
+        """Begins an `exchange`. Until the messages have been waited for, their tensors may not be changed or read."""
+        return Messages()
 
 
 class DistributedGroup(ParallelGroup):
@@ -78,16 +101,16 @@ class DistributedGroup(ParallelGroup):
         self._distributed.all_to_all_single(received, x, group=self._handle)
         return received
 
-    def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
+    def begin_exchange(
+        self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
+    ) -> Messages:
         both = ((self._distributed.isend, sent), (self._distributed.irecv, received))
         operations = [
             self._distributed.P2POp(call, tensor, group=self._handle, group_peer=peer)
             for call, messages in both
             for peer, tensor in messages
         ]
-        if operations:
-            for work in self._distributed.batch_isend_irecv(operations):
-                work.wait()
+        return Messages(self._distributed.batch_isend_irecv(operations) if operations else ())
 
 
 class GlooGroup(DistributedGroup):

@@ -16,6 +16,7 @@ from quire.executor.parallel.token_shares import TokenShares
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.partial_rows import PartialRows, last_tokens
+from quire.executor.step.ring_rounds import RingRounds, SharedTokens
 from quire.executor.step.stage import Stage
 from quire.executor.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
@@ -40,8 +41,8 @@ class _Division(NamedTuple):
 class DividedForward(Forward):
     """See `Forward`. What it takes and returns is of all tokens, and the same on all ranks.
 
-    Ranks gather their queries in each layer, so all compute equally many tokens: a rank with fewer of its own computes
-    one of another rank's, whose keys it does not store.
+    Blocks of queries have one size on all ranks, so all compute equally many tokens: a rank with fewer of its own
+    computes one of another rank's, whose keys it does not store.
 
     Args:
         sequences: how ranks divide the tokens, and the positions.
@@ -60,6 +61,8 @@ class DividedForward(Forward):
         self._group = sequences.group
         self._part = sequences.shard
         self._num_parts, self._num_same = sequences.num_parts, sequences.num_same
+        windows = {cache.group: layer.window for layer, cache in zip(model.kv_layers, caches, strict=True)}
+        self._windows = [windows.get(group) for group in range(max(windows, default=-1) + 1)]
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
         """See `Forward.hidden`."""
@@ -126,11 +129,10 @@ class DividedForward(Forward):
         self, batch: InputBatch, division: _Division, shares: TokenShares
     ) -> tuple[list[AttentionBatch], PartialSight]:
         """By KV group, attention to this rank's keys of the tokens of all ranks."""
-        tokens = shares.tokens.ravel()
-        rows = PartialRows.of(
-            self._part, division.sequences[tokens], division.positions[tokens], batch.token_ids.device
-        )
-        return rows.attention(self._ops, batch.pages, self._block_size), rows.sight
+        tokens = SharedTokens(division.sequences[shares.tokens], division.positions[shares.tokens])
+        rows = PartialRows.of(self._part, tokens.sequences.ravel(), tokens.positions.ravel(), batch.token_ids.device)
+        rounds = RingRounds(self._ops, batch, tokens, self._part, self._num_same, self._windows, self._block_size)
+        return rows.attention(self._ops, batch.pages, self._block_size), rows.sight._replace(rounds=rounds)
 
     def _join(self, hidden: torch.Tensor, shares: TokenShares) -> torch.Tensor:
         """Hidden states of all tokens that were shared out, in their order, from those of this rank's."""

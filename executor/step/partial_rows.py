@@ -54,7 +54,7 @@ class PartialRows:
         is_first = (np.diff(sequences, prepend=-1) != 0) | (np.diff(num_keys, prepend=0) != 1)
         ends = np.append(np.flatnonzero(is_first)[1:], len(sequences))
         longest = int(positions.max()) + 1
-        sight = PartialSight(to_device(positions, device), to_device(seen == 0, device), longest)
+        sight = PartialSight(shard, to_device(positions, device), to_device(seen == 0, device), longest)
         if order is not None:
             sight = sight._replace(order=to_device(order, device), back=to_device(np.argsort(order), device))
         return cls(np.diff(ends, prepend=0), num_keys[ends - 1], sequences[ends - 1], sight)
@@ -75,13 +75,14 @@ class PartialRows:
         Args:
             block_size: slots of a page on this rank.
         """
-        return [
-            ops.attention_batch(
-                self.query_lens, self.num_keys, group.block_tables[self.sequences], group.slot_mapping,
-                block_size=block_size,
-            )
-            for group in pages
-        ]  # fmt: skip
+        return [self.batch(ops, group, block_size) for group in pages]
+
+    def batch(self, ops: Backend, pages: GroupPages, block_size: int) -> AttentionBatch:
+        """Like `attention`, of one KV group."""
+        return ops.attention_batch(
+            self.query_lens, self.num_keys, pages.block_tables[self.sequences], pages.slot_mapping,
+            block_size=block_size,
+        )  # fmt: skip
 
 
 def last_tokens(num_last: np.ndarray, seq_lens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.rotary import rotary_frequencies
-from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.parallel.groups import Messages, ParallelGroup
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
 
 torch.set_num_threads(1)
@@ -36,7 +36,7 @@ class ThreadGroup(ParallelGroup):
     def all_to_all(self, x: Tensor) -> Tensor:
         return torch.stack([parts[self.rank] for parts in self._exchange(x)])
 
-    def exchange(self, sent: Any, received: Any) -> None:
+    def begin_exchange(self, sent: Any, received: Any) -> Messages:
         everyone = self._exchange(sent)
         for peer in range(self.size):
             arriving = iter([tensor for to, tensor in everyone[peer] if to == self.rank])
@@ -44,6 +44,7 @@ class ThreadGroup(ParallelGroup):
                 if source == peer:
                     tensor.copy_(next(arriving))
         self._exchange([])  # the tensors of others are no longer read
+        return Messages()
 
     def _exchange(self, x: Any) -> list[Any]:
         self._mailbox[self.rank] = (

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import msgspec
 
@@ -12,6 +13,7 @@ from quire.core.config.cache import CacheConfig, KVCacheDtype
 from quire.core.config.model import ModelImplementation
 from quire.core.wire.protocol import EngineRequest, RequestDelta
 from quire.core.wire.rank import Layout
+from quire.executor.layers import context_parallel
 from quire.executor.parallel.groups import _context_groups
 from quire.executor.worker import Worker
 from tests.executor.layers.test_layers import ThreadGroup
@@ -29,6 +31,9 @@ from tests.executor.step.test_model_runner import (
 
 BLOCK_SIZE = 4
 """Slots of a page on a rank."""
+
+GATHERED_BYTES = 1024
+"""Of four tokens, in models as small as these; steps with prompts have up to 24 on a rank."""
 
 
 def groups_of(layout: Layout) -> list[dict[int, ThreadGroup]]:
@@ -98,7 +103,10 @@ BUILDING = threading.Lock()
 def run_on_ranks(
     folder: Path, layout: Layout, run: int, cache: CacheConfig, implementation: ModelImplementation = "auto"
 ) -> list[RankRun]:
-    """Runs all ranks of a layout without stages."""
+    """Runs all ranks of a layout without stages.
+
+    In chunks of prompts, queries or keys travel from rank to rank; in decode steps, ranks gather their queries.
+    """
     size, part = layout.num_workers, layout.sequence
     tensor, context = groups_of(layout)
     config = engine_config(
@@ -132,7 +140,7 @@ def run_on_ranks(
                 group._barrier.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
+    with ThreadPoolExecutor(size) as pool, mock.patch.object(context_parallel, "GATHERED_BYTES", GATHERED_BYTES):
         return list(pool.map(on_rank, range(size)))
 
 

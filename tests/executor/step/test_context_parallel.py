@@ -1,5 +1,6 @@
 """Sequences whose positions several ranks divide, against one worker."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +10,6 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.core.config.cache import CacheConfig
-from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.rank import Layout
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.parallel.groups import ParallelGroup
@@ -19,13 +19,6 @@ from quire.executor.step.partial_rows import PartialRows
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.paged_driver import Checkpoints
 from tests.executor.step.sequence_ranks import BOTH, LITTLE_ROOM, ROOM, run_on_ranks, run_whole
-from tests.executor.step.test_model_runner import (
-    engine_config,
-    generate,
-    request,
-    start_worker,
-    tokens_of,
-)
 
 torch.set_num_threads(1)
 
@@ -140,13 +133,16 @@ def test_attention_that_knows_where_keys_lie(case: str, checkpoint: Checkpoints)
 
 
 def test_what_ranks_exchange_is_planned() -> None:
-    """A rank attends with the queries of all that compute the same tokens, of as many tokens as are in a step."""
+    """Queries of all that compute the same tokens, or blocks of a part of a step's tokens, and the results."""
     sizes = [
         ContextParallel(ParallelGroup(0, size), num_parts, 1).activation_size(4, 36, 24)
         for size, num_parts in ((2, 1), (2, 2), (6, 3))
     ]
-    assert sizes == [2 * 4 * 108, 4 * 108, 2 * 4 * 108]
+    assert sizes == [2 * 4 * 108, 4 * (72 + 24), 4 * (48 + 48)]
 
+
+NUM_PASSED = 1500
+"""Tokens of which a rank has more queries than are gathered (`GATHERED_BYTES`), so that blocks travel."""
 
 PROCESSES: dict[str, dict[str, Any]] = {
     "decode-stages-experts": {
@@ -160,17 +156,23 @@ PROCESSES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", PROCESSES)
-def test_workers_are_processes(case: str, checkpoint: Checkpoints) -> None:
-    folder = checkpoint("qwen3_moe", num_key_value_heads=1, num_hidden_layers=4)
+@pytest.fixture(scope="module")
+def of_one_worker(checkpoint: Checkpoints) -> tuple[Path, list[list[int]]]:
+    """A model, and what one worker generates with it."""
+    folder = checkpoint("qwen3_moe", num_key_value_heads=1, num_hidden_layers=4, head_dim=64)
+    return folder, generated(folder)
+
+
+def generated(folder: Path, **options: Any) -> list[list[int]]:
+    """Tokens after prompts of several lengths."""
+    limits: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 4, "num_gpu_blocks_override": 200}
+    prompts = [{"prompt_token_ids": [5 + at % 60 for at in range(length)]} for length in (3, 50, NUM_PASSED)]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    prompts = [list(range(5, 5 + length)) for length in (3, 50)]
-    whole = generate(
-        start_worker(engine_config(folder)),
-        [request(str(len(prompt)), prompt, max_tokens=12) for prompt in prompts],
-        kv_groups=[KVGroupSpec("full", list(range(4)), page_bytes=0)],
-    )
-    limits: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "num_gpu_blocks_override": 40}
-    with LLM(str(folder), **limits, **PROCESSES[case]) as llm:
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    assert [output.outputs[0].token_ids for output in outputs] == list(tokens_of(whole).values())
+    with LLM(str(folder), **limits, **options) as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("case", PROCESSES)
+def test_workers_are_processes(case: str, of_one_worker: tuple[Path, list[list[int]]]) -> None:
+    folder, expected = of_one_worker
+    assert generated(folder, **PROCESSES[case]) == expected

@@ -1,0 +1,85 @@
+"""One rank's part of the keys of sequences, as the tokens of a step see it."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.executor.parallel.sequence_shard import SequenceShard
+from quire.ops.backend import AttentionBatch
+
+
+class PartialSight(NamedTuple):
+    """What tokens see of one rank's part of the positions, and the order in which they attend to it.
+
+    Attributes:
+        shard: that part.
+        positions: [num_tokens of all parts] int64, in that order; of the tokens in their sequences. The tokens of each
+            part follow those of the part before.
+        sees_none: [num_tokens of all parts] bool, in that order: there is no key up to the token. It is given one,
+            because kernels need one.
+        longest: tokens of the longest sequence up to one of these tokens.
+        order: [num_tokens] int64, this rank's tokens in that order; None: as they are.
+        back: the inverse of `order`.
+        rounds: what there is to see while blocks travel from rank to rank; None: ranks gather their queries.
+    """
+
+    shard: SequenceShard
+    positions: Tensor
+    sees_none: Tensor
+    longest: int
+    order: Tensor | None = None
+    back: Tensor | None = None
+    rounds: "Rounds | None" = None
+
+    def sees_none_of(self, chunk: int | None) -> Tensor:
+        """Whether each token sees no key of the part, if it sees its chunk alone: [num_tokens] bool."""
+        if chunk is None:
+            return self.sees_none
+        start = self.positions - self.positions % chunk
+        return self.shard.num_own(self.positions + 1) == self.shard.num_own(start)
+
+    def distances(self) -> Tensor:
+        """How far each token is from the last of the part's keys before it: [num_tokens] int64.
+
+        Attention counts biases from that key. No weight of the part's softmax depends on that; its denominator does.
+        """
+        last = self.shard.num_own(self.positions + 1) - 1
+        return self.positions - (last * self.shard.size + self.shard.rank)
+
+
+class PartialKeys(NamedTuple):
+    """The keys and values of one rank's part, and who attends to them.
+
+    Attributes:
+        pages: [num_pages, ...], of one layer.
+        batch: the attention of the tokens to these pages.
+        sight: of these tokens.
+        group: the layer's KV group.
+    """
+
+    pages: Tensor
+    batch: AttentionBatch
+    sight: PartialSight
+    group: int
+
+
+class Rounds(Protocol):
+    """What ranks see of one another's tokens and keys in one step; the same numbers of both on all ranks."""
+
+    def of_queries(self, rank: int, keys: PartialKeys) -> PartialKeys:
+        """The keys of this rank, for the tokens of `rank`."""
+        ...
+
+    def of_keys(self, rank: int, block: Tensor, keys: PartialKeys) -> PartialKeys:
+        """The keys of `rank`, which are in the pages `block`, for this rank's tokens."""
+        ...
+
+    def page_ids(self, group: int) -> Tensor:
+        """[n] int64, on the device: the pages of the KV group that tokens of the step see, of which a block is made."""
+        ...
+
+
+def block_of(keys: PartialKeys, page_ids: Tensor) -> Tensor:
+    """A copy of some of the pages: [len(page_ids), ...]."""
+    return torch.index_select(keys.pages, 0, page_ids)

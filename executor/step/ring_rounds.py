@@ -1,0 +1,116 @@
+"""What the ranks that divide a step's tokens see of one another's tokens and keys, while either travels round a ring.
+
+Most steps need none of it, and each layer of the others needs one of two kinds. So rows and batches are made when they
+are asked for, and kept for the step's other layers.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.executor.layers.partial_keys import PartialKeys
+from quire.executor.parallel.sequence_shard import SequenceShard
+from quire.executor.step.input_batch import GroupPages, InputBatch
+from quire.executor.step.partial_rows import PartialRows
+from quire.executor.transfers import to_device
+from quire.ops.backend import AttentionBatch, Backend
+
+
+class SharedTokens(NamedTuple):
+    """The tokens of each part of the ranks; all [num_parts, n] int64.
+
+    Attributes:
+        sequences: rows of the step.
+        positions: of the tokens in their sequences.
+    """
+
+    sequences: np.ndarray
+    positions: np.ndarray
+
+
+class RingRounds:
+    """See `Rounds`.
+
+    Args:
+        batch: the step's; of its tokens, it stores those of this rank.
+        tokens: those that attend.
+        shard: this rank's part of the positions.
+        num_same: ranks that compute the same tokens.
+        windows: by KV group, the most tokens that a token sees, itself included; None: all before it.
+        block_size: slots of a page on a rank.
+    """
+
+    def __init__(
+        self,
+        ops: Backend,
+        batch: InputBatch,
+        tokens: SharedTokens,
+        shard: SequenceShard,
+        num_same: int,
+        windows: Sequence[int | None],
+        block_size: int,
+    ) -> None:
+        self._ops = ops
+        self._batch = batch
+        self._tokens = tokens
+        self._shard = shard
+        self._num_same = num_same
+        self._windows = windows
+        self._block_size = block_size
+        self._rows: dict[tuple[int, int], PartialRows] = {}  # by the part of the tokens, and the rank of the keys
+        self._of_queries: dict[tuple[int, int], AttentionBatch] = {}  # by the part of the tokens, and KV group
+        self._of_keys: dict[tuple[int, int], AttentionBatch] = {}  # by the rank of the keys, and KV group
+        self._page_ids: dict[int, tuple[np.ndarray, torch.Tensor]] = {}  # by KV group; ascending
+
+    def of_queries(self, rank: int, keys: PartialKeys) -> PartialKeys:
+        """See `Rounds`."""
+        part, group = rank // self._num_same, keys.group
+        rows = self._rows_of(part, self._shard.rank)
+        if (part, group) not in self._of_queries:
+            self._of_queries[part, group] = rows.batch(self._ops, self._batch.pages[group], self._block_size)
+        return keys._replace(batch=self._of_queries[part, group], sight=rows.sight)
+
+    def of_keys(self, rank: int, block: torch.Tensor, keys: PartialKeys) -> PartialKeys:
+        """See `Rounds`."""
+        group = keys.group
+        rows = self._rows_of(self._shard.rank // self._num_same, rank)
+        if (rank, group) not in self._of_keys:
+            pages = self._in_block(group)
+            self._of_keys[rank, group] = rows.batch(self._ops, pages, self._block_size)
+        return PartialKeys(block, self._of_keys[rank, group], rows.sight, group)
+
+    def page_ids(self, group: int) -> torch.Tensor:
+        """See `Rounds`."""
+        return self._seen_pages(group)[1]
+
+    def _seen_pages(self, group: int) -> tuple[np.ndarray, torch.Tensor]:
+        """The pages that tokens of the step see, on the host and on the device. All ranks have the same pages."""
+        if group not in self._page_ids:
+            batch, window = self._batch, self._windows[group]
+            size = self._block_size * self._shard.size  # tokens of a page
+            begins = np.zeros_like(batch.seq_lens)
+            if window is not None:
+                begins = (batch.seq_lens - batch.query_lens - window + 1).clip(0)
+            tables = batch.pages[group].block_tables
+            first_tokens = np.arange(tables.shape[1]) * size
+            is_seen = (first_tokens > begins[:, None] - size) & (first_tokens < batch.seq_lens[:, None])
+            page_ids = np.unique(tables[is_seen])
+            self._page_ids[group] = page_ids, to_device(page_ids.astype(np.int64), batch.positions.device)
+        return self._page_ids[group]
+
+    def _in_block(self, group: int) -> GroupPages:
+        """The step's pages, by their places in a block of those that its tokens see."""
+        page_ids, _ = self._seen_pages(group)
+        pages = self._batch.pages[group]
+        places = np.searchsorted(page_ids, pages.block_tables).clip(max=len(page_ids) - 1)  # of others, any
+        return pages._replace(block_tables=places.astype(np.int32))
+
+    def _rows_of(self, part: int, rank: int) -> PartialRows:
+        if (part, rank) not in self._rows:
+            self._rows[part, rank] = PartialRows.of(
+                self._shard._replace(rank=rank), self._tokens.sequences[part], self._tokens.positions[part],
+                self._batch.positions.device,
+            )  # fmt: skip
+        return self._rows[part, rank]
