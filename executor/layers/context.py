@@ -137,10 +137,6 @@ class _OnDevice:
     ) -> Tensor:
         return self.source.read(name, shape, shard, dtype).to(self.device)
 
-    def read_cache_scales(self, layer: str, num_heads: int, heads: range) -> Tensor | None:
-        """See `CacheScales.read`; None also if the checkpoint's format has none."""
-        return None if self.cache_scales is None else self.cache_scales.read(self, layer, num_heads, heads)
-
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
         return self.source.find(name, otherwise)
 
