@@ -186,9 +186,9 @@ def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
     Raises:
         ConfigError: the options contradict each other.
     """
-    if hosts_of_engine(parallel) > 1:  # they and their first workers' host are known to node 0 alone
-        return [EnginePlace(data) for data in range(parallel.data_parallel_size)]
     size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
+    if size > 1 and hosts_of_engine(parallel) > 1:  # they and their first workers' host are known to node 0 alone
+        return [EnginePlace(data) for data in range(size)]
     local, start = parallel.data_parallel_size_local, parallel.data_parallel_start_rank
     if parallel.data_parallel_external_lb and rank is None:
         raise ConfigError("--data-parallel-external-lb: --data-parallel-rank must say which of the engines this is.")

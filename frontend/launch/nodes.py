@@ -151,6 +151,7 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
     _check_rank(parallel)
     if not parallel.node_rank:
         raise ConfigError("--headless is for nodes 1 and up: give --node-rank, or leave --headless out on node 0.")
+    engine_places(parallel)  # refuses options that contradict each other, as on node 0
     head = resolve(parallel.master_addr, "--master-addr")
     address = own_address(head)
     interface_of(address)

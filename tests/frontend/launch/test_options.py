@@ -1,5 +1,6 @@
 """Options that contradict each other are refused, with the way out."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import EplbConfig, ParallelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
+from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.layout import divide_engines, engine_places, layout_of, remote_places
+from quire.frontend.launch.nodes import node_start
 from quire.frontend.launch.options import resolve
 
 SPEC = ModelSpec(
@@ -165,6 +168,27 @@ def test_a_host_with_a_server_of_its_own_is_not_headless(flag: str) -> None:
     with pytest.raises(ConfigError, match=f"{flag} gives each host a server of its own, and --headless is for"):
         divide_engines(ParallelConfig(**options, headless=True))
     divide_engines(ParallelConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data_parallel_rank": 3}, "--data-parallel-rank 3 must be below --data-parallel-size 1"),
+        ({"data_parallel_size_local": 0}, "0 is for node 0 of several engines"),
+        ({"data_parallel_size_local": 4}, "exceed --data-parallel-size 1"),
+        ({"data_parallel_start_rank": 5}, "exceed --data-parallel-size 1"),
+        ({"data_parallel_hybrid_lb": True}, "--data-parallel-size-local must say"),
+        ({"data_parallel_external_lb": True}, "--data-parallel-rank must say which"),
+    ],
+)
+def test_one_engine_on_several_hosts_is_not_one_of_several(options: dict[str, Any], message: str) -> None:
+    asked = {"nnodes": 2, "tensor_parallel_size": 2}
+    with pytest.raises(ConfigError, match=message):
+        resolve(EngineArgs.from_flat(**asked, **options), SPEC, "server")
+    assert resolve(EngineArgs.from_flat(**asked), SPEC, "server").served_engines == (0,)
+    headless = ParallelConfig(**asked, **options, node_rank=1, headless=True)
+    with pytest.raises(ConfigError, match="--data-parallel-"):
+        node_start(divide_engines(headless), Path("/nowhere"), LoggingConfig())
 
 
 def test_each_of_several_engines_may_be_spread_over_hosts() -> None:
