@@ -275,7 +275,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         Tensors of torch's meta device are packed as `pack_linear` says.
 
         Raises:
-            UnlikeExpertsError: they are not stored alike, and the backend has no layout for that.
+            UnlikeExpertsError: they are not stored alike: in tensors of the same types and shapes.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, ExpertWeights, UnlikeExpertsError
+from quire.ops.backend import Activation, ExpertWeights
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
@@ -17,6 +17,7 @@ from quire.ops.cpu.launches import Launcher
 from quire.ops.cpu.widened import Encoded, Panels, address
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.experts import GroupedExperts
+from quire.ops.experts import alike
 from quire.ops.quantised import QuantisedWeight
 from quire.ops.routing import SCORES, Router
 
@@ -40,13 +41,6 @@ class ExpertLinear:
     order: Tensor | None
     codec: int
     has_byte_inputs: bool
-
-    def takes(self, encoded: Encoded) -> bool:
-        """Whether an expert's weight has the form of the others."""
-        table, order = encoded.coded.table, encoded.coded.order
-        if encoded.form != self.form or (order is None) != (self.order is None):
-            return False
-        return table is None or self.table is None or table.is_meta or torch.equal(table, self.table)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -123,7 +117,7 @@ class NativeExperts:
     def pack(self, experts: Iterable[ExpertWeights], num_experts: int) -> PackedExperts:
         """See `Backend.pack_experts`."""
         packed: ExpertPanels | None = None
-        rest = iter(experts)
+        rest = alike(experts)
         for index, expert in enumerate(rest):
             layers = self._encode(expert)
             if packed is None:
@@ -135,8 +129,7 @@ class NativeExperts:
                 for layer in packed.layers:
                     is_dry = layer.panels.is_meta
                     self._bits.say(layer.codec, has_byte_inputs=layer.has_byte_inputs, is_dry=is_dry)
-            if layers is None or not all(map(ExpertLinear.takes, packed.layers, layers)):
-                raise UnlikeExpertsError(f"experts 0 and {index} of a layer are stored in different ways")
+            assert layers is not None, "the kernels take all experts that are like the first one"
             for layer, encoded in zip(packed.layers, layers, strict=True):
                 self._panels.pack(encoded.coded, encoded.form, layer.panels[index])
                 if layer.order is not None and encoded.coded.order is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.ops.backend import ExpertWeights, LinearWeight
 from quire.ops.eager.quantised import PART
+from quire.ops.experts import alike
 from quire.ops.quantised import QuantisedWeight, dequantise
 
 _ALIGNMENT = 16
@@ -105,7 +106,7 @@ class GroupedExperts:
 def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
     """See `Backend.pack_experts`."""
     packed: GroupedExperts | None = None
-    for index, expert in enumerate(experts):
+    for index, expert in enumerate(alike(experts)):
         if packed is None:
             packed = _empty(expert, num_experts)
         first_bias, up_bias = expert.biases

@@ -213,17 +213,25 @@ def widened(weight: LinearWeight) -> Tensor:
     return dequantise(weight) if isinstance(weight, QuantisedWeight) else weight.float()
 
 
-@pytest.mark.parametrize("other", ["int8", "fp4", "plain", "offsets"])
-def test_experts_of_a_layer_that_are_unlike_are_refused(own_native: NativeBackend, other: str) -> None:
-    """Their panels would have other sizes, or stand for other numbers."""
+@pytest.mark.parametrize("other", ["int8", "fp4", "plain", "offsets", "byte inputs", "ups apart", "bias"])
+def test_experts_of_a_layer_that_are_unlike_are_refused(ops: Backend, other: str) -> None:
+    """Their layouts would have other sizes, or stand for other numbers."""
 
     def expert(kind: str) -> ExpertWeights:
-        down = weight_of("int4", 64, 32, 16)
-        if kind == "plain":
-            return ExpertWeights(torch.randn(64, 64), down)
-        return ExpertWeights(
-            weight_of("int4" if kind == "offsets" else kind, 64, 64, 16, is_rich=kind == "offsets"), down
-        )
+        gate_up, down = weight_of("int4", 64, 64, 16), weight_of("int4", 64, 32, 16)
+        match kind:
+            case "plain":
+                return ExpertWeights(torch.randn(64, 64), down)
+            case "ups apart":
+                return ExpertWeights(gate_up.rows(slice(32)), down, up=torch.randn(32, 64))
+            case "bias":
+                return ExpertWeights(gate_up, down, torch.randn(64))
+            case "byte inputs":
+                return ExpertWeights(gate_up._replace(has_byte_inputs=True), down)
+            case "offsets":
+                return ExpertWeights(weight_of("int4", 64, 64, 16, is_rich=True), down)
+        return ExpertWeights(weight_of(kind, 64, 64, 16), down)
 
-    with pytest.raises(UnlikeExpertsError, match="experts 0 and 1 of a layer are stored in different ways"):
-        own_native.pack_experts([expert("int4"), expert(other)], 2)
+    for first, second in (("int4", other), (other, "int4")):
+        with pytest.raises(UnlikeExpertsError, match="experts 0 and 1 of a layer are stored in different ways"):
+            ops.pack_experts([expert(first), expert(second)], 2)
