@@ -5,32 +5,32 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from quire.frontend.kept.entries import Entry, EntryStore, Put
+from quire.frontend.kept.entries import Entry, EntryStore, Put, Replaces
 
 
 class Look(Struct, array_like=True, tag="look"):
     """How far is the entry? Answered with its body."""
 
-    entry_id: str
+    version: int
 
 
 class ReadEvents(Struct, array_like=True, tag="read_events"):
     """Which events are there from number `start` on? Answered with `Events`, as soon as there are some."""
 
-    entry_id: str
+    version: int
     start: int
 
 
 class Cancel(Struct, array_like=True, tag="cancel"):
     """Make it no longer, and keep it as it is. Answered with its body."""
 
-    entry_id: str
+    version: int
 
 
 class Abandon(Struct, array_like=True, tag="abandon"):
     """Make it no longer: nobody wants it. Answered with nothing."""
 
-    entry_id: str
+    version: int
 
 
 class Events(Struct, array_like=True):
@@ -41,7 +41,7 @@ class Events(Struct, array_like=True):
 
 
 MakerQuestion = Look | ReadEvents | Cancel | Abandon
-"""What the server is asked that makes an entry. It answers None when it does not, or no longer, make that entry."""
+"""What the server is asked that makes the entry of a version. It answers None if it makes none such any more."""
 
 Answerer = Callable[[MakerQuestion], Awaitable[bytes | None]]
 
@@ -57,7 +57,7 @@ class KeptEntries(Protocol):
 
     async def find(self, entry_id: str) -> Entry | None: ...
 
-    async def put(self, entry: Entry, *, replaces: int | None = None) -> Put: ...
+    async def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put: ...
 
     async def remove(self, entry_id: str) -> None: ...
 
@@ -81,7 +81,7 @@ class OwnEntries:
     async def find(self, entry_id: str) -> Entry | None:
         return self._store.find(entry_id)
 
-    async def put(self, entry: Entry, *, replaces: int | None = None) -> Put:
+    async def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
         return self._store.put(entry, replaces=replaces)
 
     async def remove(self, entry_id: str) -> None:

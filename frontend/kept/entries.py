@@ -7,8 +7,12 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-Put = Literal["kept", "too large", "changed"]
-"""What became of an entry: it is kept, or alone too large to be, or is not the one any more that it shall replace."""
+Put = Literal["kept", "too large", "no room", "changed"]
+"""What became of an entry: it is kept; it is alone too large to be; entries in the making left it no room; or what is
+kept under its id is not what it shall replace."""
+
+Replaces = int | Literal["anything", "nothing"]
+"""What an entry may replace: whatever is kept under its id, no entry, or the one of a version."""
 
 
 class Entry(Struct, array_like=True, frozen=True, kw_only=True):
@@ -19,7 +23,8 @@ class Entry(Struct, array_like=True, frozen=True, kw_only=True):
         events: frames of a stream that may be read again; None if there was none.
         maker: the number of the server that still makes it; None for one that is finished.
         is_lost: its maker ended before it was finished.
-        version: what `EntryStore.put` compares, so that no change is lost.
+        version: what `EntryStore.put` compares, so that no change is lost. That of an entry in the making names the
+            making: its id may be deleted and taken again before the making has ended.
     """
 
     id: str
@@ -76,15 +81,11 @@ class EntryStore:
         kept = self._kept.get(entry_id)
         return None if kept is None else kept.entry
 
-    def put(self, entry: Entry, *, replaces: int | None = None) -> Put:
-        """Keeps a new or changed entry. Old ones make room for it. One that is too large drops the one before it.
-
-        Args:
-            replaces: keep it only if there is an entry with its id and this version.
-        """
-        if replaces is not None:
+    def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
+        """Keeps a new or changed entry. Old ones make room for it. One that cannot be kept drops the one before it."""
+        if replaces != "anything":
             before = self.find(entry.id)
-            if before is None or before.version != replaces:
+            if replaces != ("nothing" if before is None else before.version):
                 return "changed"
         self.remove(entry.id)
         num_bytes = len(entry.body) + sum(map(len, entry.events or ()))
@@ -93,7 +94,7 @@ class EntryStore:
         self._kept[entry.id] = _Kept(entry, self._clock(), num_bytes)
         self._num_bytes += num_bytes
         self._make_room()
-        return "kept"
+        return "kept" if entry.id in self._kept else "no room"
 
     def remove(self, entry_id: str) -> None:
         """Forgets an entry, if there is one."""

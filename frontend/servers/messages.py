@@ -13,7 +13,7 @@ from quire.core.engine.visit import EngineAddress
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.kept.access import MakerQuestion
-from quire.frontend.kept.entries import Entry
+from quire.frontend.kept.entries import Entry, Replaces
 from quire.frontend.servers.family import Family
 
 
@@ -80,7 +80,7 @@ class PutEntry(Struct, array_like=True, tag="put_entry"):
     """See `EntryStore.put`."""
 
     entry: Entry
-    replaces: int | None
+    replaces: Replaces
 
 
 class RemoveEntry(Struct, array_like=True, tag="remove_entry"):

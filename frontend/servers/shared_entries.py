@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.core.errors import UnavailableError
 from quire.frontend.kept.access import Answerer, MakerQuestion
-from quire.frontend.kept.entries import Entry, EntryStore, Put
+from quire.frontend.kept.entries import Entry, EntryStore, Put, Replaces
 from quire.frontend.servers.calls import Calls, LinkEndedError
 from quire.frontend.servers.messages import AskMaker, CountInMaking, FindEntry, PutEntry, RemoveEntry
 
@@ -27,7 +27,7 @@ class SharedEntries:
         found: Entry | None = await self._ask(FindEntry(entry_id), Entry | None)
         return found
 
-    async def put(self, entry: Entry, *, replaces: int | None = None) -> Put:
+    async def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
         put: Put = await self._ask(PutEntry(entry, replaces), Put)
         return put
 

@@ -13,7 +13,7 @@ from quire.frontend.openai.responses.bodies import ConversationRequest, Conversa
 from quire.frontend.openai.responses.item_page import ItemPage, item_page, page_of, told_apart
 from quire.frontend.openai.responses.items import to_messages
 from quire.frontend.openai.responses.schema import check_metadata
-from quire.frontend.openai.responses.store import ResponseStore
+from quire.frontend.openai.responses.store import ResponseStore, no_room
 from quire.frontend.openai.responses.stored import StoredConversation
 
 logger = get_logger(__name__)
@@ -47,7 +47,8 @@ class KeptConversations:
         )
         entry = StoredConversation(conversation=conversation, items=told_apart(_checked(request.items or []))).entry()
         self._store.check_size(entry, param="items")
-        await self._store.put(entry)
+        if not await self._store.put_new(entry):
+            raise no_room("no conversation is created")
         return conversation
 
     async def retrieve(self, conversation_id: str) -> Conversation:
@@ -111,7 +112,7 @@ class KeptConversations:
         with contextlib.suppress(NotFoundError):
             if await self._store.change(conversation_id, extend) is None:
                 logger.warning(
-                    "%s is dropped: it is larger than --max-stored-response-bytes with its last answer",
+                    "%s is dropped: with its last answer it does not fit into --max-stored-response-bytes",
                     conversation_id,
                 )
 

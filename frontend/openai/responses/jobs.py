@@ -129,35 +129,40 @@ class Jobs:
         yield last
 
     async def start(self, job: Job) -> Response:
-        """Makes the response in the background. Returns a copy of it as it is now: queued."""
+        """Makes the response in the background. Returns a copy of it as it is now: queued.
+
+        Raises:
+            ParameterError: its id is taken.
+        """
         response, history = job.builder.response, StreamHistory() if job.request.stream else None
         response.status = "queued"
-        events = None if history is None else ()
         queued = msgspec.structs.replace(response, output=[])
-        entry = job.stored.entry(job.version, events=events, maker=self._store.server)
         job.history = history
-        # First: were the entry alone, because the client hangs up meanwhile, nobody would ever finish it.
-        self._makings.add(Making(response, history, self._state.start(self._record(job))))
-        await self._store.put(entry)
+        begun: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
+        task = self._state.start(self._make(job, begun))
+        task.add_done_callback(lambda _: job.turn.close())  # also if it is cancelled before its first step
+        self._makings.add(job.version, Making(response, history, task))
+        either: list[asyncio.Future[Any]] = [begun, task]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if begun.done() and (error := begun.result()) is not None:
+            raise error
         return queued
 
-    async def _keep(self, job: Job, last: list[bytes]) -> None:
-        """Keeps what is finished, before the client reads `last`, its stream's last frames: it may go on from there
-        at once, at any server."""
-        response = job.builder.response
-        output = msgspec.to_builtins(response.output)
-        if job.request.is_stored and self._store.keeps_any:
-            stored = msgspec.structs.replace(job.stored, items=job.stored.items + output)
-            events = None if job.history is None else [*job.history.frames, *last]
-            replaces = job.version if job.request.background else None  # unless it is deleted by now
-            await self._store.put(stored.entry(job.version, events=events), replaces=replaces)
-        if response.conversation is not None and response.status in ("completed", "incomplete"):
-            await self._kept.extend(response.conversation.id, job.items + output)
+    async def _make(self, job: Job, begun: asyncio.Future[QuireError | None]) -> None:
+        """Makes a response in the background.
 
-    async def _record(self, job: Job) -> None:
+        The entry is put from here. So it is finished even if the client hangs up meanwhile, and whoever finds it finds
+        a task that has begun and can be cancelled.
+
+        Args:
+            begun: gets None once there is an entry, or the reason why there is none.
+        """
         response, history = job.builder.response, job.history
         groups = self.run(job)
         try:
+            begun.set_result(error := await self._put_queued(job))
+            if error is not None:
+                return
             async for frames in groups:
                 if history is not None:
                     history.add(frames)
@@ -170,6 +175,31 @@ class Jobs:
             await groups.aclose()
             if history is not None:
                 history.end()
+
+    async def _put_queued(self, job: Job) -> QuireError | None:
+        """Puts the entry of a response that begins; returns why it cannot begin."""
+        events = None if job.history is None else ()
+        try:
+            await self._store.put_new(job.stored.entry(job.version, events=events, maker=self._store.server))
+        except QuireError as error:
+            return error
+        return None
+
+    async def _keep(self, job: Job, last: list[bytes]) -> None:
+        """Keeps what is finished, before the client reads `last`, its stream's last frames: it may go on from there
+        at once, at any server. Raises ParameterError when its id was taken while it was made in the foreground."""
+        response = job.builder.response
+        output = msgspec.to_builtins(response.output)
+        if job.request.is_stored and self._store.keeps_any:
+            stored = msgspec.structs.replace(job.stored, items=job.stored.items + output)
+            events = None if job.history is None else [*job.history.frames, *last]
+            entry = stored.entry(job.version, events=events)
+            if job.request.background:
+                await self._store.put(entry, replaces=job.version)
+            else:
+                await self._store.put_new(entry)
+        if response.conversation is not None and response.status in ("completed", "incomplete"):
+            await self._kept.extend(response.conversation.id, job.items + output)
 
 
 def _failure_code(error: Exception) -> str:

@@ -32,17 +32,16 @@ class Makings:
     """Answers questions about the responses that are being made here."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Making] = {}
+        self._by_version: dict[int, Making] = {}
 
-    def add(self, making: Making) -> None:
-        """A response is being made, until its task ends."""
-        response_id = making.response.id
-        self._by_id[response_id] = making
-        making.task.add_done_callback(lambda _: self._by_id.pop(response_id))
+    def add(self, version: int, making: Making) -> None:
+        """A response is being made, whose entry has this version, until its task ends."""
+        self._by_version[version] = making
+        making.task.add_done_callback(lambda _: self._by_version.pop(version))
 
     async def answer(self, question: MakerQuestion) -> bytes | None:
         """See `MakerQuestion`. A response is told as JSON, and `Events` as MessagePack."""
-        making = self._by_id.get(question.entry_id)
+        making = self._by_version.get(question.version)
         if making is None:
             return None
         match question:

@@ -51,16 +51,28 @@ class ResponseStore:
 
     # -------------------------------------------------------------------------------------------------------- both
 
-    async def put(self, entry: Entry, *, replaces: int | None = None) -> bool:
-        """Keeps an entry if it is not too large. See `EntryStore.put`."""
-        return await self._entries.put(entry, replaces=replaces) == "kept"
+    async def put(self, entry: Entry, *, replaces: int) -> None:
+        """Keeps the next state of an entry, unless that is deleted by now. See `EntryStore.put`."""
+        await self._entries.put(entry, replaces=replaces)
+
+    async def put_new(self, entry: Entry) -> bool:
+        """Keeps an entry whose id is new, which may be taken since `check_new`, at another server. Returns whether it
+        is kept: it may be too large, or find no room.
+
+        Raises:
+            ParameterError: the id is taken.
+        """
+        put = await self._entries.put(entry, replaces="nothing")
+        if put == "changed":
+            raise _taken(entry.id)
+        return put == "kept"
 
     async def delete(self, entry_id: str) -> None:
         """Forgets an entry, and ends a response that is still being made."""
         entry = await self._entries.find(entry_id)
         await self._entries.remove(entry_id)
         if entry is not None and entry.maker is not None:
-            await self._ask(entry.maker, Abandon(entry_id))
+            await self._ask(entry.maker, Abandon(entry.version))
 
     async def check_room(self) -> None:
         """Raises OverloadedError when responses that are still being made take all room."""
@@ -80,7 +92,7 @@ class ResponseStore:
         Raises:
             NotFoundError: the response was never stored, or is gone.
         """
-        entry, told = await self._told(response_id, Look(response_id), param)
+        entry, told = await self._told(response_id, Look, param)
         stored = response_of(entry)
         return stored if told is None else msgspec.structs.replace(stored, response=_read_response(told))
 
@@ -90,7 +102,7 @@ class ResponseStore:
         Raises:
             NotFoundError: the response was never stored, or is gone.
         """
-        entry, told = await self._told(response_id, Cancel(response_id))
+        entry, told = await self._told(response_id, Cancel)
         return response_of(entry).response if told is None else _read_response(told)
 
     async def events(self, response_id: str, start: int) -> Events:
@@ -101,7 +113,7 @@ class ResponseStore:
             ParameterError: its events are not kept.
             EngineError: they are lost, because the server's process that made it has ended.
         """
-        entry, told = await self._told(response_id, ReadEvents(response_id, start))
+        entry, told = await self._told(response_id, lambda version: ReadEvents(version, start))
         if told is not None:
             return _read_events(told)
         if entry.is_lost and entry.events is not None:
@@ -116,7 +128,7 @@ class ResponseStore:
     async def check_new(self, response_id: str) -> None:
         """Raises ParameterError when the id is taken."""
         if await self._entries.find(response_id) is not None:
-            raise ParameterError(f"request_id {response_id!r} is taken by a stored response.", param="request_id")
+            raise _taken(response_id)
 
     # ----------------------------------------------------------------------------------------------- conversations
 
@@ -140,7 +152,8 @@ class ResponseStore:
         """Replaces a conversation by what `change` makes of it, which is called anew if another request came first.
 
         Args:
-            too_large: the field to name if the conversation would be too large. None drops the conversation then.
+            too_large: the field to name if the conversation would be too large. None drops the conversation if it
+                cannot be kept.
 
         Returns:
             The conversation as it is now; None if it was dropped.
@@ -148,6 +161,7 @@ class ResponseStore:
         Raises:
             NotFoundError: there never was such a conversation, or it is gone.
             ParameterError: it would be too large.
+            OverloadedError: responses that are being made leave it no room, and it is dropped.
         """
         while True:
             before = await self._conversation_entry(conversation_id, "conversation_id")
@@ -156,6 +170,8 @@ class ResponseStore:
             if too_large is not None:
                 self.check_size(entry, param=too_large)
             put = await self._entries.put(entry, replaces=before.version)
+            if put == "no room" and too_large is not None:
+                raise no_room("the conversation is gone")
             if put != "changed":
                 return changed if put == "kept" else None
 
@@ -171,13 +187,17 @@ class ResponseStore:
     # ----------------------------------------------------------------------------------------------------- helpers
 
     async def _told(
-        self, response_id: str, question: MakerQuestion, param: str = "response_id"
+        self, response_id: str, question: Callable[[int], MakerQuestion], param: str = "response_id"
     ) -> tuple[Entry, bytes | None]:
-        """A response's entry, and what its maker answers; None if it is finished."""
+        """A response's entry, and what its maker answers; None if it is finished.
+
+        Args:
+            question: makes the question about the entry of a version.
+        """
         entry = await self._response_entry(response_id, param)
         if entry.maker is None:
             return entry, None
-        told = await self._ask(entry.maker, question)
+        told = await self._ask(entry.maker, question(entry.version))
         if told is None:  # it was finished in between, or its maker has ended
             entry = await self._response_entry(response_id, param)
         return entry, told
@@ -198,6 +218,22 @@ class ResponseStore:
         if entry is None:
             raise _missing("conversation", conversation_id, param)
         return entry
+
+
+def no_room(consequence: str) -> OverloadedError:
+    """The error where responses in the making take all bytes that the server keeps."""
+    return OverloadedError(
+        f"Responses that are being made in the background leave no room, and {consequence}; wait for them, or raise "
+        "--max-stored-responses or --max-stored-response-bytes.",
+        retry_after_seconds=5,
+    )
+
+
+def _taken(response_id: str) -> ParameterError:
+    return ParameterError(
+        f"request_id {response_id!r} is taken by a stored response: choose another one, or leave it out.",
+        param="request_id",
+    )
 
 
 def _missing(what: str, entry_id: str, param: str) -> NotFoundError:

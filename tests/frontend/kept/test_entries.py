@@ -61,6 +61,9 @@ def test_what_is_still_made_is_never_driven_out() -> None:
     assert (lost.maker, lost.is_lost, store.num_in_making) == (None, True, 1)
     store.put(entry("f"))
     assert names(store) == ["e", "f"]
+    store.put(entry("a", maker=2))
+    assert store.put(entry("b")) == "no room"
+    assert names(store) == ["a", "e"]
 
 
 def test_an_entry_replaces_only_the_version_that_it_was_made_of() -> None:
@@ -72,3 +75,12 @@ def test_an_entry_replaces_only_the_version_that_it_was_made_of() -> None:
     assert store.put(entry("a", version=3), replaces=1) == "changed"
     assert store.put(entry("a", 20_000, version=3), replaces=2) == "too large"
     assert names(store) == [], "a version that is no longer true is not kept"
+
+
+def test_a_new_entry_does_not_replace_another_one() -> None:
+    store = EntryStore(2, 10_000, 100.0)
+    assert store.put(entry("a", version=1), replaces="nothing") == "kept"
+    assert store.put(entry("a", version=2), replaces="nothing") == "changed"
+    kept = store.find("a")
+    assert kept is not None
+    assert kept.version == 1

@@ -11,7 +11,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.app import create_app
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.kept.access import OwnEntries
-from quire.frontend.kept.entries import Entry, EntryStore, Put
+from quire.frontend.kept.entries import Entry, EntryStore, Put, Replaces
 
 BODY: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "background": True, "request_id": "mine"}
 
@@ -23,7 +23,7 @@ class SlowEntries(OwnEntries):
         super().__init__(store)
         self.may_answer = asyncio.Event()
 
-    async def put(self, entry: Entry, *, replaces: int | None = None) -> Put:
+    async def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
         put = await super().put(entry, replaces=replaces)
         await self.may_answer.wait()
         return put

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.core.errors import EngineError, NotFoundError, ParameterError
+from quire.core.errors import EngineError, NotFoundError, OverloadedError, ParameterError
 from quire.frontend.kept.access import Answerer, Events, MakerQuestion, OwnEntries
 from quire.frontend.kept.entries import EntryStore
 from quire.frontend.openai.responses.answers import Response
@@ -52,13 +52,16 @@ class Servers:
         limits = {"max_entries": 10, "max_bytes": bounds.get("max_bytes", 100_000)}
         self.stores = [ResponseStore(OneOfTwo(self, number), self.makings[number], **limits) for number in (0, 1)]
 
-    async def begin(self, server: int, name: str, history: StreamHistory | None = None) -> Making:
-        """Server `server` makes a response, which never ends by itself."""
+    async def begin(
+        self, server: int, name: str, history: StreamHistory | None = None, *, version: int = 1, work: Any = None
+    ) -> Making:
+        """Server `server` makes a response by `work`, which by default never ends by itself."""
         stored = a_response(name)
         events = None if history is None else ()
-        await self.stores[server].put(stored.entry(1, events=events, maker=server))
-        making = Making(stored.response, history, asyncio.create_task(asyncio.sleep(60)))
-        self.makings[server].add(making)
+        assert await self.stores[server].put_new(stored.entry(version, events=events, maker=server))
+        making = Making(stored.response, history, asyncio.create_task(work or asyncio.sleep(600)))
+        self.makings[server].add(version, making)
+        await asyncio.sleep(0)  # the task begins
         return making
 
 
@@ -95,7 +98,7 @@ def test_what_one_server_makes_is_told_and_ended_at_the_other() -> None:
         assert await reading == Events([b"1"], ended=False)
         assert (await other.cancel("resp_a")).status == "cancelled"
         assert making.task.cancelled()
-        abandoned = await servers.begin(0, "resp_b")
+        abandoned = await servers.begin(0, "resp_b", version=2)
         with pytest.raises(ParameterError, match="background=true and stream=true"):
             await other.events("resp_b", 0)
         await other.delete("resp_b")
@@ -103,6 +106,53 @@ def test_what_one_server_makes_is_told_and_ended_at_the_other() -> None:
         assert abandoned.task.cancelled()
         with pytest.raises(NotFoundError):
             await servers.stores[0].response("resp_b")
+
+    asyncio.run(main())
+
+
+def test_an_id_that_is_taken_again_means_the_new_response_while_the_old_one_still_ends() -> None:
+    async def main() -> None:
+        servers = Servers()
+        may_end = asyncio.Event()
+
+        async def ends_slowly() -> None:
+            try:
+                await asyncio.sleep(600)
+            finally:
+                await may_end.wait()  # as where its last state is put
+
+        old = await servers.begin(0, "resp_a", work=ends_slowly())
+        await servers.stores[1].delete("resp_a")
+        new = await servers.begin(0, "resp_a", version=2)
+        new.response.model = "new"
+        may_end.set()
+        await asyncio.wait([old.task])
+        await asyncio.sleep(0)  # what is done once it has ended
+        assert (await servers.stores[1].response("resp_a")).response.model == "new"
+        assert (await servers.stores[1].cancel("resp_a")).status == "cancelled"
+        assert new.task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_an_old_response_is_abandoned_and_not_the_new_one_with_its_id() -> None:
+    """The id is taken again while a server asks another one to abandon what it makes."""
+
+    async def main() -> None:
+        servers = Servers()
+        old = await servers.begin(0, "resp_a")
+        new: list[Making] = []
+        answer = servers.answerers[0]
+
+        async def answer_late(question: MakerQuestion) -> bytes | None:
+            new.append(await servers.begin(0, "resp_a", version=2))
+            return await answer(question)
+
+        servers.answerers[0] = answer_late
+        await servers.stores[1].delete("resp_a")
+        await asyncio.wait([old.task])
+        assert not new[0].task.done()
+        new[0].task.cancel()
 
     asyncio.run(main())
 
@@ -177,6 +227,21 @@ def test_a_conversation_that_grows_too_large_is_refused_or_dropped() -> None:
         await kept.extend(conversation.id, large)
         with pytest.raises(NotFoundError):
             await kept.retrieve(conversation.id)
+
+    asyncio.run(main())
+
+
+def test_a_conversation_for_which_responses_in_the_making_leave_no_room_is_refused() -> None:
+    async def main() -> None:
+        servers = Servers(max_bytes=1200)
+        kept = KeptConversations(servers.stores[0])
+        conversation = await kept.create(ConversationRequest())
+        await servers.begin(0, "resp_a")
+        items = [{"role": "user", "content": "x" * 600}]
+        with pytest.raises(OverloadedError, match="no room, and the conversation is gone"):
+            await kept.add(conversation.id, ItemsRequest(items=items))
+        with pytest.raises(OverloadedError, match="no room, and no conversation is created"):
+            await kept.create(ConversationRequest(items=items))
 
     asyncio.run(main())
 

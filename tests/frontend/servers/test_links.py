@@ -46,11 +46,11 @@ def test_what_a_server_puts_as_it_ends_is_lost_and_not_made_for_ever() -> None:
     async def main() -> None:
         entries = EntryStore(10, 1000, 100.0)
         store = SharedStore(entries, lambda number: None)
-        assert store.answer(PutEntry(Entry(id="a", body=b"", maker=1), None)) == "kept"
+        assert store.answer(PutEntry(Entry(id="a", body=b"", maker=1), "nothing")) == "kept"
         store.on_server_ended(1)
         assert store.answer(FindEntry("a")).is_lost
         assert entries.num_in_making == 0
-        assert await store.ask(AskMaker(1, Look("a"))) is None
+        assert await store.ask(AskMaker(1, Look(1))) is None
         store.answer(RemoveEntry("a"))
         assert store.answer(FindEntry("a")) is None
 
@@ -62,12 +62,12 @@ def test_a_question_to_a_server_that_ends_is_answered_with_none() -> None:
         sent: list[Any] = []
         calls = Calls(lambda call_id, question: sent.append((call_id, question)))
         store = SharedStore(EntryStore(10, 1000, 100.0), lambda number: calls)
-        asking = asyncio.create_task(store.ask(AskMaker(1, Look("a"))))
+        asking = asyncio.create_task(store.ask(AskMaker(1, Look(1))))
         await asyncio.sleep(0)
-        assert msgspec.structs.astuple(sent[0][1]) == ("a",)
+        assert msgspec.structs.astuple(sent[0][1]) == (1,)
         calls.end()
         assert await asking is None
-        assert await store.ask(AskMaker(1, Look("a"))) is None
+        assert await store.ask(AskMaker(1, Look(1))) is None
         assert len(sent) == 1
 
     asyncio.run(main())
