@@ -199,6 +199,9 @@ def _places(step: StepContext, row: int, tokens: slice, layer: int) -> tuple[Ten
     return pages, slots[:seq_len].to(pages.device)
 
 
+_NAMES_OF_CACHES = ("cache", "past_key_values", "cache_params")  # a class takes one; Transformers before 5.24 has no `cache`
+
+
 def run_row(
     backbone: nn.Module, token_ids: Tensor, cache: Cache, positions: Tensor | None, embeds: Tensor | None = None
 ) -> Any:
@@ -209,7 +212,7 @@ def run_row(
     given: dict[str, Any] = {"input_ids": token_ids, "use_cache": True, "return_dict": True}
     if positions is not None:
         given["position_ids"] = positions
-    given["cache_params" if takes(backbone, "cache_params") else "past_key_values"] = cache
+    given |= dict.fromkeys(_NAMES_OF_CACHES, cache)
     if embeds is not None:
         given |= {"input_ids": None, "inputs_embeds": embeds}
     return backbone(**{name: value for name, value in given.items() if takes(backbone, name)})

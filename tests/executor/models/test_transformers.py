@@ -191,7 +191,7 @@ def test_a_mask_knows_what_a_slice_of_it_means() -> None:
     ("model_type", "kind"),
     [
         ("bloom", Rows),  # attends itself, with biases
-        ("gptj", Rows),  # attends itself
+        ("mpt", Rows),  # likewise
         ("opt", PagedAttention),  # learned positions
         ("roberta", PagedAttention),  # positions from behind that of padding
         ("doge", Rows),  # masks of its own
@@ -277,7 +277,7 @@ def test_single_tokens_that_another_formula_computes_are_refused(tmp_path: Path)
         load_model(read_model_spec(tmp_path, options))
 
 
-@pytest.mark.parametrize("model_type", ["bloom", "codegen", "mamba", "qwen3_next"])
+@pytest.mark.parametrize("model_type", ["bloom", "mpt", "mamba", "qwen3_next"])
 def test_rounding_does_not_refuse_a_class(model_type: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, model_type)
     options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="bfloat16")

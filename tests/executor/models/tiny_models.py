@@ -47,7 +47,7 @@ _LATENT = {"num_key_value_heads": 4, "head_dim": 16}  # every head has keys of i
 
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
-    **dict.fromkeys(("longcat_flash", "minicpm3", "dots3_note_text", "youtu"), _LATENT),
+    **dict.fromkeys(("longcat_flash", "minicpm3", "dots3_note_text", "sarvam_mla", "youtu"), _LATENT),
     **{name: {"head_dim": 16} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
     "glm_moe_dsa": {**_LATENT, "indexer_types": ["full", "shared", "full", "shared"]},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
