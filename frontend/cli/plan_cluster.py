@@ -40,7 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument("--rate", type=float, metavar="X", help="Requests a second, instead of --concurrency.")
     group.add_argument(
         "--experts-over-engines", action="store_true",
-        help="Consider whole experts divided over several engines, too; Quire serves these on one host.",
+        help="Consider whole experts divided over several engines, too, each of which is on one host.",
     )  # fmt: skip
     group.add_argument("--top", type=COUNT, default=12, help="Layouts of the table (default: %(default)s).")
     parser.compose("efficiency", parser.add_struct(Efficiency), lambda given: msgspec.convert(given, Efficiency))

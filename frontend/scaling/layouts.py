@@ -54,7 +54,7 @@ def layouts(cluster: Cluster, cost: ModelCost, *, experts_over_engines: bool) ->
     Within one engine, parts of every expert and whole experts take the same time, so that is no layout of its own.
 
     Args:
-        experts_over_engines: those too that divide whole experts over several engines.
+        experts_over_engines: those too that divide whole experts over several engines, each of which is on one host.
     """
     for shard in cost.shards:
         if cluster.num_devices % shard.tensor:
@@ -66,7 +66,9 @@ def layouts(cluster: Cluster, cost: ModelCost, *, experts_over_engines: bool) ->
             layout = ClusterLayout(tensor=shard.tensor, pipeline=stages, data=left // stages)
             yield layout
             group = layout.tensor * layout.data
-            if experts_over_engines and cost.num_experts and layout.data > 1 and cost.num_experts % group == 0:
+            on_one_host = layout.tensor * layout.pipeline <= cluster.devices_per_node
+            may_share = experts_over_engines and cost.num_experts and layout.data > 1 and on_one_host
+            if may_share and cost.num_experts % group == 0:
                 yield ClusterLayout(tensor=layout.tensor, pipeline=layout.pipeline, data=layout.data, expert=group)
 
 

@@ -11,11 +11,13 @@ from quire.frontend.scaling.hardware import Cluster
 from quire.frontend.scaling.layouts import ClusterLayout
 
 WEIGHTS, COMPUTE, CACHE = "weights read", "compute", "cache read"
-REDUCE_LATENCY, REDUCE_BYTES, TO_ALL = "all-reduce latency", "all-reduce bandwidth", "all-to-all"
+REDUCE_LATENCY, REDUCE_BYTES, EXCHANGE = "all-reduce latency", "all-reduce bandwidth", "expert exchange"
 SEND, BUBBLE, OVERHEAD = "stage to stage", "pipeline bubble", "overhead"
-TERMS = (WEIGHTS, COMPUTE, CACHE, REDUCE_LATENCY, REDUCE_BYTES, TO_ALL, SEND, BUBBLE, OVERHEAD)
+TERMS = (WEIGHTS, COMPUTE, CACHE, REDUCE_LATENCY, REDUCE_BYTES, EXCHANGE, SEND, BUBBLE, OVERHEAD)
 REDUCES_PER_LAYER = 2
 """After attention and after the feed-forward layer (arXiv:1909.08053)."""
+CHOICE_BYTES = 12
+"""Of one expert that a token chose: its number in 64 bits, and its weight in 32."""
 
 Seconds = dict[str, float]
 
@@ -133,7 +135,7 @@ class StepTime:
         cost, layout = self._cost, self._layout
         whole = _part(self._shard.experts, share * layout.tensor)  # of all ranks of a stage
         is_divided = layout.expert > 1
-        # Every engine's tokens go to the ranks that have their experts.
+        # Each rank gets the tokens of all engines, and computes its own experts for them.
         tokens = rows.tokens * (layout.data if is_divided else 1)
         chosen_share = cost.experts_per_token / cost.num_experts
         read_share = 1 - (1 - chosen_share) ** tokens
@@ -143,17 +145,21 @@ class StepTime:
         compute = 2 * tokens * chosen_share * whole.num_weights / ranks / self._compute / balance
         seconds[WEIGHTS if read >= compute else COMPUTE] += max(read, compute)
         if is_divided and layout.data > 1:
-            self._add_all_to_all(seconds, rows, share * cost.num_expert_layers)
+            self._add_exchange(seconds, rows, share * cost.num_expert_layers)
 
-    def _add_all_to_all(self, seconds: Seconds, rows: Rows, num_layers: float) -> None:
-        """Each token goes to the ranks of its experts and its results come back; a rank sends its part of the rows."""
+    def _add_exchange(self, seconds: Seconds, rows: Rows, num_layers: float) -> None:
+        """Each rank sends its engine's tokens to the rank of its tensor coordinate in every other engine.
+
+        These return their sums. As engines have equally many tokens, the two directions are equally many rows.
+        """
         cost, layout = self._cost, self._layout
-        row_bytes = cost.hidden_size * cost.activation_bytes
-        sent = rows.tokens / layout.tensor * min(cost.experts_per_token, layout.expert) * row_bytes
-        inside = min(self._cluster.devices_per_node, layout.expert) / layout.expert
-        own = 1 / layout.expert
-        transfer = sent * ((inside - own) / self._link + (1 - inside) / self._network)
-        seconds[TO_ALL] += 2 * num_layers * (transfer + self._latency(layout.expert))
+        row_bytes = 2 * cost.hidden_size * cost.activation_bytes + cost.experts_per_token * CHOICE_BYTES
+        engines_per_node = max(1, self._cluster.devices_per_node // (layout.tensor * layout.pipeline))
+        across = max(0, layout.data - engines_per_node)
+        inside = layout.data - 1 - across
+        transfer = rows.tokens * row_bytes * (inside / self._link + across / self._network)
+        message = self._cluster.device.link_seconds + (self._cluster.network.seconds if across else 0.0)
+        seconds[EXCHANGE] += num_layers * (transfer + 2 * message)
 
     def _add_attention(self, seconds: Seconds, rows: Rows, share: float) -> None:
         for kind in self._shard.attention:

@@ -22,11 +22,11 @@ from quire.frontend.scaling.step_time import (
     BUBBLE,
     CACHE,
     COMPUTE,
+    EXCHANGE,
     OVERHEAD,
     REDUCE_BYTES,
     REDUCE_LATENCY,
     SEND,
-    TO_ALL,
     WEIGHTS,
     Rows,
     StepTime,
@@ -155,9 +155,8 @@ def test_divided_experts_see_the_tokens_of_all_engines() -> None:
     layout = ClusterLayout(tensor=1, pipeline=1, data=4, expert=4)
     [terms] = step(layout, part, cluster(2, 2), **sizes).stages(Rows(1))
     assert terms[WEIGHTS] == pytest.approx(8 * (1 - 0.75**4) / 4)
-    sent = 1 * 2 * 1000 * 2
-    transfer = sent * (1 / 4 / 1e8 + 1 / 2 / 1e7)
-    assert terms[TO_ALL] == pytest.approx(2 * 10 * (transfer + 1e-3 + 2 * 2e-3))
+    row = (1000 + 1000) * 2 + 2 * (8 + 4)  # there and back, with two choices
+    assert terms[EXCHANGE] == pytest.approx(10 * (row * (1 / 1e8 + 2 / 1e7) + 2 * (1e-3 + 2e-3)))
 
 
 def test_an_unbalanced_mixture_waits_for_its_busiest_rank() -> None:
@@ -251,6 +250,8 @@ def test_layouts_use_all_devices_and_divide_experts_over_engines() -> None:
         "TP 2 × DP 2", "TP 2 × DP 2 × EP 4", "TP 2 × PP 2",
     }  # fmt: skip
     assert all(each.expert == 1 for each in layouts(cluster(2, 2), cost, experts_over_engines=False))
+    on_hosts = layouts(cluster(4, 1), cost, experts_over_engines=True)
+    assert {str(each) for each in on_hosts if each.expert > 1} == {"TP 1 × DP 4 × EP 4"}  # engines of one host each
     assert found[1].flags == ["--data-parallel-size", "4", "--enable-expert-parallel"]
     assert tensor_sizes(cluster(4, 8)) == [1, 2, 4, 8, 16]
 

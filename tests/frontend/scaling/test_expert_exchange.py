@@ -1,0 +1,83 @@
+"""The plan's expert exchange against the bytes that ranks of several engines really send each other in a layer."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from quire.core.wire.model_cost import WeightCost
+from quire.core.wire.rank import Layout, Rank
+from quire.executor.layers.expert_exchange import ExpertExchange
+from quire.executor.parallel.groups import Messages
+from quire.executor.parallel.lockstep import Lockstep
+from quire.frontend.scaling.hardware import Network
+from quire.frontend.scaling.layouts import ClusterLayout
+from quire.frontend.scaling.step_time import EXCHANGE, Rows
+from tests.executor.layers.test_layers import ThreadGroup
+from tests.frontend.scaling.test_estimate import DEVICE, cluster, shard, step
+
+TOKENS, HIDDEN, CHOICES = 7, 48, 3
+
+
+class CountingGroup(ThreadGroup):
+    """Counts the bytes that this rank sends to each other one."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.sent = [0] * self.size
+
+    def begin_exchange(self, sent: Any, received: Any) -> Messages:
+        for rank, tensor in sent:
+            self.sent[rank] += tensor.nbytes
+        return super().begin_exchange(sent, received)
+
+
+def sent_bytes(layout: Layout) -> dict[Rank, list[int]]:
+    """What each rank sends to each engine in one layer of experts, where every engine has as many tokens."""
+    ranks = [rank for data in range(layout.data) for rank in layout.ranks(data)]
+    mailboxes: list[list[Any]] = [[None] * layout.data for _ in range(layout.tensor)]
+    barriers = [threading.Barrier(layout.data) for _ in range(layout.tensor)]
+
+    def run(rank: Rank) -> list[int]:
+        group = CountingGroup(rank.data, layout.data, mailboxes[rank.tensor], barriers[rank.tensor])
+        lockstep = Lockstep(torch.distributed, rank, layout, group, (torch.distributed.group.WORLD, None, None))
+        lockstep.num_tokens = [TOKENS] * layout.data
+        exchange = ExpertExchange(lockstep)
+        x, _, _ = exchange.gather(
+            torch.ones(TOKENS, HIDDEN, dtype=torch.bfloat16),
+            torch.zeros(TOKENS, CHOICES, dtype=torch.int64),
+            torch.ones(TOKENS, CHOICES),
+        )
+        sums = exchange.sums(x)
+        assert torch.equal(sums, torch.full((TOKENS, HIDDEN), float(layout.data), dtype=torch.bfloat16))
+        return group.sent
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return dict(zip(ranks, pool.map(run, ranks), strict=True))
+
+
+@pytest.mark.parametrize(("engines", "tensor", "nodes"), [(2, 1, 1), (4, 1, 2), (3, 2, 3), (4, 2, 1), (4, 2, 2)])
+def test_the_plan_counts_what_ranks_send(engines: int, tensor: int, nodes: int) -> None:
+    seconds_inside, seconds_across = 1.0, 1000.0  # for each byte
+    device = msgspec.structs.replace(DEVICE, link_bytes_per_second=1 / seconds_inside, link_seconds=0)
+    network = Network(bytes_per_second=1 / seconds_across, seconds=0, is_shared=False)
+    per_node = engines * tensor // nodes
+    where = msgspec.structs.replace(cluster(nodes, per_node), device=device, network=network)
+    planned = step(
+        ClusterLayout(tensor=tensor, pipeline=1, data=engines, expert=engines * tensor),
+        shard(tensor, experts=WeightCost(8, 4)),
+        where,
+        hidden_size=HIDDEN,
+        num_experts=8,
+        experts_per_token=CHOICES,
+        num_expert_layers=1,
+    )
+    [terms] = planned.stages(Rows(TOKENS))
+    for rank, sent in sent_bytes(Layout(data=engines, tensor=tensor, expert=engines * tensor)).items():
+        node = rank.data * tensor // per_node
+        inside = sum(size for engine, size in enumerate(sent) if engine * tensor // per_node == node)
+        across = sum(sent) - inside
+        assert terms[EXCHANGE] == pytest.approx(inside * seconds_inside + across * seconds_across)
