@@ -199,7 +199,7 @@ def _places(step: StepContext, row: int, tokens: slice, layer: int) -> tuple[Ten
     return pages, slots[:seq_len].to(pages.device)
 
 
-_NAMES_OF_CACHES = ("cache", "past_key_values", "cache_params")  # a class takes one; Transformers before 5.24 has no `cache`
+_NAMES_OF_CACHES = ("cache", "past_key_values", "cache_params")  # a class takes one; `cache` since Transformers 5.24
 
 
 def run_row(
