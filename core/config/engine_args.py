@@ -57,6 +57,18 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
         return {name: value for group in groups for name, value in msgspec.structs.asdict(group).items()}
 
 
+def keyword_aliases() -> dict[str, str]:
+    """Keywords that stand for an option as its other long flags do: `device_memory_utilization`."""
+    found = {}
+    for group in msgspec.structs.fields(EngineArgs):
+        for name, annotation in get_type_hints(group.type, include_extras=True).items():
+            for meta in getattr(annotation, "__metadata__", ()):
+                for alias in (meta.extra or {}).get("aliases", ()):
+                    if alias.startswith("--"):
+                        found[alias.removeprefix("--").replace("-", "_")] = name
+    return found
+
+
 def convert_group(kind: type, values: dict[str, Any]) -> Any:
     """`values` as the options Struct `kind`; a wrong one raises ConfigError that names the option.
 

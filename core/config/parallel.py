@@ -22,7 +22,9 @@ class EplbConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     After every `step_interval` steps, the tokens of the last `window_size` steps count. `num_redundant_experts` places
     of a layer are for further copies of its busiest experts. `log_balancedness` logs every `log_balancedness_interval`
-    steps how equally these loaded the ranks. The last three are vLLM's; Quire has one way of each.
+    steps how equally these loaded the ranks. The others are vLLM's, and there is one way of each here: ranks stop while
+    experts move, one layer's at a time, which is what `use_async` asks for when it is false. It is taken as true, too,
+    because that is vLLM's default; the placements are the same.
     """
 
     window_size: Positive = 1000
@@ -32,11 +34,12 @@ class EplbConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_balancedness_interval: Positive = 1
     policy: Literal["default"] = "default"
     communicator: None = None
-    use_async: bool = False
+    use_async: bool = True
+    enable_migration_batching: bool = False
 
     def __post_init__(self) -> None:
-        if self.use_async:
-            raise ValueError("use_async cannot be true: ranks stop while experts move")
+        if self.enable_migration_batching:
+            raise ValueError("enable_migration_batching cannot be true: the experts of a layer move at once")
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True):
@@ -141,6 +144,7 @@ class ParallelConfig(Struct, frozen=True, kw_only=True):
         Meta(
             description="With --decode-context-parallel-size or --prefill-context-parallel-size, so many neighbouring "
             "positions are one worker's; divides --block-size. 1 when unset.",
+            extra={"aliases": ["--dcp-kv-cache-interleave-size"]},
         ),
     ] = None
     enable_expert_parallel: Annotated[

@@ -1,7 +1,7 @@
 """Every flag of vLLM's is known here, and taken with the value that it has in vLLM when nobody gives it.
 
 `vllm_flags.json` lists the flags of `vllm serve`, those of version 0.32 and those that only older versions have, each
-with its default; an object of a class of vLLM's is null.
+with its default; an object of a class of vLLM's that Quire has nothing like is null.
 """
 
 import json
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from quire.core.config.engine_args import EngineArgs
+from quire.core.config.engine_args import EngineArgs, keyword_aliases
+from quire.core.config.parallel import EplbConfig
 from quire.core.errors import ConfigError
 from quire.frontend.cli import serve
 from quire.frontend.flags.parser import CommandParser
@@ -70,7 +71,8 @@ def test_the_default_is_taken_in_a_file(tmp_path: Path) -> None:
 
 
 def test_the_default_is_taken_as_a_keyword() -> None:
-    names = {f"--{name.replace('_', '-')}" for name in EngineArgs().flat()} | set(unsupported("engine"))
+    known = EngineArgs().flat() | keyword_aliases()
+    names = {f"--{name.replace('_', '-')}" for name in known} | set(unsupported("engine"))
     refused = []
     for flag in FLAGS:
         if flag.startswith("--") and flag in names:
@@ -79,3 +81,22 @@ def test_the_default_is_taken_as_a_keyword() -> None:
             except ConfigError as error:
                 refused.append(str(error))
     assert refused == []
+
+
+def test_an_option_has_vllms_older_name_too() -> None:
+    parsed = parse("--dcp-kv-cache-interleave-size", "4").engine_args.parallel
+    assert parsed == read_keywords({"dcp_kv_cache_interleave_size": 4, "cp_kv_cache_interleave_size": None}).parallel
+    assert parsed.cp_kv_cache_interleave_size == 4
+    with pytest.raises(ConfigError, match=r"'cp_kv_cache_interleave_size' and 'dcp_.*' are one option"):
+        read_keywords({"dcp_kv_cache_interleave_size": 4, "cp_kv_cache_interleave_size": 2})
+
+
+@pytest.mark.parametrize(
+    "changed", [{"policy": "other"}, {"communicator": "nixl"}, {"enable_migration_batching": True}]
+)
+def test_eplb_is_refused_what_it_would_ignore(changed: dict[str, Any]) -> None:
+    default = FLAGS["--eplb-config"]
+    assert read_keywords({"eplb_config": default}).parallel.eplb_config == EplbConfig()
+    assert read_keywords({"eplb_config": default | {"use_async": False}}).parallel.eplb_config is not None
+    with pytest.raises(ConfigError, match=next(iter(changed))):
+        read_keywords({"eplb_config": default | changed})
