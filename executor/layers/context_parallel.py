@@ -197,9 +197,10 @@ class ContextParallel:
         num_bytes = q.element_size() * (q.shape[2] + value_size) + 4  # of a head's query and its part
         if len(page_ids) * keys.pages[0].nbytes <= q.shape[0] * q.shape[1] * num_bytes:
             parts = pass_keys(
-                self.group, block_of(keys, page_ids),
+                self.group,
+                lambda: block_of(keys, page_ids),
                 lambda rank, block: attend(q, form, rounds.of_keys(rank, block, keys)),
-            )  # fmt: skip
+            )
         else:
             forms = self._forms(form)
             parts = pass_queries(

@@ -6,7 +6,7 @@ blocks of those that travel, however many ranks there are.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,44 +23,61 @@ AttendToBlock = Callable[[int, Tensor], Part]
 def pass_queries(group: ParallelGroup, queries: Tensor, attend: AttendToBlock) -> list[Part]:
     """The parts of this rank's `queries`, by the rank whose keys they are of. Queries travel, and parts come back.
 
-    Parts travel while a later block is attended with; of those made for other ranks, two are kept at most.
+    Parts travel while a later block is attended with. Of those made for other ranks, three are kept at most: two that
+    are under way, and the one that is being made.
     """
     parts: dict[int, Part] = {}
     under_way: deque[Messages] = deque()
-    for source, block in travel(group, queries):
+
+    def attend_and_send(source: int, block: Tensor) -> None:
         part = attend(source, block)
         if source == group.rank:
             parts[source] = part
-            continue
+            return
         while len(under_way) > 1:
             under_way.popleft().wait()
         peer = (2 * group.rank - source) % group.size  # as far after this rank as `source` is before it
         parts[peer] = torch.empty_like(part[0]), torch.empty_like(part[1])
         sent = [(source, tensor.contiguous()) for tensor in part]
         under_way.append(group.begin_exchange(sent, [(peer, tensor) for tensor in parts[peer]]))
+
+    travel(group, lambda: queries, attend_and_send)
     for messages in under_way:
         messages.wait()
     return [parts[rank] for rank in range(group.size)]
 
 
-def pass_keys(group: ParallelGroup, keys: Tensor, attend: AttendToBlock) -> list[Part]:
-    """The parts of this rank's queries, by the rank whose keys they are of. Keys travel; `keys` are this rank's."""
-    parts = {source: attend(source, block) for source, block in travel(group, keys)}
+def pass_keys(group: ParallelGroup, make_block: Callable[[], Tensor], attend: AttendToBlock) -> list[Part]:
+    """The parts of this rank's queries, by the rank whose keys they are of. Keys travel.
+
+    Args:
+        make_block: makes the block of this rank's keys, and does not keep it.
+    """
+    parts: dict[int, Part] = {}
+
+    def keep_part(source: int, block: Tensor) -> None:
+        parts[source] = attend(source, block)
+
+    travel(group, make_block, keep_part)
     return [parts[rank] for rank in range(group.size)]
 
 
-def travel(group: ParallelGroup, block: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Each rank's number and `block`, from this rank's downwards, while the next block is under way.
+def travel(group: ParallelGroup, make_block: Callable[[], Tensor], use: Callable[[int, Tensor], None]) -> None:
+    """Calls `use` with each rank's number and block, from this rank's downwards, while the next block is under way.
 
-    All ranks give the same shape. A block may be read until the next one is asked for.
+    Nobody else holds a block that has been used, so that there are two at a time.
+
+    Args:
+        make_block: makes this rank's block; those of all ranks have the same shape.
+        use: may read the block until it returns.
     """
-    block = block.contiguous()
+    block = make_block().contiguous()
     for turn in range(group.size):
         arriving, messages = block, Messages()
         if turn < group.size - 1:
             arriving = torch.empty_like(block)
             after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
             messages = group.begin_exchange([(after, block)], [(before, arriving)])
-        yield (group.rank - turn) % group.size, block
+        use((group.rank - turn) % group.size, block)
         messages.wait()
         block = arriving

@@ -17,12 +17,12 @@ from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
-from tests.executor.layers.test_layers import ThreadGroup
 from tests.executor.models.test_hybrid_models import Folder
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.models.test_moe_models import VARIANTS
 from tests.executor.models.test_transformers import universal_spec
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.thread_group import ThreadGroup
 
 torch.set_num_threads(1)
 
@@ -39,12 +39,7 @@ BUSY: list[list[Step]] = [
 
 def thread_groups(count: int, size: int) -> list[list[ThreadGroup]]:
     """`count` groups of `size` ranks each."""
-    made = []
-    for _ in range(count):
-        mailbox: list[Any] = [None] * size
-        barrier = threading.Barrier(size)
-        made.append([ThreadGroup(rank, size, mailbox, barrier) for rank in range(size)])
-    return made
+    return [ThreadGroup.all_of(size) for _ in range(count)]
 
 
 def run_together(spec: ModelSpec, steps: list[list[Step]], tensor: int, **options: Any) -> list[list[Tensor]]:
@@ -72,7 +67,7 @@ def run_together(spec: ModelSpec, steps: list[list[Step]], tensor: int, **option
             return got
         except BaseException:
             for group in (stage, engines):
-                group._barrier.abort()  # the others would wait for ever
+                group.meeting.abort()  # the others would wait for ever
             raise
 
     ranks = [rank for data in range(layout.data) for rank in layout.ranks(data)]

@@ -24,7 +24,6 @@ from quire.executor.models.registry import build_model
 from quire.executor.parallel.expert_placement import Placement, moves_between
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_hybrid_models import Folder
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.models.test_models import prompts
@@ -33,6 +32,7 @@ from tests.executor.models.test_transformers import universal_spec
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.step.test_model_runner import engine_config, request, tokens_of
 from tests.executor.step.test_sameness import start
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

@@ -1,7 +1,5 @@
 """Layers split over ranks against the whole, and rotary embeddings against Transformers."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,69 +11,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.rotary import rotary_frequencies
-from quire.executor.parallel.groups import Messages, ParallelGroup
+from quire.executor.parallel.groups import ParallelGroup
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
-
-
-class ThreadGroup(ParallelGroup):
-    """Ranks that are threads of this process and exchange tensors through a list."""
-
-    def __init__(self, rank: int, size: int, mailbox: list[Tensor], barrier: threading.Barrier) -> None:
-        super().__init__(rank, size)
-        self._mailbox = mailbox
-        self._barrier = barrier
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self._exchange(x)).sum(dim=0)
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return torch.cat(self._exchange(x), dim=dim)
-
-    def all_to_all(self, x: Tensor) -> Tensor:
-        return torch.stack([parts[self.rank] for parts in self._exchange(x)])
-
-    def begin_exchange(self, sent: Any, received: Any) -> Messages:
-        everyone = self._exchange(sent)
-        for peer in range(self.size):
-            arriving = iter([tensor for to, tensor in everyone[peer] if to == self.rank])
-            for source, tensor in received:
-                if source == peer:
-                    tensor.copy_(next(arriving))
-        self._exchange([])  # the tensors of others are no longer read
-        return Messages()
-
-    def _exchange(self, x: Any) -> list[Any]:
-        self._mailbox[self.rank] = (
-            x.clone() if isinstance(x, Tensor) else x
-        )  # a rank may write into its own while others still read
-        self._barrier.wait(60)
-        everyone = list(self._mailbox)
-        self._barrier.wait(60)
-        return everyone
-
-
-def on_every_rank(size: int, job: Any) -> list[Any]:
-    """Results of `job(group)` for each rank, run side by side."""
-    mailbox: list[Any] = [None] * size
-    barrier = threading.Barrier(size)
-    groups = [ThreadGroup(rank, size, mailbox, barrier) for rank in range(size)]
-
-    failures: list[BaseException] = []
-
-    def run(group: ThreadGroup) -> Any:
-        try:
-            return job(group)
-        except BaseException as failure:
-            failures.append(failure)
-            barrier.abort()  # the others would wait for ever
-
-    with ThreadPoolExecutor(size) as pool:
-        results = list(pool.map(run, groups))
-    if failures:
-        raise failures[0]
-    return results
 
 
 SHARDED: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -131,7 +71,7 @@ def test_a_rank_count_that_does_not_fit_is_refused(
 ) -> None:
     spec = read_spec(checkpoint("llama", **options))
     with pytest.raises(ModelLoadError, match=message):
-        load_model(spec, group=ThreadGroup(0, size, [], threading.Barrier(1)))
+        load_model(spec, group=ParallelGroup(0, size))
 
 
 ROPES: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from quire.executor.layers import context_parallel
 from quire.executor.layers.attention import LayerKV, kept_tokens
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.partial_keys import PartialKeys
-from quire.executor.layers.sequence_ring import travel
+from quire.executor.layers.sequence_ring import pass_keys
 from quire.executor.models.base import LayerCache
 from quire.executor.parallel.groups import Messages
 from quire.executor.parallel.token_shares import TokenShares
@@ -23,8 +23,8 @@ from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.stage import Stage
 from quire.ops import bind
 from quire.ops.backend import AttentionForm
-from tests.executor.layers.test_layers import ThreadGroup, on_every_rank
 from tests.executor.parallel.test_groups import reports_of
+from tests.executor.thread_group import ThreadGroup, on_every_rank
 
 torch.set_num_threads(1)
 
@@ -35,7 +35,7 @@ class Counted(ThreadGroup):
     """Counts what it sends from rank to rank."""
 
     def __init__(self, group: ThreadGroup) -> None:
-        super().__init__(group.rank, group.size, group._mailbox, group._barrier)
+        super().__init__(group.rank, group.size, group.meeting)
         self.num_bytes = self.num_messages = 0
 
     def begin_exchange(self, sent: Any, received: Any) -> Messages:
@@ -213,8 +213,8 @@ def attend(source, block):
 own = torch.full((1024, 1024), float(number))
 report = []
 for _ in range(3):
-    report.append([(out.unique().tolist(), lse.unique().tolist()) for out, lse in pass_queries(group, own, attend)])
-    report.append([(out.unique().tolist(), lse.unique().tolist()) for out, lse in pass_keys(group, own, attend)])
+    for parts in (pass_queries(group, own, attend), pass_keys(group, lambda: own, attend)):
+        report.append([(out.unique().tolist(), lse.unique().tolist()) for out, lse in parts])
 print(json.dumps(report))
 leave()
 """
@@ -228,18 +228,40 @@ def test_blocks_travel_between_processes(size: int, tmp_path: Path) -> None:
         assert report == [queries, keys] * 3
 
 
-@pytest.mark.parametrize("size", [2, 5])
-def test_a_rank_holds_two_blocks(size: int) -> None:
+class Holding(Counted):
+    """Counts the blocks that there are whenever one is added."""
+
+    def __init__(self, group: ThreadGroup) -> None:
+        super().__init__(group)
+        self._blocks: list[weakref.ref[Tensor]] = []
+        self.most = 0
+
+    def add(self, block: Tensor) -> Tensor:
+        self._blocks.append(weakref.ref(block))
+        self.most = max(self.most, sum(each() is not None for each in self._blocks))
+        return block
+
+    def begin_exchange(self, sent: Any, received: Any) -> Messages:
+        for _, block in received:
+            self.add(block)
+        return super().begin_exchange(sent, received)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_rank_holds_two_blocks_of_keys(size: int) -> None:
     """Blocks come in the order of the ring, and are gone when the next but one comes."""
 
-    def on_rank(group: ThreadGroup) -> list[tuple[int, list[int]]]:
-        seen, alive = [], []
-        for source, block in travel(group, torch.full((3,), group.rank)):
-            alive.append(weakref.ref(block))
-            seen.append((source, block.tolist()))
-            del block
-            assert sum(ref() is not None for ref in alive) <= 2
-        return seen
+    def on_rank(group: ThreadGroup) -> tuple[list[int], list[list[int]], int]:
+        holding, order = Holding(group), []
 
-    for rank, seen in enumerate(on_every_rank(size, on_rank)):
-        assert seen == [((rank - turn) % size, [(rank - turn) % size] * 3) for turn in range(size)]
+        def attend(source: int, block: Tensor) -> tuple[Tensor, Tensor]:
+            order.append(source)
+            return block + 10, block + 20
+
+        parts = pass_keys(holding, lambda: holding.add(torch.full((3,), group.rank)), attend)
+        return order, [out.tolist() for out, _ in parts], holding.most
+
+    for rank, (order, outs, most) in enumerate(on_every_rank(size, on_rank)):
+        assert order == [(rank - turn) % size for turn in range(size)]
+        assert outs == [[10 + source] * 3 for source in range(size)]
+        assert most == 2

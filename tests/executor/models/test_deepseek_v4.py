@@ -17,11 +17,11 @@ from quire.executor.models.base import Model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from quire.ops.latent import CacheRows
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_models import prompts
 from tests.executor.models.tiny_models import VOCAB_SIZE, write_checkpoint
 from tests.executor.paged_driver import PagedDriver, load_model, read_spec
 from tests.executor.step.test_model_runner import engine_config
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

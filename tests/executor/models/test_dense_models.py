@@ -16,9 +16,9 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.ops.backend import Backend, Recording
 from quire.ops.cpu import NativeBackend
 from tests.checkpoints import Family
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

@@ -17,9 +17,9 @@ from quire.executor.models.decoder import PreNormDecoder, attention_shape, norm_
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import AttentionForm
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_models import expected_logprobs
 from tests.executor.paged_driver import Checkpoints, PagedDriver, model_context, read_spec
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

@@ -19,7 +19,6 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from quire.ops.cpu import NativeBackend
 from tests.checkpoints import LATENT_SIZES
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
@@ -27,6 +26,7 @@ from tests.executor.step.test_model_runner import (
     LIMITS,
     engine_config,
 )
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

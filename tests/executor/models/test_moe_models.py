@@ -14,10 +14,10 @@ from quire.core.errors import ModelLoadError
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.ops.cpu import NativeBackend
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

@@ -1,9 +1,7 @@
 """Models in Transformers' implementation with our parts: against the library itself, and against our own files."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, Lock
+from threading import Lock
 from typing import Any, Literal
 
 import msgspec
@@ -29,6 +27,7 @@ from tests.executor.models.coverage import measure
 from tests.executor.models.test_models import VARIANTS, expected_logprobs, prompts
 from tests.executor.models.tiny_models import Reference, write_checkpoint
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 
@@ -103,34 +102,6 @@ def test_last_tokens_alone_and_given_rows(checkpoint: Checkpoints) -> None:
     assert not torch.allclose(results[0], PagedDriver(model, 1, 64).step({0: [3, 4, 5, 6, 7]})[0])
 
 
-class ThreadGroup(ParallelGroup):
-    """One rank of a group of threads."""
-
-    def __init__(self, rank: int, size: int, barrier: Barrier, slots: list[Tensor | None]) -> None:
-        super().__init__(rank, size)
-        self._barrier, self._slots = barrier, slots
-
-    def _exchange(self, x: Tensor, join: Callable[[list[Any]], Tensor]) -> Tensor:
-        self._slots[self.rank] = x.clone()
-        self._barrier.wait(timeout=60)
-        joined = join(self._slots)
-        self._barrier.wait(timeout=60)
-        return joined
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return self._exchange(x, lambda parts: torch.stack(parts).sum(0))
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return self._exchange(x, lambda parts: torch.cat(parts, dim))
-
-
-def on_ranks(size: int, run: Callable[[ParallelGroup], Any]) -> list[Any]:
-    """The results of `run` on each rank of a group."""
-    barrier, slots = Barrier(size), [None] * size
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: run(ThreadGroup(rank, size, barrier, slots)), range(size)))
-
-
 @pytest.mark.parametrize(("family", "options"), [("llama", {"tie": True}), ("qwen3", {"vocab_size": 321})])
 def test_two_ranks_compute_what_one_does(family: str, options: dict[str, Any], checkpoint: Checkpoints) -> None:
     folder = checkpoint(family, **options)
@@ -145,7 +116,7 @@ def test_two_ranks_compute_what_one_does(family: str, options: dict[str, Any], c
         heads = [layer.num_kv_heads for layer in model.kv_layers]
         return PagedDriver(model, 1, 100).step({0: token_ids})[0].log_softmax(-1), num_bytes, heads
 
-    ranks = on_ranks(2, run)
+    ranks = on_every_rank(2, run)
     for logprobs, _, heads in ranks:
         torch.testing.assert_close(logprobs, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
         assert heads == [1, 1]

@@ -19,10 +19,10 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.coverage import measure
 from tests.executor.models.test_models import prompts
-from tests.executor.models.test_transformers import on_ranks
 from tests.executor.models.test_transformers_programs import VIEWS
 from tests.executor.models.tiny_models import Reference, write_checkpoint
 from tests.executor.paged_driver import PagedDriver, load_model, model_context
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 
@@ -75,7 +75,7 @@ def test_each_rank_has_some_heads_and_all_latents(tmp_path: Path) -> None:
             model = load_model(spec, group=group)
         return PagedDriver(model, 1, 100).step({0: token_ids})[0].log_softmax(-1), model.kv_layers
 
-    for logprobs, kept in on_ranks(2, run):
+    for logprobs, kept in on_every_rank(2, run):
         torch.testing.assert_close(logprobs, Reference(tmp_path).logprobs(token_ids), atol=1e-4, rtol=0)
         assert set(kept) == {LATENT}
 

@@ -18,9 +18,10 @@ from quire.executor.models.transformers.model import TransformersModel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.test_models import prompts
-from tests.executor.models.test_transformers import feed_in_chunks, on_ranks
+from tests.executor.models.test_transformers import feed_in_chunks
 from tests.executor.models.tiny_models import Reference, write_checkpoint
 from tests.executor.paged_driver import PagedDriver, load_model, model_context
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 
@@ -111,7 +112,7 @@ def test_stages_of_several_ranks(model_type: str, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, model_type)
     many = prompts(3, spec.vocab_size)
     expected = greedy(load_model(spec), many)
-    assert on_ranks(2, lambda group: greedy(chain(spec, [2], group), many)) == [expected, expected]
+    assert on_every_rank(2, lambda group: greedy(chain(spec, [2], group), many)) == [expected, expected]
 
 
 def test_a_stage_has_its_own_weights_alone(tmp_path: Path) -> None:

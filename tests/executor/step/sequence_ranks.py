@@ -16,7 +16,6 @@ from quire.core.wire.rank import Layout
 from quire.executor.layers import context_parallel
 from quire.executor.parallel.groups import _context_groups
 from quire.executor.worker import Worker
-from tests.executor.layers.test_layers import ThreadGroup
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.step.test_embedded_prompts import embedded, rows_of
 from tests.executor.step.test_model_runner import (
@@ -28,6 +27,7 @@ from tests.executor.step.test_model_runner import (
     request,
     tokens_of,
 )
+from tests.executor.thread_group import ThreadGroup
 
 BLOCK_SIZE = 4
 """Slots of a page on a rank."""
@@ -46,12 +46,11 @@ def groups_of(layout: Layout) -> list[dict[int, ThreadGroup]]:
 
 def made(divisions: list[list[int]]) -> dict[int, ThreadGroup]:
     """Groups of threads, by the numbers of their members."""
-    groups = {}
-    for numbers in divisions:
-        box: list[Any] = [None] * len(numbers)
-        barrier = threading.Barrier(len(numbers))
-        groups |= {number: ThreadGroup(at, len(numbers), box, barrier) for at, number in enumerate(numbers)}
-    return groups
+    return {
+        number: group
+        for numbers in divisions
+        for number, group in zip(numbers, ThreadGroup.all_of(len(numbers)), strict=True)
+    }
 
 
 class Watched:
@@ -137,7 +136,7 @@ def run_on_ranks(
             )
         except BaseException:
             for group in (tensor[rank], context[rank]):
-                group._barrier.abort()
+                group.meeting.abort()
             raise
 
     with ThreadPoolExecutor(size) as pool, mock.patch.object(context_parallel, "GATHERED_BYTES", GATHERED_BYTES):

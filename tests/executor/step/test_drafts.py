@@ -22,7 +22,6 @@ from quire.executor.transfers import HostTransfers
 from quire.executor.worker import Worker
 from tests.checkpoints import VOCAB_SIZE
 from tests.core.scheduling.fake_worker import start_of
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.step.test_launch import run_late
 from tests.executor.step.test_model_runner import (
     engine_config,
@@ -33,6 +32,7 @@ from tests.executor.step.test_model_runner import (
     request,
     start_worker,
 )
+from tests.executor.thread_group import on_every_rank
 
 MOST_DRAFTS = 5
 

@@ -18,7 +18,6 @@ from quire.core.wire.protocol import EngineRequest, RequestDelta, WorkerReady
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_dense_models import VARIANTS as DENSE
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.models.test_latent_models import VARIANTS as LATENTS
@@ -33,6 +32,7 @@ from tests.executor.step.test_model_runner import (
     request,
     tokens_of,
 )
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.core.scheduling.fake_worker import resumed_after
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.tiny_models import write_checkpoint
 from tests.executor.step.test_model_runner import prompt_of, request, tokens_of
 from tests.executor.step.test_sameness import Served, alone, start
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

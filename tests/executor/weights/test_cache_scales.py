@@ -27,8 +27,8 @@ from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
 from tests.executor.doubles import make_config
 from tests.executor.inspection.starts import config_of, outputs
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

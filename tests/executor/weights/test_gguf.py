@@ -21,8 +21,8 @@ from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.frontend.checkpoint.gguf import make_folder, parts_of
 from quire.ops.quantised import QuantisedWeight, dequantise
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.thread_group import on_every_rank
 from tests.gguf_files import gguf, make_gguf, random_blocks
 
 TOKENS = [5, 9, 200, 17, 33, 4, 250, 61]

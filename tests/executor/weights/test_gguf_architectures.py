@@ -21,10 +21,10 @@ from transformers import (
 
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.gguf import make_folder, parts_of
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.models.test_hybrid_models import DELTA, MAMBA, NEMOTRON, VARIANTS
 from tests.executor.models.test_hybrid_models import _save as save_hybrid
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.executor.thread_group import on_every_rank
 from tests.gguf_conventions import stored_tensors, write_gguf
 
 TOKENS = [5, 9, 200, 17, 33, 4, 250, 61, 7, 8, 90, 12]

@@ -16,10 +16,10 @@ from quire.executor.memory.dry_build import held_bytes
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation.four_bit_floats import mxfp4
 from quire.ops.quantised import dequantise
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.memory.test_dry_build import dry_model
 from tests.executor.models.test_models import expected_logprobs
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

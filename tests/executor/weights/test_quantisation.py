@@ -24,8 +24,8 @@ from quire.executor.weights.readers import Shard, TensorSource
 from quire.ops.backend import LinearWeight
 from quire.ops.quantised import QuantisedWeight, dequantise
 from tests.checkpoints import FAMILIES, Family
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 

@@ -22,8 +22,8 @@ from quire.executor.weights.quantisation import notes
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.quantised import QuantisedWeight
-from tests.executor.layers.test_layers import on_every_rank
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.thread_group import on_every_rank
 from tests.executor.weights import stored_formats, stored_torchao
 from tests.executor.weights.stored_formats import Format
 
