@@ -32,8 +32,8 @@ class PagedAttention:
     Attributes:
         kv: the keys and values, or latents, that each layer keeps of a sequence.
         states: none.
-        exchanged_size: what the last layer makes of each token for ranks that divide sequences, and gets from them, in
-            numbers.
+        exchanged_size: numbers that a layer makes of each token for ranks that divide sequences, and gets from them; of
+            the layer with the most.
         run_part: how a call of attention is run while a program is made (see `tracing.py`), else None.
     """
 
@@ -66,7 +66,8 @@ class PagedAttention:
                 sizes = head_dim, head_dim
             if context.sequences is not None:
                 context.sequences.check(form)
-                self.exchanged_size = context.sequences.activation_size(call.num_heads, *sizes)
+                exchanged_size = context.sequences.activation_size(call.num_heads, *sizes)
+                self.exchanged_size = max(self.exchanged_size, exchanged_size)
         self.states: Sequence[LayerState] = ()
         self._step: StepContext | None = None
         self._next = 0

@@ -1,5 +1,6 @@
 """Models in Transformers' implementation with our parts: against the library itself, and against our own files."""
 
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -8,18 +9,20 @@ import msgspec
 import pytest
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.base import GivenRows
 from quire.executor.models.transformers.attention import PagedAttention
 from quire.executor.models.transformers.masks import Mask, Visible, read_mask
 from quire.executor.models.transformers.model import TransformersModel
 from quire.executor.models.transformers.parts import MLP, FusedPart, RMSNorm
+from quire.executor.models.transformers.probe import AttentionCall
 from quire.executor.models.transformers.rows import Rows
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
@@ -121,6 +124,18 @@ def test_two_ranks_compute_what_one_does(family: str, options: dict[str, Any], c
         torch.testing.assert_close(logprobs, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
         assert heads == [1, 1]
     assert ranks[0][1] < 0.6 * held_bytes(dry_build(spec, model_context(spec)))
+
+
+def test_what_ranks_exchange_is_counted_of_the_largest_layer(checkpoint: Checkpoints) -> None:
+    """Layers may have different numbers of heads, as OpenELM's."""
+    sequences = ContextParallel(ParallelGroup(0, 2), num_parts=2, run=1)
+    context = replace(model_context(universal_spec(checkpoint("llama"))), sequences=sequences)
+
+    def exchanged_size(*head_counts: int) -> int:
+        calls = [AttentionCall(nn.Identity(), count, 2, 16, 16, None, {}) for count in head_counts]
+        return PagedAttention(context, calls, {}).exchanged_size
+
+    assert exchanged_size(4, 12, 8) == exchanged_size(12) > exchanged_size(8)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama"])
