@@ -66,6 +66,7 @@ class NodeLink:
     Attributes:
         listener: hears the node's workers from now on.
         engine_listener: hears of the node's engines from now on.
+        loss: why the node is lost.
     """
 
     def __init__(self, facts: NodeFacts, identity: bytes, channel: Channel) -> None:
@@ -74,6 +75,7 @@ class NodeLink:
         self.engine_listener: EngineListener | None = None
         self.silence = Silence()
         self.is_gone = False
+        self.loss: EngineError | None = None
         self.rivals: dict[bytes, NodeFacts] = {}  # by identity: they have the same number
         self._identity = identity
         self._channel = channel
@@ -97,6 +99,7 @@ class NodeLink:
     def on_lost(self, error: EngineError) -> None:
         """Tells whoever listens or waits."""
         self.is_gone = True
+        self.loss = error
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(error)
         for listener in (self.listener, self.engine_listener):

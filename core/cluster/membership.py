@@ -50,10 +50,10 @@ class MemberListener(Protocol):
     """The object that does what node 0 says."""
 
     def on_order(self, order: Order) -> None:
-        """Node 0 wants something of this node."""
+        """Node 0 wants something of this node. An exception ends the membership, and both sides say why."""
 
     def on_input(self, message: bytes) -> None:
-        """A `WorkerInput` for all workers of this node."""
+        """A `WorkerInput` for all workers of this node. As `on_order`."""
 
 
 class Membership:
@@ -91,7 +91,8 @@ class Membership:
             on_joined()
         while not self._ended.done():
             if self._silence.is_too_long():
-                return f"node 0 has been silent for {SILENCE_SECONDS} s."
+                self._ended.set_result(f"node 0 has been silent for {SILENCE_SECONDS} s.")
+                break
             self._try_to_tell(Beat())
             await asyncio.wait([self._ended], timeout=BEAT_SECONDS)
         return self._ended.result()
@@ -119,9 +120,9 @@ class Membership:
         self._try_to_tell(news)
 
     def leave(self, reason: str) -> None:
-        """Tells node 0 that this node does not go on, and has `run` return."""
-        self._try_to_tell(NodeLost(reason))
+        """Tells node 0 that this node does not go on, and has `run` return. Harmless when the membership has ended."""
         if not self._ended.done():
+            self._try_to_tell(NodeLost(reason))
             self._ended.set_result(reason)
 
     def close(self) -> None:
@@ -129,8 +130,18 @@ class Membership:
         self._channel.close(linger_ms=500)
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        kind, payload = frames
         self._silence.broken()
+        if self._ended.done():
+            return
+        try:
+            self._hear(frames)
+        except Exception as error:  # node 0 would wait for what it has asked for, and never come
+            if not isinstance(error, OSError | ConfigError):
+                logger.exception("a message of node 0 could not be handled")
+            self.leave(f"it cannot do what node 0 says: {error}")
+
+    def _hear(self, frames: list[bytes]) -> None:
+        kind, payload = frames
         if kind == WORKER:
             self._listener.on_input(payload)
             return
@@ -142,8 +153,7 @@ class Membership:
                 if not self._joined.done():
                     self._joined.set_exception(ConfigError(f"Node 0 refuses this node: {reason}"))
             case Ended(reason):
-                if not self._ended.done():
-                    self._ended.set_result(reason)
+                self._ended.set_result(reason)
             case StartWorkers() | ShareFile() | OpenMeeting() as order:
                 self._listener.on_order(order)
             case StartEngine() | EndEngine() | MeetAt() | LifeEnded() | Waits() as order:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from quire.core.cluster.addresses import listen
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import MeetingOpened, NodeStart, OpenMeeting, Order, ShareFile, StartWorkers
-from quire.core.errors import ConfigError, EngineError
+from quire.core.errors import EngineError
 from quire.core.logging import get_logger
 from quire.core.wire.meeting import Meeting, listening_at, method_at
 from quire.core.wire.protocol import FileCopy, encoder
@@ -110,11 +110,8 @@ class _Session:
         meeting = Meeting(order.init_method, address=address)
         if self._listener is not None:  # the first worker is given the socket itself, so that nobody takes its port
             meeting = listening_at(self._listener, address)
-        try:
-            self._host = LocalHost(config, order.ranks, order.factory, meeting, self)
-            self._host.start()
-        except (OSError, ConfigError) as error:
-            self.leave(f"its workers cannot be started: {error}")
+        self._host = LocalHost(config, order.ranks, order.factory, meeting, self)
+        self._host.start()
 
     def _keep(self, file: ShareFile) -> None:
         """Keeps a copy of the file in memory, and tells the workers its path."""

@@ -74,7 +74,12 @@ class SeveralHosts:
         self._listener: socket.socket | None = None
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
-        """See `Placement.find_hosts`. Raises ConfigError if this host does not have the address."""
+        """See `Placement.find_hosts`.
+
+        Raises:
+            ConfigError: this host does not have the address.
+            EngineError: a node is lost meanwhile.
+        """
         self._head = ClusterHead(self._start)
         nodes = await self._head.all_joined()
         layout, data = self._config.layout, self._config.place.data
@@ -88,6 +93,8 @@ class SeveralHosts:
         else:
             place = await nodes[0].open_meeting()
         for node in nodes:
+            if node.loss is not None:  # meanwhile, when nobody listened
+                raise node.loss
             ranks = layout.ranks_of_node(node.facts.ranks[0] - first, data)
             hosts.append(RemoteHost(node, StartWorkers(self._config, ranks, factory, place), listener))
         return hosts

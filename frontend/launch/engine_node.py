@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from quire.core.cluster.addresses import listen
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
+from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.core.wire.meeting import Meeting, listening_at, method_at
 from quire.core.wire.rank import EnginePlace
@@ -32,14 +33,15 @@ class EngineNode:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._close)
+            loop.add_signal_handler(number, self.close)
         while not self._is_closing:
             self._session = _Session(self._start)
             reason = await self._session.run()
             if not self._is_closing:
                 logger.warning("this node has ended its work: %s It waits for node 0 again.", reason)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Has `run` end the engines, tell node 0, and return."""
         self._is_closing = True
         if self._session is not None:
             self._session.leave("it was told to stop.")
@@ -76,14 +78,19 @@ class _Session:
         """See `MemberListener.on_order`."""
         match order:
             case StartEngine():
-                self._start_engine(order)
+                try:
+                    self._start_engine(order)
+                except (OSError, ConfigError) as error:  # the others go on
+                    data, reason = order.config.place.data, f"cannot be started: {error}"
+                    logger.error("engine %d %s", data, reason)
+                    self._membership.report(EngineEnded(data, 1, reason))
             case EndEngine(data):
                 if (engine := self._engines.get(data)) is not None:
                     engine.kill()
 
     def _start_engine(self, order: StartEngine) -> None:
         facts, config, data = self._start.facts, order.config, order.config.place.data
-        if (before := self._engines.get(data)) is not None:
+        if (before := self._engines.pop(data, None)) is not None:
             before.kill()
         own = replace(
             config,

@@ -70,7 +70,7 @@ class RemoteNodes:
         self._ray_nodes = ray_nodes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._head: ClusterHead | None = None
-        self._starting: dict[int, asyncio.Future[EngineStarted]] = {}  # by number of the engine
+        self._starting: dict[int, asyncio.Future[RemoteEngine]] = {}  # by number of the engine
         self._running: dict[int, RemoteEngine] = {}
         self._nodes: defaultdict[NodeLink, set[int]] = defaultdict(set)
 
@@ -98,8 +98,7 @@ class RemoteNodes:
         self._nodes[node].add(data)
         self._starting[data] = starting = asyncio.get_running_loop().create_future()
         node.tell(StartEngine(config, init_method, opens_meeting))
-        engine = self._running[data] = RemoteEngine(node, data, await starting, self._start.keys)
-        return engine
+        return await starting
 
     @property
     def missing(self) -> list[int]:
@@ -128,16 +127,20 @@ class RemoteNodes:
             self._ray_nodes.ensure()
         return self._head
 
-    def on_engine(self, news: EngineNews) -> None:
-        """A node has said something of an engine."""
+    def on_engine(self, node: NodeLink, news: EngineNews) -> None:
+        """A node has said something of an engine. It is heard of those that it was told to start alone."""
+        if news.data not in self._nodes.get(node, ()):
+            return
         starting, engine = self._starting.get(news.data), self._running.get(news.data)
         match news:
             case EngineStarted():
                 if starting is not None and not starting.done():
-                    starting.set_result(news)
+                    self._running[news.data] = RemoteEngine(node, news.data, news, self._start.keys)
+                    starting.set_result(self._running[news.data])
             case EngineEnded():
                 if starting is not None and not starting.done():
-                    starting.set_exception(EngineDeadError(f"engine {news.data} ended with exit code {news.code}."))
+                    how = news.reason or f"ended with exit code {news.code}."
+                    starting.set_exception(EngineDeadError(f"engine {news.data} {how}"))
                 if engine is not None and not engine.ended.done():
                     engine.ended.set_result(news.code)
 
@@ -161,7 +164,7 @@ class _NodeEngines:
         self._node = node
 
     def on_engine(self, news: EngineNews) -> None:
-        self._nodes.on_engine(news)
+        self._nodes.on_engine(self._node, news)
 
     def on_lost(self, error: EngineError) -> None:
         self._nodes.on_lost(self._node, error)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -16,11 +17,13 @@ from msgspec.structs import replace
 
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
-from quire.core.cluster.messages import HeadStart, NodeStart
+from quire.core.cluster.membership import Membership
+from quire.core.cluster.messages import HeadStart, MeetingOpened, NodeStart, OpenMeeting, Order
 from quire.core.errors import EngineError, ModelLoadError
 from quire.core.logging import LoggingConfig
-from quire.core.wire.rank import Layout
+from quire.core.wire.rank import EnginePlace, Layout
 from quire.executor.processes.multiproc import MultiProcExecutor
+from quire.executor.processes.node_agent import NodeAgent
 from quire.executor.processes.placement import SeveralHosts
 from tests.executor.doubles import make_config, results_of, submit, token_of
 from tests.servers import free_port
@@ -42,8 +45,8 @@ def run(test: Awaitable[None]) -> None:
     asyncio.run(limited())
 
 
-def facts(rank: int) -> NodeFacts:
-    return NodeFacts("workers", [rank], 2, f"127.0.0.{rank + 1}", f"host-{rank}", "1.0", "2.13", "d")
+def facts(rank: int, num_ranks: int = 2) -> NodeFacts:
+    return NodeFacts("workers", [rank], num_ranks, f"127.0.0.{rank + 1}", f"host-{rank}", "1.0", "2.13", "d")
 
 
 async def start_agent(address: str) -> asyncio.subprocess.Process:
@@ -71,6 +74,30 @@ async def stop(process: asyncio.subprocess.Process) -> None:
         process.send_signal(signal.SIGCONT)
         process.terminate()
     await process.wait()
+
+
+def second_engine(address: str, factory: str = "NullWorker") -> MultiProcExecutor:
+    """Of two engines, the one whose workers are all on other nodes, 2 and 3."""
+    config = replace(make_config(2), layout=Layout(data=2, tensor=2, nodes=2), place=EnginePlace(1))
+    placement = SeveralHosts(config, HeadStart(address, KEYS, facts(0, 4), elsewhere=[1]))
+    return MultiProcExecutor(config, factory=f"quire.executor.processes.null_worker:{factory}", placement=placement)
+
+
+def is_free(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0
+
+
+class Orders:
+    """The orders that a member hears."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Order] = asyncio.Queue()
+        self.on_order = self.queue.put_nowait
+
+    def on_input(self, message: bytes) -> None:
+        raise AssertionError(message)
 
 
 @contextlib.asynccontextmanager
@@ -107,6 +134,8 @@ def test_an_engine_waits_for_its_nodes_and_they_serve_one_engine_after_another()
                 await first.close(hung=False)
                 await asyncio.to_thread(psutil.wait_procs, workers, 30)
                 assert not psutil.Process(node.pid).children()
+                while not is_free(address):  # ZeroMQ closes sockets in a thread of its own
+                    await asyncio.sleep(0.01)
                 async with executor(address) as second:  # the agent has joined again by itself
                     await second.start()
                     submit(second, range(100))
@@ -149,6 +178,54 @@ def test_a_worker_that_dies_on_another_host_is_named() -> None:
                 await stuck.next_result()
 
     run(test())
+
+
+def test_a_node_that_is_lost_while_another_opens_the_meeting_fails_the_start() -> None:
+    async def test() -> None:
+        address = f"127.0.0.1:{free_port()}"
+        engine, orders = second_engine(address), Orders()
+        starting = asyncio.create_task(engine.start())
+        members = [
+            Membership(address, KEYS, facts(rank, 4), listener) for rank, listener in ((2, orders), (3, Orders()))
+        ]
+        running = [asyncio.create_task(member.run()) for member in members]
+        try:
+            assert await orders.queue.get() == OpenMeeting()
+            members[1].leave("it was told to stop.")
+            while engine.waits_for != "node 3 of 4":
+                await asyncio.sleep(0.01)
+            members[0].report(MeetingOpened("tcp://127.0.0.3:1"))
+            with pytest.raises(EngineError, match=r"Node 3 \(host-3, 127\.0\.0\.4\) is lost: it was told to stop"):
+                await starting
+        finally:
+            await engine.close(hung=False)
+            await asyncio.wait(running)
+            for member in members:
+                member.close()
+
+    run(test())
+
+
+def test_a_node_that_cannot_open_the_meeting_says_so_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        address = f"127.0.0.1:{free_port()}"
+        engine, here = second_engine(address), facts(2, 4)
+        starting = asyncio.create_task(engine.start())
+        elsewhere = replace(here, address="192.0.2.1")  # no address of this host
+        agents = [NodeAgent(NodeStart(address, KEYS, each, "", LoggingConfig())) for each in (elsewhere, facts(3, 4))]
+        running = [asyncio.create_task(agent.run()) for agent in agents]
+        try:
+            with pytest.raises(EngineError, match=r"Node 2 .* is lost: .*Cannot assign requested address"):
+                await starting
+        finally:
+            for each in agents:
+                each.close()
+            await engine.close(hung=False)
+            await asyncio.wait(running)
+
+    run(test())
+    assert "this node has ended its work: " in caplog.text
+    assert "Cannot assign requested address" in caplog.text.partition("this node has ended its work: ")[2]
 
 
 def test_a_host_without_room_ends_the_start_with_its_sentence() -> None:

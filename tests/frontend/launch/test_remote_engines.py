@@ -1,0 +1,132 @@
+"""Whole engines on another host, seen from both sides, over real sockets."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
+
+import pytest
+from msgspec.structs import replace
+
+from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.join_token import JoinToken
+from quire.core.cluster.membership import Membership
+from quire.core.cluster.messages import EngineEnded, EngineStarted, HeadStart, NodeStart, Order, StartEngine
+from quire.core.config.resolved import EngineConfig
+from quire.core.errors import EngineDeadError
+from quire.core.logging import LoggingConfig
+from quire.core.wire.rank import EnginePlace
+from quire.frontend.launch.engine_node import EngineNode
+from quire.frontend.launch.remote_engines import RemoteNodes
+from tests.core.engine.null_engine import engine_config
+from tests.servers import free_port
+
+KEYS = JoinToken("t" * 32).keys()
+
+
+def facts(*engines: int) -> NodeFacts:
+    address = f"127.0.0.{1 + engines[0]}"
+    return NodeFacts("engines", list(engines), 4, address, f"host-{engines[0]}", "1.0", "2.13", "d")
+
+
+def engine(number: int) -> EngineConfig:
+    return replace(engine_config(), place=EnginePlace(number), device="cuda")
+
+
+def run(test: Awaitable[None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await test
+
+    asyncio.run(limited())
+
+
+@contextlib.asynccontextmanager
+async def server() -> AsyncIterator[tuple[RemoteNodes, str]]:
+    """A server with engine 0, and where its nodes join."""
+    address = f"127.0.0.1:{free_port()}"
+    nodes = RemoteNodes(HeadStart(address, KEYS, facts(0)))
+    try:
+        yield nodes, address
+    finally:
+        nodes.close()
+        await asyncio.sleep(0.1)  # it closes on the loop
+
+
+class Member:
+    """A node that does nothing of what it is told by itself."""
+
+    def __init__(self, address: str, *engines: int) -> None:
+        self.orders: asyncio.Queue[Order] = asyncio.Queue()
+        self.on_order = self.orders.put_nowait
+        self.membership = Membership(address, KEYS, facts(*engines), self)
+        self.running = asyncio.create_task(self.membership.run())
+
+    def on_input(self, message: bytes) -> None:
+        raise AssertionError(message)
+
+    async def told_to_start(self) -> int:
+        order = await self.orders.get()
+        assert isinstance(order, StartEngine)
+        return order.config.place.data
+
+    async def close(self) -> None:
+        self.membership.leave("it was told to stop.")
+        await self.running
+        self.membership.close()
+
+
+def test_an_engine_that_cannot_be_started_ends_with_the_reason_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    reason = "2 engines of 1 workers need 2 GPUs, and CUDA_VISIBLE_DEVICES names 1."
+
+    async def test() -> None:
+        async with server() as (nodes, address):
+            node = EngineNode(NodeStart(address, KEYS, facts(2, 3), "", LoggingConfig()))
+            serving = asyncio.create_task(node.run())
+            with pytest.raises(EngineDeadError, match=f"engine 3 cannot be started: .*{reason}"):
+                await nodes.start(engine(3))
+            assert nodes.missing == [1]  # the node is still there, for its other engine
+            node.close()
+            await serving
+
+    run(test())
+    assert [reason in record.message for record in caplog.records].count(True) == 1
+
+
+def test_an_engine_may_end_before_its_start_was_noticed() -> None:
+    async def test() -> None:
+        async with server() as (nodes, address):
+            member = Member(address, 2)
+            starting = asyncio.create_task(nodes.start(engine(2)))
+            assert await member.told_to_start() == 2
+            nodes.on_engine(next(iter(nodes._nodes)), EngineStarted(2, "tcp://127.0.0.3:1"))
+            nodes.on_engine(next(iter(nodes._nodes)), EngineEnded(2, 7))
+            assert await (await starting).wait() == 7
+            await member.close()
+
+    run(test())
+
+
+def test_a_node_does_not_speak_for_the_engines_of_another() -> None:
+    async def test() -> None:
+        async with server() as (nodes, address):
+            true, false = Member(address, 2), Member(address, 3)
+            starts = [asyncio.create_task(nodes.start(engine(number))) for number in (2, 3)]
+            assert (await true.told_to_start(), await false.told_to_start()) == (2, 3)
+            false.membership.report(EngineStarted(2, "tcp://127.0.0.4:1"))
+            false.membership.report(EngineStarted(3, "tcp://127.0.0.4:2"))
+            await starts[1]
+            assert not starts[0].done()
+            true.membership.report(EngineStarted(2, "tcp://127.0.0.3:1"))
+            started = await starts[0]
+            assert started.address == "tcp://127.0.0.3:1"
+            false.membership.report(EngineEnded(2, 1))
+            false.membership.report(EngineEnded(3, 1))
+            assert await starts[1].result().wait() == 1
+            assert not started.ended.done()
+            for member in (true, false):
+                await member.close()
+
+    run(test())
