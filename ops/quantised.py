@@ -39,8 +39,27 @@ class QuantisedWeight(NamedTuple):
 
     @property
     def group_size(self) -> int:
-        """Inputs that share a scale."""
-        return self.shape[1] // self.scales.shape[1]
+        """Inputs that share a scale.
+
+        Raises:
+            ValueError: there is no such number.
+        """
+        size, num_groups = self.shape[1], self.scales.shape[1]
+        if num_groups == 0 or size % num_groups:
+            raise ValueError(f"{size} inputs are no {num_groups} groups of one size, each of which has a scale")
+        return size // num_groups
+
+    def checked(self) -> "QuantisedWeight":
+        """This weight, whose scales and offsets are as many as the codes ask for: kernels read them without looking.
+
+        Raises:
+            ValueError: they are not.
+        """
+        expected = (self.shape[0], self.shape[1] // self.group_size)
+        for kind, numbers in (("scales", self.scales), ("offsets", self.offsets)):
+            if numbers is not None and numbers.shape != expected:
+                raise ValueError(f"a weight {list(self.shape)} has {kind} {list(numbers.shape)}, not {list(expected)}")
+        return self
 
     def rows(self, part: slice | Tensor) -> "QuantisedWeight":
         """Some of its outputs; those of a slice as views."""

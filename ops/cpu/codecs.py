@@ -55,11 +55,16 @@ class Coded:
 
 
 def encode(weight: LinearWeight) -> Coded | None:
-    """`weight` for the kernels; None if no codec takes it."""
+    """`weight` for the kernels; None if no codec takes it.
+
+    Raises:
+        ValueError: it has not as many scales or offsets as it needs.
+    """
     if isinstance(weight, Tensor):
         out, size = weight.shape
         codec = _CODECS.get(weight.dtype) if weight.dtype in DTYPES else None
         return None if codec is None else Coded(codec, (out, size), weight.contiguous(), size)
+    weight = weight.checked()
     codec, table, flip = _CODECS.get(weight.codes.dtype), None, 0
     if weight.table is not None:
         codec, table, flip = INT4, *_line(weight.table)

@@ -127,7 +127,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer: ...
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer:
         if isinstance(weight, QuantisedWeight):
-            return QuantisedLayer(weight, bias)
+            return QuantisedLayer(weight.checked(), bias)
         return self._linear_layers.pack(weight, bias)
 
     def has_rows(self, packed: PackedLinear | QuantisedLayer) -> bool:

@@ -51,7 +51,7 @@ class GroupedLinear:
         """Stores one expert's `weight` and `bias`."""
         if isinstance(weight, QuantisedWeight):
             assert isinstance(self.weight, list)
-            self.weight.append(weight)
+            self.weight.append(weight.checked())
         else:
             assert isinstance(self.weight, Tensor)
             self._place(weight, self.weight[expert])

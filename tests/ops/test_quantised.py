@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.ops.backend import Backend
+from quire.ops.backend import Backend, ExpertWeights
 from quire.ops.quantised import QuantisedWeight, dequantise
 
 OUT, IN, GROUP = 3, 12, 4
@@ -112,3 +112,24 @@ def test_rows_that_there_are_not_are_refused(ops: Backend) -> None:
     packed = ops.pack_linear(random_weight("int8", 70, 96, 32))
     with pytest.raises(IndexError):
         ops.take_packed_rows(packed, torch.tensor([0, 70]), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("scales", "offsets", "message"),
+    [
+        ((70, 40), None, "1264 inputs are no 40 groups of one size"),
+        ((70, 0), None, "1264 inputs are no 0 groups"),
+        ((69, 79), None, r"a weight \[70, 1264\] has scales \[69, 79\], not \[70, 79\]"),
+        ((70, 79), (70, 1), r"has offsets \[70, 1\], not \[70, 79\]"),
+    ],
+)
+def test_a_weight_with_too_few_scales_is_not_packed(
+    ops: Backend, scales: tuple[int, int], offsets: tuple[int, int] | None, message: str
+) -> None:
+    weight = random_weight("int8", 70, 1264, 16)
+    weight = weight._replace(scales=torch.ones(scales), offsets=None if offsets is None else torch.ones(offsets))
+    for pack in (ops.pack_linear, ops.pack_gated_linear):
+        with pytest.raises(ValueError, match=message):
+            pack(weight)
+    with pytest.raises(ValueError, match=message):
+        ops.pack_experts([ExpertWeights(weight, weight)], 1)
