@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.codes import packed_integers, unpack
+from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
@@ -23,7 +24,8 @@ class PackedOutputs:
         codes, zeros, scales: the kinds of the tensors.
         places: where each of eight outputs lies in a word.
         is_signed: codes are numbers from -8 to 7 instead of from 0 to 15.
-        group_size: expected where the tensors are not known; -1: all inputs.
+        group_size: inputs of a group, where layers have no other ones; -1: all.
+        has_zeros: whether there are zero points; without them, the middle is zero.
     """
 
     codes: str = "qweight"
@@ -32,6 +34,7 @@ class PackedOutputs:
     places: tuple[int, ...] = _GEMM
     is_signed: bool = False
     group_size: int = 128
+    has_zeros: bool = True
 
     def is_in(self, layer: StoredLayer) -> bool:
         return layer.has(self.codes, torch.int32) and layer.has(self.scales)
@@ -39,11 +42,14 @@ class PackedOutputs:
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
         pairs = self._pairs(layer, size)
-        shape = layer.shape(self.scales, (1 if self.group_size < 1 else -(-size // self.group_size), out))
-        scales = layer.read(self.scales, shape, layer.scale_dtype(self.scales), dim=1).t().contiguous()
-        zeros = None
-        if not self.is_signed and (layer.has(self.zeros) or not layer.is_known):
-            zeros = self._unpacked(layer, self.zeros, shape[0])
+        num_groups, *_ = layer.shape(self.scales, (num_groups_of(size, self.group_size), out)) or (0,)
+        group = layer.group_size(self.scales, num_groups, self.group_size)
+        scales = layer.read(self.scales, (num_groups, out), layer.scale_dtype(self.scales), dim=1).t()
+        scales, zeros = even(scales.contiguous(), size, group), None
+        if not self.is_signed and (self.has_zeros or layer.has(self.zeros)):
+            if layer.is_known and not layer.has(self.zeros):
+                raise layer.misfit(self.zeros, "zero points (zero_point: true)")
+            zeros = even(self._unpacked(layer, self.zeros, num_groups), size, group)
         return packed_integers(pairs ^ 0x88 if self.is_signed else pairs, _BITS, scales, zeros)
 
     def _pairs(self, layer: StoredLayer, size: int) -> Tensor:
@@ -87,15 +93,16 @@ class PackedInputs:
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
         words = layer.read("qweight", (out, size // _PER_WORD), torch.int32).contiguous()
-        num_groups = 1 if self.group_size < 1 else size // self.group_size
+        num_groups = num_groups_of(size, self.group_size)
+        group = size if num_groups == 1 else self.group_size
         shape = layer.shape("qzeros", (out, -(-num_groups // _PER_WORD)))
         zeros = unpack(layer.read("qzeros", shape, torch.int32), _BITS, num_groups)
         shape = layer.shape("scales", (out, shape[1] * _PER_WORD))
         scales = layer.read("scales", shape, layer.scale_dtype("scales"))[:, :num_groups].contiguous()
-        return packed_integers(words.view(torch.uint8), _BITS, scales, zeros)
+        return packed_integers(words.view(torch.uint8), _BITS, even(scales, size, group), even(zeros, size, group))
 
 
-def quark_int4(pack_method: str, *, is_signed: bool, group_size: int) -> PackedOutputs:
+def quark_int4(pack_method: str, *, is_signed: bool, group_size: int, has_zeros: bool) -> PackedOutputs:
     """Quark's names, and its two orders: `reorder` is AWQ's."""
     places = _GEMM if pack_method == "reorder" else tuple(range(_PER_WORD))
-    return PackedOutputs("weight", "weight_zero_point", "weight_scale", places, is_signed, group_size)
+    return PackedOutputs("weight", "weight_zero_point", "weight_scale", places, is_signed, group_size, has_zeros)

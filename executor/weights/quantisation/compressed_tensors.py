@@ -13,7 +13,9 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
 from quire.executor.weights.quantisation.codes import integers, packed_integers, unpack
-from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
+from quire.executor.weights.quantisation.fields import block, integer, mapping, names
+from quire.executor.weights.quantisation.four_bit_floats import NV_GROUP, Mxfp4, Nvfp4
+from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.input_orders import ordered_integers, read_order
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
@@ -27,47 +29,67 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     Raises:
         ModelLoadError: weights in a layout of NVIDIA's sparse tensor cores, or turned by a transform.
     """
-    groups = [group for group in (config.get("config_groups") or {}).values() if isinstance(group, dict)]
+    groups = [group for group in mapping(config, "config_groups").values() if isinstance(group, Mapping)]
     formats = {config.get("format"), *(group.get("format") for group in groups)}
     if "marlin-24" in formats:
         raise ModelLoadError("The format marlin-24 is a layout of one GPU's kernel; take pack-quantized instead.")
-    if (config.get("transform_config") or {}).get("config_groups"):
+    if mapping(config, "transform_config").get("config_groups"):
         raise ModelLoadError("Weights that a transform (QuIP, SpinQuant) turned are not read; take others.")
-    weights: dict[str, Any] = next((group["weights"] for group in groups if group.get("weights")), {})
-    int8_codes = Int8Codes(_have_byte_inputs(groups))
-    expected = _expected(weights, int8_codes, "nvfp4" in str(config.get("format")))
-    block = tuple(weights.get("block_structure") or ()) or None
-    layouts: list[Layout] = [
-        Nvfp4("weight_packed", "weight_global_scale", divides=True), Mxfp4(), PackedIntegers(), Sparse24(),
-        Float8(block=block), int8_codes,
-    ]  # fmt: skip
-    first = next((layout for layout in layouts if isinstance(layout, type(expected))), layouts[0])
-    ordered = [expected, *(layout for layout in layouts if layout is not first)]
-    return CheckpointFormat(ordered, Exclusions(config.get("ignore") or ()), dtype)
+    weights = [mapping(group, "weights") for group in groups if group.get("weights")]
+    first = weights[0] if weights else {}
+    is_nvfp4 = "nvfp4" in str(config.get("format")) or first.get("group_size") == NV_GROUP
+    layouts: Mapping[str, Layout] = {
+        "nvfp4": Nvfp4("weight_packed", "weight_global_scale", divides=True), "mxfp4": Mxfp4(),
+        "packed": _packed(weights), "sparse": Sparse(), "float8": _float8(weights), "int8": _int8(groups, weights),
+    }  # fmt: skip
+    expected = _expected(first, is_nvfp4=is_nvfp4)
+    ordered = [layouts[expected], *(layout for kind, layout in layouts.items() if kind != expected)]
+    return CheckpointFormat(ordered, Exclusions(names(config, "ignore")), dtype)
 
 
-def _have_byte_inputs(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all layers with weights of int8 have activations of int8."""
-    of_int8 = [group for group in groups if _is_int8(group.get("weights"))]
-    return bool(of_int8) and all(_is_int8(group.get("input_activations")) for group in of_int8)
+def _expected(weights: Mapping[str, Any], *, is_nvfp4: bool) -> str:
+    """The layout of layers whose tensors are not known."""
+    bits = integer(weights, "num_bits", 4)
+    if weights.get("type", "int") == "float":
+        return "float8" if bits == 8 else "nvfp4" if is_nvfp4 else "mxfp4"
+    return "int8" if bits == 8 and weights.get("strategy", "channel") in ("channel", "tensor") else "packed"
 
 
-def _is_int8(numbers: Mapping[str, Any] | None) -> bool:
-    return numbers is not None and (numbers.get("num_bits"), numbers.get("type", "int")) == (8, "int")
+def _packed(weights: Sequence[Mapping[str, Any]]) -> "PackedIntegers":
+    of_integers = [each for each in weights if each.get("type", "int") == "int"]
+    if not of_integers:
+        return PackedIntegers()
+    first = of_integers[0]
+    bits, is_ordered = integer(first, "num_bits", 4), first.get("actorder") in (True, "group", "dynamic")
+    if not 1 <= bits <= 8:
+        raise ModelLoadError(f"config.json's quantization_config has {bits} as num_bits; take integers of 1 to 8 bits.")
+    return PackedIntegers(bits, integer(first, "group_size", -1), _are_symmetric(of_integers), is_ordered)
 
 
-def _expected(weights: Mapping[str, Any], int8_codes: Int8Codes, is_nvfp4: bool) -> Layout:
-    bits, kind = weights.get("num_bits", 4), weights.get("type", "int")
-    if kind == "float":
-        block = weights.get("block_structure")
-        if bits == 8:
-            return Float8(block=tuple(block) if block else None)
-        is_nvfp4 = is_nvfp4 or weights.get("group_size") == 16
-        return Nvfp4("weight_packed", "weight_global_scale", divides=True) if is_nvfp4 else Mxfp4()
-    if bits == 8 and weights.get("strategy", "channel") in ("channel", "tensor"):
-        return int8_codes
-    is_ordered = weights.get("actorder") in (True, "group", "dynamic")
-    return PackedIntegers(bits, weights.get("group_size") or -1, weights.get("symmetric", True), is_ordered)
+def _float8(weights: Sequence[Mapping[str, Any]]) -> Float8:
+    """In blocks, or in groups, if a group of layers has any."""
+    of_bytes = [each for each in weights if (each.get("num_bits"), each.get("type")) == (8, "float")]
+    blocks = [found for each in of_bytes if (found := block(each, "block_structure"))]
+    groups = [(1, size) for each in of_bytes if (size := integer(each, "group_size", -1)) > 0]
+    return Float8(block=next(iter((*blocks, *groups)), None))
+
+
+def _int8(groups: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> Int8Codes:
+    """Activations are of int8 where they are for all layers with weights of int8."""
+    of_int8 = [group for group in groups if _is_int8(mapping(group, "weights"))]
+    have_byte_inputs = bool(of_int8) and all(_is_int8(mapping(group, "input_activations")) for group in of_int8)
+    of_integers = [each for each in weights if each.get("type", "int") == "int"]
+    sizes = [size for each in of_integers if (size := integer(each, "group_size", -1)) > 0]
+    return Int8Codes(have_byte_inputs, sizes[0] if sizes else None, _are_symmetric(of_integers))
+
+
+def _is_int8(numbers: Mapping[str, Any]) -> bool:
+    return bool(numbers) and (numbers.get("num_bits"), numbers.get("type", "int")) == (8, "int")
+
+
+def _are_symmetric(weights: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a layer may lack zero points. Which group of layers it is in is not looked up."""
+    return not weights or any(each.get("symmetric", True) for each in weights)
 
 
 @dataclass(frozen=True)
@@ -88,24 +110,44 @@ class PackedIntegers:
 
     def read(self, layer: StoredLayer) -> LinearWeight:
         out, size = layer.out_features, layer.in_features
-        num_groups = 1 if self.group_size < 1 else -(-size // self.group_size)
-        shape = layer.shape("weight_packed", (out, -(-size * self.bits // 32)))
-        bits = round(32 * shape[1] / size)
-        words = layer.read("weight_packed", shape, torch.int32)
-        shape = layer.shape("weight_scale", (out, num_groups))
+        bits, num_words = self._form(layer)
+        words = layer.read("weight_packed", (out, num_words), torch.int32)
+        shape = layer.shape("weight_scale", (out, num_groups_of(size, self.group_size)))
+        if shape[:1] != (out,):
+            raise layer.misfit("weight_scale", f"scales of each of {out} outputs")
         scales = layer.read("weight_scale", shape, layer.scale_dtype("weight_scale")).reshape(len(words), -1)
-        zeros = self._zeros(layer, bits, scales.shape[1])
-        order = read_order(layer, "weight_g_idx", scales.shape[1], is_expected=self.is_ordered)
+        num_groups = scales.shape[1]
+        zeros = self._zeros(layer, bits, num_groups)
+        order = read_order(layer, "weight_g_idx", num_groups, self.group_size, is_expected=self.is_ordered)
         if order is not None:
             return ordered_integers(_unpack_words(words, bits, size), bits, scales, zeros, order, layer.dtype)
+        group = layer.group_size("weight_scale", num_groups, self.group_size)
+        scales, zeros = even(scales, size, group), None if zeros is None else even(zeros, size, group)
         if bits == 4 and size % 2 == 0:
             return packed_integers(words.view(torch.uint8)[:, : size // 2].contiguous(), bits, scales, zeros)
         return integers(_unpack_words(words, bits, size), bits, scales, zeros)
 
+    def _form(self, layer: StoredLayer) -> tuple[int, int]:
+        """Bits of a code, which may differ from layer to layer, and how many words an output has.
+
+        Raises:
+            ModelLoadError: codes of no number of bits have so many words.
+        """
+        size = layer.in_features
+        shape = layer.shape("weight_packed", (layer.out_features, -(-size * self.bits // 32)))
+        counts = [(bits, -(-size * bits // 32)) for bits in (self.bits, *range(1, 9))]
+        counts.append((self.bits, -(-size // (32 // self.bits))))  # no code lies in two words, in older versions
+        for bits, count in counts:
+            if shape == (layer.out_features, count):
+                return bits, count
+        raise layer.misfit("weight_packed", f"codes of {self.bits} bits in words, row by row")
+
     def _zeros(self, layer: StoredLayer, bits: int, num_groups: int) -> Tensor | None:
         kind = "weight_zero_point"
         if not layer.has(kind) and (layer.is_known or self.is_symmetric):
-            return None
+            if self.is_symmetric:
+                return None
+            raise layer.misfit(kind, "zero points (symmetric: false)")
         num_words = -(-layer.out_features * bits // 32)
         words = layer.read(kind, layer.shape(kind, (num_words, num_groups)), torch.int32, dim=None)
         return _unpack_words(words.t(), bits, layer.out_features).t()[layer.rows.start : layer.rows.stop]
@@ -121,10 +163,11 @@ def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sparse24:
-    """See `Layout`: `sparse-24-bitmask`. `compressed` [out, in / 2] has the two of four numbers that `bitmask` names.
+class Sparse:
+    """See `Layout`: `sparse-24-bitmask` and `sparse-bitmask`. Zeros are stored again when it is read.
 
-    `bitmask` [out, in / 8] uint8 has a bit for each number, the lowest first. Zeros are stored again when it is read.
+    `bitmask` [out, in / 8] uint8 has a bit for each number, the lowest first: whether it is in `compressed`. That is
+    [out, in / 2], two of four numbers, in the first of these formats, and [numbers] of the whole layer in the other.
     """
 
     def is_in(self, layer: StoredLayer) -> bool:
@@ -135,12 +178,21 @@ class Sparse24:
         stored = layer.stored_dtype("compressed", layer.dtype)
         dtype = stored if stored.itemsize == 1 else layer.dtype
         shape = layer.shape("compressed", (out, size // 2))
-        kept = layer.read("compressed", shape, dtype)
-        mask = layer.read("bitmask", (out, -(-size // 8)), torch.uint8)
-        dense = torch.zeros(len(kept), size, dtype=dtype, device=kept.device)
+        is_flat = len(shape) == 1
+        if not is_flat and shape != (out, size // 2):
+            raise layer.misfit("compressed", "two of four numbers")
+        kept = layer.read("compressed", shape, dtype, dim=None if is_flat else 0).flatten()
+        mask = layer.read("bitmask", (out, -(-size // 8)), torch.uint8, dim=None if is_flat else 0)
+        dense = torch.zeros(len(layer.rows), size, dtype=dtype, device=kept.device)
         if not kept.is_meta:
             number = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
-            dense.view(number)[unpack(mask, 1, size).bool()] = kept.view(number).flatten()
+            places = unpack(mask, 1, size).bool()
+            if places.sum() != len(kept):
+                raise layer.misfit("compressed", f"{int(places.sum())} numbers, as many as bitmask has bits")
+            if is_flat:
+                before, places = places[: layer.rows.start], places[layer.rows.start : layer.rows.stop]
+                kept = kept[int(before.sum()) :][: int(places.sum())]
+            dense.view(number)[places] = kept.view(number)
         if dtype.itemsize > 1:
             return dense
         return QuantisedWeight(dense, layer.scales())

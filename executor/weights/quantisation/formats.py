@@ -10,6 +10,7 @@ from quire.executor.weights.quantisation import compressed_tensors, torchao
 from quire.executor.weights.quantisation.awq import PackedInputs, PackedOutputs, quark_int4
 from quire.executor.weights.quantisation.bitsandbytes import BlockFloat4, RowInt8
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
+from quire.executor.weights.quantisation.fields import block, integer, mapping, names
 from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.gptq import Gptq
 from quire.executor.weights.quantisation.hqq import Hqq
@@ -29,24 +30,26 @@ def _awq(config: Config) -> list[Layout]:
     version = str(config.get("version", "gemm")).lower()
     if version not in ("gemm", "exllama", "marlin", "ipex", "gemv"):
         raise ModelLoadError(f"AWQ in the order {version} is not read; take a checkpoint in the order gemm or gemv.")
-    bits = config.get("bits", config.get("w_bit", 4))
+    bits = integer(config, "bits", integer(config, "w_bit", 4))
     if bits != 4:
         raise ModelLoadError(f"AWQ of {bits} bits is not read; take a checkpoint of 4 bits.")
-    group_size = config.get("group_size", config.get("q_group_size", 128))
-    return [PackedInputs(group_size) if version == "gemv" else PackedOutputs(group_size=group_size)]
+    group_size = integer(config, "group_size", integer(config, "q_group_size", 128))
+    if version == "gemv":
+        return [PackedInputs(group_size)]
+    return [PackedOutputs(group_size=group_size, has_zeros=bool(config.get("zero_point", True)))]
 
 
 def _auto_round(config: Config) -> list[Layout]:
     """AutoRound (arXiv:2309.05516), which writes in the layouts of others."""
     packing = f"{config.get('packing_format') or 'auto_round:auto_gptq'} {config.get('backend') or ''}"
-    block = size if isinstance(size := config.get("group_size"), (list, tuple)) else None
+    sizes = size if isinstance(size := config.get("group_size"), (list, tuple)) else None
     if "awq" in packing:
         return _awq(config)
     if "llm_compressor" in packing:
         nvfp4 = Nvfp4("weight_packed", "weight_global_scale", divides=True)
         return [Float8(), nvfp4, Mxfp4(), Int8Codes(has_byte_inputs=True), compressed_tensors.PackedIntegers()]
-    if "fp8" in packing or block:
-        return _fp8({"weight_block_size": block})
+    if "fp8" in packing or sizes:
+        return _fp8({"weight_block_size": sizes})
     if "gptq" in packing or config.get("sym", False):
         return [Gptq.of(config)]
     raise ModelLoadError(
@@ -55,15 +58,14 @@ def _auto_round(config: Config) -> list[Layout]:
 
 
 def _fp8(config: Config) -> list[Layout]:
-    size = config.get("weight_block_size")
-    block = (size[0], size[1]) if size else None
-    by_block, by_tensor = Float8("weight_scale_inv", block), Float8("weight_scale", block)
-    if not block:
+    sizes = block(config, "weight_block_size")
+    by_block, by_tensor = Float8("weight_scale_inv", sizes), Float8("weight_scale", sizes)
+    if sizes is None:
         return [by_tensor, by_block]
     return [
         by_block,
         by_tensor,
-        Float8("scale", block),
+        Float8("scale", sizes),
         Mxfp4("weight", "scale", torch.int8),
     ]  # the last are DeepSeek V4's
 
@@ -71,14 +73,15 @@ def _fp8(config: Config) -> list[Layout]:
 def _modelopt(config: Config) -> list[Layout]:
     """NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "FP8")).upper()
-    float8: Layout = Float8(block=(128, 128) if algorithm in ("FP8_PB_WO", "MIXED_PRECISION") else None)
     layouts: list[Layout] = [ScaledInputs(Nvfp4("weight", "weight_scale_2", divides=False)), Mxfp4("weight")]
-    of_layers = [str(layer.get("quant_algo")).upper() for layer in (config.get("quantized_layers") or {}).values()]
-    for each in (algorithm, *of_layers):
+    layers = mapping(config, "quantized_layers")
+    algorithms = {algorithm, *(str(mapping(layers, name).get("quant_algo")).upper() for name in layers)}
+    float8: Layout = Float8(block=(128, 128) if algorithms & {"FP8_PB_WO", "MIXED_PRECISION"} else None)
+    for each in sorted(algorithms):
         if each.startswith("W4A8") or "SVD" in each:
             raise ModelLoadError(f"ModelOpt's {each} is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ.")
     if algorithm == "W4A16_AWQ":
-        return [ScaledInputs(PairedOutputs(config.get("group_size") or 128)), float8]
+        return [ScaledInputs(PairedOutputs(integer(config, "group_size", 128) or 128)), float8]
     return [*layouts, float8] if "NVFP4" in algorithm else [float8, *layouts]
 
 
@@ -92,7 +95,12 @@ def _quark(config: Config) -> list[Layout]:
     """AMD's Quark."""
     weight, inputs = (_quark_numbers(config, kind) for kind in ("weight", "input_tensors"))
     dtype, packing = str(weight.get("dtype", "int8")), (config.get("export") or {}).get("pack_method", "reorder")
-    int4 = quark_int4(packing, is_signed=dtype == "int4", group_size=weight.get("group_size") or 128)
+    int4 = quark_int4(
+        packing,
+        is_signed=dtype == "int4",
+        group_size=weight.get("group_size") or 128,
+        has_zeros=weight.get("symmetric") is not True,
+    )
     int8 = Int8Codes(str(inputs.get("dtype")) == "int8")
     fp6 = Mxfp6(mantissa=3 if "fp6_e2m3" in _quark_dtypes(config) else 2)
     layouts: dict[str, Layout] = {"fp4": Mxfp4("weight"), "fp6": fp6, "fp8": Float8(), "int8": int8, "int4": int4}
@@ -172,7 +180,7 @@ def read_format(method: str, config: Config, dtype: torch.dtype) -> CheckpointFo
     """
     if method == "compressed-tensors":
         return compressed_tensors.read_format(config, dtype)
-    excluded = [name for field in _EXCLUDED for name in config.get(field) or ()]
+    excluded = [name for field in _EXCLUDED for name in names(config, field)]
     if not config.get("lm_head"):
         excluded.append("lm_head")
     return CheckpointFormat(_LAYOUTS[method](config), Exclusions(excluded), dtype)

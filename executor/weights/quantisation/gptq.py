@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from quire.executor.weights.quantisation.codes import integers, packed_integers, unpack
+from quire.executor.weights.quantisation.fields import integer
+from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.input_orders import ordered_integers, read_order
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
+
+_BITS = (2, 3, 4, 8)
+"""Of a code."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,9 @@ class Gptq:
         """The layout that a quantization config describes."""
         is_second = config.get("checkpoint_format") == "gptq_v2"
         return cls(
-            bits=config.get("bits", 4),
-            group_size=config.get("group_size", 128),
-            is_symmetric=config.get("sym", True),
+            bits=integer(config, "bits", 4),
+            group_size=integer(config, "group_size", 128),
+            is_symmetric=bool(config.get("sym", True)),
             is_ordered=bool(config.get("desc_act", False)),
             zero_shift=0 if is_second else 1,
         )
@@ -48,26 +53,41 @@ class Gptq:
 
     def read(self, layer: StoredLayer) -> LinearWeight:
         out, size = layer.out_features, layer.in_features
-        shape = layer.shape("qweight", (size * self.bits // 32, out))
-        bits = 32 * shape[0] // size
+        bits, shape = self._form(layer)
         words = layer.read("qweight", shape, torch.int32, dim=1).t().contiguous()
-        num_groups = 1 if self.group_size < 1 else -(-size // self.group_size)
-        shape = layer.shape("scales", (num_groups, out))
-        scales = layer.read("scales", shape, layer.scale_dtype("scales"), dim=1).t().contiguous()
-        zeros = self._zeros(layer, bits, shape[0])
-        order = read_order(layer, "g_idx", shape[0], is_expected=self.is_ordered)
+        num_groups, *_ = layer.shape("scales", (num_groups_of(size, self.group_size), out)) or (0,)
+        scales = layer.read("scales", (num_groups, out), layer.scale_dtype("scales"), dim=1).t().contiguous()
+        zeros = self._zeros(layer, bits, num_groups)
+        order = read_order(layer, "g_idx", num_groups, self.group_size, is_expected=self.is_ordered)
         if order is not None:
             return ordered_integers(unpack(words, bits, size), bits, scales, zeros, order, layer.dtype)
+        group = layer.group_size("scales", num_groups, self.group_size)
+        scales, zeros = even(scales, size, group), None if zeros is None else even(zeros, size, group)
         if bits == 4:
             return packed_integers(words.view(torch.uint8), bits, scales, zeros)
         return integers(unpack(words, bits, size), bits, scales, zeros)
 
+    def _form(self, layer: StoredLayer) -> tuple[int, tuple[int, int]]:
+        """Bits of a code, which may differ from layer to layer, and the shape of the words.
+
+        Raises:
+            ModelLoadError: they are not packed along the inputs.
+        """
+        shapes = {bits: (-(-layer.in_features * bits // 32), layer.out_features) for bits in _BITS}
+        stored = layer.shape("qweight", shapes.get(self.bits, ()))
+        found = next((bits for bits in (self.bits, *_BITS) if shapes.get(bits) == stored), None)
+        if found is None:
+            wanted = ", ".join(f"{list(shape)} for {bits} bits" for bits, shape in shapes.items())
+            raise layer.misfit("qweight", f"GPTQ's words: {wanted}")
+        return found, shapes[found]
+
     def _zeros(self, layer: StoredLayer, bits: int, num_groups: int) -> Tensor | None:
         """[outputs, groups]; None where all are the middle."""
         if layer.is_known and not layer.has("qzeros"):
-            return None
-        shape = layer.shape("qzeros", (num_groups, layer.out_features * bits // 32))
-        words = layer.read("qzeros", shape, torch.int32, dim=None)
+            if self.is_symmetric:
+                return None
+            raise layer.misfit("qzeros", "zero points (sym: false)")
+        words = layer.read("qzeros", (num_groups, -(-layer.out_features * bits // 32)), torch.int32, dim=None)
         stored = unpack(words, bits, layer.out_features).t()[layer.rows.start : layer.rows.stop]
         zeros = (stored + self.zero_shift) & ((1 << bits) - 1)
         is_real = layer.is_known and not zeros.is_meta

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.codes import integers
+from quire.executor.weights.quantisation.fields import integer, mapping
 from quire.executor.weights.quantisation.notes import note_plain
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
@@ -35,11 +36,11 @@ class Hqq:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Hqq":
         """The layout that a quantization config describes; its first one, if layers differ."""
-        given = config.get("quant_config") or {}
+        given = mapping(config, "quant_config")
         while given and "weight_quant_params" not in given and isinstance(next(iter(given.values())), dict):
             given = next(iter(given.values()))
-        given = given.get("weight_quant_params") or given
-        return cls(given.get("nbits", 4), given.get("group_size") or -1, given.get("axis", 1))
+        given = mapping(given, "weight_quant_params") or given
+        return cls(integer(given, "nbits", 4), integer(given, "group_size", -1) or -1, integer(given, "axis", 1))
 
     def is_in(self, layer: StoredLayer) -> bool:
         return layer.has("W_q")

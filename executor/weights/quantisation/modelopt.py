@@ -15,7 +15,7 @@ class PairedOutputs:
     upper half, in two's complement; and `weight_scale` [out, groups].
 
     Attributes:
-        group_size: expected where the tensors are not known.
+        group_size: inputs of a group, where layers have no other ones.
     """
 
     group_size: int = 128
@@ -29,6 +29,4 @@ class PairedOutputs:
         out, size = layer.out_features, layer.in_features
         pairs = layer.read("weight", (out // 2, size), torch.uint8, per=2)
         codes = layer.trim(torch.stack((pairs & 15, pairs >> 4), dim=1).flatten(0, 1), 0, 2)
-        shape = layer.shape("weight_scale", (out, -(-size // self.group_size)))
-        scales = layer.read("weight_scale", shape, layer.scale_dtype("weight_scale"))
-        return packed_integers(pack_pairs(codes ^ 8), 4, scales)
+        return packed_integers(pack_pairs(codes ^ 8), 4, layer.scales("weight_scale", (1, self.group_size)))

@@ -10,6 +10,7 @@ import torch
 from quire.core.config.model import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation.fields import mapping
 from quire.executor.weights.quantisation.formats import NAMES, canonical, read_format
 from quire.executor.weights.quantisation.gguf import Gguf
 from quire.executor.weights.quantisation.online import ONLINE
@@ -67,7 +68,7 @@ def is_gguf(spec: ModelSpec) -> bool:
 def own_config(spec: ModelSpec) -> tuple[str | None, Mapping[str, Any]]:
     """(the name of the checkpoint's format, or None; what it says of it)."""
     for field in CONFIG_FIELDS:
-        config = spec.hf_config.get(field)
+        config = mapping(spec.hf_config, field)
         if config:
             method = config.get("quant_method") or _method_of(config, field)
             return canonical(str(method)), config

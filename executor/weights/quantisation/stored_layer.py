@@ -6,8 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.codes import powers_of_two
+from quire.executor.weights.quantisation.groups import even, find_group
 from quire.executor.weights.readers import Shard, Stored, TensorSource
+
+REMEDY = "Take the config.json that was written with these weights, or download the checkpoint again."
+"""Where a checkpoint's tensors and its configuration contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -79,35 +84,57 @@ class StoredLayer:
         return stored if stored in (torch.float16, torch.bfloat16) else torch.float32
 
     def scales(self, kind: str = "weight_scale", block: tuple[int, int] | None = None) -> Tensor:
-        """Scales of any granularity, [outputs, groups]: of the tensor, an output, a group, or a block.
-
-        Args:
-            block: outputs and inputs that share a scale where neither is one or all; None: an output's group. Scales of
-                the tensor, of outputs or of groups may be there instead.
-        """
+        """Scales of any granularity, [outputs, groups]. See `per_group`."""
         is_exponent = self.stored_dtype(kind, torch.float32) in (torch.uint8, torch.float8_e8m0fnu)
         dtype = self.stored_dtype(kind, torch.float32) if is_exponent else self.scale_dtype(kind)
-        scales = self._scales(kind, block, dtype)
+        scales = self.per_group(kind, block, dtype)
         return powers_of_two(scales) if is_exponent else scales
 
-    def _scales(self, kind: str, block: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-        groups = 1 if block is None else -(-self.in_features // block[1])
-        outputs = self.out_features if block is None else -(-self.out_features // block[0])
-        shape = self.shape(kind, (outputs, groups))
-        if shape in ((), (1,), (1, 1)):
+    def per_group(self, kind: str, block: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
+        """Numbers of the tensor, of an output, a group or a block, for each group of an output, [outputs, groups].
+
+        Args:
+            block: outputs and inputs that share a number, as the configuration says. Those of the tensor, of outputs or
+                of other groups may be there instead, but no other blocks, which nothing would tell apart.
+
+        Raises:
+            ModelLoadError: the tensor's shape is none of these.
+        """
+        rows, columns = block or (1, self.in_features)
+        blocks = (-(-self.out_features // rows), -(-self.in_features // columns))
+        shape = self.shape(kind, blocks)
+        if math.prod(shape) == 1:
             return self.read(kind, shape, dtype, dim=None).reshape(1, 1).repeat(len(self.rows), 1)
         if shape[0] == self.out_features:
-            scales = self.read(kind, shape, dtype).reshape(len(self.rows), -1)
-        else:
-            per = block[0] if block is not None else -(-self.out_features // shape[0])
-            blocks = self.read(kind, shape, dtype, per=per)
-            scales = self.trim(blocks.reshape(len(blocks), -1).repeat_interleave(per, 0), 0, per).contiguous()
-        return scales if block is None else self._whole_groups(scales, block[1])
+            num_groups = math.prod(shape[1:])
+            group = self.group_size(kind, num_groups, None if block is None else columns)
+            return even(self.read(kind, shape, dtype).reshape(len(self.rows), num_groups), self.in_features, group)
+        if block is None or (shape[0], math.prod(shape[1:])) != blocks:
+            has = "no blocks" if block is None else f"blocks of {rows} x {columns}"
+            raise self.misfit(kind, f"numbers of the layer, its outputs, groups of inputs, or blocks ({has})")
+        found = self.read(kind, shape, dtype, per=rows).reshape(-1, blocks[1])
+        return even(self.trim(found.repeat_interleave(rows, 0), 0, rows).contiguous(), self.in_features, columns)
 
-    def _whole_groups(self, scales: Tensor, block: int) -> Tensor:
-        """Scales of groups of one size, where the last block of inputs is shorter than the others."""
-        num_groups, num_blocks = scales.shape[1], -(-self.in_features // block)
-        if self.in_features % block == 0 or num_groups == 1 or num_groups != num_blocks:
-            return scales
-        size = math.gcd(block, self.in_features)
-        return scales.repeat_interleave(block // size, 1)[:, : self.in_features // size].contiguous()
+    def group_size(self, kind: str, num_groups: int, expected: int | None) -> int:
+        """Inputs that share a number of `kind`. The last of the `num_groups` groups may have fewer.
+
+        Args:
+            expected: what the configuration says.
+
+        Raises:
+            ModelLoadError: the layer's inputs are no such groups.
+        """
+        group = find_group(self.in_features, num_groups, expected)
+        if group is None:
+            has = "no groups" if expected is None or expected < 1 else f"groups of {expected}"
+            raise self.misfit(kind, f"numbers of its outputs or of groups of inputs ({has})")
+        return group
+
+    def misfit(self, kind: str, expected: str) -> ModelLoadError:
+        """The error of a tensor that is not what the configuration asks for."""
+        found = self.find(kind)
+        stored = "missing" if found is None else f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
+        return ModelLoadError(
+            f"{self.name}.{kind} of a layer with {self.out_features} outputs and {self.in_features} inputs is "
+            f"{stored}, where config.json's quantization_config asks for {expected}. {REMEDY}"
+        )

@@ -3,7 +3,6 @@
 https://github.com/pytorch/ao; `weight` becomes `_weight_qdata`, `_weight_scale` and others.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from quire.executor.weights.quantisation.codes import (
     table,
 )
 from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, NV_GROUP
+from quire.executor.weights.quantisation.groups import even
 from quire.executor.weights.quantisation.scaled_inputs import ScaledInputs
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
@@ -36,14 +36,15 @@ def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     found = list(_types(config.get("quant_type")))
     name, given = found[0] if found else ("", {})
     group = _group_size(given)
+    block = next((each for _, fields in found if (each := _block(fields)) and each[0] > 1), _block(given))
     bits = {str((each.get("weight_dtype") or {}).get("_data")) for _, each in found}
     short = bool(bits) and bits <= {"int1", "int2", "int3", "int4"}
     is_symmetric = (given.get("mapping_type") or {}).get("_data", "SYMMETRIC").startswith("SYMMETRIC")
     # Int8DynamicActivationInt8WeightConfig, and that of intx; not Float8DynamicActivation...
     have_byte_inputs = bool(found) and all(each.startswith("Int8DynamicActivation") for each, _ in found)
     plain_inputs: list[Layout] = [
-        Bytes(torch.int8, group, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
-        Bytes(torch.float8_e4m3fn, group),
+        Bytes(torch.int8, block, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
+        Bytes(torch.float8_e4m3fn, block),
         Pairs(group or 128), Tiles(group or 128), Blocked(), Unread(),
     ]  # fmt: skip
     every = [ScaledInputs(layout, _FACTORS) for layout in plain_inputs]
@@ -76,6 +77,17 @@ def _group_size(given: Mapping[str, Any]) -> int | None:
     return given.get("group_size") or (inner or {}).get("group_size")
 
 
+def _block(given: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Outputs and inputs that share a scale. Of two granularities, the first one is that of activations."""
+    granularity = given.get("granularity")
+    last = granularity[-1] if isinstance(granularity, list) and granularity else granularity
+    size = (last.get("_data") or {}).get("block_size") if isinstance(last, dict) else None
+    if isinstance(size, list) and len(size) == 2:
+        return size[0], size[1]
+    group = _group_size(given)
+    return None if group is None else (1, group)
+
+
 @dataclass(frozen=True)
 class Bytes:
     """See `Layout`: Int8Tensor, IntxUnpackedToInt8Tensor and Float8Tensor: `_weight_qdata` [out, in], a byte a number.
@@ -84,14 +96,14 @@ class Bytes:
 
     Attributes:
         dtype: of the codes.
-        group_size: expected where the tensors are not known; None: a scale an output. So are the next ones.
-        is_symmetric: zero points are zero.
+        block: outputs and inputs that share a scale; None: a scale an output.
+        is_symmetric: zero points are zero, expected where the tensors are not known.
         is_short: codes are of four bits.
         has_byte_inputs: as `QuantisedWeight` has it.
     """
 
     dtype: torch.dtype
-    group_size: int | None = None
+    block: tuple[int, int] | None = None
     is_symmetric: bool = True
     is_short: bool = False
     has_byte_inputs: bool = False
@@ -113,7 +125,7 @@ class Bytes:
         out, size = layer.out_features, layer.in_features
         dtype = layer.stored_dtype(_CODES, self.dtype)
         codes = layer.read(_CODES, (out, size), dtype)
-        scales = layer.scales(_SCALES, None if layer.is_known or self.group_size is None else (1, self.group_size))
+        scales = layer.scales(_SCALES, self.block)
         zeros = None if dtype in _FLOATS else self._zeros(layer, scales)
         group = size // scales.shape[1]
         if dtype in _FLOATS or not (self.is_short and size % 2 == 0 and (group % 2 == 0 or scales.shape[1] == 1)):
@@ -123,11 +135,9 @@ class Bytes:
     def _zeros(self, layer: StoredLayer, scales: Tensor) -> Tensor | None:
         if not layer.has(_ZEROS) and (layer.is_known or self.is_symmetric):
             return None
-        shape = layer.shape(_ZEROS, (layer.out_features, scales.shape[1]))
-        dim = 0 if shape and shape[0] == layer.out_features else None
-        zeros = layer.read(_ZEROS, shape, layer.stored_dtype(_ZEROS, torch.int8), dim=dim).float()
+        zeros = layer.per_group(_ZEROS, self.block, layer.stored_dtype(_ZEROS, torch.int8)).float()
         is_middle = self.is_symmetric if zeros.is_meta else not zeros.any()
-        return None if is_middle else zeros.reshape(-1, shape[-1] if shape else 1).expand(scales.shape)
+        return None if is_middle else zeros.expand(scales.shape)
 
 
 @dataclass(frozen=True)
@@ -147,8 +157,12 @@ class Pairs:
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
         pairs = layer.read(_CODES, (out, size // 2), torch.int8).view(torch.uint8) ^ 0x88
-        shape = layer.shape(_SCALES, (-(-size // self.group_size), out))
-        scales, zeros = (layer.read(kind, shape, layer.scale_dtype(kind), dim=1).t() for kind in (_SCALES, _ZEROS))
+        num_groups, *_ = layer.shape(_SCALES, (-(-size // self.group_size), out))
+        group = layer.group_size(_SCALES, num_groups, self.group_size)
+        scales, zeros = (
+            even(layer.read(kind, (num_groups, out), layer.scale_dtype(kind), dim=1).t(), size, group)
+            for kind in (_SCALES, _ZEROS)
+        )
         return _with_offsets(pairs, scales, zeros)
 
 
@@ -179,11 +193,7 @@ class Tiles:
         numbers = layer.read(kind, both, torch.float32, dim=None)[:, layer.rows.start : layer.rows.stop]
         scales, zeros = numbers.permute(2, 1, 0)
         group = padded_in // both[0]
-        if size % group:  # the last group is shorter
-            part = math.gcd(group, size)
-            scales, zeros = (each.repeat_interleave(group // part, 1) for each in (scales, zeros))
-            group = part
-        scales, zeros = (each[:, : size // group] for each in (scales, zeros))
+        scales, zeros = (even(each[:, : -(-size // group)], size, group) for each in (scales, zeros))
         return _with_offsets(self._pairs(layer, words)[:, : size // 2].contiguous(), scales, zeros)
 
     def _pairs(self, layer: StoredLayer, words: Tensor) -> Tensor:

@@ -39,9 +39,13 @@ class Int8Codes:
     Attributes:
         has_byte_inputs: as `QuantisedWeight` has it. Scales of activations are not read: there are better ones, of less
             than a token.
+        group_size: inputs that share a scale; None: all.
+        is_symmetric: no layer needs zero points.
     """
 
     has_byte_inputs: bool = False
+    group_size: int | None = None
+    is_symmetric: bool = True
 
     def is_in(self, layer: StoredLayer) -> bool:
         return layer.has("weight", torch.int8) and layer.has("weight_scale")
@@ -50,15 +54,14 @@ class Int8Codes:
         return self._weight(layer)._replace(has_byte_inputs=self.has_byte_inputs)
 
     def _weight(self, layer: StoredLayer) -> QuantisedWeight:
+        kind, block = "weight_zero_point", None if self.group_size is None else (1, self.group_size)
         codes = layer.read("weight", (layer.out_features, layer.in_features), torch.int8)
-        scales = layer.scales()
-        if not layer.has("weight_zero_point"):
+        scales = layer.scales("weight_scale", block)
+        if not layer.has(kind) and (layer.is_known or self.is_symmetric):
+            if not self.is_symmetric:
+                raise layer.misfit(kind, "zero points (symmetric: false)")
             return QuantisedWeight(codes, scales)
-        shape = layer.shape("weight_zero_point", tuple(scales.shape))
-        dim = 0 if shape and shape[0] == layer.out_features else None
-        dtype = layer.stored_dtype("weight_zero_point", torch.int8)
-        zeros = layer.read("weight_zero_point", shape, dtype, dim=dim)
+        zeros = layer.per_group(kind, block, layer.stored_dtype(kind, torch.int8))
         if not zeros.is_meta and not zeros.any():
             return QuantisedWeight(codes, scales)
-        zeros = zeros.float().reshape(scales.shape if dim == 0 else (1, 1)).expand(scales.shape)
-        return integers_around_zero(codes, 8, scales, zeros + 128)
+        return integers_around_zero(codes, 8, scales, zeros.float().expand(scales.shape) + 128)

@@ -56,9 +56,9 @@ def in_any_order(size: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(size))
 
 
-def widened(scales: Tensor, size: int) -> Tensor:
-    """Scales [out, groups] as [out, in]."""
-    return scales.repeat_interleave(-(-size // scales.shape[1]), 1)[:, :size]
+def widened(scales: Tensor, size: int, group: int | None = None) -> Tensor:
+    """Scales [out, groups] as [out, in]; the last group may be shorter."""
+    return scales.repeat_interleave(group or -(-size // scales.shape[1]), 1)[:, :size]
 
 
 def float8(generator: torch.Generator, out: int, size: int) -> Tensor:
@@ -71,14 +71,14 @@ def packed_integers(
     """compressed-tensors' pack-quantized."""
 
     def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        num_groups = 1 if group is None else size // group
+        num_groups = 1 if group is None else -(-size // group)
         codes = draw(generator, 0, 1 << bits, out, size)
         scales = draw_scales(generator, 1 << (bits - 1), out, num_groups)
         tensors = {
             "weight_packed": stream(codes, bits), "weight_scale": scales.to(scale_dtype),
             "weight_shape": torch.tensor([out, size]),
         }  # fmt: skip
-        groups = torch.arange(size) // (size // num_groups)
+        groups = torch.arange(size) // (group or size)
         if order:
             groups = groups[in_any_order(size)]
             tensors["weight_g_idx"] = groups.int()
@@ -93,7 +93,7 @@ def packed_integers(
 
 def gptq(bits: int, *, zeros: bool = False, order: bool = False, shift: int = 1, group: int = 32) -> Writer:
     def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        num_groups = size // group
+        num_groups = -(-size // group)
         codes = draw(generator, 0, 1 << bits, size, out)
         scales = draw_scales(generator, 1 << (bits - 1), num_groups, out)
         middle = draw(generator, 1, 1 << bits, num_groups, out) if zeros else torch.tensor(1 << (bits - 1))
@@ -126,8 +126,9 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def awq(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    codes, zeros = draw(generator, 0, 16, size, out), draw(generator, 0, 16, size // 32, out)
-    scales = draw_scales(generator, 8, size // 32, out)
+    num_groups = -(-size // 32)
+    codes, zeros = draw(generator, 0, 16, size, out), draw(generator, 0, 16, num_groups, out)
+    scales = draw_scales(generator, 8, num_groups, out)
     tensors = {
         "qweight": outputs_in_words(codes, AWQ_ORDER), "qzeros": outputs_in_words(zeros, AWQ_ORDER),
         "scales": scales.half(),
@@ -138,7 +139,7 @@ def awq(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tens
 
 def awq_gemv(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
     """Rows of scales and zero points as long as AutoAWQ has them for groups of 32: a multiple of 32."""
-    num_groups = size // 32
+    num_groups = -(-size // 32)
     codes, zeros = draw(generator, 0, 16, out, size), draw(generator, 0, 16, out, num_groups)
     scales = draw_scales(generator, 8, out, num_groups)
     more = (0, -num_groups % 32)
@@ -151,7 +152,7 @@ def awq_gemv(out: int, size: int, generator: torch.Generator) -> tuple[dict[str,
 
 
 def modelopt_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    codes, scales = draw(generator, -8, 8, out, size), draw_scales(generator, 8, out, size // 32)
+    codes, scales = draw(generator, -8, 8, out, size), draw_scales(generator, 8, out, -(-size // 32))
     even, odd = (codes & 15).to(torch.uint8).unflatten(0, (-1, 2)).unbind(1)
     tensors = {"weight": even | (odd << 4), "weight_scale": scales}
     return tensors, codes * scales[:, torch.arange(size) // 32]
@@ -171,7 +172,7 @@ def scaled_inputs(write: Writer, kind: str = "pre_quant_scale") -> Writer:
 
 
 def quark_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    codes, scales = draw(generator, -8, 8, size, out), draw_scales(generator, 8, size // 32, out)
+    codes, scales = draw(generator, -8, 8, size, out), draw_scales(generator, 8, -(-size // 32), out)
     tensors = {"weight": outputs_in_words(codes & 15, AWQ_ORDER), "weight_scale": scales}
     return tensors, (codes * scales[torch.arange(size) // 32]).t()
 
@@ -289,6 +290,18 @@ def sparse24(kind: str) -> Writer:
     return write
 
 
+def sparse(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """compressed-tensors' sparse-bitmask: the numbers that are not zero, wherever they are."""
+    dense = torch.randn(out, size, generator=generator) / 8
+    mask = torch.rand(out, size, generator=generator) > 0.4
+    counts = mask.sum(1)
+    tensors = {
+        "compressed": dense[mask], "shape": torch.tensor([out, size]), "row_offsets": counts.cumsum(0) - counts,
+        "bitmask": torch.from_numpy(np.packbits(mask.numpy(), axis=1, bitorder="little")),
+    }  # fmt: skip
+    return tensors, dense * mask
+
+
 def bnb_int8(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
     codes, largest = draw(generator, -127, 128, out, size).to(torch.int8), draw_scales(generator, 1, out)
     tensors = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
@@ -393,6 +406,13 @@ FORMATS: dict[str, Format] = {
     "ct-fp8-block": Format(
         _float(8, "float-quantized", strategy="block", block_structure=[24, 40]), whole_bytes("float8", block=(24, 40))
     ),
+    "ct-fp8-group": Format(
+        _float(8, "float-quantized", strategy="group", group_size=32), whole_bytes("float8", block=(1, 32))
+    ),
+    "ct-int8-group": Format(
+        _compressed({"num_bits": 8, "type": "int", "strategy": "group", "group_size": 32}, "int-quantized"),
+        whole_bytes("int8", block=(1, 32)),
+    ),
     "ct-w4-channel": Format(_packed(4, None), packed_integers(4, None)),
     "ct-w4-group": Format(_packed(4, 32), packed_integers(4, 32)),
     "ct-w4-zeros": Format(_packed(4, 16, symmetric=False), packed_integers(4, 16, zeros=True)),
@@ -403,6 +423,7 @@ FORMATS: dict[str, Format] = {
         _float(4, "nvfp4-pack-quantized", group_size=16), nvfp4("weight_packed", "weight_global_scale", divides=True)
     ),
     "ct-mxfp4": Format(_float(4, "mxfp4-pack-quantized", group_size=32), mxfp4("weight_packed")),
+    "ct-sparse": Format(_compressed({}, "dense"), sparse),
     "ct-sparse24": Format(_compressed({}, "dense"), sparse24("float32")),
     "ct-sparse24-fp8": Format(_float(8, "float-quantized", strategy="channel"), sparse24("float8")),
     **{f"gptq-{bits}": Format(_GPTQ | {"bits": bits}, gptq(bits)) for bits in (2, 3, 4, 8)},

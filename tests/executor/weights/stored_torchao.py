@@ -24,14 +24,14 @@ def whole_codes(bits: int, group: int | None, *, zeros: bool = False) -> Writer:
     def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         half = 1 << (bits - 1)
         codes = draw(generator, -half, half, out, size)
-        num_groups = 1 if group is None else size // group
+        num_groups = 1 if group is None else -(-size // group)
         scales = draw_scales(generator, half, out, num_groups)
         middle = draw(generator, -half, half, out, num_groups) if zeros else torch.zeros(out, num_groups)
         tensors = {
             "_weight_qdata": codes.to(torch.int8), "_weight_scale": scales.bfloat16(),
             "_weight_zero_point": middle.to(torch.int8),
         }  # fmt: skip
-        return tensors, (codes - widened(middle, size)) * widened(scales, size)
+        return tensors, (codes - widened(middle, size, group)) * widened(scales, size, group)
 
     return write
 
@@ -49,12 +49,12 @@ def float8_tensor(block: tuple[int, int] | None) -> Writer:
 
 def int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
     """Int4Tensor; zero points are numbers, and not codes."""
-    codes, scales = draw(generator, -8, 8, out, size), draw_scales(generator, 8, size // 32, out)
-    zeros = draw_scales(generator, 4, size // 32, out)
+    codes, scales = draw(generator, -8, 8, out, size), draw_scales(generator, 8, -(-size // 32), out)
+    zeros = draw_scales(generator, 4, -(-size // 32), out)
     tensors = {
         "_weight_qdata": pairs(codes & 15).view(torch.int8), "_weight_scale": scales, "_weight_zero_point": zeros,
     }  # fmt: skip
-    return tensors, codes * widened(scales.t(), size) + widened(zeros.t(), size)
+    return tensors, codes * widened(scales.t(), size, 32) + widened(zeros.t(), size, 32)
 
 
 def int4_in_tiles(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
@@ -121,6 +121,10 @@ def _intx(bits: int, group: int, mapping: str) -> dict[str, Any]:
     )
 
 
+def _blocks(out: int, size: int) -> dict[str, Any]:
+    return {"_type": "PerBlock", "_version": 1, "_data": {"block_size": [out, size]}}
+
+
 _ROWS = {"_type": "PerRow", "_version": 1, "_data": {"dim": -1}}
 
 FORMATS: dict[str, Format] = {
@@ -129,7 +133,10 @@ FORMATS: dict[str, Format] = {
     "torchao-int3-zeros": Format(_intx(3, 16, "ASYMMETRIC"), whole_codes(3, 16, zeros=True)),
     "torchao-int6-zeros": Format(_intx(6, 32, "ASYMMETRIC"), whole_codes(6, 32, zeros=True)),
     "torchao-fp8": Format(_config("Float8WeightOnly", granularity=_ROWS), float8_tensor(None)),
-    "torchao-fp8-block": Format(_config("Float8DynamicActivationFloat8Weight"), float8_tensor((8, 32))),
+    "torchao-fp8-block": Format(
+        _config("Float8DynamicActivationFloat8Weight", granularity=[_blocks(1, 32), _blocks(8, 32)]),
+        float8_tensor((8, 32)),
+    ),
     "torchao-int4": Format(_config("Int4WeightOnly", group_size=32, int4_packing_format="plain"), int4),
     "torchao-int4-scaled-inputs": Format(
         _config("Int4WeightOnly", group_size=32, int4_packing_format="plain"),
