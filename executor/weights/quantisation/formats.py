@@ -7,7 +7,7 @@ import torch
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation import compressed_tensors, torchao
-from quire.executor.weights.quantisation.awq import PackedInputs, PackedOutputs, quark_int4
+from quire.executor.weights.quantisation.awq import PackedInputs, PackedOutputs
 from quire.executor.weights.quantisation.bitsandbytes import BlockFloat4, RowInt8
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
 from quire.executor.weights.quantisation.fields import block, integer, mapping, names
@@ -15,8 +15,8 @@ from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.gptq import Gptq
 from quire.executor.weights.quantisation.hqq import Hqq
 from quire.executor.weights.quantisation.modelopt import PairedOutputs
+from quire.executor.weights.quantisation.quark import quark_layouts
 from quire.executor.weights.quantisation.scaled_inputs import ScaledInputs
-from quire.executor.weights.quantisation.six_bit_floats import Mxfp6
 from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
 
 Config = Mapping[str, Any]
@@ -91,46 +91,6 @@ def _bitsandbytes(config: Config) -> list[Layout]:
     return [by_row, by_block] if config.get("load_in_8bit") else [by_block, by_row]
 
 
-def _quark(config: Config) -> list[Layout]:
-    """AMD's Quark."""
-    weight, inputs = (_quark_numbers(config, kind) for kind in ("weight", "input_tensors"))
-    dtype, packing = str(weight.get("dtype", "int8")), (config.get("export") or {}).get("pack_method", "reorder")
-    int4 = quark_int4(
-        packing,
-        is_signed=dtype == "int4",
-        group_size=weight.get("group_size") or 128,
-        has_zeros=weight.get("symmetric") is not True,
-    )
-    int8 = Int8Codes(str(inputs.get("dtype")) == "int8")
-    fp6 = Mxfp6(mantissa=3 if "fp6_e2m3" in _quark_dtypes(config) else 2)
-    layouts: dict[str, Layout] = {"fp4": Mxfp4("weight"), "fp6": fp6, "fp8": Float8(), "int8": int8, "int4": int4}
-    first = layouts.get(dtype.replace("uint", "int").partition("_")[0], layouts["int8"])
-    return [first, *(layout for layout in layouts.values() if layout is not first)]
-
-
-def _quark_dtypes(config: Config) -> set[str]:
-    """The types of weights that Quark's config names, of all layers and of single ones.
-
-    Raises:
-        ModelLoadError: two types of 6 bits, which layers' tensors do not tell apart.
-    """
-    settings = [config.get("global_quant_config") or {}, *(config.get("layer_quant_config") or {}).values()]
-    found = {str(weight.get("dtype")) for each in settings if (weight := _first(each.get("weight")))}
-    if {"fp6_e2m3", "fp6_e3m2"} <= found:
-        raise ModelLoadError("Quark's fp6_e2m3 and fp6_e3m2 in one checkpoint are not read; take one with either.")
-    return found
-
-
-def _quark_numbers(config: Config, kind: str) -> Config:
-    """What Quark's config says of all layers' `kind` of numbers."""
-    return _first((config.get("global_quant_config") or {}).get(kind))
-
-
-def _first(numbers: Any) -> Config:
-    """What Quark says of numbers that are rounded once; of others, the first rounding."""
-    return (numbers[0] if isinstance(numbers, list) else numbers) or {}
-
-
 def _hqq(config: Config) -> list[Layout]:
     return [Hqq.of(config)]
 
@@ -144,7 +104,7 @@ _LAYOUTS: Mapping[str, Callable[[Config], Sequence[Layout]]] = {
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "hqq": _hqq,
-    "quark": _quark,
+    "quark": quark_layouts,
     "torchao": torchao.layouts,
 }
 NAMES = ("compressed-tensors", *_LAYOUTS, "mxfp4")

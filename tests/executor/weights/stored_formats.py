@@ -501,6 +501,13 @@ FORMATS: dict[str, Format] = {
     "hqq-columns": Format(_hqq(4, 0), hqq(4, axis=0)),
     "quark-int8": Format(_quark("int8"), whole_bytes("int8", shape=lambda out, size: (out,))),
     "quark-fp8": Format(_quark("fp8_e4m3"), whole_bytes("float8", shape=by_tensor)),
+    "quark-nvfp4": Format(
+        _QUARK | {"global_quant_config": {"weight": [{"dtype": "fp4", "group_size": 16}, {"dtype": "fp8_e4m3"}]}},
+        nvfp4("weight", "weight_scale_2", divides=False),
+    ),
+    "quark-fp8-block": Format(
+        _quark("fp8_e4m3", qscheme="per_block", block_size=[24, 40]), whole_bytes("float8", block=(24, 40))
+    ),
     "quark-mxfp4": Format(_quark("fp4", group_size=32), mxfp4("weight")),
     "quark-mxfp6": Format(_quark("fp6_e3m2", group_size=32), mxfp6(3)),
     "quark-mxfp6-beside-others": Format(
