@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -109,11 +109,11 @@ class ThreadGroup(ParallelGroup):
         self.meeting = meeting
         self._num_messages: dict[Way, int] = {}
 
-    @staticmethod
-    def all_of(size: int) -> "list[ThreadGroup]":
+    @classmethod
+    def all_of(cls, size: int) -> list[Self]:
         """The ranks of a group."""
         meeting = Meeting(size)
-        return [ThreadGroup(rank, size, meeting) for rank in range(size)]
+        return [cls(rank, size, meeting) for rank in range(size)]
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return torch.stack(self._parts(x)).sum(dim=0)

@@ -1,6 +1,5 @@
 """The plan's expert exchange against the bytes that ranks of several engines really send each other in a layer."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +15,7 @@ from quire.executor.parallel.lockstep import Lockstep
 from quire.frontend.scaling.hardware import Network
 from quire.frontend.scaling.layouts import ClusterLayout
 from quire.frontend.scaling.step_time import EXCHANGE, Rows
-from tests.executor.layers.test_layers import ThreadGroup
+from tests.executor.thread_group import ThreadGroup
 from tests.frontend.scaling.test_estimate import DEVICE, cluster, shard, step
 
 TOKENS, HIDDEN, CHOICES = 7, 48, 3
@@ -38,11 +37,10 @@ class CountingGroup(ThreadGroup):
 def sent_bytes(layout: Layout) -> dict[Rank, list[int]]:
     """What each rank sends to each engine in one layer of experts, where every engine has as many tokens."""
     ranks = [rank for data in range(layout.data) for rank in layout.ranks(data)]
-    mailboxes: list[list[Any]] = [[None] * layout.data for _ in range(layout.tensor)]
-    barriers = [threading.Barrier(layout.data) for _ in range(layout.tensor)]
+    groups = [CountingGroup.all_of(layout.data) for _ in range(layout.tensor)]
 
     def run(rank: Rank) -> list[int]:
-        group = CountingGroup(rank.data, layout.data, mailboxes[rank.tensor], barriers[rank.tensor])
+        group = groups[rank.tensor][rank.data]
         lockstep = Lockstep(torch.distributed, rank, layout, group, (torch.distributed.group.WORLD, None, None))
         lockstep.num_tokens = [TOKENS] * layout.data
         exchange = ExpertExchange(lockstep)
