@@ -34,19 +34,18 @@ from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
     Answer,
     AskedOfParent,
-    AskMaker,
     EngineEnded,
     EngineGone,
     EngineStarted,
     EngineWaits,
     Placed,
-    ReadPage,
     ServerStart,
     Serving,
     Snapshot,
     TakeSnapshot,
     ToServer,
 )
+from quire.frontend.servers.parent_answers import ParentAnswers
 from quire.frontend.servers.server_process import ServerProcess
 from quire.frontend.servers.shared_entries import SharedStore
 from quire.frontend.servers.shared_metrics import SharedMetrics
@@ -92,7 +91,7 @@ class ServerGroup:
         self._stopping = asyncio.Event()
         self._all_gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shared = SharedStore(server.entry_store(), self._calls_to)
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answers = ParentAnswers(self._shared, self._metrics)
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT, then lets the servers drain and closes the engines.
@@ -218,23 +217,11 @@ class ServerGroup:
                 case Snapshot():
                     self._metrics.on_snapshot(number, message.scrape_id, message.families)
                 case AskedOfParent():
-                    self._on_asked(server, message)
+                    self._answers.on_asked(server.link, message)
                 case Answer():
                     server.calls.on_answer(message)
                 case Placed():
                     self._tell(message, but=number)
-
-    def _on_asked(self, server: ServerProcess, asked: AskedOfParent) -> None:
-        if isinstance(asked.question, ReadPage | AskMaker):
-            task = asyncio.create_task(self._answer(server, asked.call_id, asked.question))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
-        else:  # at once: what a server puts must not come behind its end
-            server.link.send(Answer.of(asked.call_id, self._shared.answer(asked.question)))
-
-    async def _answer(self, server: ServerProcess, call_id: int, question: ReadPage | AskMaker) -> None:
-        value = await (self._metrics.page() if isinstance(question, ReadPage) else self._shared.ask(question))
-        server.link.send(Answer.of(call_id, value))
 
     def _calls_to(self, number: int) -> Calls | None:
         return self._servers[number].calls if number in self._servers else None

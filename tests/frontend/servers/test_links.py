@@ -11,15 +11,16 @@ from quire.frontend.kept.access import Look
 from quire.frontend.kept.entries import Entry, EntryStore
 from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
+    AskedOfParent,
     AskMaker,
     ControlLink,
-    FindEntry,
     FromServer,
     Placed,
     PutEntry,
-    RemoveEntry,
 )
+from quire.frontend.servers.parent_answers import ParentAnswers
 from quire.frontend.servers.shared_entries import SharedStore
+from quire.frontend.servers.shared_metrics import SharedMetrics
 
 
 def test_what_is_sent_to_a_process_that_has_ended_is_lost() -> None:
@@ -41,18 +42,26 @@ def test_what_is_sent_to_a_process_that_has_ended_is_lost() -> None:
 
 
 def test_what_a_server_puts_as_it_ends_is_lost_and_not_made_for_ever() -> None:
-    """The parent handles a message before it reads the next one, and so before it sees the end."""
+    """The parent keeps it before it reads the next message, and so before it sees the end."""
 
     async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        link: ControlLink[FromServer] = await ControlLink.open(ours, FromServer)
         entries = EntryStore(10, 1000, 100.0)
         store = SharedStore(entries, lambda number: None)
-        assert store.answer(PutEntry(Entry(id="a", body=b"", maker=1), "nothing")) == "kept"
+        answers = ParentAnswers(store, SharedMetrics(lambda scrape_id: set(), lambda: ()))
+        put = PutEntry(Entry(id="a", body=b"", maker=1, version=5), "nothing")
+        answers.on_asked(link, AskedOfParent(1, put))
         store.on_server_ended(1)
-        assert store.answer(FindEntry("a")).is_lost
+        await asyncio.sleep(0)
+        lost = entries.find("a")
+        assert lost is not None
+        assert lost.is_lost
         assert entries.num_in_making == 0
-        assert await store.ask(AskMaker(1, Look(1))) is None
-        store.answer(RemoveEntry("a"))
-        assert store.answer(FindEntry("a")) is None
+        assert await store.ask(AskMaker(1, Look(5))) is None
+        link.close()
+        theirs.close()
 
     asyncio.run(main())
 

@@ -15,17 +15,22 @@ import httpx
 import psutil
 import pytest
 
+from quire.frontend.servers.shared_routing import TELL_SECONDS
 from tests.servers import ServerProcess
 
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+
+MAX_TOKENS = 60_000
+"""Of answers that a test ends itself: they take a minute and more, so none ends by itself before that."""
 
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     process = ServerProcess(
-        tmp_path_factory.mktemp("servers"), str(checkpoint("llama")), "--served-model-name", "tiny",
-        "--api-server-count", "2", "--data-parallel-size", "2", "--num-gpu-blocks-override", "512",
+        tmp_path_factory.mktemp("servers"), str(checkpoint("llama", max_position_embeddings=MAX_TOKENS + 5000)),
+        "--served-model-name", "tiny", "--data-parallel-size", "2", "--num-gpu-blocks-override", "5000",
         "--middleware", "tests.frontend.servers.tagging.Tagging",
+        env={"QUIRE_ENGINE_HEARTBEAT_TIMEOUT_S": "600"},  # a stopped engine is silent
     )  # fmt: skip
     yield process.wait_until_ready()
     process.stop()
@@ -62,6 +67,19 @@ def post(server: ServerProcess, **fields: object) -> str:
     return text
 
 
+@contextlib.contextmanager
+def standing(server: ServerProcess) -> Iterator[None]:
+    """No request ends by itself here, however slow the machine is: the engines' processes are stopped meanwhile."""
+    engines = children(server, "engine_main")
+    for engine in engines:
+        engine.suspend()
+    try:
+        yield
+    finally:
+        for engine in engines:
+            engine.resume()
+
+
 def owner(client: httpx.Client) -> int:
     """The pid of the server that accepted a client's connection."""
     [stream] = [each for each in client._transport._pool.connections if not each.is_closed()]  # type: ignore[attr-defined]
@@ -78,15 +96,18 @@ def clients_of_two(server: ServerProcess) -> Iterator[tuple[httpx.Client, httpx.
         httpx.Client(base_url=server.base_url, timeout=60) as other,
     ):
         one.get("/version")
-        while True:
-            other.get("/version")
-            if owner(other) != owner(one):
-                break
+
+        def by_another() -> bool:
             other._transport.close()
+            other.get("/version")
+            return owner(other) != owner(one)
+
+        wait_for(by_another)
         yield one, other
 
 
 def test_one_port_several_processes_and_counts_that_are_summed(server: ServerProcess) -> None:
+    """As many servers as engines, which is the default."""
     assert len(children(server, "servers.api_server")) == 2
     assert len(children(server, "engine_main")) == 2
     with ThreadPoolExecutor(8) as pool:
@@ -104,11 +125,11 @@ def test_a_killed_server_takes_its_own_requests_alone(server: ServerProcess) -> 
     before = counts(server)
     with clients_of_two(server) as (one, other):
         victim = owner(one)
-        long = BODY | {"max_tokens": 1800, "stream": True}
-        with one.stream("POST", "/v1/completions", json=long) as first:
+        endless = BODY | {"max_tokens": MAX_TOKENS, "stream": True}
+        with one.stream("POST", "/v1/completions", json=endless) as first:
             lines = first.iter_lines()
             next(lines)
-            with other.stream("POST", "/v1/completions", json=long) as second:
+            with other.stream("POST", "/v1/completions", json=endless | {"max_tokens": 1800}) as second:
                 rest = second.iter_lines()
                 next(rest)
                 os.kill(victim, signal.SIGKILL)
@@ -123,7 +144,7 @@ def test_a_killed_server_takes_its_own_requests_alone(server: ServerProcess) -> 
 
 
 RESPONSE: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "temperature": 0}
-ENDLESS = RESPONSE | {"max_output_tokens": 1500, "ignore_eos": True, "background": True}
+ENDLESS = RESPONSE | {"max_output_tokens": MAX_TOKENS, "ignore_eos": True, "background": True}
 
 
 def respond(client: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -160,7 +181,8 @@ def test_what_one_server_makes_is_followed_and_ended_at_another(server: ServerPr
             numbers = [json.loads(next(lines)[6:])["sequence_number"] for _ in range(5)]
         assert numbers == [2, 3, 4, 5, 6]
         assert other.get(f"/v1/responses/{made['id']}").json()["status"] == "in_progress"
-    with clients_of_two(server) as (one, other):  # finding two takes as long as a response: these are new ones
+        assert other.delete(f"/v1/responses/{made['id']}").status_code == 200
+    with clients_of_two(server) as (one, other):
         made = respond(one, **ENDLESS)
         assert other.post(f"/v1/responses/{made['id']}/cancel").json()["status"] == "cancelled"
         assert one.get(f"/v1/responses/{made['id']}").json()["status"] == "cancelled"
@@ -170,6 +192,32 @@ def test_what_one_server_makes_is_followed_and_ended_at_another(server: ServerPr
         wait_for(lambda: other.get(f"/v1/responses/{whole['id']}").json()["status"] == "incomplete")
     running = re.compile(r"^vllm:num_requests_running{.*} 0.0$", re.MULTILINE)
     wait_for(lambda: len(running.findall(httpx.get(server.base_url + "/metrics").text)) == 2)
+
+
+def test_an_id_is_one_responses_although_two_servers_took_it(server: ServerProcess) -> None:
+    """Both begin before either has ended. Only one of the answers is kept, and the other one says so."""
+    body = RESPONSE | {"request_id": "resp_mine", "stream": True}
+
+    def read(stream: httpx.Response) -> dict[str, Any]:
+        events: list[dict[str, Any]] = [json.loads(each[6:]) for each in stream.iter_lines() if each[:6] == "data: "]
+        return events[-1]
+
+    with (
+        contextlib.ExitStack() as until_both_have_begun,
+        clients_of_two(server) as (one, other),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        until_both_have_begun.enter_context(standing(server))
+        with (
+            one.stream("POST", "/v1/responses", json=body) as first,
+            other.stream("POST", "/v1/responses", json=body) as second,
+        ):
+            until_both_have_begun.close()
+            last = list(pool.map(read, (first, second)))
+    [refused] = [each for each in last if each["type"] == "error"]
+    [kept] = [each["response"] for each in last if each["type"] != "error"]
+    assert "is taken" in refused["message"]
+    assert httpx.get(f"{server.base_url}/v1/responses/resp_mine").json() == kept
 
 
 def test_what_one_server_sent_to_an_engine_the_others_know(server: ServerProcess) -> None:
@@ -185,7 +233,9 @@ def test_what_one_server_sent_to_an_engine_the_others_know(server: ServerProcess
         for prompt in prompts:
             body = BODY | {"prompt": prompt, "max_tokens": 1}
             one.post("/v1/completions", json=body, headers={"X-data-parallel-rank": "1"}).raise_for_status()
-        time.sleep(0.1)
+        time.sleep(2 * TELL_SECONDS)  # the server tells it before it reads the next request
+        for client in (one, other):  # both ask the parent, whose messages come in order
+            assert client.get("/v1/responses/none").status_code == 404
         for prompt in prompts:
             other.post("/v1/completions", json=BODY | {"prompt": prompt, "max_tokens": 1}).raise_for_status()
     wait_for(lambda: hits()["1"] - before["1"] >= 6 * 600)
