@@ -1,6 +1,7 @@
 """Workers that misbehave, named by string in the tests of the executors, and the configuration they share."""
 
 import ctypes
+import gc
 import os
 import platform
 import signal
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -219,6 +221,17 @@ class NotingWorker(NullWorker):
             return WorkerAnswer(call.call_id, self._rank, error="it was told to")
         text = " ".join([str(self._rank), call.payload.decode(), *self._seen])
         return WorkerAnswer(call.call_id, self._rank, text.encode())
+
+
+class FreezeCountingWorker(NullWorker):
+    """Answers a call with the number of objects that the garbage collector had frozen before the worker was made."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._num_frozen = gc.get_freeze_count()
+        super().__init__(*arguments)
+
+    def call(self, call: WorkerCall) -> WorkerAnswer:
+        return WorkerAnswer(call.call_id, self._rank, str(self._num_frozen).encode())
 
 
 class MeetingWorker(NullWorker):

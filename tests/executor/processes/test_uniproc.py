@@ -1,6 +1,7 @@
 """The uni executor: one worker in a thread of this process."""
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
@@ -45,6 +46,22 @@ def test_results_come_in_the_order_of_plans_and_close_ends_the_thread() -> None:
         assert worker_threads() == []
 
     run(test())
+
+
+def test_what_is_imported_before_the_worker_is_made_is_frozen() -> None:
+    """So the collection at the end of the start does not visit it."""
+
+    async def test() -> None:
+        executor = make_executor("FreezeCountingWorker")
+        await executor.start()
+        assert int((await executor.call("count", b""))[0]) > 0
+        await executor.close(hung=False)
+
+    gc.unfreeze()
+    try:
+        run(test())
+    finally:
+        gc.unfreeze()
 
 
 def test_the_loop_stays_free_while_steps_run() -> None:
