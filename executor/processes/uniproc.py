@@ -160,6 +160,7 @@ class UniProcExecutor:
             create_worker = pkgutil.resolve_name(self._factory)
             gc.freeze()  # what imports made stays: the collection at the end of the start need not visit it
             atexit.register(gc.unfreeze)  # see `calm_garbage_collector`
+            gc.enable()  # the worker may wait for those of other engines for hours
             worker = create_worker(self._config, Rank(data=self._config.place.data), "")
             ready = worker.load()
             worker.allocate(ready.num_pages, ready.max_model_len)

@@ -58,13 +58,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) -> None:
-    gc.disable()  # during imports, as in the engine; the server enables it once it is ready
+    gc.disable()  # during imports, as in the engine
     import uvloop
 
     from quire.frontend.async_llm import AsyncLLM
     from quire.frontend.http.server import serve
 
     gc.freeze()  # what imports made stays: the collection at the end of the start need not visit it
+    gc.enable()  # before the start is over: it may wait for other hosts for hours
     engine = AsyncLLM.from_setup(
         setup,
         max_log_len=server.max_log_len,

@@ -88,6 +88,8 @@ async def _run_engine(start: EngineStart) -> int:
         from quire.executor.processes.placement import SeveralHosts
 
         options["placement"] = SeveralHosts(start.config, start.cluster)
+    if start.config.executor != "uni":  # which imports the worker later, and enables collections itself
+        gc.enable()
     executor = Executor(start.config, **options)
     process = EngineProcess(start.config, executor, start.address, start.keys)
     loop = asyncio.get_running_loop()

@@ -1,5 +1,6 @@
 """`quire serve` is told to stop before it is ready, and says when it is."""
 
+import os
 import re
 import signal
 import socket
@@ -11,7 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.servers import START_SECONDS, ServerProcess
+from tests.hosts import TOKEN
+from tests.servers import START_SECONDS, ServerProcess, free_port
 
 
 def handles_sigterm(server: ServerProcess) -> bool:
@@ -51,6 +53,51 @@ def test_sigterm_ends_a_starting_server_cleanly(
     assert psutil.wait_procs(children, timeout=60)[1] == []
     assert "Traceback" not in server.logs()
     assert "Exception" not in server.logs()
+
+
+TELLS = """
+import gc, signal
+
+def tell(number, frame):
+    with open(FILE, "a") as file:
+        print(gc.isenabled(), file=file)
+
+signal.signal(signal.SIGUSR2, tell)
+"""
+
+
+def test_garbage_is_collected_while_a_server_waits_for_other_hosts(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """By the server and by its engine: the other host may not come for hours."""
+    told = tmp_path / "told"
+    (tmp_path / "sitecustomize.py").write_text(TELLS.replace("FILE", repr(str(told))))
+    flags = ["--nnodes", "2", "--tensor-parallel-size", "2", "--master-addr", "127.0.0.1"]
+    flags += ["--master-port", str(free_port())]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    server = ServerProcess(tmp_path, str(checkpoint("llama")), *flags, env=TOKEN | {"PYTHONPATH": path})
+    try:
+        while "node 1 of 2" not in waits_for(server):
+            assert server.process.poll() is None, server.logs()
+            assert time.monotonic() - server.started_at < START_SECONDS
+            time.sleep(0.05)
+        process = psutil.Process(server.process.pid)
+        engines = [each for each in process.children() if "launch.engine_main" in " ".join(each.cmdline())]
+        for number, each in enumerate([process, *engines], 1):
+            each.send_signal(signal.SIGUSR2)
+            while not told.exists() or told.read_text().count("\n") < number:
+                assert time.monotonic() - server.started_at < START_SECONDS
+                time.sleep(0.01)
+        assert told.read_text().split() == ["True", "True"]
+    finally:
+        server.stop()
+
+
+def waits_for(server: ServerProcess) -> str:
+    try:
+        return str(httpx.get(f"{server.base_url}/health", timeout=5).json()["engine"].get("waits_for"))
+    except httpx.HTTPError:
+        return ""
 
 
 def test_the_time_to_be_ready_is_the_programs_own(tmp_path: Path) -> None:
