@@ -30,7 +30,7 @@ from quire.core.cluster.messages import (
     control,
 )
 from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS, Silence
-from quire.core.errors import ConfigError, EngineError
+from quire.core.errors import ConfigError, EngineDeadError, EngineError
 from quire.core.logging import get_logger
 from quire.core.wire.channel import Channel, bind_router
 
@@ -133,7 +133,8 @@ class ClusterHead:
         self._elsewhere = set(start.elsewhere)
         self._address = start.address
         self._nodes: dict[bytes, NodeLink] = {}  # by identity
-        self._waiting: list[asyncio.Future[None]] = []  # for nodes
+        self._waiting: set[asyncio.Future[None]] = set()  # for nodes
+        self._said = (0.0, "")  # the last reminder, and when: CLOCK_MONOTONIC seconds
         self._decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
         self._num_strangers = 0
         self._strangers_at = 0.0
@@ -162,29 +163,46 @@ class ClusterHead:
         return f"{one} {name_ranks(self.missing)} of {self._facts.num_ranks}"
 
     async def all_joined(self) -> list[NodeLink]:
-        """All other nodes by their numbers, once they are there. Says now and then for which it waits."""
+        """All other nodes by their numbers, once they are there. Says now and then for which it waits.
+
+        Raises:
+            EngineDeadError: this is closed meanwhile.
+        """
         await self._wait_while(lambda: bool(self.missing))
         return sorted(self._nodes.values(), key=lambda node: node.facts.ranks)
 
     async def node_with(self, rank: int) -> NodeLink:
-        """The node that has a number, once it is there."""
+        """The node that has a number, once it is there. Raises as `all_joined` does."""
         await self._wait_while(lambda: rank in self.missing)
         return next(node for node in self._nodes.values() if rank in node.facts.ranks)
 
     async def _wait_while(self, is_missing: Callable[[], bool]) -> None:
+        """Raises EngineDeadError if this is closed meanwhile."""
         while is_missing():
-            logger.info("waiting at %s for %s", self._address, self.waits_for)
+            self._remind()
+            changed = asyncio.get_running_loop().create_future()
+            self._waiting.add(changed)
             try:
                 async with asyncio.timeout(REMINDER_SECONDS):
-                    while is_missing():
-                        changed = asyncio.get_running_loop().create_future()
-                        self._waiting.append(changed)
-                        await changed
+                    await changed
             except TimeoutError:
                 continue
+            finally:
+                self._waiting.discard(changed)
+
+    def _remind(self) -> None:
+        """Says what is missing, once for all who wait."""
+        said_at, said = self._said
+        what, now = f"waiting at {self._address} for {self.waits_for}", time.monotonic()
+        if what != said or now - said_at >= REMINDER_SECONDS:
+            self._said = now, what
+            logger.info("%s", what)
 
     def close(self, reason: str) -> None:
         """Lets all nodes go, which then wait for another engine. Idempotent."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(EngineDeadError(f"Nobody joins any more: {reason}"))
         self._beating.cancel()
         for node in self._nodes.values():
             node.tell(Ended(reason))
@@ -240,7 +258,6 @@ class ClusterHead:
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
-        self._waiting.clear()
 
     def _on_beat(self, identity: bytes, node: NodeLink | None) -> None:
         if node is None:

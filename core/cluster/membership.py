@@ -23,6 +23,7 @@ from quire.core.cluster.messages import (
     MeetAt,
     MeetingOpened,
     NodeLost,
+    NoMeeting,
     OpenMeeting,
     Order,
     Refused,
@@ -156,7 +157,7 @@ class Membership:
                 self._ended.set_result(reason)
             case StartWorkers() | ShareFile() | OpenMeeting() as order:
                 self._listener.on_order(order)
-            case StartEngine() | EndEngine() | MeetAt() | LifeEnded() | Waits() as order:
+            case StartEngine() | EndEngine() | MeetAt() | NoMeeting() | LifeEnded() | Waits() as order:
                 self._listener.on_order(order)
 
     def _try_to_tell(self, message: FromNode) -> None:

@@ -97,6 +97,13 @@ class MeetAt(Struct, array_like=True, tag="meet_at", frozen=True):
     init_method: str  # see `RankGroups.join`
 
 
+class NoMeeting(Struct, array_like=True, tag="no_meeting", frozen=True):
+    """The server does not start the engine: the others cannot be met. It may ask again."""
+
+    data: int
+    reason: str
+
+
 class LifeEnded(Struct, array_like=True, tag="life_ended", frozen=True):
     """An engine with which this one shares experts is gone: the server ends this one, if it still runs."""
 
@@ -132,7 +139,7 @@ class Ended(Struct, array_like=True, tag="ended", frozen=True):
 
 
 EngineNews = EngineStarted | EngineEnded | EngineWanted
-Order = OpenMeeting | StartWorkers | ShareFile | StartEngine | EndEngine | MeetAt | LifeEnded | Waits
+Order = OpenMeeting | StartWorkers | ShareFile | StartEngine | EndEngine | MeetAt | NoMeeting | LifeEnded | Waits
 FromNode = Join | Beat | NodeLost | MeetingOpened | EngineNews
 ToNode = Joined | Refused | Beat | Order | Ended
 

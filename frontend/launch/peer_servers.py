@@ -10,13 +10,15 @@ from functools import partial
 from quire.core.cluster.facts import NodeFacts, name_ranks
 from quire.core.cluster.head import ClusterHead, NodeLink
 from quire.core.cluster.membership import Membership
-from quire.core.cluster.messages import EngineNews, EngineWanted, HeadStart, LifeEnded, MeetAt, Order, Waits
-from quire.core.errors import ConfigError, EngineError, PeerLostError
+from quire.core.cluster.messages import EngineNews, EngineWanted, HeadStart, LifeEnded, MeetAt, NoMeeting, Order, Waits
+from quire.core.errors import ConfigError, EngineError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.together import CommonLife, EnginesTogether, MeetingElsewhere
 
 logger = get_logger(__name__)
+
+_GIVEN_UP = "this server has given up its engines."
 
 
 class FirstServer:
@@ -32,7 +34,7 @@ class FirstServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._head: ClusterHead | None = None
         self._servers: set[NodeLink] = set()
-        self._answers: set[asyncio.Task[None]] = set()
+        self._answers: dict[tuple[NodeLink, int], asyncio.Task[None]] = {}  # by server, and number of the engine
         self._is_closed = False
 
     @property
@@ -68,7 +70,7 @@ class FirstServer:
 
     def _open_head(self) -> ClusterHead:
         if self._is_closed:
-            raise PeerLostError("this server has given up its engines.")
+            raise PeerLostError(_GIVEN_UP)
         if self._head is None:  # here, because a head needs the running loop
             self._loop = asyncio.get_running_loop()
             self._head = ClusterHead(self._start, self._on_joined)
@@ -76,7 +78,7 @@ class FirstServer:
 
     def _close_head(self) -> None:
         head, self._head = self._head, None
-        for answer in self._answers:
+        for answer in self._answers.values():
             answer.cancel()
         if head is not None:
             head.close("its engines have ended.")
@@ -94,16 +96,19 @@ class FirstServer:
 
     def on_wanted(self, server: NodeLink, number: int) -> None:
         """A server is about to start an engine."""
-        answer = asyncio.create_task(self._answer(server, number))
-        self._answers.add(answer)
-        answer.add_done_callback(self._answers.discard)
+        if (before := self._answers.get((server, number))) is not None:
+            before.cancel()
+        self._answers[server, number] = asyncio.create_task(self._answer(server, number))
 
     async def _answer(self, server: NodeLink, number: int) -> None:
-        await self.gathered(number)
-        if server.is_gone:
+        try:
+            await self.gathered(number)
+            life = self.life_of(number)
+            method = await life.port.elsewhere()
+        except (OSError, EngineError, ConfigError) as error:
+            logger.error("engine %d cannot be started on another host: %s", number, error)
+            server.tell(NoMeeting(number, f"the server of engine 0 opens no meeting: {error}"))
             return
-        life = self.life_of(number)
-        method = await life.port.elsewhere()
         assert method is not None  # this host has the port
         server.tell(MeetAt(number, method))
         life.add(_PeerEngine(server, number))
@@ -111,6 +116,8 @@ class FirstServer:
     def on_lost(self, server: NodeLink, error: EngineError) -> None:
         """A server is lost. Nobody else would end its engines' peers."""
         self._servers.discard(server)
+        for place in [place for place in self._answers if place[0] is server]:
+            self._answers.pop(place).cancel()
         self._together.end(PeerLostError(str(error)))
         self._tell_what_is_missing()
 
@@ -173,7 +180,7 @@ class FurtherServer:
     async def gathered(self, number: int) -> None:
         """See `CommonLives.gathered`. Raises ConfigError if node 0 refuses this server as it was started."""
         if self._is_closed:
-            raise PeerLostError("this server has given up its engines.")
+            raise PeerLostError(_GIVEN_UP)
         self._asked[number] = asked = asyncio.get_running_loop().create_future()
         if self._attending is None or self._attending.done():
             self._loop = asyncio.get_running_loop()
@@ -201,25 +208,33 @@ class FurtherServer:
             self._membership.leave("its engines have ended.")
         elif self._attending is not None:
             self._attending.cancel()
+        self._fail_asked(PeerLostError(_GIVEN_UP))
 
     # -------------------------------------------------------------------------------------------------- the first one
 
     async def _attend(self) -> None:
-        """Is a member, again and again, until `close` or a refusal, which those that wait are told."""
-        while not self._is_closed:
-            membership = Membership(self._head, self._keys, self._facts, self)
-            try:
-                reason = await membership.run(partial(self._on_joined, membership))
-            except ConfigError as error:
-                self._fail_asked(error)
-                return
-            finally:
-                self._membership = None
-                membership.close()
-            if not self._is_closed:
-                logger.warning("the server of engine 0 is lost: %s This server waits for it.", reason)
-                for life in self._lives.values():
-                    life.end(PeerLostError(f"the server of engine 0 is lost: {reason}"))
+        """Is a member, again and again, until `close` or a failure, which those that wait are told."""
+        try:
+            while not self._is_closed:
+                await self._be_member()
+        except ConfigError as error:
+            self._fail_asked(error)
+        except Exception as error:
+            logger.exception("this server is no member any more")
+            self._fail_asked(PeerLostError(f"the server of engine 0 cannot be reached: {error}"))
+
+    async def _be_member(self) -> None:
+        """Raises ConfigError if node 0 refuses this server as it was started."""
+        membership = Membership(self._head, self._keys, self._facts, self)
+        try:
+            reason = await membership.run(partial(self._on_joined, membership))
+        finally:
+            self._membership = None
+            membership.close()
+        if not self._is_closed:
+            logger.warning("the server of engine 0 is lost: %s This server waits for it.", reason)
+            for life in self._lives.values():
+                life.end(PeerLostError(f"the server of engine 0 is lost: {reason}"))
 
     def _on_joined(self, membership: Membership) -> None:
         self._membership = membership
@@ -227,7 +242,7 @@ class FurtherServer:
             if not asked.done():
                 membership.report(EngineWanted(number))
 
-    def _fail_asked(self, error: ConfigError) -> None:
+    def _fail_asked(self, error: QuireError) -> None:
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_exception(error)
@@ -245,6 +260,10 @@ class FurtherServer:
                 if asked is not None and not asked.done():
                     self._lives[data] = CommonLife(MeetingElsewhere(init_method, self._facts.address))
                     asked.set_result(order)
+            case NoMeeting(data, reason):
+                asked = self._asked.get(data)
+                if asked is not None and not asked.done():
+                    asked.set_exception(PeerLostError(reason))
             case LifeEnded(data, reason):
                 if (life := self._lives.get(data)) is not None:
                     life.end(PeerLostError(reason))

@@ -115,9 +115,16 @@ class RemoteNodes:
         """Lets all nodes go, which end their engines. Idempotent."""
         head, self._head = self._head, None
         if head is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(head.close, "the server has ended.")
+            self._loop.call_soon_threadsafe(self._close_head, head)
         if self._ray_nodes is not None:
             self._ray_nodes.close()
+
+    def _close_head(self, head: ClusterHead) -> None:
+        head.close("the server has ended.")
+        for starting in self._starting.values():
+            if not starting.done():
+                starting.set_exception(EngineDeadError("the server has ended."))
+                starting.exception()  # perhaps nobody waits for it any more
 
     def _open_head(self) -> ClusterHead:
         if self._head is None:  # here, because a head needs the running loop

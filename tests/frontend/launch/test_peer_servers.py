@@ -1,6 +1,7 @@
 """Servers whose engines share experts agree when these start and end, over real sockets."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import HeadStart
-from quire.core.errors import ConfigError, PeerLostError
+from quire.core.errors import ConfigError, EngineDeadError, PeerLostError
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.peer_servers import FirstServer, FurtherServer
 from quire.frontend.launch.together import CommonLives
@@ -131,6 +132,81 @@ def test_servers_wait_for_the_first_one_and_join_the_next() -> None:
             first = made.first()
             engines = [await start(first, 0), await start(first, 1), *await asyncio.gather(*starts)]
             assert len({engine.place for engine in engines}) == 1
+
+    run(test())
+
+
+def test_a_server_that_comes_and_goes_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with servers() as made:
+            first = made.first()
+            waiting = asyncio.create_task(first.gathered(0))
+            num_tasks = []
+            for _ in range(4):
+                second = made.further(2)
+                asking = asyncio.create_task(second.gathered(2))
+                while second.waits_for != "the server of engine 3":
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)  # it has asked
+                second.close()
+                with pytest.raises(PeerLostError, match="has given up its engines"):
+                    await asking
+                while first.waits_for != "the server of engine 2, 3":
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)
+                num_tasks.append(len(asyncio.all_tasks()))
+            assert len(set(num_tasks)) == 1
+            waiting.cancel()
+
+    with caplog.at_level(logging.INFO):
+        run(test())
+    assert caplog.text.count("waiting at") <= 3  # once, and when it waits for less, and perhaps a reminder
+
+
+def test_whoever_waits_is_told_when_its_server_closes() -> None:
+    async def test() -> None:
+        async with servers() as made:
+            first, joined = made.first(), made.further(2)
+            starts = [asyncio.create_task(each.gathered(number)) for each, number in ((first, 0), (joined, 2))]
+            while joined.waits_for != "the server of engine 3":
+                await asyncio.sleep(0.01)
+            joined.close()
+            with pytest.raises(PeerLostError, match="has given up its engines"):
+                await starts[1]
+            first.close()
+            with pytest.raises(EngineDeadError, match="its engines have ended"):
+                await starts[0]
+            lonely = made.further(3)
+            start = asyncio.create_task(lonely.gathered(3))
+            await asyncio.sleep(0)
+            lonely.close()
+            with pytest.raises(PeerLostError, match="has given up its engines"):
+                await start
+
+    run(test())
+
+
+def test_a_server_that_cannot_open_the_meeting_says_so_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with servers() as made:
+            elsewhere = replace(facts(0, 1), address="192.0.2.1")  # no address of this host
+            made.all.append(first := FirstServer(HeadStart(made.head, KEYS, elsewhere)))
+            waiting = asyncio.create_task(first.all_joined())
+            with pytest.raises(PeerLostError, match="Cannot assign requested address"):
+                await made.further(2, 3).gathered(2)
+            await waiting
+
+    run(test())
+    assert "engine 2 cannot be started" in caplog.text
+
+
+def test_a_server_that_cannot_reach_the_first_one_says_so() -> None:
+    async def test() -> None:
+        async with servers() as made:
+            made.all.append(further := FurtherServer("127.0.0.1:no-port", KEYS, facts(2)))
+            for _ in range(2):
+                with pytest.raises(PeerLostError, match="Invalid argument"):
+                    await further.gathered(2)
 
     run(test())
 
