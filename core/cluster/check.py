@@ -3,7 +3,11 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -27,7 +31,7 @@ from quire.core.cluster.facts import name_ranks, obstacle
 from quire.core.cluster.probe import LIMIT_SECONDS, Probe
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
-from quire.core.wire.channel import bind_router
+from quire.core.wire.channel import Channel, bind_router
 
 logger = get_logger(__name__)
 
@@ -47,11 +51,18 @@ class Findings:
     problems: list[str] = field(default_factory=list)
 
 
+class _Peer(NamedTuple):
+    """The other end of a connection: the address at which it came, by its number, and the socket's name for it."""
+
+    channel: int
+    identity: bytes
+
+
 class _Node:
     """A node that is there, seen from node 0."""
 
-    def __init__(self, identity: bytes, hello: Hello, seconds_apart: float) -> None:
-        self.identity = identity
+    def __init__(self, peer: _Peer, hello: Hello, seconds_apart: float) -> None:
+        self.peer = peer
         self.hello = hello
         self.seconds_apart = seconds_apart
         self.has_left = asyncio.Event()
@@ -61,25 +72,37 @@ class _Node:
 class CheckHead:
     """Node 0's end. Use from one event loop.
 
+    Args:
+        misfits: finds out which nodes lack memory for the model, by all nodes' reports; takes seconds, in a thread.
+            None: there is no model to compare with.
+
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: an address cannot be listened on.
     """
 
-    def __init__(self, start: CheckStart) -> None:
+    def __init__(
+        self, start: CheckStart, misfits: Callable[[Mapping[int, NodeReport]], list[str]] | None = None
+    ) -> None:
         self._start = start
         self._report = start.report
         self._nodes: dict[int, _Node] = {}  # by number
-        self._refused: dict[bytes, str] = {}  # sentences by identity
+        self._refused: dict[_Peer, str] = {}  # sentences
+        self._misfits = misfits
         self._num_strangers = 0
         self._changed = asyncio.Event()
         self._decoder: msgspec.msgpack.Decoder[FromChecked] = msgspec.msgpack.Decoder(FromChecked)
-        try:
-            self._channel = bind_router(f"tcp://{start.head}", start.keys, self._on_frames, self._on_stranger)
-        except zmq.ZMQError as error:
-            raise ConfigError(
-                f"Nodes cannot join at {start.head}: {error}. --master-addr must be an address of this host, and "
-                "--master-port a free port: end the server that has it, or name another one on all nodes."
-            ) from None
+        self._channels: list[Channel] = []
+        for number, head in enumerate(start.heads):
+            try:
+                channel = bind_router(f"tcp://{head}", start.keys, partial(self._on_frames, number), self._on_stranger)
+            except zmq.ZMQError as error:
+                self._close_channels()
+                raise ConfigError(
+                    f"Nodes cannot join at {head}: {error}. --master-addr must be an address of this host, and "
+                    "--master-port a free port, with one more for each further engine that has several hosts: end the "
+                    "server that has it, or name another one on all nodes."
+                ) from None
+            self._channels.append(channel)
         self._probe = Probe(start.report.facts.address, start.keys)
 
     async def run(self, patience: float) -> Findings:
@@ -97,16 +120,23 @@ class CheckHead:
         findings.problems += self._say_who_is_missing(patience)
         for quantity in _QUANTITIES:
             await self._measure_all(quantity, findings)
+        if self._misfits is not None and not self._missing():
+            findings.problems += await asyncio.to_thread(self._misfits, findings.reports)
         await self._tell_verdict(findings.problems)
         return findings
 
     def close(self) -> None:
         """Stops listening. Idempotent."""
         self._probe.close()
-        self._channel.close(linger_ms=500)
+        self._close_channels()
+
+    def _close_channels(self) -> None:
+        for channel in self._channels:
+            channel.close(linger_ms=500)
 
     async def _wait_for_nodes(self, patience: float) -> None:
-        logger.info("waiting at %s for %s, %.0f s at most", self._start.head, self._missing_nodes(), patience)
+        for head, ranks in self._missing_by_head():
+            logger.info("waiting at %s for %s, %.0f s at most", head, self._nodes_of(ranks), patience)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 while self._missing():
@@ -115,7 +145,7 @@ class CheckHead:
 
     async def _tell_verdict(self, problems: list[str]) -> None:
         for node in self._nodes.values():
-            self._tell(node.identity, Verdict(problems))
+            self._tell(node.peer, Verdict(problems))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 for node in self._nodes.values():
@@ -124,15 +154,20 @@ class CheckHead:
     def _missing(self) -> list[int]:
         return sorted(set(range(1, self._report.facts.num_ranks)) - set(self._nodes))
 
-    def _missing_nodes(self) -> str:
-        return f"node {name_ranks(self._missing())} of {self._report.facts.num_ranks}"
+    def _missing_by_head(self) -> list[tuple[str, list[int]]]:
+        """The nodes that are missing where each group of nodes joins."""
+        return [(head, list(ranks)) for head, ranks in groupby(self._missing(), self._start.head_of)]
+
+    def _nodes_of(self, ranks: list[int]) -> str:
+        return f"node {name_ranks(ranks)} of {self._report.facts.num_ranks}"
 
     def _say_who_is_missing(self, patience: float) -> list[str]:
         if not self._missing():
             return []
         sentences = [
-            f"Within {patience:g} s, {self._missing_nodes()} did not come to {self._start.head}: run `quire "
-            "check-cluster` there with its --node-rank, and see whether it reaches this address and port (firewall)."
+            f"Within {patience:g} s, {self._nodes_of(ranks)} did not come to {head}: run `quire check-cluster` there "
+            "with its --node-rank, and see whether it reaches this address and port (firewall)."
+            for head, ranks in self._missing_by_head()
         ]
         if self._num_strangers:
             sentences.append(
@@ -165,7 +200,7 @@ class CheckHead:
         if source == 0:
             return await self._probe.measure(quantity, endpoint)
         node = self._nodes[source]
-        self._tell(node.identity, Measure(quantity, endpoint))
+        self._tell(node.peer, Measure(quantity, endpoint))
         try:
             async with asyncio.timeout(LIMIT_SECONDS + ANSWER_SECONDS):
                 return await node.measured.get()
@@ -174,50 +209,51 @@ class CheckHead:
 
     # ----------------------------------------------------------------------------------------------------- messages
 
-    def _on_frames(self, frames: list[bytes]) -> None:
+    def _on_frames(self, channel: int, frames: list[bytes]) -> None:
         identity, kind, payload = frames
+        peer = _Peer(channel, identity)
         if kind != CHECK:  # a headless node of a server, which waits
             return
         match self._decoder.decode(payload):
             case Hello() as hello:
-                self._on_hello(identity, hello)
+                self._on_hello(peer, hello)
             case Measured(value):
-                if (node := self._node_of(identity)) is not None:
+                if (node := self._node_of(peer)) is not None:
                     node.measured.put_nowait(value)
             case Farewell():
-                if (node := self._node_of(identity)) is not None:
+                if (node := self._node_of(peer)) is not None:
                     node.has_left.set()
 
-    def _on_hello(self, identity: bytes, hello: Hello) -> None:
+    def _on_hello(self, peer: _Peer, hello: Hello) -> None:
         own, facts = self._report.facts, hello.report.facts
         [rank] = facts.ranks
         seconds_apart = hello.clock - time.time()
         before = self._nodes.get(rank)
         if facts.num_ranks != own.num_ranks or not 0 < rank < own.num_ranks:
             problem = obstacle(own, facts, seconds_apart)
-        elif before is not None and before.identity != identity and before.hello.report.facts.address != facts.address:
+        elif before is not None and before.peer != peer and before.hello.report.facts.address != facts.address:
             problem = f"There is already {before.hello.report.facts}; give each node a number of its own."
         else:
             problem = None
         if problem is not None:
-            self._refused[identity] = sentence = f"{_name(hello.report)}: {problem}"
+            self._refused[peer] = sentence = f"{_name(hello.report)}: {problem}"
             logger.error("%s", sentence)
-            self._tell(identity, Verdict([sentence]))
+            self._tell(peer, Verdict([sentence]))
             return
-        if before is None or before.identity != identity:
+        if before is None or before.peer != peer:
             logger.info("%s is there", facts)
-            self._nodes[rank] = _Node(identity, hello, seconds_apart)
+            self._nodes[rank] = _Node(peer, hello, seconds_apart)
             self._changed.set()
-        self._tell(identity, Welcome())
+        self._tell(peer, Welcome())
 
-    def _node_of(self, identity: bytes) -> _Node | None:
-        return next((node for node in self._nodes.values() if node.identity == identity), None)
+    def _node_of(self, peer: _Peer) -> _Node | None:
+        return next((node for node in self._nodes.values() if node.peer == peer), None)
 
     def _on_stranger(self) -> None:
         self._num_strangers += 1
 
-    def _tell(self, identity: bytes, message: ToChecked) -> None:
-        self._channel.send([identity, *checking(message)])
+    def _tell(self, peer: _Peer, message: ToChecked) -> None:
+        self._channels[peer.channel].send([peer.identity, *checking(message)])
 
 
 def _name(report: NodeReport) -> str:

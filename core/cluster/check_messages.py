@@ -13,20 +13,38 @@ CHECK = b"k"
 Quantity = Literal["latency", "bandwidth"]
 
 
+class GPUMemory(Struct, array_like=True, frozen=True):
+    """Bytes of one GPU."""
+
+    total_bytes: int
+    free_bytes: int
+
+
 class NodeReport(Struct, array_like=True, frozen=True):
     """One node, as it says of itself."""
 
     facts: NodeFacts  # the digest is empty where no checkpoint was named
     devices: str  # for people
-    free_memory: str  # for people
+    ram_bytes: int  # that are free
+    gpus: list[GPUMemory]
 
 
 class CheckStart(Struct, frozen=True):
     """Everything that a node is told of the check that it takes part in."""
 
-    head: str  # node 0's address:port
+    heads: list[str]  # node 0's address:port, or one for the hosts of each engine
     keys: CurveKeys
     report: NodeReport
+
+    @property
+    def head(self) -> str:
+        """Where this node joins node 0."""
+        [rank] = self.report.facts.ranks
+        return self.head_of(rank)
+
+    def head_of(self, rank: int) -> str:
+        """Where a node joins node 0: each engine has equally many hosts."""
+        return self.heads[rank * len(self.heads) // self.report.facts.num_ranks]
 
 
 class Hello(Struct, array_like=True, tag="hello", frozen=True):

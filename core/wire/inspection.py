@@ -30,6 +30,12 @@ class LoadPlan(Struct, array_like=True, tag="planned"):
     quantization: str | None = None  # the checkpoint's own, or the one that was asked for
 
 
+class Obstacles(Struct, array_like=True, tag="obstacles"):
+    """By rank, why it does not fit into each of the devices that were given for it; None where it does."""
+
+    by_rank: list[list[str | None]]
+
+
 class FilesSaved(Struct, array_like=True, tag="saved"):
     """The files of all ranks together."""
 
@@ -104,4 +110,4 @@ class OpsTimed(Struct, array_like=True, tag="timed"):
     timings: list[OpTiming]
 
 
-InspectionAnswer = LoadPlan | ModelCost | FilesSaved | OpsTimed | Refused
+InspectionAnswer = LoadPlan | Obstacles | ModelCost | FilesSaved | OpsTimed | Refused

@@ -6,7 +6,8 @@ The tensors of a quantised checkpoint are looked at, too, where its files are th
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -19,6 +20,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.memory.dry_build import ShapeReader, dry_build, dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import CachePlan, DeviceMemory, check_weights, device_memory
 from quire.executor.memory.rank_memory import RankMemory
+from quire.executor.models.base import Model
 from quire.executor.models.registry import is_native
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
@@ -41,10 +43,54 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
         ModelLoadError: the model cannot be built at all, for another reason than a lack of memory.
     """
     size, device = config.layout.num_workers, torch.device(config.device)
+    held, memories, grants, obstacles = [], [], [], []
+    for rank in _built_ranks(config):
+        memory = _memory(device, size, device_bytes)
+        grant, obstacle = _grant(config, rank.memory, memory)
+        held.append(rank)
+        memories.append(memory)
+        grants.append(grant)
+        obstacles.append(obstacle)
+    last = held[-1]
+    return LoadPlan(
+        is_native=is_native(last.model),
+        num_parameters=_num_parameters(config, last.context),
+        ranks=[_rank_plan(rank.memory, memory) for rank, memory in zip(held, memories, strict=True)],
+        kv_groups=held[0].memory.groups,
+        num_pages=min(grant.num_pages for grant in grants),
+        max_model_len=min(grant.max_model_len for grant in grants),
+        obstacle=next(filter(None, obstacles), None),
+        quantization=last.quantization,
+    )
+
+
+def find_obstacles(config: EngineConfig, memories: Sequence[Sequence[DeviceMemory]]) -> list[list[str | None]]:
+    """Why each rank of an engine does not fit into each of the devices that are given for it; None where it does.
+
+    Raises:
+        ModelLoadError: as `plan_load`.
+    """
+    return [
+        [_grant(config, rank.memory, memory)[1] for memory in own]
+        for rank, own in zip(_built_ranks(config), memories, strict=True)
+    ]
+
+
+class _BuiltRank(NamedTuple):
+    """A rank without its weights. `model` is the first stage's, and `quantization` the checkpoint's or the options'."""
+
+    memory: RankMemory
+    model: Model
+    context: ModelContext
+    quantization: str | None
+
+
+def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
+    """Each rank of an engine, by its number."""
+    device, ops = torch.device(config.device), bind(config.device)
     method, _ = own_config(config.spec)
-    held, memories, grants, obstacle = [], [], [], None
-    quantization, ops = config.quantization if method is None else method, bind(config.device)
     for rank in config.layout.ranks():
+        quantization: str | None = config.quantization if method is None else method
         group = ParallelGroup(rank.tensor, config.layout.tensor)
         packed = open_packed(config, rank.tensor, ops, rank.pipeline)
         if packed is not None:
@@ -58,27 +104,17 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
                 context = ModelContext.of(config, ops, group, device, reader)
                 stages = dry_stages(config, context)
                 weights_bytes = held_bytes(stages[rank.pipeline])
-        memory = _memory(device, size, device_bytes)
-        rank_memory = RankMemory.of(config, stages, rank.pipeline, weights_bytes, ops, device)
-        grant = NOTHING
-        try:
-            check_weights(rank_memory.needs.weights_bytes, memory, config.spec.name)
-            grant = rank_memory.plan(config, memory)
-        except ModelLoadError as error:
-            obstacle = obstacle or str(error)
-        held.append(rank_memory)
-        memories.append(memory)
-        grants.append(grant)
-    return LoadPlan(
-        is_native=is_native(stages[0]),
-        num_parameters=_num_parameters(config, context),
-        ranks=[_rank_plan(rank, memory) for rank, memory in zip(held, memories, strict=True)],
-        kv_groups=held[0].groups,
-        num_pages=min(grant.num_pages for grant in grants),
-        max_model_len=min(grant.max_model_len for grant in grants),
-        obstacle=obstacle,
-        quantization=quantization,
-    )
+        memory = RankMemory.of(config, stages, rank.pipeline, weights_bytes, ops, device)
+        yield _BuiltRank(memory, stages[0], context, quantization)
+
+
+def _grant(config: EngineConfig, held: RankMemory, memory: DeviceMemory) -> tuple[CachePlan, str | None]:
+    """What fits beside a rank's weights, and why nothing does if so."""
+    try:
+        check_weights(held.needs.weights_bytes, memory, config.spec.name)
+        return held.plan(config, memory), None
+    except ModelLoadError as error:
+        return NOTHING, str(error)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ It reads an `EngineConfig` from standard input and writes an `InspectionAnswer` 
 The questions:
 
 - `plan [BYTES]`, with the bytes of the device's memory if it is another than this machine's;
+- `fit MEMORIES`: why ranks do not fit into devices; by rank, a list of devices with [total, free] bytes, in JSON;
 - `cost RANKS...`: what a step takes of a rank, for each number of ranks that may divide the layers;
 - `save-shards FOLDER`;
 - `pack FOLDER`;
@@ -19,7 +20,7 @@ import msgspec
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, configure
-from quire.core.wire.inspection import InspectionAnswer, OpsQuestion, Refused
+from quire.core.wire.inspection import InspectionAnswer, Obstacles, OpsQuestion, Refused
 
 
 def main() -> None:
@@ -50,15 +51,19 @@ def _time_ops(question: OpsQuestion) -> InspectionAnswer:
 def _inspect(config: EngineConfig, question: str, rest: list[str]) -> InspectionAnswer:
     configure("inspection", config.logging)
     # Imported here: after the logging is set up, which the import of torch may use.
-    from quire.executor.inspection.load_plan import plan_load
+    from quire.executor.inspection.load_plan import find_obstacles, plan_load
     from quire.executor.inspection.model_cost import count_cost
     from quire.executor.inspection.pack_writer import pack_model
     from quire.executor.inspection.shard_writer import save_shards
+    from quire.executor.memory.plan import DeviceMemory
 
     if question == "save-shards":
         return save_shards(config, Path(rest[0]))
     if question == "pack":
         return pack_model(config, Path(rest[0]))
+    if question == "fit":
+        memories = msgspec.json.decode(rest[0], type=list[list[tuple[int, int]]])
+        return Obstacles(find_obstacles(config, [[DeviceMemory(*each) for each in own] for own in memories]))
     if question == "cost":
         return count_cost(config, [int(size) for size in rest])
     return plan_load(config, int(rest[0]) if rest else None)

@@ -6,15 +6,14 @@ budget = device memory * its share - weights - workspace - states        unless 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
 
 from quire.core import envs
 from quire.core.config.cache import CacheConfig
 from quire.core.config.resolved import ModelSpec, SchedulerLimits
 from quire.core.errors import ModelLoadError
+from quire.core.ram import available_ram
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.models.base import Model
 
@@ -175,31 +174,6 @@ def device_memory(device: torch.device, num_ranks: int) -> DeviceMemory:
         return DeviceMemory(total, free)
     free = available_ram() // num_ranks
     return DeviceMemory(free, free)
-
-
-def available_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of RAM available without swapping: the machine's, or the control group's (v2 or v1) if that is less."""
-    available = psutil.virtual_memory().available
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, used = int((cgroup / limit).read_text()), int((cgroup / usage).read_text())
-        except (OSError, ValueError):  # no such control group, or its limit is "max"
-            continue
-        available = min(available, max(0, most - used + _reclaimable(cgroup / limit)))
-    return available
-
-
-def _reclaimable(limit_file: Path) -> int:
-    """Bytes of page cache that count as used by the control group, though the kernel gives them up on demand."""
-    try:
-        lines = (limit_file.parent / "memory.stat").read_text().split("\n")
-    except OSError:
-        return 0
-    values = dict(line.split(" ", 1) for line in lines if " " in line)
-    return int(values.get("inactive_file", values.get("total_inactive_file", 0)))
 
 
 def _asked_bytes(cache: CacheConfig, device: str) -> int | None:

@@ -12,7 +12,7 @@ import msgspec
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.core.wire.inspection import FilesSaved, InspectionAnswer, LoadPlan, OpsQuestion, OpsTimed, Refused
+from quire.core.wire.inspection import FilesSaved, InspectionAnswer, LoadPlan, Obstacles, OpsQuestion, OpsTimed, Refused
 from quire.core.wire.model_cost import ModelCost
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.options import resolve
@@ -34,6 +34,20 @@ def plan_load(args: EngineArgs, device_bytes: int | None = None) -> tuple[Engine
     answer = _ask(config, "plan", *([] if device_bytes is None else [str(device_bytes)]))
     assert isinstance(answer, LoadPlan)
     return config, answer
+
+
+def find_obstacles(config: EngineConfig, memories: Sequence[Sequence[tuple[int, int]]]) -> list[list[str | None]]:
+    """Why each rank of an engine does not fit into each of the devices that are given for it; None where it does.
+
+    Args:
+        memories: by rank, the total and the free bytes of devices.
+
+    Raises:
+        ConfigError: the model cannot be built.
+    """
+    answer = _ask(config, "fit", msgspec.json.encode(memories).decode())
+    assert isinstance(answer, Obstacles)
+    return answer.by_rank
 
 
 def count_cost(

@@ -7,18 +7,15 @@ from msgspec import to_builtins
 
 from quire.core import envs
 from quire.core.cluster.addresses import interface_of, own_address, resolve
-from quire.core.cluster.check_messages import CheckStart, NodeReport
+from quire.core.cluster.check_messages import CheckStart, GPUMemory, NodeReport
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import HeadStart, NodeStart
 from quire.core.config.engine_args import EngineArgs
-from quire.core.config.load import LoadConfig
-from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import ParallelConfig
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, get_logger
-from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.layout import engine_places, hosts_of_engine
 from quire.frontend.launch.peer_servers import FirstServer, FurtherServer
 from quire.frontend.launch.together import CommonLives, EngineHosts, EnginesTogether
@@ -161,27 +158,36 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
 
 
 def check_start(
-    parallel: ParallelConfig, model: ModelConfig, load: LoadConfig, devices: str, free_memory: str
+    parallel: ParallelConfig, folder: Path | None, devices: str, ram_bytes: int, gpus: list[GPUMemory]
 ) -> CheckStart:
     """What this host, whichever number it has, is told of a check before serving.
 
     Args:
-        model: names the checkpoint; without a name, none is checked.
-        devices, free_memory: of this host, for people.
+        parallel: with the number of hosts.
+        folder: of the checkpoint; None: none is checked.
+        devices, ram_bytes, gpus: as in `NodeReport`.
 
     Raises:
-        ConfigError: options contradict each other, an address or the checkpoint is wrong, or there is no join token.
+        ConfigError: options contradict each other, an address is wrong, or there is no join token.
     """
-    if parallel.nnodes == 1:
-        raise ConfigError("--nnodes must say the number of hosts, 2 or more, and --node-rank this host's number.")
     _check_rank(parallel)
-    folder = None if model.model is None else model_source.find_model(model, load)
-    head = resolve(parallel.master_addr, "--master-addr")
+    engines, hosts = parallel.data_parallel_size, parallel.nnodes
+    if engines > 1 and parallel.data_parallel_size_local != 0 and engines % hosts and hosts % engines:
+        raise ConfigError(
+            f"--nnodes {hosts} does not divide the {engines} engines of --data-parallel-size evenly: make one of the "
+            "two a multiple of the other."
+        )
+    if engines == 1 or hosts_of_engine(parallel) > 1:
+        head, port = resolve(parallel.master_addr, "--master-addr"), parallel.master_port
+        heads = [f"{head}:{_port(parallel, data)}" for data in range(engines)]
+    else:
+        head, port = _engines_address(parallel)
+        heads = [f"{head}:{port}"]
     address = own_address(head) if parallel.node_rank else head
     interface_of(address)
-    token = _token_of_all() if parallel.node_rank else _token(parallel, parallel.master_port)
+    token = _token_of_all() if parallel.node_rank else _token(parallel, port)
     facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
-    return CheckStart(f"{head}:{parallel.master_port}", token.keys(), NodeReport(facts, devices, free_memory))
+    return CheckStart(heads, token.keys(), NodeReport(facts, devices, ram_bytes, gpus))
 
 
 def join_secret(parallel: ParallelConfig) -> str:

@@ -13,6 +13,7 @@ from fake_hosts.host import SECRET, Host
 from fake_hosts.switch import Port, Switch
 
 DEMO_MODEL = Path(__file__).parents[2] / "quire" / "demo_model"
+DATA = "--data-parallel-size"
 PROMPTS = ("Once upon a time", "The capital of France is", "def add(a, b):")
 
 
@@ -24,17 +25,31 @@ class Layout:
         options: of `quire serve` on all of them.
         has_engines: each host has a whole engine, and not some workers of one.
         is_mixture: the model has experts.
+        overrides: of the model's settings, as `--hf-overrides` takes them.
     """
 
     options: tuple[str, ...] = ()
     num_hosts: int = 2
     has_engines: bool = False
     is_mixture: bool = False
+    overrides: str = ""
+
+    @property
+    def on_one_host(self) -> "Layout":
+        """The same model, undivided."""
+        return Layout(num_hosts=1, is_mixture=self.is_mixture, overrides=self.overrides)
 
     @property
     def waits_for_hosts(self) -> bool:
         """Whether a step waits for another host."""
         return not self.has_engines or "--enable-expert-parallel" in self.options
+
+    @property
+    def num_engines(self) -> int:
+        """Engines behind node 0's server."""
+        if self.has_engines:
+            return self.num_hosts
+        return int(self.options[self.options.index(DATA) + 1]) if DATA in self.options else 1
 
 
 LAYOUTS = {
@@ -45,6 +60,13 @@ LAYOUTS = {
     "DP 2": Layout(has_engines=True),
     "PP 2 x TP 2": Layout(("--pipeline-parallel-size", "2", "--tensor-parallel-size", "2"), num_hosts=4),
     "DP 4": Layout(has_engines=True, num_hosts=4),
+    "DP 2 of TP 2": Layout((DATA, "2", "--tensor-parallel-size", "2"), num_hosts=4),
+    "PCP 2": Layout(("--prefill-context-parallel-size", "2")),
+    "TP 2 with DCP 2": Layout(  # of a model with one KV head
+        ("--tensor-parallel-size", "2", "--decode-context-parallel-size", "2"),
+        is_mixture=True,
+        overrides='{"num_key_value_heads": 1}',
+    ),
     "DP 2 x EP 2": Layout(("--enable-expert-parallel",), has_engines=True, is_mixture=True),
 }
 
@@ -79,12 +101,14 @@ class Cluster:
         self._layout = layout
         self._observer = observer
         self._model = [str(mixture), "--load-format", "dummy"] if layout.is_mixture else [str(DEMO_MODEL)]
+        if layout.overrides:
+            self._model += ["--hf-overrides", layout.overrides]
         self._name = "mixture" if layout.is_mixture else "quire-demo"
         size, head = str(layout.num_hosts), hosts[0].address
         if layout.has_engines:
-            self._where = ["--data-parallel-size", size, "--data-parallel-size-local", "1", "--master-addr", head]
+            self._where = [DATA, size, "--data-parallel-size-local", "1", "--master-addr", head]
         elif layout.num_hosts > 1:
-            self._where = ["--nnodes", size, "--master-addr", head]
+            self._where = ["--nnodes", size, DATA, str(layout.num_engines), "--master-addr", head]
         else:
             self._where = []
 
@@ -149,7 +173,8 @@ class Cluster:
             "model": self._name, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "stream": True,
             "temperature": 0.8 if seed else 0.0, "ignore_eos": True, "return_token_ids": True,
         }  # fmt: skip
-        headers = {"X-data-parallel-rank": str(len(self.hosts) - 1)} if self._layout.has_engines else {}
+        engines = self._layout.num_engines
+        headers = {"X-data-parallel-rank": str(engines - 1)} if engines > 1 else {}
         with httpx.stream("POST", f"{self._url}/v1/completions", json=body, headers=headers, timeout=180) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):

@@ -1,10 +1,8 @@
 """The memory plan, with numbers."""
 
 import re
-from pathlib import Path
 
 import pytest
-import torch
 
 from quire.core.config.cache import CacheConfig
 from quire.core.errors import ModelLoadError
@@ -117,19 +115,6 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ModelLoadError, match="24 bytes are missing"):
         memory.check_weights(1024, DeviceMemory(2000, 1000), "shape")
     memory.check_weights(1024, DeviceMemory(2000, 1024), "shape")
-
-
-def test_ram_is_bounded_by_the_control_group(tmp_path: Path) -> None:
-    everything = memory.device_memory(torch.device("cpu"), 1).free_bytes
-    assert everything > 0
-    assert memory.available_ram(tmp_path) >= everything // 2, "no control group, no bound"
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert memory.available_ram(tmp_path) >= everything // 2
-    (tmp_path / "memory.max").write_text("50000\n")
-    assert memory.available_ram(tmp_path) == 49000
-    (tmp_path / "memory.stat").write_text("anon 900\ninactive_file 100\n")
-    assert memory.available_ram(tmp_path) == 49100
 
 
 def test_states_of_all_sequences_come_before_pages() -> None:

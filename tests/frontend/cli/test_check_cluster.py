@@ -1,5 +1,9 @@
 """`quire check-cluster` at loopback addresses, which are the hosts."""
 
+import contextlib
+import json
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,15 +12,17 @@ from pathlib import Path
 
 from tests.servers import free_port
 
+DEMO_MODEL = Path(__file__).parents[3] / "quire" / "demo_model"
 SECRET = "of-the-tests-" + "x" * 32
 
 
 class Check:
     """Processes of one check; node n is at 127.0.0.(n + 1)."""
 
-    def __init__(self, num_nodes: int, *arguments: str) -> None:
+    def __init__(self, num_nodes: int, *arguments: str, num_ports: int = 1) -> None:
+        self.port = neighbouring_ports(num_ports)
         self._arguments = ["--nnodes", str(num_nodes), "--master-addr", "127.0.0.1", *arguments]
-        self._arguments += ["--master-port", str(free_port())]
+        self._arguments += ["--master-port", str(self.port)]
 
     def node(self, rank: int, *arguments: str, secret: str = SECRET) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -26,6 +32,16 @@ class Check:
             text=True,
             env=environ | {"QUIRE_JOIN_TOKEN": secret, "QUIRE_HOST_IP": f"127.0.0.{rank + 1}"},
         )
+
+
+def neighbouring_ports(count: int) -> int:
+    """The first of so many free ports."""
+    while True:
+        first = free_port()
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 def test_nodes_that_can_serve_together(checkpoint: Callable[..., Path]) -> None:
@@ -63,3 +79,37 @@ def test_what_keeps_nodes_from_serving(checkpoint: Callable[..., Path]) -> None:
     assert of_one.splitlines() == [line for line in found.splitlines() if line.startswith("Problem: ")]
     assert "does not know this node's join token" in of_stranger
     assert "--node-rank 4 is not below --nnodes 4" in of_4
+
+
+def test_nodes_join_where_they_would_to_serve() -> None:
+    """Of two engines with two hosts each, the second one's have a port of their own. Flags are those of serving."""
+    check = Check(4, "-dp", "2", "-tp", "2", "--port", "8000", num_ports=2)
+    head = check.node(0)
+    assert head.stderr is not None
+    said = [head.stderr.readline() for _ in range(2)]
+    assert f"waiting at 127.0.0.1:{check.port} for node 1 of 4" in said[0]
+    assert f"waiting at 127.0.0.1:{check.port + 1} for node 2, 3 of 4" in said[1]
+    others = [check.node(rank, "--headless") for rank in (1, 2, 3)]
+    for node in (*others, head):
+        out, errors = node.communicate(timeout=60)
+        assert out.endswith("These nodes can serve together.\n"), errors
+
+
+def test_a_port_of_an_engine_that_is_taken_is_named() -> None:
+    check = Check(4, "-dp", "2", "-tp", "2", num_ports=2)
+    with socket.create_server(("127.0.0.1", check.port + 1)):
+        _, errors = check.node(0).communicate(timeout=60)
+    assert f"Nodes cannot join at 127.0.0.1:{check.port + 1}: " in errors
+
+
+def test_a_model_that_does_not_fit_is_told_of_each_node_that_is_too_small() -> None:
+    def found(*arguments: str) -> list[str]:
+        check = Check(2, str(DEMO_MODEL), "-tp", "2", *arguments)
+        nodes = [check.node(rank) for rank in (1, 0)]
+        return [node.communicate(timeout=90)[0] for node in nodes][1].split("\n\n")[-1].splitlines()
+
+    assert found() == ["These nodes can serve together."]
+    huge = json.dumps({"intermediate_size": 10**12})
+    of_0, of_1 = found("--load-format", "dummy", "--hf-overrides", huge)
+    assert re.match(r"Problem: Node 0 \(.*\): .*bytes are missing", of_0)
+    assert re.match(r"Problem: Node 1 \(.*\): .*bytes are missing", of_1)
