@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace, own_form
+from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace, attend, own_form
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
-from quire.executor.layers.partial_keys import PartialKeys
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
@@ -59,14 +58,10 @@ class SharedAttention:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_wanted, hidden] → the same shape."""
         pages, group = step.caches[self._place.number]
-        own = step.wanted or step
-        batch, sight = own.attention[group], own.sight
         heads = self._q(x).unflatten(1, (-1, self._head_dim))
         q = self._ops.rotary(self._ops.rms_norm(heads, *self._norm), *step.wanted_rotation(self._rotary))
-        if self._sequences is None or sight is None:
-            return self._output(self._ops.attention(q, pages, batch, self._form).flatten(1))
-        keys = PartialKeys(pages, batch, sight, group)
-        return self._output(self._sequences.attend(self._ops, q, keys, self._form).flatten(1))
+        out = attend(self._ops, q, pages, step.wanted or step, group, self._form, self._sequences)
+        return self._output(out.flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
         """See `Attention.outputs_of`: all rows, which are those of the wanted tokens."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.executor.layers.attention import attend
 from quire.executor.layers.context_parallel import ContextParallel
-from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.formulas import agree, examples, is_layer
 from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
@@ -105,10 +105,11 @@ class RotatedHeadsFirst(AttendingStep):
 def attended(layer: Attention | RotatedAttention, step: StepContext, q: Tensor, *, is_last: bool) -> Tensor:
     """Attention of `q` [num_tokens, heads, size], or of the wanted tokens among them."""
     pages, group = step.caches[layer.number]
+    own: StepContext | Wanted = step
     if is_last:
         assert step.wanted is not None
-        q = layer.ops.take_rows(q.flatten(1), step.wanted.tokens).unflatten(1, q.shape[1:])
-    own = step.wanted if is_last and step.wanted is not None else step
+        own = step.wanted
+        q = layer.ops.take_rows(q.flatten(1), own.tokens).unflatten(1, q.shape[1:])
     return attend(layer.ops, q, pages, own, group, layer.form, layer.sequences, layer.num_kv_heads)
 
 

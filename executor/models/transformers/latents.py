@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from quire.executor.layers.attention import LatentKV
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.latent_attention import attend_to_latents
-from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.formulas import agree, examples, is_layer
 from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
@@ -98,12 +98,11 @@ def attended(
     """
     pages, group = step.caches[layer.number]
     latent = layer.ops.latent
+    own: StepContext | Wanted = step
     if is_last:
         assert step.wanted is not None
-        q, rest = (
-            layer.ops.take_rows(x.flatten(1), step.wanted.tokens).unflatten(1, x.shape[1:]) for x in (q, rest)
-        )  # fmt: skip
-    own = step.wanted if is_last and step.wanted is not None else step
+        own = step.wanted
+        q, rest = (layer.ops.take_rows(x.flatten(1), own.tokens).unflatten(1, x.shape[1:]) for x in (q, rest))
     q_latent = latent.head_linear(q, layer.expansion.to_latent)
     out = attend_to_latents(layer.ops, q_latent, rest, pages, own, group, layer.sequences, scale=layer.scale)
     return latent.head_linear(out, layer.expansion.to_values).unsqueeze(0)

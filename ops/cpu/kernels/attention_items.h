@@ -225,15 +225,14 @@ template <class Unit, class Cache> struct Attention {
                 const long last = first + together;
                 for (long head = first; head < last; head++)
                     multiply_keys<ROWS>(work.registers, work.queries + head * ROWS * work.query_stride,
-                                        work.query_stride, operands(tile, head), 0, tile.count,
-                                        work.scores + head * ROWS * KEYS, work.keys);
+                                        work.query_stride, operands(tile, head), work.scores + head * ROWS * KEYS,
+                                        work.keys);
                 for (long head = first; head < last; head++)
                     weigh(head, 0, ROWS, tile.start, operands(tile, head), head * ROWS, head * ROWS);
                 for (long head = first; head < last; head++)
                     multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride,
-                                          operands(tile, head), 0, tile.count,
-                                          work.out + head * ROWS * work.out_stride, work.out_stride,
-                                          work.keep + head * ROWS, work.values);
+                                          operands(tile, head), work.out + head * ROWS * work.out_stride,
+                                          work.out_stride, work.keep + head * ROWS, work.values);
             }
         });
     }

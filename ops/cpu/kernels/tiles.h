@@ -217,22 +217,22 @@ inline void multiply_columns(const Unit* queries, long stride, const Operands<Ca
         for (int n = 0; n < N; n++) store(scores + row * KEYS + column + n * LANES, total[row][n]);
 }
 
-// The same for keys [column, end), at most N columns at a time.
+// The same for all keys from `column` on, at most N columns at a time.
 template <int ROWS, int N, class Unit, class Cache>
-void multiply_columns_to(const Unit* queries, long stride, const Operands<Cache>& tile, long column, long end,
+void multiply_columns_to(const Unit* queries, long stride, const Operands<Cache>& tile, long column,
                          float* scores, uint32_t* scratch) {
-    for (; column + (N - 1) * LANES < end; column += N * LANES)
+    for (; column + (N - 1) * LANES < tile.count; column += N * LANES)
         multiply_columns<ROWS, N>(queries, stride, tile, column, scores, scratch);
-    if constexpr (N > 1) multiply_columns_to<ROWS, N / 2>(queries, stride, tile, column, end, scores, scratch);
+    if constexpr (N > 1) multiply_columns_to<ROWS, N / 2>(queries, stride, tile, column, scores, scratch);
 }
 
-// `multiply` by keys [begin, end) of the tile that are not packed. A sum waits for the one before, so several columns
-// of keys take turns. head_dim is a multiple of SPAN.
+// `multiply` by the tile's keys, which are not packed. A sum waits for the one before, so several columns of keys take
+// turns. head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
-void multiply_keys(NoRegisters, const Unit* queries, long stride, const Operands<Cache>& tile, long begin, long end,
-                   float* scores, Unit* scratch) {
+void multiply_keys(NoRegisters, const Unit* queries, long stride, const Operands<Cache>& tile, float* scores,
+                   Unit* scratch) {
     constexpr int N = std::min(KEYS / LANES, SUMS / (ROWS == 3 ? 4 : ROWS));
-    multiply_columns_to<ROWS, N>(queries, stride, tile, begin, end, scores, reinterpret_cast<uint32_t*>(scratch));
+    multiply_columns_to<ROWS, N>(queries, stride, tile, 0, scores, reinterpret_cast<uint32_t*>(scratch));
 }
 
 // Packs values as [units of count][stride], with zeros past `head_dim` and past the last value.
@@ -256,10 +256,10 @@ template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile,
     }
 }
 
-// out = keep * out + weights * values [begin, end) of a tile, for ROWS rows and N pieces of dimensions from `d` on.
+// out = keep * out + weights * values of a tile, for ROWS rows and N pieces of dimensions from `d` on.
 template <int ROWS, int N, bool IS_HALF, class Unit, class Cache>
-inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin,
-                                  long end, long d, float* out, long out_stride, const float* keep) {
+inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long d,
+                                  float* out, long out_stride, const float* keep) {
     const auto [keys, values, count, head_dim, ahead] = tile;
     using Values = InPlace<Unit, Cache>;
     constexpr long E = ELEMENTS<Unit>, FETCHED = 8, PIECE = Values::WIDTH * LANES;
@@ -270,9 +270,9 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
         for (int n = 0; n < VECTORS; n++) total[row][n] = keep[row] * load(out + row * out_stride + n * LANES);
-    for (long i = begin; i < end; i += E) {
+    for (long i = 0; i < count; i += E) {
         // For several values at once, because the call that finds the next page has the sums leave the registers.
-        if ((i - begin) % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, end - i), d, d + N * PIECE);
+        if (i % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, count - i), d, d + N * PIECE);
         const Cache* first = at(values[i], d);
         const Cache* second = i + 1 < count ? at(values[i + E - 1], d) : zeros;
 #pragma GCC unroll 8
@@ -298,13 +298,12 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
 
 // `multiply` by values that are not packed, for so few rows that packing does not pay. head_dim is a multiple of SPAN.
 template <int ROWS, class Unit, class Cache>
-void multiply_values(NoRegisters, const Unit* weights, long weights_stride, const Operands<Cache>& tile, long begin,
-                     long end, float* out, long out_stride, const float* keep, Unit*) {
+void multiply_values(NoRegisters, const Unit* weights, long weights_stride, const Operands<Cache>& tile, float* out,
+                     long out_stride, const float* keep, Unit*) {
     constexpr int WIDTH = InPlace<Unit, Cache>::WIDTH, N = std::max(1, COLUMNS * (ROWS <= BLOCK / 2 ? 2 : 1) / WIDTH);
     constexpr long PIECE = WIDTH * LANES;
     const auto add = [&](auto pieces, auto is_half, long d) {
-        multiply_values_block<ROWS, pieces(), is_half()>(weights, weights_stride, tile, begin, end, d, out + d,
-                                                         out_stride, keep);
+        multiply_values_block<ROWS, pieces(), is_half()>(weights, weights_stride, tile, d, out + d, out_stride, keep);
     };
     long d = 0;
     for (; d + N * PIECE <= tile.head_dim; d += N * PIECE) add(std::integral_constant<int, N>(), std::false_type(), d);

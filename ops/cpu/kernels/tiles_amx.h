@@ -123,12 +123,12 @@ template <int ROWS> void shape_few(TileRegisters& registers) {
 
 // See `multiply_keys` in tiles.h; here queries are [units of head_dim][ROWS].
 template <int ROWS>
-void multiply_keys(TileRegisters& registers, const TiledPair* queries, long, const Operands<BFloat16>& tile, long begin,
-                   long end, float* scores, TiledPair* scratch) {
-    const long head_dim = tile.head_dim;
+void multiply_keys(TileRegisters& registers, const TiledPair* queries, long, const Operands<BFloat16>& tile,
+                   float* scores, TiledPair* scratch) {
+    const long head_dim = tile.head_dim, end = tile.count;
     alignas(64) float sums[KEYS][ROWS];
     shape_few<ROWS>(registers);
-    for (long column = begin; column < end; column += LANES) {
+    for (long column = 0; column < end; column += LANES) {
         const BFloat16* keys = neighbours(tile.keys, column, end, head_dim, scratch);
         _tile_zero(0);
         for (long d = 0; d < head_dim; d += SPAN) {
@@ -140,7 +140,7 @@ void multiply_keys(TileRegisters& registers, const TiledPair* queries, long, con
         _tile_stored(0, sums[column], 4 * ROWS);
     }
     for (int row = 0; row < ROWS; row++)
-        for (long i = begin; i < round_up(end, LANES); i++) scores[row * KEYS + i] = sums[i][row];
+        for (long i = 0; i < round_up(end, LANES); i++) scores[row * KEYS + i] = sums[i][row];
 }
 
 // See `multiply_values` in tiles.h. An instruction takes pairs of keys, but values in place are [keys][head_dim]. So a
@@ -149,14 +149,14 @@ void multiply_keys(TileRegisters& registers, const TiledPair* queries, long, con
 // adds the two sums at its end; here they are added in the same order.
 template <int ROWS>
 void multiply_values(TileRegisters& registers, const TiledPair* weights, long weights_stride,
-                     const Operands<BFloat16>& tile, long begin, long end, float* out, long out_stride,
-                     const float* keep, TiledPair* scratch) {
-    const long head_dim = tile.head_dim;
+                     const Operands<BFloat16>& tile, float* out, long out_stride, const float* keep,
+                     TiledPair* scratch) {
+    const long head_dim = tile.head_dim, end = tile.count;
     float* sums = reinterpret_cast<float*>(scratch);  // [2][head_dim / SPAN][ROWS][2][LANES]
     const long half_size = ROWS * head_dim;
     shape_few<ROWS>(registers);
-    if (keep) scale_rows(ROWS, out, out_stride, head_dim, keep);
-    for (; begin < end; begin += 2 * LANES) {
+    scale_rows(ROWS, out, out_stride, head_dim, keep);
+    for (long begin = 0; begin < end; begin += 2 * LANES) {
         Words shares[2][ROWS][2];
         for (int row = 0; row < ROWS; row++) {
             const Words pairs = read<Words>(weights + row * weights_stride + begin / 2);

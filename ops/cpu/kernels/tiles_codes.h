@@ -218,10 +218,10 @@ inline float fix_weights(const float* weights, long width, CodePair* packed) {
 
 // See `multiply_keys` in tiles.h; here queries are in the order of `place_of_query`.
 template <int ROWS, class Cache>
-void multiply_keys(NoRegisters, const CodePair* queries, long stride, const Operands<Cache>& tile, long begin, long end,
-                   float* scores, CodePair*) {
+void multiply_keys(NoRegisters, const CodePair* queries, long stride, const Operands<Cache>& tile, float* scores,
+                   CodePair*) {
     const long head_dim = tile.head_dim;
-    for (long column = begin; column < end; column += LANES) {
+    for (long column = 0; column < tile.count; column += LANES) {
         Ints fours[ROWS][LANES / 4];
 #pragma GCC unroll 4
         for (int four = 0; four < LANES / 4; four++) {
@@ -258,13 +258,13 @@ void multiply_keys(NoRegisters, const CodePair* queries, long stride, const Oper
 
 // N chunks of `multiply_values`, from dimension d on.
 template <int ROWS, int N, class Cache>
-inline void multiply_chunks(const CodePair* weights, long stride, const Operands<Cache>& tile, long begin, long end,
-                            long d, float* out, long out_stride, const KeepAndStep* keep) {
+inline void multiply_chunks(const CodePair* weights, long stride, const Operands<Cache>& tile, long d, float* out,
+                            long out_stride, const KeepAndStep* keep) {
     constexpr int WIDTH = 2 * WIDENED<Cache>;  // vectors of a chunk
     constexpr long FETCHED = 8;                // values: see multiply_values_block
     Ints total[ROWS][N * WIDTH] = {};
-    for (long i = begin; i < end; i += 2) {  // an odd value's neighbour is any value, whose weight is 0
-        if ((i - begin) % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, end - i), d, d + N * CHUNK<Cache>);
+    for (long i = 0; i < tile.count; i += 2) {  // an odd value's neighbour is any value, whose weight is 0
+        if (i % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, tile.count - i), d, d + N * CHUNK<Cache>);
         const Cache *first = tile.values[i], *second = tile.values[i + 1];
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
@@ -292,14 +292,14 @@ inline void multiply_chunks(const CodePair* weights, long stride, const Operands
 
 // See `multiply_values` in tiles.h. `out` is in the order of `place_of_value`.
 template <int ROWS, class Cache>
-void multiply_values(NoRegisters, const CodePair* weights, long stride, const Operands<Cache>& tile, long begin,
-                     long end, float* out, long out_stride, const KeepAndStep* keep, CodePair*) {
+void multiply_values(NoRegisters, const CodePair* weights, long stride, const Operands<Cache>& tile, float* out,
+                     long out_stride, const KeepAndStep* keep, CodePair*) {
     constexpr int N = std::max(1, COLUMNS / WIDENED<Cache> / (ROWS <= BLOCK / 2 ? 1 : 2));
     long d = 0;
     for (; d + N * CHUNK<Cache> <= tile.head_dim; d += N * CHUNK<Cache>)
-        multiply_chunks<ROWS, N>(weights, stride, tile, begin, end, d, out + d, out_stride, keep);
+        multiply_chunks<ROWS, N>(weights, stride, tile, d, out + d, out_stride, keep);
     for (; d < tile.head_dim; d += CHUNK<Cache>)
-        multiply_chunks<ROWS, 1>(weights, stride, tile, begin, end, d, out + d, out_stride, keep);
+        multiply_chunks<ROWS, 1>(weights, stride, tile, d, out + d, out_stride, keep);
 }
 
 }  // namespace quire
