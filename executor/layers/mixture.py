@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import Experts, ExpertShape, StoredExperts
+from quire.executor.layers.experts import Experts
+from quire.executor.layers.stored_experts import ExpertShape, StoredExperts
 from quire.ops.backend import Activation
 from quire.ops.routing import Router, Routing
 

@@ -14,13 +14,14 @@ from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.compressed_attention import CompressedAttention, CompressedShape
 from quire.executor.layers.compressed_rows import StepPlaces
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import Experts, ExpertShape, SeparateExperts
+from quire.executor.layers.experts import Experts
 from quire.executor.layers.hyper_connections import HyperConnection, StreamHead
 from quire.executor.layers.mixture import read_router
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
 from quire.executor.models.decoder import SettingError, hand_over, size_of, vocabulary_ends
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import SILU_LIMIT

@@ -7,9 +7,9 @@ import torch
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, SeparateExperts
 from quire.executor.layers.mixture import Mixture, PartialLayer, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
 from quire.executor.models.decoder import FeedForward, MLPMaker, SettingError, activation_of, mlp_maker, size_of
 from quire.executor.models.llama import LlamaForCausalLM
 from quire.executor.weights.rearranged import Pairs, Piece, RearrangedWeights

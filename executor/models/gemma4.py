@@ -11,7 +11,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import Experts, ExpertShape, FusedExperts, SeparateExperts, StoredExperts
+from quire.executor.layers.experts import Experts
 from quire.executor.layers.mixture import read_router
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
@@ -19,6 +19,7 @@ from quire.executor.layers.per_layer_inputs import PerLayerBlock, PerLayerInputs
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.shared_attention import SharedAttention, ValueNormAttention, sharing_places
 from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.stored_experts import ExpertShape, FusedExperts, SeparateExperts, StoredExperts
 from quire.executor.models.decoder import (
     SelfAttention,
     activation_of,

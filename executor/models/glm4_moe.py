@@ -3,10 +3,10 @@
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, SeparateExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
 from quire.executor.models.decoder import (
     FeedForward,
     MLPMaker,

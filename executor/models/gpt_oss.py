@@ -4,9 +4,9 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, FusedExperts, Mxfp4Experts, SeparateExperts, StoredExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.stored_experts import ExpertShape, FusedExperts, Mxfp4Experts, SeparateExperts, StoredExperts
 from quire.executor.models.decoder import PreNormDecoder, SettingError, attention_shape, layer_windows, size_of
 from quire.executor.weights.quantisation.schemes import OF_EXPERTS, is_gguf, own_config
 from quire.ops.backend import SWIGLU_ALPHA, SWIGLU_LIMIT, AttentionForm

@@ -5,11 +5,11 @@ from dataclasses import replace
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape
 from quire.executor.layers.mamba2 import Mamba2Mixer
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.stored_experts import ExpertShape
 from quire.executor.models.bamba import mamba2_shape
 from quire.executor.models.decoder import FeedForward, activation_of, attention_shape, size_of, vocabulary_ends
 from quire.executor.models.granite_moe import granite_experts

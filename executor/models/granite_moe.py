@@ -3,8 +3,8 @@
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, FusedExperts, SeparateExperts, StoredExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
+from quire.executor.layers.stored_experts import ExpertShape, FusedExperts, SeparateExperts, StoredExperts
 from quire.executor.models.decoder import activation_of, size_of
 from quire.executor.models.granite import GraniteForCausalLM
 from quire.executor.weights.quantisation.schemes import is_gguf

@@ -5,10 +5,10 @@ import math
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, SeparateExperts
 from quire.executor.layers.mamba import MambaMixer, MambaShape
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
 from quire.executor.models.decoder import FeedForward, activation_of, attention_shape, norm_style, vocabulary_ends
 from quire.executor.models.hybrid import LayerKind, PairedDecoder, places_by_kind
 from quire.ops.routing import Routing

@@ -8,12 +8,12 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, SeparateExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.short_conv import ShortConv
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
 from quire.executor.models.decoder import FeedForward, MLPMaker, attention_shape, mlp_maker, size_of, vocabulary_ends
 from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, LayerKind, MixerBlock, places_by_kind
 from quire.executor.weights.rearranged import Piece, RearrangedWeights

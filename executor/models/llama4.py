@@ -10,11 +10,11 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, stored_experts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
+from quire.executor.layers.stored_experts import ExpertShape, stored_experts
 from quire.executor.models.decoder import FeedForward, PreNormDecoder, activation_of, attention_shape, size_of
 from quire.executor.weights.rearranged import Pairs, Piece, RearrangedWeights
 from quire.ops.backend import AttentionForm

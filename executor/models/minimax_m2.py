@@ -3,9 +3,9 @@
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, SeparateExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
 from quire.executor.models.decoder import PreNormDecoder, activation_of, attention_shape, norm_style, size_of
 from quire.executor.models.olmo2 import Olmo2Attention
 from quire.ops.routing import Routing

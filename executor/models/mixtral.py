@@ -5,8 +5,8 @@ from collections.abc import Callable
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, SeparateExperts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
 from quire.executor.models.decoder import activation_of, size_of
 from quire.executor.models.llama import LlamaForCausalLM
 from quire.ops.routing import Routing

@@ -9,13 +9,14 @@ from torch import Tensor
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import Experts, ExpertShape, SeparateExperts
+from quire.executor.layers.experts import Experts
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.mamba2 import Mamba2Mixer, Mamba2Shape
 from quire.executor.layers.mixture import Mixture, PartialLayer, RoutedExperts, read_router
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.recurrent import RecurrentLayer
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
 from quire.executor.models.decoder import FeedForward, activation_of, attention_shape, size_of, vocabulary_ends
 from quire.executor.models.hybrid import (
     Block,

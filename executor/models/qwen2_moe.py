@@ -6,8 +6,8 @@ from dataclasses import replace
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import ExpertShape, SeparateExperts, stored_experts
 from quire.executor.layers.mixture import Mixture, RoutedExperts
+from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts, stored_experts
 from quire.executor.models.decoder import FeedForward, MLPMaker, activation_of, mlp_maker, size_of
 from quire.executor.models.qwen2 import Qwen2ForCausalLM, sliding_windows
 from quire.ops.routing import Routing

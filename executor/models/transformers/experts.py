@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import Experts, ExpertShape, FusedExperts
+from quire.executor.layers.experts import Experts
+from quire.executor.layers.stored_experts import ExpertShape, FusedExperts
 from quire.executor.models.transformers.formulas import agree, examples
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.ops.backend import Activation, Backend, PlainActivation

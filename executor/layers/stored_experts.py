@@ -1,0 +1,210 @@
+"""How checkpoints store the experts of a mixture: expert by expert, or all of a layer in fused tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.layers.context import ModelContext
+from quire.executor.weights.quantisation import cuts
+from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, mxfp4
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource
+from quire.ops.backend import ExpertWeights
+from quire.ops.quantised import QuantisedWeight
+
+
+class ExpertShape(NamedTuple):
+    """Sizes of a layer's experts, before they are split over ranks; `size` is one expert's intermediate size."""
+
+    num_experts: int
+    hidden_size: int
+    size: int
+
+
+class StoredExperts(Protocol):
+    """How a checkpoint stores the experts of a layer."""
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        """The rank's part of one expert; `shard` are its intermediate dimensions."""
+        ...
+
+
+@dataclass(frozen=True)
+class SeparateExperts:
+    """Three tensors for each expert, or two without a `gate`. `name` is an expert's, with `{}` for its number.
+
+    If `has_bias`, each has a bias, too.
+    """
+
+    name: str
+    gate: str | None = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    has_bias: bool = False
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        """See `StoredExperts`."""
+        name = self.name.format(index)
+        first = [f"{name}.{part}" for part in (self.gate, self.up) if part is not None]
+        return _expert(
+            context,
+            context,
+            [Part(part, shape.size, shard) for part in first],
+            Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop)),
+            shape,
+            self._biases(context, shape, name, [f"{part}.bias" for part in first], shard),
+        )
+
+    def _biases(
+        self, context: ModelContext, shape: ExpertShape, name: str, first: list[str], shard: Shard
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if not self.has_bias:
+            return None, None
+        gate_up = torch.cat([context.read(part, (shape.size,), shard) for part in first])
+        down = context.read(f"{name}.{self.down}.bias", (shape.hidden_size,))
+        # Ranks' results are added up, so only one rank may add the bias.
+        return gate_up, down if context.group.rank == 0 else torch.zeros_like(down)
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """Two tensors for all experts, [num_experts, 2 * size, hidden] (gates, then ups) and [num_experts, hidden, size].
+
+    Attributes:
+        is_transposed: they are [num_experts, hidden, 2 * size] and [num_experts, size, hidden] instead.
+        is_interleaved: each gate's up follows it.
+        has_bias: there are `gate_up`_bias [num_experts, 2 * size] and `down`_bias [num_experts, hidden].
+    """
+
+    gate_up: str
+    down: str
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    has_bias: bool = False
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        """See `StoredExperts`."""
+        _, hidden_size, size = shape
+        gate_up = self._weight(context, self.gate_up, shape, index, (2 * size, hidden_size))
+        gate, up = self._halves(gate_up)
+        down = self._weight(context, self.down, shape, index, (hidden_size, size))
+        own = _OneExpert({"gate": gate, "up": up, "down": down})
+        return _expert(
+            context,
+            own,
+            [Part(part, size, shard) for part in ("gate", "up")],
+            Part("down", hidden_size, Shard(1, shard.start, shard.stop)),
+            shape,
+            self._biases(context, shape, index, shard),
+        )
+
+    def _weight(
+        self, context: ModelContext, name: str, shape: ExpertShape, index: int, size: tuple[int, int]
+    ) -> Tensor:
+        """One expert's weight [out, in]."""
+        out, inputs = size
+        stored = (inputs, out) if self.is_transposed else (out, inputs)
+        found = context.find(name)
+        if found is not None and found.dtype.itemsize == 1:
+            kind = str(found.dtype).removeprefix("torch.")
+            raise ModelLoadError(
+                f"{name} holds {kind} for all experts together, which is not read; take a checkpoint whose quantised "
+                "experts are stored one by one."
+            )
+        weight = context.read(name, (shape.num_experts, *stored), Shard(0, index, index + 1))[0]
+        return weight.T if self.is_transposed else weight
+
+    def _biases(
+        self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if not self.has_bias:
+            return None, None
+        num_experts, hidden_size, size = shape
+        own = Shard(0, index, index + 1)
+        gate, up = self._halves(context.read(f"{self.gate_up}_bias", (num_experts, 2 * size), own)[0])
+        down = context.read(f"{self.down}_bias", (num_experts, hidden_size), own)[0]
+        # Ranks' results are added up, so only one rank may add the bias.
+        part = slice(shard.start, shard.stop)
+        return torch.cat((gate[part], up[part])), down if context.group.rank == 0 else torch.zeros_like(down)
+
+    def _halves(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Gates and ups of [2 * size, ...]."""
+        if self.is_interleaved:
+            return rows[::2], rows[1::2]
+        return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+
+
+def stored_experts(context: ModelContext, name: str, *, is_transposed: bool = False) -> StoredExperts:
+    """The experts called `name`, in whichever form the checkpoint has them: `FusedExperts`, or else one by one."""
+    fused = f"{name}.gate_up_proj"
+    ending = fused.removeprefix("model.")  # whatever prefix the checkpoint has
+    if any(stored.endswith(ending) for stored in context.weights.shapes or ()):
+        return FusedExperts(fused, f"{name}.down_proj", is_transposed)
+    return SeparateExperts(f"{name}.{{}}")
+
+
+class Mxfp4Experts(FusedExperts):
+    """Fused experts in MXFP4, which stay so: `gate_up`_blocks and _scales, in rows of inputs, and those of `down`."""
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        _, hidden_size, size = shape
+        gate_up = self._quantised(context, self.gate_up, shape.num_experts, index, (2 * size, hidden_size))
+        down = self._quantised(context, self.down, shape.num_experts, index, (hidden_size, size))
+        rows = torch.arange(2 * size)
+        own = torch.cat([half[shard.start : shard.stop] for half in self._halves(rows)])
+        return ExpertWeights(
+            gate_up.rows(own.to(context.device)),
+            cuts.take_inputs(down, shard.start, shard.stop, context.dtype, self.down),
+            *self._biases(context, shape, index, shard),
+        )
+
+    def _quantised(
+        self, context: ModelContext, name: str, num_experts: int, index: int, size: tuple[int, int]
+    ) -> QuantisedWeight:
+        out, inputs = size
+        if inputs % MX_GROUP:
+            raise ModelLoadError(f"{name}: {inputs} inputs are no multiple of {MX_GROUP}, the group of MXFP4.")
+        stored, own = (num_experts, out, inputs // MX_GROUP), Shard(0, index, index + 1)
+        blocks = context.read(f"{name}_blocks", (*stored, MX_GROUP // 2), own, torch.uint8)
+        return mxfp4(blocks[0].flatten(1), context.read(f"{name}_scales", stored, own, torch.uint8)[0])
+
+
+def _expert(
+    context: ModelContext,
+    source: TensorSource,
+    first: list[Part],
+    down: Part,
+    shape: ExpertShape,
+    biases: tuple[Tensor | None, Tensor | None],
+) -> ExpertWeights:
+    """An expert of the layers `first` (gate and up, or up alone) and `down`."""
+    read = context.scheme.read_weight
+    weights = [read(source, part, shape.hidden_size) for part in first]
+    gate_up, *ups = [cuts.join(weights[run], context.dtype) for run in cuts.runs(weights)]
+    return ExpertWeights(gate_up, read(source, down, shape.size), *biases, *ups)
+
+
+class _OneExpert:
+    """See `TensorSource`: weights that have been read, by the names of their layers."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        weight = self._weights[name.removesuffix(".weight")]
+        if shard is not None:
+            weight = weight.narrow(shard.dim, shard.start, shard.stop - shard.start)
+        return weight if dtype is None else weight.to(dtype)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        weight = self._weights.get(name.removesuffix(".weight"))
+        return None if weight is None else Stored(tuple(weight.shape), weight.dtype)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)
