@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantisation.codes import packed_integers, unpack
+from quire.executor.weights.quantisation.codes import pack_pairs, packed_integers, table, unpack
 from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
 _BITS, _PER_WORD = 4, 8
+_UNSIGNED = tuple(float(code) for code in range(16))
 _GEMM = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the outputs of a word lie in it: outputs 0, 2, 4, 6, 1, 3, 5, 7 follow one another from the lowest bit."""
 
@@ -100,6 +101,45 @@ class PackedInputs:
         shape = layer.shape("scales", (out, shape[1] * _PER_WORD))
         scales = layer.read("scales", shape, layer.scale_dtype("scales"))[:, :num_groups].contiguous()
         return packed_integers(words.view(torch.uint8), _BITS, even(scales, size, group), even(zeros, size, group))
+
+
+@dataclass(frozen=True)
+class InterleavedRows:
+    """See `Layout`: AWQ in the order `gemv_fast`, whose kernel reads four outputs together.
+
+    Codes are `qweight` int16 [out / 4, in], each row a stream from the lowest bit on: 64 inputs of the first of four
+    outputs, those of the next three, then the next 64 inputs. Of each 32 inputs, the code [i, j, k] of [4, 2, 4] is of
+    the input 8k + 2i + j. `scales` and `scaled_zeros` are [groups, out], and may have more groups than there are; a
+    number is `code * scale + scaled_zero`.
+
+    Attributes:
+        group_size: inputs of a group; -1: all.
+    """
+
+    group_size: int = 128
+    _outputs: int = 4
+    _inputs: int = 64
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return layer.has("qweight", torch.int16) and layer.has("scaled_zeros")
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        if out % self._outputs or size % self._inputs:
+            raise layer.misfit("qweight", f"outputs by {self._outputs} and inputs by {self._inputs} (gemv_fast)")
+        words = layer.read("qweight", (out // self._outputs, size), torch.int16, per=self._outputs)
+        codes = unpack(words, _BITS, size * self._outputs).view(len(words), -1, self._outputs, self._inputs)
+        rows = layer.trim(codes.transpose(1, 2).reshape(-1, size), 0, self._outputs)
+        pairs = pack_pairs(rows.reshape(len(rows), -1, 4, 2, 4).permute(0, 1, 4, 2, 3).flatten(1))
+        num_groups = num_groups_of(size, self.group_size)
+        shape = layer.shape("scales", (num_groups, out))
+        dtype = layer.scale_dtype("scales") if layer.is_known else torch.float16
+        scales, zeros = (layer.read(kind, shape, dtype, dim=1)[:num_groups].t() for kind in ("scales", "scaled_zeros"))
+        if scales.shape[1] < num_groups:
+            raise layer.misfit("scales", f"at least {num_groups} groups")
+        group = size if num_groups == 1 else self.group_size
+        scales, zeros = (even(each.contiguous(), size, group) for each in (scales, zeros))
+        return QuantisedWeight(pairs, scales, table(_UNSIGNED, pairs.device), zeros)
 
 
 def quark_int4(pack_method: str, *, is_signed: bool, group_size: int, has_zeros: bool) -> PackedOutputs:

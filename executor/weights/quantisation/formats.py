@@ -7,7 +7,7 @@ import torch
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation import compressed_tensors, torchao
-from quire.executor.weights.quantisation.awq import PackedInputs, PackedOutputs
+from quire.executor.weights.quantisation.awq import InterleavedRows, PackedInputs, PackedOutputs
 from quire.executor.weights.quantisation.bitsandbytes import BlockFloat4, RowInt8
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
 from quire.executor.weights.quantisation.fields import block, integer, mapping, names
@@ -28,14 +28,14 @@ def _gptq(config: Config) -> list[Layout]:
 
 def _awq(config: Config) -> list[Layout]:
     version = str(config.get("version", "gemm")).lower()
-    if version not in ("gemm", "exllama", "marlin", "ipex", "gemv"):
-        raise ModelLoadError(f"AWQ in the order {version} is not read; take a checkpoint in the order gemm or gemv.")
+    if version not in ("gemm", "exllama", "marlin", "ipex", "gemv", "gemv_fast"):
+        raise ModelLoadError(f"AWQ in the order {version} is not read; take one in the order gemm, gemv or gemv_fast.")
     bits = integer(config, "bits", integer(config, "w_bit", 4))
     if bits != 4:
         raise ModelLoadError(f"AWQ of {bits} bits is not read; take a checkpoint of 4 bits.")
     group_size = integer(config, "group_size", integer(config, "q_group_size", 128))
-    if version == "gemv":
-        return [PackedInputs(group_size)]
+    if version.startswith("gemv"):
+        return [PackedInputs(group_size) if version == "gemv" else InterleavedRows(group_size)]
     return [PackedOutputs(group_size=group_size, has_zeros=bool(config.get("zero_point", True)))]
 
 
@@ -78,10 +78,13 @@ def _modelopt(config: Config) -> list[Layout]:
     algorithms = {algorithm, *(str(mapping(layers, name).get("quant_algo")).upper() for name in layers)}
     float8: Layout = Float8(block=(128, 128) if algorithms & {"FP8_PB_WO", "MIXED_PRECISION"} else None)
     for each in sorted(algorithms):
-        if each.startswith("W4A8") or "SVD" in each:
+        if (each.startswith("W4A8") and each != "W4A8_AWQ") or "SVD" in each:
             raise ModelLoadError(f"ModelOpt's {each} is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ.")
-    if algorithm == "W4A16_AWQ":
-        return [ScaledInputs(PairedOutputs(integer(config, "group_size", 128) or 128)), float8]
+    # W4A8_AWQ multiplies in FP8, to which codes times scales are rounded by way of `weight_scale_2`; here they are not
+    paired = ScaledInputs(PairedOutputs(integer(config, "group_size", 128) or 128))
+    if algorithm in ("W4A16_AWQ", "W4A8_AWQ"):
+        return [paired, float8]
+    layouts.insert(1, paired)
     return [*layouts, float8] if "NVFP4" in algorithm else [float8, *layouts]
 
 

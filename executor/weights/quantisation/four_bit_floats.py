@@ -55,7 +55,8 @@ class Nvfp4:
     divides: bool
 
     def is_in(self, layer: StoredLayer) -> bool:
-        return layer.has(self.weight, torch.uint8) and layer.has(self.factor)
+        size = (layer.out_features, layer.in_features // 2)
+        return layer.find(self.weight) == (size, torch.uint8) and layer.has(self.factor)
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features

@@ -151,6 +151,31 @@ def awq_gemv(out: int, size: int, generator: torch.Generator) -> tuple[dict[str,
     return tensors, (codes - zeros[:, groups]) * scales[:, groups]
 
 
+def awq_gemv_fast(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """As a loop over the places of codes: each four outputs have 64 inputs of the first, then of the second, ..."""
+    num_groups = size // 32
+    codes, zeros = draw(generator, 0, 16, out, size), draw(generator, 0, 16, num_groups, out)
+    scales = draw_scales(generator, 8, num_groups, out)
+    order = [32 * part + 8 * k + 2 * i + j for part in range(2) for i in range(4) for j in range(2) for k in range(4)]
+    rows = [
+        torch.cat([codes[first + row, start : start + 64][order] for start in range(0, size, 64) for row in range(4)])
+        for first in range(0, out, 4)
+    ]
+    more = (0, 0, 0, -num_groups % 32)
+    tensors = {
+        "qweight": stream(torch.stack(rows), 4).view(torch.int16),
+        "scales": torch.nn.functional.pad(scales.half(), more),
+        "scaled_zeros": torch.nn.functional.pad(-(scales * zeros).half(), more),
+    }  # fmt: skip
+    groups = torch.arange(size) // 32
+    return tensors, (codes * scales[groups].t()) - (scales * zeros).half().float()[groups].t()
+
+
+def modelopt_w4a8(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    tensors, numbers = modelopt_int4(out, size, generator)
+    return tensors | {"weight_scale_2": torch.tensor(0.01), "input_scale": torch.tensor(0.1)}, numbers
+
+
 def modelopt_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
     codes, scales = draw(generator, -8, 8, out, size), draw_scales(generator, 8, out, -(-size // 32))
     even, odd = (codes & 15).to(torch.uint8).unflatten(0, (-1, 2)).unbind(1)
@@ -434,6 +459,7 @@ FORMATS: dict[str, Format] = {
     "gptq-order": Format(_GPTQ | {"bits": 4, "desc_act": True}, gptq(4, order=True)),
     "awq": Format(_AWQ, awq),
     "awq-gemv": Format(_AWQ | {"version": "gemv"}, awq_gemv),
+    "awq-gemv-fast": Format(_AWQ | {"version": "gemv_fast"}, awq_gemv_fast),
     "auto-round-gptq": Format(_ROUND | {"packing_format": "auto_round:auto_gptq"}, gptq(4)),
     "auto-round-awq": Format(_ROUND | {"packing_format": "auto_round:auto_awq"}, awq),
     "auto-round-fp8-block": Format(
@@ -487,6 +513,13 @@ FORMATS: dict[str, Format] = {
     ),
     "modelopt-int4-awq": Format(
         {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 32}, scaled_inputs(modelopt_int4)
+    ),
+    "modelopt-w4a8-awq": Format(
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ", "group_size": 32}, scaled_inputs(modelopt_w4a8)
+    ),
+    "modelopt-mixed-w4a8": Format(
+        _MODELOPT_MIXED | {"quantized_layers": {"down_proj": {"quant_algo": "W4A8_AWQ", "group_size": 32}}},
+        mixed(nvfp4("weight", "weight_scale_2", divides=False), modelopt_w4a8),
     ),
     "bnb-int8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
     "bnb-nf4": Format(
