@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.layer_kv import LayerKV, kept_tokens
 from quire.executor.layers.linear import AdaptedLinear, ColumnLinear, LowRankLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.partial_keys import PartialKeys
@@ -18,7 +18,6 @@ from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import AttentionForm, Backend
-from quire.ops.cache_rows import LARGEST_CODE
 
 
 @dataclass(frozen=True)
@@ -35,78 +34,6 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     output_size: int | None = None
-
-
-class LayerKV(NamedTuple):
-    """The keys and values that one layer keeps of a sequence, on one rank."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None  # tokens that a token sees, itself included; None: it sees all before it
-    sees_prompt: bool = False  # a token of a prompt sees the whole prompt
-
-    @property
-    def size(self) -> int:
-        """Numbers that the layer keeps of a token."""
-        return 2 * self.num_kv_heads * self.head_dim
-
-    @property
-    def kind(self) -> str:
-        """For a log line."""
-        if self.sees_prompt:
-            return "attention to whole prompts, each computed in one step and none cached for others,"
-        return "full attention" if self.window is None else f"windows of {self.window} tokens"
-
-    def cache_shape(self, ops: Backend, num_pages: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-        """Shape of the layer's cache.
-
-        Raises:
-            ModelLoadError: `dtype` cannot hold this layer.
-        """
-        try:
-            return ops.kv_cache_shape(num_pages, block_size, self.num_kv_heads, self.head_dim, dtype)
-        except ValueError as error:
-            raise ModelLoadError(f"--kv-cache-dtype: {error}") from None
-
-
-class LatentKV(NamedTuple):
-    """The latents that one layer keeps of a sequence, for all heads together: the same on every rank.
-
-    With a `rate`, a row stands for so many neighbouring tokens, and lies in the page of the last of them.
-    """
-
-    size: int  # numbers a row
-    window: int | None = None
-    rate: int = 1
-    sees_prompt: bool = False
-
-    @property
-    def kind(self) -> str:
-        """For a log line."""
-        if self.rate > 1:
-            return f"rows of {self.rate} tokens"
-        return "latent attention" if self.window is None else f"latents of {self.window} tokens"
-
-    def cache_shape(self, ops: Backend, num_pages: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-        """Shape of the layer's cache.
-
-        Raises:
-            ModelLoadError: `dtype` has codes, which latents are not kept in, or pages begin inside of rows.
-        """
-        if dtype in LARGEST_CODE:
-            raise ModelLoadError(
-                "--kv-cache-dtype: latent attention keeps its latents, which are few, in 16 or 32 bits; use auto."
-            )
-        if block_size % self.rate and self.rate % block_size:
-            raise ModelLoadError(
-                f"--block-size {block_size}: the model keeps one row for {self.rate} tokens; the block size must be a "
-                "multiple of these, or divide them."
-            )
-        return (num_pages, max(1, block_size // self.rate), self.size)
-
-
-AttentionKV = LayerKV | LatentKV
-"""What an attention layer keeps of a sequence in its pages."""
 
 
 @dataclass(frozen=True)
@@ -298,11 +225,6 @@ def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:
         return values[shard.start : shard.stop].to(context.device, torch.float32)
 
     return form._replace(sinks=own(form.sinks), slopes=own(form.slopes), distance_bias=own(form.distance_bias))
-
-
-def kept_tokens(form: AttentionForm) -> int | None:
-    """The most tokens that a token sees, itself included; None: all."""
-    return min((limit for limit in (form.window, form.chunk) if limit is not None), default=None)
 
 
 def kv_head_shard(context: ModelContext, num_kv_heads: int, head_dim: int) -> Shard:

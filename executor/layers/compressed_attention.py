@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.executor.layers.attention import LatentKV, LayerPlace
+from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.compressed_rows import Compressor, RowPlaces, rotate_last
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.layer_kv import LatentKV
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.executor.layers.attention import Attention, AttentionKV, AttentionShape, LatentKV, LayerPlace
+from quire.executor.layers.attention import Attention, AttentionShape, LayerPlace
 from quire.executor.layers.compressed_rows import RowPlaces, StepPlaces
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.layer_kv import AttentionKV, LatentKV
 from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import LatentKV, LayerPlace, head_gates
+from quire.executor.layers.attention import LayerPlace, head_gates
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.layer_kv import LatentKV
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.partial_keys import PartialKeys

@@ -9,7 +9,7 @@ from quire.core.config.cache import KVCacheDtype
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.executor.layers.attention import AttentionKV, LayerKV
+from quire.executor.layers.layer_kv import AttentionKV, LayerKV
 from quire.executor.weights.quantisation.cache_scheme import checkpoint_cache_dtype
 
 logger = get_logger(__name__)

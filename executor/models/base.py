@@ -5,8 +5,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from quire.executor.layers.attention import AttentionKV
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.layer_kv import AttentionKV
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import GivenRows, LayerCache, PartialSight, StepContext, Wanted
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
-from quire.executor.layers.attention import LayerKV, LayerPlace, own_form
+from quire.executor.layers.attention import LayerPlace, own_form
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.layer_kv import LayerKV
 from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm

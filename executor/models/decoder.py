@@ -12,8 +12,9 @@ from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import AttentionKV, AttentionShape, LayerPlace
+from quire.executor.layers.attention import AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.layer_kv import AttentionKV
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import Norm, NormStyle, RMSNorm
 from quire.executor.layers.state import LayerState

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import AttentionKV, LayerPlace
+from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.compressed_rows import StepPlaces
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.gated_delta import GatedDeltaNet
 from quire.executor.layers.gated_streams import StreamMixer, inject
 from quire.executor.layers.indexed_attention import BlockIndexerShape, IndexedAttention
+from quire.executor.layers.layer_kv import AttentionKV
 from quire.executor.layers.ngrams import NGramLayer, NGramShape
 from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding

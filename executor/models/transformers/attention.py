@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import AttentionKV, LayerKV, kept_tokens
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.layer_kv import AttentionKV, LayerKV, kept_tokens
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import parts

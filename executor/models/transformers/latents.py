@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quire.executor.layers.attention import LatentKV
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.latent_attention import attend_to_latents
+from quire.executor.layers.layer_kv import LatentKV
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import parts
 from quire.executor.models.transformers.formulas import agree, examples, is_layer

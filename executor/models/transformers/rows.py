@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import AttentionKV, LatentKV, LayerKV
+from quire.executor.layers.layer_kv import AttentionKV, LatentKV, LayerKV
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.skeleton import first_tensor, takes

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.executor.layers import context_parallel
-from quire.executor.layers.attention import LayerKV, kept_tokens
 from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.layer_kv import LayerKV, kept_tokens
 from quire.executor.layers.partial_keys import PartialKeys
 from quire.executor.layers.sequence_ring import pass_keys
 from quire.executor.models.base import LayerCache
