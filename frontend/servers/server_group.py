@@ -155,7 +155,7 @@ class ServerGroup:
             if self._setup.config.layout.shares_experts:
                 for keeper in self._keepers:
                     keeper.give_up(error)
-        elif not self._all_gone.done():
+        elif not self._all_gone.done() and not self._stopping.is_set():
             if envs.read_flag("KEEP_ALIVE_ON_ENGINE_DEATH"):
                 logger.error("the engines are gone; every request is answered 503: %s", error)
             else:
