@@ -20,6 +20,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "Cohere2ForCausalLM": ("cohere", "Cohere2ForCausalLM"),
     "CohereForCausalLM": ("cohere", "CohereForCausalLM"),
     "CpmAntForCausalLM": ("cpmant", "CpmAntForCausalLM"),
+    "DeepseekForCausalLM": ("deepseek_moe", "DeepseekForCausalLM"),
     "DeepseekV2ForCausalLM": ("deepseek", "DeepseekV2ForCausalLM"),
     "DeepseekV32ForCausalLM": ("deepseek_sparse", "DeepseekV32ForCausalLM"),
     "DeepseekV3ForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
