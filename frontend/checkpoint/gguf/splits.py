@@ -7,6 +7,15 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_EXAONE_MOE = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -54,20 +63,32 @@ SPLITS: dict[str, list[str]] = {
     "phi-2": [_GPT2],
     "mpt": [_GPT2],
     "trillion": [_GPT2],
+    "gigachat": [_GPT2],
+    "a.x-4.0": [_GPT2],
+    "mellum": [_GPT2],
     "exaone4": [_GPT2],
     "falcon": _FALCON,
     "dbrx": [_LLAMA3],
     "smaug-bpe": [_LLAMA3],
     "chatglm-bpe": [_LLAMA3],
     "glm4": [_LLAMA3],
+    "glm5": [_LLAMA3],
     "llama3": [_LLAMA3],
     "llama-v3": [_LLAMA3],
     "llama-bpe": [_LLAMA3],
     "falcon3": [_LLAMA3],
+    "falcon-h1": [_LLAMA3],
+    "midm-2.0": [_LLAMA3],
     "pixtral": [_LLAMA3],
     "lfm2": [_LLAMA3],
     "qwen2": [_QWEN2],
     "deepseek-r1-qwen": [_QWEN2],
+    "kormo": [_QWEN2],
+    "solar-open": [_QWEN2],
+    "qwen35": [_QWEN35],
+    "bailingmoe": [_BAILING],
+    "bailingmoe2": [_BAILING],
+    "exaone-moe": [_EXAONE_MOE],
     "stablelm2": [_QWEN2],
     "megrez": [_QWEN2],
     "hunyuan": [_QWEN2],
@@ -75,6 +96,7 @@ SPLITS: dict[str, list[str]] = {
     "deepseek-coder": _DEEPSEEK_CODER,
     "deepseek-v3": _DEEPSEEK3,
     "hunyuan-dense": _DEEPSEEK3,
+    "joyai-llm": _DEEPSEEK3,
     "kimi-k2": [_KIMI],
     "starcoder": _DIGITS_APART,
     "refact": _DIGITS_APART,
@@ -82,18 +104,22 @@ SPLITS: dict[str, list[str]] = {
     "smollm": _DIGITS_APART,
     "codeshell": _DIGITS_APART,
     "exaone": _DIGITS_APART,
+    "minerva-7b": _DIGITS_APART,
     "tekken": [_TEKKEN],
     "gpt-4o": [_GPT4O],
     "llama4": [_GPT4O],
+    "kanana2": [_GPT4O],
     "minimax-m2": [_GPT4O],
 }
 """Regular expressions by the name of the split; what they find, and what lies between, are words."""
 
-IGNORES_MERGES = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken"))
+_LIKE_LLAMA3 = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "midm-2.0", "pixtral", "lfm2", "tekken")
+
+IGNORES_MERGES = frozenset((*_LIKE_LLAMA3, "glm4", "glm5"))
 """Splits of vocabularies where a whole word that is a token is that token, whatever merges would make of it."""
 
-ADDS_BOS = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken"))
+ADDS_BOS = frozenset(_LIKE_LLAMA3)
 """Splits whose texts begin with BOS if the file does not say."""
 
-NORMALISED = frozenset(("qwen2", "deepseek-r1-qwen"))
+NORMALISED = frozenset(("qwen2", "deepseek-r1-qwen", "qwen35"))
 """Splits of tokenizers that compose characters first (NFC), as the original checkpoints do."""
