@@ -17,6 +17,9 @@ _MEMBER = re.compile(r"(.*(?:\.experts|altup_\w*projections))\.(\d+)(\..*)")
 _PLAIN = re.compile(r"embd|altup|laurel|norm|conv1d|ssm_[ad]$|_inp|proj_b|per_layer")
 """Names of tensors that llama.cpp does not quantise, or that a test does not."""
 
+_FUSES = ("chatglm", "bailingmoe2")
+"""Architectures whose repositories have queries, keys and values in one tensor, unlike Transformers' class."""
+
 
 def stored_tensors(checkpoint: Path, architecture: str) -> dict[str, Tensor]:
     """The tensors of `checkpoint` under their names in GGUF files."""
@@ -35,10 +38,27 @@ def stored_tensors(checkpoint: Path, architecture: str) -> dict[str, Tensor]:
             else:
                 stacks.setdefault(found, {})[int(member[2])] = numbers
     stored |= {name: torch.stack([members[index] for index in sorted(members)]) for name, members in stacks.items()}
+    if architecture in _FUSES:
+        for name in [name for name in stored if ".attn_q." in name]:
+            parts = [stored.pop(name.replace("attn_q", part)) for part in ("attn_q", "attn_k", "attn_v")]
+            stored[name.replace("attn_q", "attn_qkv")] = torch.cat(parts)
+    if architecture == "minicpm3":
+        for length in ("long", "short"):
+            stored[f"rope_factors_{length}.weight"] = torch.tensor(config["rope_parameters"][f"{length}_factor"])
     if architecture == "gemma4":  # a quarter of the frequencies of layers that see all tokens
         half = max(len(numbers) for name, numbers in stored.items() if name.endswith("attn_k_norm.weight")) // 2
         stored["rope_freqs.weight"] = torch.tensor([1.0] * (half // 4) + [1e30] * (half - half // 4))
     return stored
+
+
+def stored_values(checkpoint: Path) -> dict[str, list[float]]:
+    """Metadata that are tensors of `checkpoint`: the numbers of Apertus' activations, by layer."""
+    values: dict[str, list[float]] = {}
+    tensors = load_file(checkpoint / "model.safetensors")
+    for name in sorted(tensors, key=lambda name: [int(part) for part in re.findall(r"\d+", name)]):
+        if ".act_fn." in name:
+            values.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(float(tensors[name]))
+    return values
 
 
 def write_gguf(
@@ -53,9 +73,8 @@ def write_gguf(
     """
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in ((name, value) for name, value in metadata.items() if value is not None):
-        writer.add_key_value(
-            f"{architecture}.{name}", value, _type(value), _type(value[0]) if _is_list(value) else None
-        )
+        key = name if name.startswith("xielu.") else f"{architecture}.{name}"
+        writer.add_key_value(key, value, _type(value), _type(value[0]) if _is_list(value) else None)
     write_tokenizer(writer, tokenizer)
     held = {}
     for name, tensor in tensors.items():
@@ -253,8 +272,51 @@ def _turned(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
     yield name, _neighbours(name, tensor, config)
 
 
+def _apertus(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """Numbers of the activation become metadata."""
+    if ".act_fn." not in name:
+        yield name, tensor
+
+
 def _same(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
     yield name, tensor
+
+
+def _nemotron(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def _gptneox(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """All queries, then all keys, then all values; checkpoints have them by head."""
+    if "query_key_value" in name:
+        heads = config["num_attention_heads"]
+        tensor = tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
+    yield name, tensor
+
+
+def _corrected(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+
+
+def _bailing_moe2(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """`_FUSES` queries, keys and values afterwards."""
+    name = re.sub(r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.", r"blk.\1.attn_\2.", name)
+    yield from _corrected(name, tensor, config)
+
+
+def _afmoe(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    yield re.sub(r"\.expert_bias$", ".expert_bias.bias", name), tensor
+
+
+def _kimi_linear(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """Hub repositories call a dense block `mlp`, unlike what Transformers writes."""
+    name = re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", name)
+    name = re.sub(r"\.dt_bias$", ".dt_proj.bias", name)
+    if "_conv1d." in name:
+        tensor = tensor.flatten(1).view(1, tensor.shape[0], 1, -1)
+    elif name.endswith("A_log"):
+        tensor = -tensor.exp()
+    yield from _deepseek2(name, tensor, config)
 
 
 CHANGES: dict[str, Callable[[str, Tensor, dict[str, Any]], Changed]] = {
@@ -276,8 +338,20 @@ CHANGES: dict[str, Callable[[str, Tensor, dict[str, Any]], Changed]] = {
     "jamba": _mamba,
     "mamba2": _mamba2,
     "falcon-h1": _falcon_h1,
-    "smollm3": _turned,
-    "minicpm": _turned,
-    **dict.fromkeys(("seed_oss", "exaone4", "stablelm", "ernie4_5", "hunyuan-dense"), _same),
+    "nemotron": _nemotron,
+    "gptneox": _gptneox,
+    "afmoe": _afmoe,
+    "apertus": _apertus,
+    "hunyuan-moe": _same,
+    "minicpm3": _same,
+    "bailingmoe2": _bailing_moe2,
+    "kimi-linear": _kimi_linear,
+    **dict.fromkeys(("dots1", "exaone-moe"), _corrected),
+    **dict.fromkeys(("smollm3", "minicpm", "mistral3", "internlm2", "arcee", "olmo"), _turned),
+    **dict.fromkeys(("deepseek", "bailingmoe"), _turned),
+    **dict.fromkeys(
+        ("seed_oss", "exaone4", "stablelm", "ernie4_5", "hunyuan-dense", "exaone", "phi2", "starcoder"), _same
+    ),
+    **dict.fromkeys(("chatglm", "qwen2vl", "qwen3vl", "qwen3vlmoe"), _same),
 }
 """Of a tensor of a checkpoint, what files have of it: names of checkpoints, or of files where `gguf` knows none."""

@@ -17,6 +17,7 @@ from quire.executor.models.decoder import (
     size_of,
     vocabulary_ends,
 )
+from quire.executor.weights.quantisation.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 
 _ENDS = {"model.embed_tokens": "gpt_neox.embed_in", "model.norm": "gpt_neox.final_layer_norm", "lm_head": "embed_out"}
@@ -27,7 +28,9 @@ class GPTNeoXForCausalLM(Decoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        q, k, v = fused("attention.query_key_value", *[spec.head_dim] * 3, num_blocks=spec.num_attention_heads)
+        num_blocks = 1 if is_gguf(spec) else spec.num_attention_heads  # in GGUF files all keys follow all queries
+        rows = spec.num_attention_heads * spec.head_dim // num_blocks
+        q, k, v = fused("attention.query_key_value", rows, rows, rows, num_blocks=num_blocks)
         pieces = {
             "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
             "self_attn.o_proj": Piece("attention.dense"),

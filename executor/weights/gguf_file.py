@@ -18,12 +18,14 @@ _ONE_ROW_OF = {"ernie4_5-moe": (*_ONE_ROW, "exp_probs_b.bias")}
 """Endings of names where a file has the numbers of a checkpoint's only row, by architecture."""
 _STACKS = ("_exps.weight", "_exps.bias", "altup_proj.weight", "altup_unembd_proj.weight")
 """Endings of names of tensors that are several of a checkpoint's."""
-_OF_CHANNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
+_OF_CHANNELS = ("shortconv.conv.weight", "ssm_conv1d.weight", *(f"ssm_conv1d_{part}.weight" for part in "qkv"))
 """Endings of names of convolutions of each channel alone."""
 _OF_GROUPS = ("ssm_norm.weight",)
 """Endings of names where a checkpoint has one dimension for groups and their numbers."""
 _OF_HEADS = ("ssm_a", "ssm_d")
 """Endings of names where a file has a dimension of one number more, if it has one number for each head."""
+_SINGLE = ("xielu_beta", "xielu_eps")
+"""Endings of names of numbers that have no dimension in a checkpoint."""
 _PART = 1 << 24
 """About the most numbers that are unpacked at once."""
 
@@ -93,7 +95,9 @@ def _shape_on_hub(name: str, shape: tuple[int, ...], architecture: str) -> tuple
     if len(shape) == 1 and name.endswith(_ONE_ROW_OF.get(architecture, _ONE_ROW)):
         return (1, *shape)
     if name.endswith(_OF_CHANNELS):
-        return (shape[0], 1, *shape[1:])
+        return (shape[0], 1, *shape[1:]) if len(shape) == 2 else shape[1:]  # Kimi Linear's have one dimension more
+    if name.endswith(_SINGLE):
+        return ()
     if name.endswith(_OF_HEADS) and len(shape) > 1 and shape[-1] == 1:
         return shape[:-1]
     return (math.prod(shape),) if name.endswith(_OF_GROUPS) else shape
@@ -125,7 +129,7 @@ def _block(tensor: GgufTensor) -> tuple[int, int]:
 
 def _row_bytes(tensor: GgufTensor) -> int:
     numbers, size = _block(tensor)
-    return tensor.shape[-1] // numbers * size
+    return math.prod(tensor.shape[-1:]) // numbers * size
 
 
 def _numbers(rows: Tensor, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:

@@ -25,17 +25,22 @@ _OTHER_NAMES = tuple(
 _UNLISTED = tuple(
     (re.compile(rf".*\.layers\.(\d+)\.{known}"), used)
     for known, used in (
+        (r"self_attn\.([qkv])_proj\.(weight|bias)", r"blk.\1.attn_\2.\3"),  # of fused tensors
         (r".*\.dt_bias", r"blk.\1.ssm_dt.bias"),
         (r".*\.A_log", r"blk.\1.ssm_a"),
         (r".*\.D", r"blk.\1.ssm_d"),
+        (r"mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)", r"blk.\1.xielu_\2"),
         (r"router\.scale", r"blk.\1.ffn_gate_inp.scale"),
         (r"router\.per_expert_scale", r"blk.\1.ffn_down_exps.scale"),
     )
 )
 """Names on the hub that the table does not know, and those in files."""
-_TURNS_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid", "minicpm", "smollm3")
+_TURNS_NEIGHBOURS = (
+    "llama", "mistral3", "internlm2", "arcee", "olmo", "granite", "granitemoe", "granitehybrid", "minicpm",
+    "smollm3", "deepseek", "bailingmoe",
+)  # fmt: skip
 """Architectures whose files have the rows of queries and keys in another order than the hub."""
-_ADDS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+_ADDS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose files have 1 added to the weights of norms."""
 
 

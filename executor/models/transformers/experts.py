@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import Experts
-from quire.executor.layers.stored_experts import ExpertShape, FusedExperts
+from quire.executor.layers.stored_experts import ExpertShape, FusedExperts, SeparateExperts
 from quire.executor.models.transformers.formulas import agree, examples
+from quire.executor.weights.quantisation.gguf import Gguf
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.ops.backend import Activation, Backend, PlainActivation
 
@@ -95,7 +96,9 @@ def _small(module: nn.Module, weights: Mapping[str, Tensor], sizes: Mapping[int,
 
 
 def load_experts(context: ModelContext, name: str, form: ExpertsForm, top_k: int) -> Experts:
-    """The experts of the module called `name`."""
+    """The experts of the module called `name`; GGUF files have a stack for each layer, whose members are read."""
+    if isinstance(context.scheme, Gguf) and not form.is_interleaved and not form.has_bias:
+        return Experts(context, SeparateExperts(f"{name}.{{}}"), form.shape, top_k, form.activation)
     stored = FusedExperts(
         GATE_UP, DOWN, is_transposed=form.is_transposed, is_interleaved=form.is_interleaved, has_bias=form.has_bias
     )

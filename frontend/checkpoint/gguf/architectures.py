@@ -5,20 +5,29 @@ What llama.cpp fixes in its code for an architecture, and no file says, is writt
 
 from collections.abc import Callable, Mapping
 
-from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.dense import (
+    apertus,
+    arcee,
+    chatglm,
     ernie4_5,
     exaone4,
+    gpt_neox,
     hunyuan_dense,
     minicpm,
+    mistral3,
+    nemotron,
+    olmo,
+    phi2,
     seed_oss,
     smollm3,
     stablelm,
+    starcoder,
 )
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named
 from quire.frontend.checkpoint.gguf.gemma import gemma, gemma2, gemma3, gemma3n, gemma4
 from quire.frontend.checkpoint.gguf.hybrids import (
     granite_hybrid,
+    kimi_linear,
     lfm2,
     lfm2_moe,
     nemotron_h,
@@ -26,6 +35,8 @@ from quire.frontend.checkpoint.gguf.hybrids import (
     qwen3_5_moe,
     qwen3_next,
 )
+from quire.frontend.checkpoint.gguf.latent import deepseek2, glm_dsa, minicpm3
+from quire.frontend.checkpoint.gguf.mixtures import afmoe, deepseek, exaone_moe, glm4_moe, hunyuan_moe
 from quire.frontend.checkpoint.gguf.rotation import make_rope
 from quire.frontend.checkpoint.gguf.state_space import falcon_h1, jamba, mamba, mamba2
 
@@ -36,7 +47,24 @@ def _llama(fields: Fields) -> Config:
             "MixtralForCausalLM", "mixtral", num_local_experts=fields.need("expert_count"),
             num_experts_per_tok=fields.need("expert_used_count"),
         )  # fmt: skip
+    return _plain_llama(fields)
+
+
+def _plain_llama(_: Fields) -> Config:
     return named("LlamaForCausalLM", "llama", hidden_act="silu")
+
+
+def _qwen2(_: Fields) -> Config:
+    """Also the text of Qwen VL, where a token of text has one position for all sections of its rotation."""
+    return named("Qwen2ForCausalLM", "qwen2", hidden_act="silu")
+
+
+def _qwen3(_: Fields) -> Config:
+    return named("Qwen3ForCausalLM", "qwen3", hidden_act="silu")
+
+
+def _qwen3moe(fields: Fields) -> Config:
+    return named("Qwen3MoeForCausalLM", "qwen3_moe", **_experts(fields), norm_topk_prob=True)
 
 
 def _experts(fields: Fields) -> Config:
@@ -122,21 +150,6 @@ def _ernie4_5_moe(fields: Fields) -> Config:
     )  # fmt: skip
 
 
-def _glm4moe(fields: Fields) -> Config:
-    if fields.get("expert_group_count", 1) > 1:
-        raise ConfigError(f"{fields.path} chooses experts by groups, which is not supported in GGUF files.")
-    return named(
-        "Glm4MoeForCausalLM", "glm4_moe", hidden_act="silu", n_routed_experts=fields.need("expert_count"),
-        num_experts_per_tok=fields.need("expert_used_count"), n_shared_experts=fields.get("expert_shared_count", 0),
-        moe_intermediate_size=fields.need("expert_feed_forward_length"),
-        first_k_dense_replace=fields.get("leading_dense_block_count", 0),
-        norm_topk_prob=fields.get("expert_weights_norm", True),
-        routed_scaling_factor=fields.get("expert_weights_scale", 1.0),
-        use_qk_norm="blk.0.attn_q_norm.weight" in fields.tensors,
-        num_hidden_layers=fields.need("block_count") - fields.get("nextn_predict_layers", 0),
-    )  # fmt: skip
-
-
 def _olmo2(fields: Fields) -> Config:
     """OLMo 2, or OLMo 3, which has windows; only its layers without one stretch their rotation."""
     window = fields.get("attention.sliding_window")
@@ -189,63 +202,6 @@ def _falcon(fields: Fields) -> Config:
     )  # fmt: skip
 
 
-_LOG_FACTOR = 0.1
-"""Of YaRN's temperature (arXiv:2309.00071, section 3.4), which files multiply by a model's `mscale_all_dim`."""
-
-_SIGMOID = 2
-"""llama.cpp's number of a router's scores."""
-
-
-def _deepseek2(fields: Fields) -> Config:
-    """DeepSeek V2, V3 and their relatives: what a router's scores are tells them apart.
-
-    Keys and values are a layer's latents where the file has `key_length_mla`, and those of its heads in older files.
-    """
-    heads, rotated = fields.need("attention.head_count"), fields.need("rope.dimension_count")
-    rope = make_rope(fields, rotated)
-    if (log := fields.get("rope.scaling.yarn_log_multiplier")) is not None:
-        rope |= dict.fromkeys(("mscale", "mscale_all_dim"), log / _LOG_FACTOR)
-    own = {
-        "num_key_value_heads": heads, "head_dim": rotated, "hidden_act": "silu",
-        "q_lora_rank": fields.get("attention.q_lora_rank"), "kv_lora_rank": fields.need("attention.kv_lora_rank"),
-        "qk_nope_head_dim": fields.head_dim - rotated, "qk_rope_head_dim": rotated,
-        "v_head_dim": fields.get("attention.value_length_mla") or fields.need("attention.value_length"),
-        "rope_parameters": rope,
-    }  # fmt: skip
-    if not fields.get("expert_count"):
-        return named("YoutuForCausalLM", "youtu", **own)
-    groups = fields.get("expert_group_count", 1)
-    own |= {
-        "n_routed_experts": fields.need("expert_count"), "num_experts_per_tok": fields.need("expert_used_count"),
-        "n_shared_experts": fields.get("expert_shared_count", 0),
-        "moe_intermediate_size": fields.need("expert_feed_forward_length"),
-        "first_k_dense_replace": fields.get("leading_dense_block_count", 0),
-        "norm_topk_prob": fields.get("expert_weights_norm", False),
-        "routed_scaling_factor": fields.get("expert_weights_scale", 1.0),
-        "n_group": groups, "topk_group": fields.get("expert_group_used_count", 1),
-        "topk_method": "greedy" if groups == 1 else "group_limited_greedy",
-    }  # fmt: skip
-    scores = fields.get("expert_gating_func") or (_SIGMOID if fields.has_any("exp_probs_b.bias") else None)
-    if scores == _SIGMOID:
-        return named("DeepseekV3ForCausalLM", "deepseek_v3", **own)
-    return named("DeepseekV2ForCausalLM", "deepseek_v2", **own)
-
-
-def _glm_dsa(fields: Fields) -> Config:
-    """GLM 5: latent attention to the tokens that indexers choose; layers without one share the last choice."""
-    layers = range(fields.need("block_count") - fields.get("nextn_predict_layers", 0))
-    return {
-        **_deepseek2(fields),
-        **named("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
-        "num_hidden_layers": len(layers),
-        "attention_bias": fields.has_any("attn_q_a.bias"),
-        "index_n_heads": fields.need("attention.indexer.head_count"),
-        "index_head_dim": fields.need("attention.indexer.key_length"),
-        "index_topk": fields.need("attention.indexer.top_k"),
-        "indexer_types": ["full" if fields.has(layer, "indexer.attn_k.weight") else "shared" for layer in layers],
-    }
-
-
 _NORMLESS_EXPERTS = 128
 """Experts of Llama 4 Maverick, whose queries and keys are not normalised."""
 
@@ -267,10 +223,15 @@ def _llama4(fields: Fields) -> Config:
 
 ARCHITECTURES: Mapping[str, Callable[[Fields], Config]] = {
     "llama": _llama,
-    "qwen2": lambda _: named("Qwen2ForCausalLM", "qwen2", hidden_act="silu"),
-    "qwen3": lambda _: named("Qwen3ForCausalLM", "qwen3", hidden_act="silu"),
+    **dict.fromkeys(("exaone", "internlm2"), _plain_llama),
+    "mistral3": mistral3,
+    "apertus": apertus,
+    "arcee": arcee,
+    "afmoe": afmoe,
+    **dict.fromkeys(("qwen2", "qwen2vl"), _qwen2),
+    **dict.fromkeys(("qwen3", "qwen3vl"), _qwen3),
     "qwen2moe": _qwen2moe,
-    "qwen3moe": lambda fields: named("Qwen3MoeForCausalLM", "qwen3_moe", **_experts(fields), norm_topk_prob=True),
+    **dict.fromkeys(("qwen3moe", "qwen3vlmoe"), _qwen3moe),
     "olmoe": lambda fields: named("OlmoeForCausalLM", "olmoe", **_experts(fields), norm_topk_prob=False),
     "llama4": _llama4,
     "gemma": gemma,
@@ -279,16 +240,23 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], Config]] = {
     "gemma3n": gemma3n,
     "gemma4": gemma4,
     "gpt2": _gpt2,
+    "gptneox": gpt_neox,
     "falcon": _falcon,
-    "deepseek2": _deepseek2,
-    "glm-dsa": _glm_dsa,
+    **dict.fromkeys(("deepseek", "bailingmoe"), deepseek),
+    "deepseek2": deepseek2,
+    "glm-dsa": glm_dsa,
+    "minicpm3": minicpm3,
+    "kimi-linear": kimi_linear,
     "qwen3next": qwen3_next,
     "qwen35": qwen3_5,
     "qwen35moe": qwen3_5_moe,
     "granitehybrid": granite_hybrid,
+    "nemotron": nemotron,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,
+    "phi2": phi2,
     "phi3": _phi3,
+    "starcoder": starcoder,
     "starcoder2": _starcoder2,
     "granite": _granite,
     "granitemoe": _granitemoe,
@@ -302,17 +270,21 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], Config]] = {
     "smollm3": smollm3,
     "seed_oss": seed_oss,
     "exaone4": exaone4,
+    "exaone-moe": exaone_moe,
     "stablelm": stablelm,
     "ernie4_5": ernie4_5,
     "hunyuan-dense": hunyuan_dense,
+    "hunyuan-moe": hunyuan_moe,
     "minicpm": minicpm,
+    "olmo": olmo,
     "olmo2": _olmo2,
     "command-r": _cohere,
     "cohere2": _cohere2,
     "ernie4_5-moe": _ernie4_5_moe,
     "phimoe": _phimoe,
     "minimax-m2": _minimax_m2,
-    "glm4moe": _glm4moe,
+    **dict.fromkeys(("glm4moe", "dots1", "bailingmoe2"), glm4_moe),
+    "chatglm": chatglm,
     "glm4": lambda _: named("Glm4ForCausalLM", "glm4", hidden_act="silu"),
 }
 """llama.cpp's name of an architecture → the fields of config.json that it adds."""

@@ -9,6 +9,7 @@ from typing import Any
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.architectures import ARCHITECTURES
 from quire.frontend.checkpoint.gguf.fields import Config, Fields
+from quire.frontend.checkpoint.gguf.refusals import REASONS
 from quire.frontend.checkpoint.gguf.rotation import make_rope
 
 QUANT_METHOD = "gguf"
@@ -22,9 +23,10 @@ def make_config(fields: Fields) -> Config:
         ConfigError: an architecture that is not read, or metadata that lack a number.
     """
     if fields.architecture not in ARCHITECTURES:
+        reason = f": {REASONS[fields.architecture]}" if fields.architecture in REASONS else ""
         raise ConfigError(
-            f"{fields.path} holds a model of the architecture {fields.architecture!r}; GGUF files are read of "
-            f"{', '.join(sorted(ARCHITECTURES))}. Serve the repository that the file was made from."
+            f"{fields.path} holds a model of the architecture {fields.architecture!r}, which is not read{reason}. GGUF "
+            f"files are read of {', '.join(sorted(ARCHITECTURES))}. Serve the repository that the file was made from."
         )
     if "token_embd.weight" not in fields.tensors:
         raise ConfigError(f"{fields.path} holds a vocabulary but no weights: name the file of the model itself.")

@@ -1,7 +1,8 @@
 """The fields of config.json that dense decoders without recurrent layers add to those of all."""
 
 from quire.core.errors import ConfigError
-from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named
+from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named, windows
+from quire.frontend.checkpoint.gguf.rotation import make_rope
 
 _NO_ROPE_INTERVAL = 4
 """Every such layer of SmolLM3 does not rotate; llama.cpp's code says it, not the file."""
@@ -21,15 +22,9 @@ def seed_oss(fields: Fields) -> Config:
 
 
 def exaone4(fields: Fields) -> Config:
-    """Layers with windows rotate; where the file has no list of them, all but every fourth have one."""
-    window = fields.get("attention.sliding_window") or None
-    pattern = fields.get("attention.sliding_window_pattern") or [
-        (index + 1) % 4 != 0 for index in range(fields.need("block_count"))
-    ]
-    return named(
-        "Exaone4ForCausalLM", "exaone4", hidden_act="silu", sliding_window=window,
-        layer_types=["sliding_attention" if window and each else "full_attention" for each in pattern],
-    )  # fmt: skip
+    """Layers with windows rotate."""
+    own = windows(fields, fields.need("block_count"))
+    return named("Exaone4ForCausalLM", "exaone4", hidden_act="silu", **own)
 
 
 def stablelm(fields: Fields) -> Config:
@@ -61,3 +56,63 @@ def minicpm(fields: Fields) -> Config:
     for name in ("embedding_scale", "residual_scale", "logit_scale"):
         fields.need(name)
     return named("GraniteForCausalLM", "granite", **granite_multipliers(fields))
+
+
+def mistral3(fields: Fields) -> Config:
+    """Ministral 3, whose queries grow with their positions, or Mistral Small 3.1 and 3.2, which are Llama's model."""
+    rope = make_rope(fields)
+    if log := fields.get("rope.scaling.yarn_log_multiplier"):
+        rope |= {"mscale": 1.0, "mscale_all_dim": log}  # 1: llama.cpp's code says it, not the file
+    beta = fields.get("attention.temperature_scale")
+    if not beta:
+        return named("LlamaForCausalLM", "llama", hidden_act="silu", rope_parameters=rope)
+    rope["llama_4_scaling_beta"] = beta
+    return named("Ministral3ForCausalLM", "ministral3", hidden_act="silu", sliding_window=None, rope_parameters=rope)
+
+
+def arcee(_: Fields) -> Config:
+    return named("ArceeForCausalLM", "arcee", hidden_act="relu2")
+
+
+def apertus(_: Fields) -> Config:
+    return named("ApertusForCausalLM", "apertus", hidden_act="xielu", pad_token_id=None)
+
+
+def chatglm(fields: Fields) -> Config:
+    """GLM-4 of 2024, and ChatGLM 2 and 3."""
+    return named("GlmForCausalLM", "glm", hidden_act="silu", pad_token_id=None)
+
+
+def phi2(fields: Fields) -> Config:
+    """Phi 1, 1.5 and 2."""
+    return named(
+        "PhiForCausalLM", "phi", hidden_act="gelu_new", layer_norm_eps=fields.need("attention.layer_norm_epsilon"),
+        qk_layernorm=False,
+    )  # fmt: skip
+
+
+def gpt_neox(fields: Fields) -> Config:
+    return named(
+        "GPTNeoXForCausalLM", "gpt_neox", hidden_act="gelu", layer_norm_eps=fields.need("attention.layer_norm_epsilon"),
+        use_parallel_residual=fields.get("use_parallel_residual", True),
+        attention_bias=fields.has_any("attn_qkv.bias"),
+    )  # fmt: skip
+
+
+def nemotron(fields: Fields) -> Config:
+    """Nemotron 3 and 4, and Minitron."""
+    return named(
+        "NemotronForCausalLM", "nemotron", hidden_act="relu2", norm_eps=fields.need("attention.layer_norm_epsilon")
+    )
+
+
+def olmo(fields: Fields) -> Config:
+    return named("OlmoForCausalLM", "olmo", hidden_act="silu", clip_qkv=fields.get("attention.clamp_kqv"))
+
+
+def starcoder(fields: Fields) -> Config:
+    return named(
+        "GPTBigCodeForCausalLM", "gpt_bigcode", activation_function="gelu_pytorch_tanh", multi_query=True,
+        n_embd=fields.need("embedding_length"), n_inner=fields.need("feed_forward_length"),
+        layer_norm_epsilon=fields.need("attention.layer_norm_epsilon"), pad_token_id=None,
+    )  # fmt: skip

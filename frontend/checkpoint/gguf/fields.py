@@ -88,6 +88,16 @@ def named(name: str, model_type: str, **more: Any) -> Config:
     return {"architectures": [name], "model_type": model_type, **more}
 
 
+def windows(fields: Fields, num_layers: int) -> Config:
+    """Layers with windows and those without; where the file has no list of them, all but every fourth have one."""
+    window = fields.get("attention.sliding_window") or None
+    pattern = fields.get("attention.sliding_window_pattern") or [(index + 1) % 4 != 0 for index in range(num_layers)]
+    return {
+        "sliding_window": window,
+        "layer_types": ["sliding_attention" if window and each else "full_attention" for each in pattern[:num_layers]],
+    }
+
+
 def granite_multipliers(fields: Fields) -> Config:
     """What all generations of Granite multiply by."""
     return {

@@ -6,6 +6,7 @@ The folder lies in the user's cache, and is made once for each version of the fi
 import hashlib
 import json
 import shutil
+import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,13 +20,16 @@ from quire.core.logging import get_logger
 from quire.core.wire.gguf_table import FILE_NAME, GgufTable, GgufTensor
 from quire.frontend.checkpoint.gguf.config import make_config
 from quire.frontend.checkpoint.gguf.fields import Fields
-from quire.frontend.checkpoint.gguf.header import Header, check_installed, read_header
+from quire.frontend.checkpoint.gguf.fused import apart, tensors_of_metadata
+from quire.frontend.checkpoint.gguf.header import Header, TensorInfo, check_installed, read_header
 from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, make_tokenizer, make_tokenizer_config
 
 logger = get_logger(__name__)
 
-_VERSION = 3
+_VERSION = 4
 """Of the folders' content; a new one makes them anew."""
+_VALUES = "values.bin"
+"""Float32 numbers that models have as tensors, and files as metadata."""
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
@@ -52,7 +56,7 @@ def _digest(files: Sequence[Path]) -> str:
 def _write(folder: Path, files: Sequence[Path]) -> Path:
     """Writes the folder beside its place and moves it there, so that no other process sees a part of it."""
     headers = [read_header(path) for path in files]
-    contents = _contents(headers)
+    contents = _contents(headers, folder / _VALUES)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
@@ -61,8 +65,8 @@ def _write(folder: Path, files: Sequence[Path]) -> Path:
             f"Cannot write to {folder.parent} ({error.strerror}), where the configuration of GGUF files is kept: set "
             "QUIRE_CACHE_ROOT to another folder."
         ) from None
-    for name, text in contents.items():
-        (draft / name).write_text(text, encoding="utf-8")
+    for name, content in contents.items():
+        (draft / name).write_bytes(content)
     try:
         draft.rename(folder)
     except OSError:  # another process was faster
@@ -70,8 +74,8 @@ def _write(folder: Path, files: Sequence[Path]) -> Path:
     return folder
 
 
-def _contents(headers: Sequence[Header]) -> dict[str, str]:
-    """The texts of the folder's files by their names."""
+def _contents(headers: Sequence[Header], values_file: Path) -> dict[str, bytes]:
+    """The bytes of the folder's files by their names; `values_file` is where the one of `_VALUES` will be."""
     first = headers[0]
     tensors = {name: (index, info) for index, header in enumerate(headers) for name, info in header.tensors.items()}
     factors = {
@@ -79,12 +83,17 @@ def _contents(headers: Sequence[Header]) -> dict[str, str]:
         for name in _FACTORS
         if name in tensors
     }
+    tensors = apart(
+        Fields(str(first.path), first.metadata, {name: info for name, (_, info) in tensors.items()}), tensors
+    )
     fields = Fields(str(first.path), first.metadata, {name: info for name, (_, info) in tensors.items()}, factors)
     config = make_config(fields)
     generation = make_generation_config(first.metadata)
+    values = tensors_of_metadata(first.metadata)
+    tensors |= {name: (len(headers), TensorInfo("F32", (1,), 4 * index)) for index, name in enumerate(values)}
     table = GgufTable(
         architecture=fields.architecture,
-        files=[str(header.path) for header in headers],
+        files=[str(header.path) for header in headers] + [str(values_file)] * bool(values),
         tensors={
             name: GgufTensor(info.type, info.shape, index, info.offset) for name, (index, info) in tensors.items()
         },
@@ -95,7 +104,9 @@ def _contents(headers: Sequence[Header]) -> dict[str, str]:
         "tokenizer_config.json": json.dumps(make_tokenizer_config(first.metadata)),
         FILE_NAME: msgspec.json.encode(table).decode(),
     }
-    return {**texts, **_tokenizer(first.path, first.metadata)}
+    texts |= _tokenizer(first.path, first.metadata)
+    contents = {name: text.encode() for name, text in texts.items()}
+    return contents | ({_VALUES: struct.pack(f"<{len(values)}f", *values.values())} if values else {})
 
 
 def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:

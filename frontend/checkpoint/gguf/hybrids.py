@@ -2,6 +2,7 @@
 
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named
+from quire.frontend.checkpoint.gguf.latent import latents
 
 
 def lfm2(fields: Fields) -> Config:
@@ -91,6 +92,27 @@ def granite_hybrid(fields: Fields) -> Config:
         intermediate_size=fields.rows("ffn_up_exps.weight") or fields.rows("ffn_up.weight"),
         shared_intermediate_size=fields.rows("ffn_up_shexp.weight") or fields.rows("ffn_up.weight"),
         position_embedding_type="rope" if fields.get("rope.scaling.finetuned") else "nope",
+    )  # fmt: skip
+
+
+def kimi_linear(fields: Fields) -> Config:
+    """Layers are counted from 1. Nothing rotates, and the latents' positions are only their size."""
+    layers = range(fields.need("block_count"))
+    attending = [layer + 1 for layer in layers if fields.has(layer, "attn_kv_a_mqa.weight")]
+    head_dim = fields.need("kda.head_dim")
+    own = {name: value for name, value in latents(fields).items() if name != "rope_parameters"}
+    return named(
+        "KimiLinearForCausalLM", "kimi_linear", **own, linear_attn_config={
+            "full_attn_layers": attending, "kda_layers": [layer + 1 for layer in layers if layer + 1 not in attending],
+            "head_dim": head_dim, "num_heads": fields.rows("ssm_f_b.weight") // head_dim,
+            "short_conv_kernel_size": fields.need("ssm.conv_kernel"),
+        },
+        num_experts=fields.need("expert_count"), num_experts_per_token=fields.need("expert_used_count"),
+        moe_intermediate_size=fields.need("expert_feed_forward_length"),
+        num_shared_experts=fields.need("expert_shared_count"),
+        first_k_dense_replace=fields.need("leading_dense_block_count"), moe_renormalize=True,
+        routed_scaling_factor=fields.get("expert_weights_scale", 1.0),
+        num_expert_group=fields.get("expert_group_count", 1), topk_group=fields.get("expert_group_used_count", 1),
     )  # fmt: skip
 
 

@@ -44,6 +44,8 @@ def _factors(fields: Fields) -> Config:
         "rope_type": "longrope",
         "short_factor": lists["rope_factors_short.weight"],
         "long_factor": lists["rope_factors_long.weight"],
-        "original_max_position_embeddings": fields.need("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": fields.need(
+            "rope.scaling.original_context_length", fields.get("context_length")
+        ),
         "attention_factor": fields.get("rope.scaling.attn_factor", 1.0),
     }

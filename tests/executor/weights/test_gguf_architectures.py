@@ -8,24 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    Ernie4_5Config,
-    Exaone4Config,
-    GraniteConfig,
-    HunYuanDenseV1Config,
-    PretrainedConfig,
-    SeedOssConfig,
-    SmolLM3Config,
-    StableLmConfig,
-)
 
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.gguf import make_folder, parts_of
+from tests.executor.models.test_deepseek_moe import make_deepseek_moe
 from tests.executor.models.test_hybrid_models import DELTA, MAMBA, NEMOTRON, VARIANTS
 from tests.executor.models.test_hybrid_models import _save as save_hybrid
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
 from tests.executor.thread_group import on_every_rank
-from tests.gguf_conventions import stored_tensors, write_gguf
+from tests.gguf_classes import BY_CLASSES, TYPES, WINDOWS
+from tests.gguf_conventions import stored_tensors, stored_values, write_gguf
 
 TOKENS = [5, 9, 200, 17, 33, 4, 250, 61, 7, 8, 90, 12]
 
@@ -41,6 +33,12 @@ LATENT = {
     "rope.dimension_count": 12, "leading_dense_block_count": 1, "expert_count": 8, "expert_used_count": 3,
     "expert_feed_forward_length": 20,
 }  # fmt: skip
+SIGMOID_EXPERTS = {
+    "expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 20, "expert_shared_count": 1,
+    "leading_dense_block_count": 1, "expert_weights_norm": True, "expert_weights_scale": 2.5,
+    "expert_gating_func": 2, "attention.key_length": 16, "attention.value_length": 16, "block_count": 2,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 GEMMA4 = {
     "rope.freq_base": 1e6, "rope.freq_base_swa": 10000.0, "attention.sliding_window": 4, "attention.key_length": 32,
     "attention.value_length": 32, "attention.key_length_swa": 16, "attention.value_length_swa": 16,
@@ -58,8 +56,6 @@ NO_ATTENTION = {
     "attention.head_count": 0, "attention.head_count_kv": None, "feed_forward_length": 0, "context_length": 2**20,
     "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": None,
 }  # fmt: skip
-WINDOWS = [True, False] * 2
-TYPES = ["sliding_attention", "full_attention"] * 2
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "gpt2": (
@@ -83,6 +79,60 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "falcon",
         {"tie": True, "new_decoder_architecture": True, "num_kv_heads": 2},
         {"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 256, "block_count": 2},
+    ),
+    "gpt-neox": (
+        "gpt_neox",
+        "gptneox",
+        {},
+        {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None, "rope.freq_base": None,
+         "attention.head_count_kv": None, "rope.dimension_count": 4, "use_parallel_residual": True,
+         "block_count": 2},
+    ),
+    "glm": (
+        "glm",
+        "chatglm",
+        {"attention_bias": True},
+        {"block_count": 2, "rope.dimension_count": 8, "attention.layer_norm_rms_epsilon": 1.5625e-7},
+    ),
+    "qwen2-vl": ("qwen2", "qwen2vl", {}, {"block_count": 2, "rope.dimension_sections": [3, 3, 2, 0]}),
+    "qwen3-vl": (
+        "qwen3",
+        "qwen3vl",
+        {},
+        {"block_count": 2, "rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 3,
+         "attention.key_length": 16, "attention.value_length": 16},
+    ),
+    "qwen3-vl-moe": (
+        "qwen3_moe",
+        "qwen3vlmoe",
+        {"norm_topk_prob": True, "head_dim": 16},
+        {"block_count": 2, "rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 3, "expert_count": 9,
+         "expert_used_count": 4, "expert_feed_forward_length": 36, "attention.key_length": 16,
+         "attention.value_length": 16},
+    ),
+    "dots1": (
+        "glm4_moe",
+        "dots1",
+        {"use_qk_norm": True, "head_dim": 16, "routed_scaling_factor": 2.5,
+         "rope": {**ROPE, "partial_rotary_factor": 1.0}},
+        {**SIGMOID_EXPERTS, "attention.layer_norm_rms_epsilon": 1e-5},
+    ),
+    "bailing-moe-2": (
+        "glm4_moe",
+        "bailingmoe2",
+        {"use_qk_norm": True, "head_dim": 16, "routed_scaling_factor": 2.5, "n_group": 4, "topk_group": 2,
+         "rope": {**ROPE, "partial_rotary_factor": 0.5}},
+        {**SIGMOID_EXPERTS, "expert_group_count": 4, "expert_group_used_count": 2, "rope.dimension_count": 8,
+         "attention.layer_norm_rms_epsilon": 1e-5, "expert_shared_feed_forward_length": 20},
+    ),
+    "minicpm3": (
+        "minicpm3",
+        "minicpm3",
+        {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rope": {**ROPE, "rope_type": "longrope",
+         "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+         "original_max_position_embeddings": 2048}},
+        {"block_count": 2, "attention.head_count_kv": 4, "attention.q_lora_rank": 40, "attention.kv_lora_rank": 24,
+         "attention.key_length": 32, "rope.dimension_count": 12},
     ),
     "deepseek-v2": (
         "deepseek_v2",
@@ -229,6 +279,22 @@ HYBRIDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "expert_gating_func": 2, "rope.freq_base": 1e6,
         },
     ),
+    "kimi-linear": (
+        "kimi-linear",
+        "kimi-linear",
+        {
+            **VARIANTS["kimi-linear"][2], "moe_renormalize": True, "routed_scaling_factor": 2.5,
+            "q_lora_rank": 20,
+        },
+        {
+            "attention.head_count_kv": [0, 1, 0, 0], "ssm.conv_kernel": 3, "kda.head_dim": 16,
+            "attention.q_lora_rank": 20, "attention.kv_lora_rank": 24, "rope.dimension_count": 8,
+            "attention.key_length": 32, "attention.key_length_mla": 20, "attention.value_length_mla": 20,
+            "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 28, "expert_shared_count": 1,
+            "leading_dense_block_count": 1, "expert_weights_scale": 2.5, "expert_gating_func": 2,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+        },
+    ),
     "mamba": (
         "mamba",
         "mamba",
@@ -276,65 +342,15 @@ HYBRIDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
-BY_CLASSES: dict[str, tuple[type[PretrainedConfig], str, str, dict[str, Any], dict[str, Any]]] = {
-    "smollm3": (
-        SmolLM3Config,
-        "SmolLM3ForCausalLM",
-        "smollm3",
-        {"tie_word_embeddings": True},
-        {"rope.freq_base": 2e6},
-    ),
-    "seed-oss": (
-        SeedOssConfig,
-        "SeedOssForCausalLM",
-        "seed_oss",
-        {"head_dim": 24, "attention_dropout": 0.0, "residual_dropout": 0.0},
-        {"attention.key_length": 24, "attention.value_length": 24},
-    ),
-    "exaone4": (
-        Exaone4Config,
-        "Exaone4ForCausalLM",
-        "exaone4",
-        {"sliding_window": 4, "layer_types": TYPES},
-        {
-            "attention.sliding_window": 4, "attention.sliding_window_pattern": WINDOWS,
-            "attention.layer_norm_rms_epsilon": 1e-5,
-        },
-    ),
-    "stablelm": (
-        StableLmConfig,
-        "StableLmForCausalLM",
-        "stablelm",
-        {"use_qkv_bias": True},
-        {"attention.layer_norm_epsilon": 1e-5, "attention.layer_norm_rms_epsilon": None, "rope.dimension_count": 4},
-    ),
-    "ernie4-5": (
-        Ernie4_5Config,
-        "Ernie4_5ForCausalLM",
-        "ernie4_5",
-        {"head_dim": 24, "tie_word_embeddings": True},
-        {
-            "attention.key_length": 24, "attention.value_length": 24, "rope.freq_base": 500000.0,
-            "attention.layer_norm_rms_epsilon": 1e-5,
-        },
-    ),
-    "hunyuan-dense": (
-        HunYuanDenseV1Config,
-        "HunYuanDenseV1ForCausalLM",
-        "hunyuan-dense",
-        {"head_dim": 24},
-        {"attention.key_length": 24, "attention.value_length": 24, "attention.layer_norm_rms_epsilon": 1e-5},
-    ),
-    "minicpm": (
-        GraniteConfig,
-        "GraniteForCausalLM",
-        "minicpm",
-        {"embedding_multiplier": 12.0, "attention_multiplier": 0.25, "residual_multiplier": 0.7, "logits_scaling": 2.0},
-        {"embedding_scale": 12.0, "residual_scale": 0.7, "logit_scale": 2.0},
-    ),
+OF_DEEPSEEK_MOE = {
+    name: {
+        "block_count": 3, "expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 20,
+        "expert_shared_count": 2, "leading_dense_block_count": num_dense, "expert_weights_scale": 1.0,
+        "rope.dimension_count": 16,
+    }
+    for name, num_dense in (("deepseek", 1), ("bailingmoe", 0))
 }  # fmt: skip
-"""(the configuration's class, the model's, llama.cpp's architecture, options, what the converter writes): models that
-have no file here, and one that goes by another name."""
+"""What the converter writes of them; they are the same model."""
 
 Source = Callable[[str], tuple[Path, str, dict[str, Any]]]
 
@@ -344,6 +360,10 @@ def source(checkpoint: Checkpoints, tmp_path: Path) -> Source:
     """Makes a tiny checkpoint; returns its folder, llama.cpp's name of the architecture, and the file's metadata."""
 
     def make(name: str) -> tuple[Path, str, dict[str, Any]]:
+        if name in OF_DEEPSEEK_MOE:
+            metadata = OF_DEEPSEEK_MOE[name]
+            make_deepseek_moe(tmp_path / "source", metadata["leading_dense_block_count"])
+            return tmp_path / "source", name, metadata
         if name in FAMILIES:
             family, architecture, options, metadata = FAMILIES[name]
             return checkpoint(family, **options), architecture, metadata
@@ -368,17 +388,20 @@ def logits(folder: Path, group: ParallelGroup | None = None) -> Tensor:
     return driver.step({0: TOKENS})[0]
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS, *BY_CLASSES])
+@pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS, *BY_CLASSES, *OF_DEEPSEEK_MOE])
 def test_a_file_is_the_checkpoint_that_it_was_made_of(
     name: str, source: Source, checkpoint: Checkpoints, tmp_path: Path, gguf_cache: Path
 ) -> None:
     """Also on two ranks in blocks of eight bits, beside a file of the same numbers in float32."""
     original, architecture, metadata = source(name)
     tensors, tokenizer = stored_tensors(original, architecture), checkpoint("llama")
+    metadata = {**SIZES, **metadata, **stored_values(original)}
 
     def served(tensors: dict[str, Tensor], kind: str = "F32") -> tuple[Path, dict[str, Tensor]]:
         path = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}.gguf"
-        held = write_gguf(path, architecture, {**SIZES, **metadata}, tensors, tokenizer, kind)
+        held = write_gguf(
+            path, architecture, {**SIZES, **metadata, **stored_values(original)}, tensors, tokenizer, kind
+        )
         return make_folder(parts_of(path)), held
 
     folder, _ = served(tensors)

@@ -200,8 +200,10 @@ def write(path: Path, architecture: str, **fields: Any) -> Path:
 
 
 def test_what_is_no_model_is_refused_with_the_reason(tmp_path: Path, gguf_cache: Path) -> None:
-    with pytest.raises(ConfigError, match=r"of the architecture 'mpt'; GGUF files are read of .*llama, .*qwen3"):
-        find(write(tmp_path / "a.gguf", "mpt"))
+    with pytest.raises(
+        ConfigError, match=r"of the architecture 'clip', which is not read: .*mmproj.* of .*llama, .*qwen3"
+    ):
+        find(write(tmp_path / "a.gguf", "clip"))
     with pytest.raises(ConfigError, match=r"a vocabulary but no weights"):
         find(write(tmp_path / "b.gguf", "llama", token_list=["a"]))
     (tmp_path / "c.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
@@ -288,6 +290,9 @@ NUMBERS_APART = [" ", "1", "2", "3", "4", "5"]
         ("gpt-2", ["I", "'", "LL", " pay", " 12345", " HelloWorld", "\n\n ", " x"]),
         ("starcoder", ["I", "'", "LL", " pay", *NUMBERS_APART, " HelloWorld", "\n\n ", " x"]),
         ("qwen2", ["I", "'LL", " pay", *NUMBERS_APART, " HelloWorld", "\n\n", " ", " x"]),
+        ("qwen35", ["I", "'LL", " pay", *NUMBERS_APART, " HelloWorld", "\n\n", " ", " x"]),
+        ("bailingmoe2", ["I", "'LL", " pay", *NUMBERS_APART, " HelloWorld", "\n\n", " ", " x"]),
+        ("exaone-moe", ["I", "'LL", " pay", *NUMBERS_APART, " HelloWorld", "\n\n", " ", " x"]),
         ("deepseek-v3", ["I", "'LL", " pay", " ", "123", "45", " HelloWorld", "\n\n", " ", " x"]),
         ("llama-bpe", ["I", "'LL", " pay", " ", "123", "45", " HelloWorld", "\n\n", " ", " x"]),
         ("tekken", ["I", "'LL", " pay", *NUMBERS_APART, " Hello", "World", "\n\n", " ", " x"]),
@@ -308,6 +313,9 @@ def test_texts_are_split_into_words_as_the_file_says(pre: str, words: list[str])
 @pytest.mark.parametrize(
     ("pre", "words"),
     [
+        ("qwen2", ["क", "\u094dष", " न"]),
+        ("qwen35", ["क\u094dष", " न"]),  # a vowel's sign stays with its letter
+        ("exaone-moe", ["क\u094dष न"]),  # and so does a space between words
         ("kimi-k2", ["你好", "Kölnかな", " $", "5", " мир"]),
         ("falcon", ["你好Kölnかな", " ", "$", "5", " мир"]),
         ("deepseek-llm", ["你好", "K", "ö", "ln", "かな", " $", "5", " мир"]),  # "[:-~]" has ASCII's letters, too
