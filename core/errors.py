@@ -11,7 +11,8 @@ QuireError
 ├── UnavailableError       loading, stopping, or too busy a host: another attempt may succeed (503)
 └── EngineError            the engine failed while the request was in its hands (500)
     └── EngineDeadError    the engine is gone and will not come back (503)
-        └── PeerLostError  it could not go on without another engine or worker
+        ├── PeerLostError  it could not go on without another engine or worker
+        └── HostLostError  one of its hosts is gone; the next engine waits for that
 """
 
 
@@ -73,3 +74,7 @@ class EngineDeadError(EngineError):
 
 class PeerLostError(EngineDeadError):
     """The engine could not go on, because a worker or another engine that it works with has ended."""
+
+
+class HostLostError(EngineDeadError):
+    """A host with workers of the engine, or with the engine itself, is gone. The next engine waits for the host."""

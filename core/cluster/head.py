@@ -30,9 +30,10 @@ from quire.core.cluster.messages import (
     control,
 )
 from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS, Silence
-from quire.core.errors import ConfigError, EngineDeadError, EngineError
+from quire.core.errors import ConfigError, EngineDeadError, EngineError, HostLostError, PeerLostError
 from quire.core.logging import get_logger
 from quire.core.wire.channel import Channel, bind_router
+from quire.core.wire.protocol import FailureCause
 
 logger = get_logger(__name__)
 
@@ -47,7 +48,8 @@ class NodeListener(Protocol):
         """A worker of the node has sent a `WorkerOutput`."""
 
     def on_lost(self, error: EngineError) -> None:
-        """The node has ended, hangs, or cannot be reached. Nothing follows."""
+        """The node has ended, hangs, or cannot be reached: HostLostError. Or its workers have failed, or miss those of
+        another node: PeerLostError. Nothing follows."""
 
 
 class EngineListener(Protocol):
@@ -228,9 +230,9 @@ class ClusterHead:
                 self._on_join(identity, join)
             case Beat():
                 self._on_beat(identity, node)
-            case NodeLost(reason):
+            case NodeLost(reason, cause):
                 if node is not None:
-                    self._lose(identity, reason)
+                    self._lose(identity, reason, cause)
             case MeetingOpened(init_method):
                 if node is not None:
                     node.on_opened(init_method)
@@ -295,12 +297,14 @@ class ClusterHead:
             for identity, node in list(self._nodes.items()):
                 node.tell(Beat())
                 if node.silence.is_too_long():
-                    self._lose(identity, f"it has been silent for {SILENCE_SECONDS} s, so it hangs or is cut off.")
+                    silent = f"it has been silent for {SILENCE_SECONDS} s, so it hangs or is cut off."
+                    self._lose(identity, silent, "host")
             await asyncio.sleep(BEAT_SECONDS)
 
-    def _lose(self, identity: bytes, reason: str) -> None:
+    def _lose(self, identity: bytes, reason: str, cause: FailureCause) -> None:
         node = self._nodes.pop(identity)
         logger.error("%s is lost: %s", node.facts, reason)
         node.tell(Ended("node 0 takes this node for lost."))
         name = str(node.facts)
-        node.on_lost(EngineError(f"{name[0].upper()}{name[1:]} is lost: {reason}"))
+        kind = {"host": HostLostError, "peer": PeerLostError}.get(cause, EngineError)
+        node.on_lost(kind(f"{name[0].upper()}{name[1:]} is lost: {reason}"))

@@ -38,6 +38,7 @@ from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS, Silence
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.core.wire.channel import Channel, CurveKeys, connect_dealer
+from quire.core.wire.protocol import FailureCause
 
 logger = get_logger(__name__)
 
@@ -120,10 +121,10 @@ class Membership:
         """Tells node 0 of an engine, or where its workers meet."""
         self._try_to_tell(news)
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, cause: FailureCause = "other") -> None:
         """Tells node 0 that this node does not go on, and has `run` return. Harmless when the membership has ended."""
         if not self._ended.done():
-            self._try_to_tell(NodeLost(reason))
+            self._try_to_tell(NodeLost(reason, cause))
             self._ended.set_result(reason)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from quire.core.cluster.facts import NodeFacts
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import LoggingConfig
 from quire.core.wire.channel import CurveKeys
+from quire.core.wire.protocol import FailureCause
 from quire.core.wire.rank import Rank
 
 CONTROL, WORKER = b"c", b"w"
@@ -31,6 +32,7 @@ class NodeLost(Struct, array_like=True, tag="lost", frozen=True):
     """A node's workers have ended, or the node was told to stop."""
 
     reason: str
+    cause: FailureCause = "other"  # "host": the node itself goes; "peer": its workers miss those of another node
 
 
 class Joined(Struct, array_like=True, tag="joined", frozen=True):

@@ -17,7 +17,7 @@ from quire.core import envs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.garbage import calm_garbage_collector
-from quire.core.errors import ConfigError, EngineError, PeerLostError, QuireError
+from quire.core.errors import ConfigError, EngineError, HostLostError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
@@ -256,4 +256,6 @@ def _cause_of(error: Exception) -> protocol.FailureCause:
             return "setting"
         case PeerLostError():
             return "peer"
+        case HostLostError():
+            return "host"
     return "other"

@@ -17,8 +17,8 @@ import zmq
 from msgspec import Struct
 
 from quire.core import envs
-from quire.core.engine.restarts import Restarts
-from quire.core.errors import EngineDeadError, ModelLoadError, PeerLostError, QuireError
+from quire.core.engine.restarts import Fault, Restarts
+from quire.core.errors import EngineDeadError, HostLostError, ModelLoadError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire import protocol
 from quire.core.wire.channel import Channel, CurveKeys, connect_dealer
@@ -157,7 +157,7 @@ class EngineSupervisor:
 
     async def start(self) -> EngineReady:
         """Starts the engine, once; later calls wait for the same start. A first start that fails is not repeated,
-        unless it is another engine's fault.
+        unless it is another engine's fault, or a host was lost.
 
         Raises:
             ConfigError: the launcher says that a setting is at fault.
@@ -210,7 +210,8 @@ class EngineSupervisor:
             return EngineStatus("serving", silent)
         if self._started is not None and self._started.done():
             return EngineStatus("restarting", silent, str(self._last_end), self._waits_for)
-        return EngineStatus("starting", silent, waits_for=self._waits_for)
+        reason = None if self._last_end is None else str(self._last_end)
+        return EngineStatus("starting", silent, reason, self._waits_for)
 
     @property
     def _waits_for(self) -> str | None:
@@ -248,7 +249,7 @@ class EngineSupervisor:
         """Runs one engine after another. Returns how the last one ended."""
         while True:
             self._last_end = end = await self._run_one_engine()
-            if self._dead is not None or not (started.done() or isinstance(end, PeerLostError)):
+            if self._dead is not None or not (started.done() or _is_elsewhere(end)):
                 return end
             if (why := self._restarts.why_hopeless) is not None:
                 logger.error("%s The engine is not restarted any more: %s", end, why)
@@ -267,18 +268,24 @@ class EngineSupervisor:
             self._dead = self._dead or error
             return self._dead
         except Exception as error:
-            self._restarts.add(ready_seconds=None, had_work=False, had_output=False)
-            return _explain(error)
+            failure = _explain(error)
+            self._restarts.add(ready_seconds=None, had_work=False, had_output=False, fault=_fault_of(failure))
+            return failure
         end: QuireError = EngineDeadError("the engine was shut down.")
+        fault: Fault = "own"
         try:
             end = await self._until_end(life)
+            fault = _fault_of(end)
         except Exception as error:
             end = life.end or _explain(error)
+            fault = "elsewhere" if _is_elsewhere(error) else "own"  # not as the engine says, but as is known
         finally:
-            self._bury(life, end)
+            self._bury(life, end, fault)
         return end
 
     async def _launch(self) -> _Life:
+        if self._launcher.waits_for is not None:
+            self._restarts.acquit()
         handle = await self._launcher.launch()
         try:
             if self._dead is not None:  # closed meanwhile
@@ -312,10 +319,11 @@ class EngineSupervisor:
         if life.end is None:
             life.end = self._last_end = end
 
-    def _bury(self, life: _Life, end: QuireError) -> None:
+    def _bury(self, life: _Life, end: QuireError, fault: Fault) -> None:
         """Frees everything of an engine that ended, and tells the user."""
         ready_seconds = None if life.ready_at is None else time.monotonic() - life.ready_at
-        self._restarts.add(ready_seconds=ready_seconds, had_work=self._user.has_work, had_output=life.had_output)
+        had_work, had_output = self._user.has_work, life.had_output
+        self._restarts.add(ready_seconds=ready_seconds, had_work=had_work, had_output=had_output, fault=fault)
         self._life = None
         life.channel.close()
         life.handle.kill()  # and workers that outlived it
@@ -379,7 +387,23 @@ def _end_of(failed: protocol.EngineFailed) -> QuireError:
             return ModelLoadError(failed.message)
         case "peer":
             return PeerLostError(f"the engine failed: {failed.message}")
+        case "host":
+            return HostLostError(f"the engine failed: {failed.message}")
     return EngineDeadError(f"the engine failed: {failed.message}")
+
+
+def _is_elsewhere(error: Exception) -> bool:
+    """Whether an engine ended because of another one, or of a host."""
+    return isinstance(error, PeerLostError | HostLostError)
+
+
+def _fault_of(end: QuireError) -> Fault:
+    match end:
+        case PeerLostError():
+            return "peer"
+        case HostLostError():
+            return "elsewhere"
+    return "own"
 
 
 def _explain(error: Exception) -> QuireError:

@@ -4,7 +4,7 @@ import asyncio
 
 from msgspec import Struct
 
-from quire.core.engine.restarts import Restarts
+from quire.core.engine.restarts import Fault, Restarts
 from quire.core.engine.supervisor import NoMoreEnginesError
 from quire.core.errors import PeerLostError
 from quire.core.wire.channel import CurveKeys
@@ -102,5 +102,5 @@ class VisitingLauncher:
 class FollowsKeeper(Restarts):
     """Leaves to the engine's keeper whether another one follows, and when."""
 
-    def add(self, *, ready_seconds: float | None, had_work: bool, had_output: bool) -> None:
+    def add(self, *, ready_seconds: float | None, had_work: bool, had_output: bool, fault: Fault = "own") -> None:
         """Counts nothing."""

@@ -228,9 +228,9 @@ class EngineReady(Struct, array_like=True, tag="ready"):
     caches_prefixes: bool  # what one request has computed, another finds
 
 
-FailureCause = Literal["setting", "peer", "other"]
+FailureCause = Literal["setting", "peer", "host", "other"]
 """Why an engine or a worker has failed. "setting": it, the checkpoint or the memory; a restart would fail the same way.
-"peer": it cannot go on without another engine or worker, which has ended."""
+"peer": it cannot go on without another engine or worker, which has ended. "host": a host is gone."""
 
 
 class EngineFailed(Struct, array_like=True, tag="failed"):

@@ -185,7 +185,7 @@ class MultiProcExecutor:
                 self._fail(ModelLoadError(failed.message))
             case "peer":
                 self.on_lost(PeerLostError(f"Worker {failed.rank} failed: {failed.message}"))
-            case "other":
+            case _:
                 self._fail(EngineError(f"Worker {failed.rank} failed: {failed.message}"))
 
     def _fail(self, error: EngineError | ConfigError) -> None:

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from quire.core.cluster.addresses import listen
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import MeetingOpened, NodeStart, OpenMeeting, Order, ShareFile, StartWorkers
-from quire.core.errors import EngineError
+from quire.core.errors import EngineError, PeerLostError
 from quire.core.logging import get_logger
 from quire.core.wire.meeting import Meeting, listening_at, method_at
-from quire.core.wire.protocol import FileCopy, encoder
+from quire.core.wire.protocol import FailureCause, FileCopy, encoder
 from quire.executor.processes.worker_host import LocalHost
 
 logger = get_logger(__name__)
@@ -48,7 +48,7 @@ class NodeAgent:
         """Has `run` end the workers, tell node 0, and return 0."""
         self._is_closing = True
         if self._session is not None:
-            self._session.leave("it was told to stop.")
+            self._session.leave("it was told to stop.", "host")
 
 
 class _Session:
@@ -75,9 +75,9 @@ class _Session:
             for fd in self._copies:
                 os.close(fd)
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, cause: FailureCause) -> None:
         """Ends `run`."""
-        self._membership.leave(reason)
+        self._membership.leave(reason, cause)
 
     # ----------------------------------------------------------------------------------------- what node 0 says
 
@@ -130,4 +130,4 @@ class _Session:
 
     def on_lost(self, error: EngineError) -> None:
         """See `HostListener.on_lost`."""
-        self.leave(str(error))
+        self.leave(str(error), "peer" if isinstance(error, PeerLostError) else "other")

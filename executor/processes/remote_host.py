@@ -34,7 +34,7 @@ class RemoteHost:
 
     async def hear_ends(self) -> None:
         """See `WorkerHost.hear_ends`. By then the node has told of a worker's end, or is missed itself."""
-        await asyncio.sleep(SILENCE_SECONDS + BEAT_SECONDS)
+        await asyncio.sleep(SILENCE_SECONDS + 2 * BEAT_SECONDS)
 
     async def close(self, *, hung: bool) -> None:
         """See `WorkerHost.close`. The agent ends the workers by itself, too, when it does not hear this host."""

@@ -69,7 +69,7 @@ class _Session:
 
     def leave(self, reason: str) -> None:
         """Ends `run`."""
-        self._membership.leave(reason)
+        self._membership.leave(reason, "host")
 
     def on_input(self, message: bytes) -> None:
         """See `MemberListener.on_input`. Messages of workers stay within their engine."""

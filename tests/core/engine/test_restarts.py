@@ -2,11 +2,13 @@
 
 import pytest
 
-from quire.core.engine.restarts import LONGEST_PAUSE_SECONDS, Restarts
+from quire.core.engine.restarts import LONGEST_PAUSE_SECONDS, MAX_SPOILT_STARTS, Fault, Restarts
 
 
-def end(restarts: Restarts, *, ready: float | None = 1.0, work: bool = False, output: bool = False) -> None:
-    restarts.add(ready_seconds=ready, had_work=work, had_output=output)
+def end(
+    restarts: Restarts, *, ready: float | None = 1.0, work: bool = False, output: bool = False, fault: Fault = "own"
+) -> None:
+    restarts.add(ready_seconds=ready, had_work=work, had_output=output, fault=fault)
 
 
 def test_failed_starts_are_given_up_and_one_success_refutes_them() -> None:
@@ -19,6 +21,29 @@ def test_failed_starts_are_given_up_and_one_success_refutes_them() -> None:
         assert restarts.why_hopeless is None
     end(restarts, ready=None)
     assert "3 starts in a row" in (restarts.why_hopeless or "")
+
+
+def test_ends_that_are_known_to_be_the_fault_of_others_are_never_given_up() -> None:
+    restarts = Restarts(max_failed_starts=0, max_fruitless_lives=0)
+    for _ in range(1000):
+        end(restarts, ready=None, fault="elsewhere")
+        end(restarts, work=True, fault="elsewhere")
+    assert restarts.why_hopeless is None
+    assert restarts.pause_seconds == LONGEST_PAUSE_SECONDS
+    end(restarts, ready=None)
+    assert "1 starts in a row failed." in (restarts.why_hopeless or "")
+
+
+def test_engines_that_blame_their_peers_are_given_up_later_unless_a_peer_is_missing() -> None:
+    restarts = Restarts(max_failed_starts=0)
+    for _ in range(2):
+        for _ in range(MAX_SPOILT_STARTS):
+            end(restarts, ready=None, fault="peer")
+            assert restarts.why_hopeless is None
+        restarts.acquit()
+    for _ in range(MAX_SPOILT_STARTS + 1):
+        end(restarts, ready=None, fault="peer")
+    assert "because of others" in (restarts.why_hopeless or "")
 
 
 def test_fruitless_lives_are_given_up_and_output_refutes_them() -> None:

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 import pytest
 
 from quire.core.engine.client import EngineClient
+from quire.core.engine.process import _cause_of
 from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import NoMoreEnginesError
-from quire.core.errors import ConfigError, EngineDeadError, PeerLostError
-from quire.core.wire.protocol import FinishReason, SchedulerStats
+from quire.core.engine.supervisor import NoMoreEnginesError, _end_of
+from quire.core.errors import ConfigError, EngineDeadError, HostLostError, PeerLostError
+from quire.core.wire.protocol import EngineFailed, FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess
 from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
 
@@ -60,6 +61,21 @@ class RepeatedLauncher(EngineLauncher):
 
     def retire(self) -> None:
         self.is_retired = True
+
+
+class WaitingLauncher(EngineLauncher):
+    """Loses the engine's host at the first launch."""
+
+    num_launched = 0
+
+    def __init__(self) -> None:
+        super().__init__(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
+
+    async def launch(self) -> EngineSubprocess:
+        self.num_launched += 1
+        if self.num_launched == 1:
+            raise HostLostError("Node 1 is lost.")
+        return await super().launch()
 
 
 def launcher() -> EngineLauncher:
@@ -139,6 +155,25 @@ def test_a_first_start_that_another_engine_spoils_is_repeated_and_the_last_end_i
             assert engine.is_retired
 
     asyncio.run(scenario())
+
+
+def test_a_first_start_whose_host_is_lost_waits_for_it_again() -> None:
+    async def scenario() -> None:
+        engine = WaitingLauncher()
+        async with client_of(engine, restarts=lambda: Restarts(max_failed_starts=0)) as client:
+            starting = asyncio.create_task(client.start())
+            await until(lambda: client.status().engine.reason is not None)
+            assert (client.status().engine.state, client.status().engine.reason) == ("starting", "Node 1 is lost.")
+            await starting
+            assert engine.num_launched == 2
+            assert await answers(client)
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_host_is_told_apart_from_the_engine_s_own_failure_across_the_wire() -> None:
+    for error in (HostLostError("a"), PeerLostError("a"), EngineDeadError("a")):
+        assert type(_end_of(EngineFailed("a", _cause_of(error)))) is type(error)
 
 
 def test_sequences_of_one_request_fail_together_when_the_client_is_closed() -> None:
