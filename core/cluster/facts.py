@@ -25,10 +25,10 @@ _FLAGS: dict[Part, tuple[str, str]] = {
 """How many numbers there are, and which a node has."""
 ADDRESS_FLAGS: dict[Part, tuple[str, str]] = {
     "workers": ("--master-addr", "--master-port"),
-    "engines": ("--data-parallel-address", "--data-parallel-rpc-port"),
-    "servers": ("--data-parallel-address", "--data-parallel-rpc-port"),
+    "engines": ("--data-parallel-address (else --master-addr)", "--data-parallel-rpc-port (else --master-port)"),
+    "servers": ("--data-parallel-address (else --master-addr)", "--data-parallel-rpc-port (else --master-port)"),
 }
-"""Where node 0 listens for the others."""
+"""Where node 0 listens for the others. The first of two flags counts, if it is given."""
 _NAMES: dict[Part, str] = {
     "workers": "node",
     "engines": "the node with engine",

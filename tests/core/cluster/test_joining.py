@@ -18,7 +18,7 @@ from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import HeadStart, ShareFile, StartWorkers
-from quire.core.errors import ConfigError, EngineError
+from quire.core.errors import ConfigError, EngineError, HostLostError
 from quire.core.wire.channel import CurveKeys
 from tests.servers import free_port
 
@@ -86,8 +86,10 @@ def test_bytes_and_files_go_both_ways_in_order() -> None:
             assert [await there.inputs.get(), await there.inputs.get()] == [b"1", b"2"]
             membership.send_output(b"3")
             assert await here.outputs.get() == b"3"
-            membership.leave("it was told to stop.")
-            assert "Node 1 (there, 127.0.0.2) is lost: it was told to stop." in str(await here.lost.get())
+            membership.leave("it was told to stop.", "host")
+            error = await here.lost.get()
+            assert isinstance(error, HostLostError)
+            assert "Node 1 (there, 127.0.0.2) is lost: it was told to stop." in str(error)
             assert await running == "it was told to stop."
             assert cluster.missing == [1]
 
@@ -221,5 +223,8 @@ def test_an_address_that_cannot_be_listened_on_is_named() -> None:
     async def test() -> None:
         with pytest.raises(ConfigError, match=r"Nodes cannot join at 192\.0\.2\.1:29501: .*--master-addr must be"):
             ClusterHead(HeadStart("192.0.2.1:29501", KEYS, HEAD))
+        flags = r"--data-parallel-address \(else --master-addr\) must .*--data-parallel-rpc-port \(else --master-port\)"
+        with pytest.raises(ConfigError, match=flags):
+            ClusterHead(HeadStart("192.0.2.1:29501", KEYS, replace(HEAD, part="engines")))
 
     run(test())
