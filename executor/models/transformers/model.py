@@ -26,6 +26,7 @@ from quire.executor.models.transformers.exchange import Exchange, transposed_wei
 from quire.executor.models.transformers.fast_path import FastPath, TracedCode
 from quire.executor.models.transformers.own_attention import RowCode
 from quire.executor.models.transformers.parts import Experts
+from quire.executor.models.transformers.pasts import check_pasts
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
 from quire.executor.models.transformers.rows import RowPlan, Rows, check_cache, keeps_more
 from quire.executor.models.transformers.self_check import check_steps
@@ -87,6 +88,8 @@ def _explore(
         raise _refusal(spec, f"cannot run over pages: {error}") from error
     try:
         findings = _probe_flat(model, {})
+        assert findings.backbone is not None
+        check_pasts(model, findings.backbone)
     except Exception as obstacle:  # the code of a model may raise anything
         try:
             findings, plan = probe_rows(model)

@@ -269,7 +269,7 @@ def runnable(
                     undo.callback(module._parameters.__setitem__, name, parameter)
                     module._parameters[name] = _without_memory(module, name, parameter)
         if is_flat:
-            _use_attention(model, lambda *args, **kwargs: _attend(findings, *args, **kwargs), undo)
+            use_attention(model, lambda *args, **kwargs: _attend(findings, *args, **kwargs), undo)
         yield
 
 
@@ -280,7 +280,7 @@ def _note_top_k(findings: Findings, experts: nn.Module, args: tuple[Any, ...], k
         findings.top_k[experts] = given[1].shape[-1]
 
 
-def _use_attention(model: PreTrainedModel, attend: Callable[..., Any], undo: contextlib.ExitStack) -> None:
+def use_attention(model: PreTrainedModel, attend: Callable[..., Any], undo: contextlib.ExitStack) -> None:
     AttentionInterface.register(_NAME, attend)
     AttentionMaskInterface.register(_NAME, Mask.build)
     undo.callback(AttentionInterface._global_mapping.pop, _NAME)

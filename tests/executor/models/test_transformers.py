@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
@@ -22,8 +23,10 @@ from quire.executor.models.transformers.attention import PagedAttention
 from quire.executor.models.transformers.masks import Mask, Visible, read_mask
 from quire.executor.models.transformers.model import TransformersModel
 from quire.executor.models.transformers.parts import MLP, FusedPart, RMSNorm
+from quire.executor.models.transformers.pasts import check_pasts
 from quire.executor.models.transformers.probe import AttentionCall
 from quire.executor.models.transformers.rows import Rows
+from quire.executor.models.transformers.skeleton import build_skeleton
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.coverage import measure
@@ -253,6 +256,22 @@ def test_what_a_class_does_beside_pages_is_refused(model_type: str, message: str
     spec = read_model_spec(tmp_path, options)
     with pytest.raises(ModelLoadError, match=message):
         load_model(spec)
+
+
+def test_passes_that_share_a_cache_are_refused(checkpoint: Checkpoints) -> None:
+    """Here each call of attention has pages of its own; there the pass that stores last has the cache."""
+    model = build_skeleton(read_spec(checkpoint("llama")), torch.float32, 64)
+    check_pasts(model, model.model)
+    model.model.layers[1] = model.model.layers[0]
+    with pytest.raises(ModelLoadError, match="other keys and values of a token in a later step"):
+        check_pasts(model, model.model)
+
+
+@pytest.mark.skipif("dory" not in CONFIG_MAPPING, reason="this Transformers has no class with loops")
+def test_a_loop_that_keeps_its_last_pass_alone_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "dory", recurrent_kv_cache_mode="last_loop")
+    with pytest.raises(ModelLoadError, match=r"DoryForCausalLM .* other keys and values of a token in a later step"):
+        load_model(read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32")))
 
 
 def test_single_tokens_that_another_formula_computes_are_refused(tmp_path: Path) -> None:

@@ -58,13 +58,19 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1, "initializer_range": 1.0},  # which its scales are divided by
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "kimi_linear": {**_LATENT, "layer_types": ["linear_attention", "full_attention"] * 2},
     **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},
     "lfm3": {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
     **{name: {"layer_types": ["sliding_attention", "full_attention"] * 2} for name in ("gemma3_text", "kolibri1")},
-    **{name: {"layer_types": ["hybrid_sliding", "hybrid"] * 2} for name in ("inkling_text", "inkling2_text")},
+    "inkling_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+    "inkling2_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2, "unpadded_vocab_size": VOCAB_SIZE - 10},
+    "inkling2_loop_text": {
+        "layer_types": ["hybrid_sliding", "hybrid"] * 3, "num_hidden_layers": 6, "unpadded_vocab_size": VOCAB_SIZE - 10,
+        "n_layers_per_attn_res_block": 2, "loop_layer_index_start": 2, "loop_layer_index_end": 4, "loop_num_passes": 3,
+    },
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_n_heads": 2, "index_head_dim": 16,
         "index_block_size": 4, "index_topk_blocks": 3, "index_local_blocks": 1,
