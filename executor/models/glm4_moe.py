@@ -22,7 +22,13 @@ from quire.ops.routing import Routing
 
 
 class Glm4MoeForCausalLM(PreNormDecoder):
-    """A part of each head is rotated; the larger models normalise queries and keys."""
+    """A part of each head is rotated; the larger models normalise queries and keys.
+
+    Attributes:
+        correction: see `mixture_maker`.
+    """
+
+    correction = "e_score_correction_bias"
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config
@@ -36,7 +42,7 @@ class Glm4MoeForCausalLM(PreNormDecoder):
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, qk_norm=qk_norm, form=form
             )  # fmt: skip
 
-        super().__init__(spec, context, attention, mixture_maker(spec, context))
+        super().__init__(spec, context, attention, mixture_maker(spec, context, correction=self.correction))
 
 
 def mixture_maker(

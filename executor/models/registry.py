@@ -11,6 +11,7 @@ from quire.executor.layers.layer_kv import LatentKV
 from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
 from quire.executor.models.unknown import explain_unknown
+from quire.executor.weights.readers import MissingTensorError
 
 logger = get_logger(__name__)
 
@@ -26,6 +27,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "DeepseekV3ForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
     "DeepseekV4ForCausalLM": ("deepseek_v4", "DeepseekV4ForCausalLM"),
     "Ernie4_5_MoeForCausalLM": ("ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
+    "ExaoneForCausalLM": ("exaone", "ExaoneForCausalLM"),
     "FalconForCausalLM": ("falcon", "FalconForCausalLM"),
     "FalconH1ForCausalLM": ("falcon_h1", "FalconH1ForCausalLM"),
     "FalconMambaForCausalLM": ("mamba", "FalconMambaForCausalLM"),
@@ -87,6 +89,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "Qwen4ExpForConditionalGeneration": ("qwen4_exp", "Qwen4ExpForCausalLM"),
     "RwkvForCausalLM": ("rwkv", "RwkvForCausalLM"),
     "RecurrentGemmaForCausalLM": ("recurrent_gemma", "RecurrentGemmaForCausalLM"),
+    "SarvamMoEForCausalLM": ("sarvam_moe", "SarvamMoEForCausalLM"),
     "Starcoder2ForCausalLM": ("starcoder2", "Starcoder2ForCausalLM"),
     "XLMWithLMHeadModel": ("xlm", "XLMWithLMHeadModel"),
     "YoutuForCausalLM": ("deepseek", "YoutuForCausalLM"),
@@ -94,6 +97,10 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "xLSTMForCausalLM": ("xlstm", "xLSTMForCausalLM"),
 }
 """config.json's architecture → (module of this folder, class)."""
+
+_UNDER_OTHER_NAMES = {"exaone": "ExaoneForCausalLM", "sarvam_moe": "SarvamMoEForCausalLM"}
+"""Model types whose config.json, as Transformers writes it, names the class of another family, with other names of
+tensors: model type → architecture above."""
 
 
 def is_native(model: Model) -> bool:
@@ -150,21 +157,29 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
         return _transformers_model(spec, context)
     if not has_file:
         raise ModelLoadError(explain_unknown(spec, ARCHITECTURES))
-    module_name, class_name = ARCHITECTURES[spec.architecture]
+    module_name, class_name = ARCHITECTURES[_own_architecture(spec)]
     module = importlib.import_module(f"quire.executor.models.{module_name}")  # on demand: only one family is needed
     model_class = getattr(module, class_name)
     check_supported(spec, getattr(model_class, "SIZES", SIZES))
     try:
         return model_class(spec, context)
-    except SettingError as refusal:
-        if spec.implementation == "quire":
+    except (SettingError, MissingTensorError) as refusal:
+        is_divided = len(context.layers) < spec.num_layers  # then other stages may have found their tensors
+        if spec.implementation == "quire" or (isinstance(refusal, MissingTensorError) and is_divided):
             raise
         try:
             model = _transformers_model(spec, context)
+        except MissingTensorError:
+            raise refusal from None
         except ModelLoadError as error:
             raise ModelLoadError(f"{refusal} Nor does its class of Transformers serve it: {error}") from error
         logger.info("%s Its class of Transformers is served instead.", refusal)
         return model
+
+
+def _own_architecture(spec: ModelSpec) -> str:
+    """The architecture whose file here reads the checkpoint."""
+    return _UNDER_OTHER_NAMES.get(str(spec.hf_config.get("model_type")), spec.architecture)
 
 
 def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:

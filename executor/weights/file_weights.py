@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.files import WeightFiles
 from quire.executor.weights.names import Names
-from quire.executor.weights.readers import Shard, Stored, StoredRows
+from quire.executor.weights.readers import MissingTensorError, Shard, Stored, StoredRows
 from quire.executor.weights.tensor_files import TensorFile, open_file
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class FileWeights:
         dtype = dtype or self._dtype
         stored = self._names.find(name, self._files)
         if stored is None:
-            raise ModelLoadError(self._missing(name))
+            raise MissingTensorError(self._missing(name))
         path, file = self._files[stored]
         if file.shape(stored) != tuple(shape):
             raise ModelLoadError(

@@ -6,6 +6,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from quire.core.errors import ModelLoadError
+
+
+class MissingTensorError(ModelLoadError):
+    """The checkpoint has no tensor of a name."""
+
 
 class Shard(NamedTuple):
     """The part `start:stop` of dimension `dim`."""
@@ -49,7 +55,8 @@ class TensorSource(Protocol):
         `shape` is the whole tensor's, as the model expects it. A tensor of integers is read only as its own dtype.
 
         Raises:
-            ModelLoadError: no such tensor, another shape, or a file that cannot be read.
+            MissingTensorError: no such tensor.
+            ModelLoadError: another shape, or a file that cannot be read.
         """
         ...
 

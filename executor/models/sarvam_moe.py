@@ -1,0 +1,47 @@
+"""Sarvam 30B (https://www.sarvam.ai/blogs/sarvam-30b-105b): GLM 4.5 with fused projections and names of its own."""
+
+from dataclasses import replace
+
+import msgspec
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.context import ModelContext
+from quire.executor.models.glm4_moe import Glm4MoeForCausalLM
+from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
+
+_FIELDS = {
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+    "use_qkv_bias": "attention_bias",
+}
+_DEFAULTS = {
+    "rope_theta": 8_000_000.0, "use_qk_norm": True, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+}  # fmt: skip
+
+
+class SarvamMoEForCausalLM(Glm4MoeForCausalLM):
+    """config.json has the fields as Sarvam or as GLM names them."""
+
+    correction = "expert_bias"
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config = spec.hf_config
+        renamed = {name: config[own] for own, name in _FIELDS.items() if own in config}
+        weights = RearrangedWeights(
+            context.weights, _pieces(spec), ends={"model.embed_tokens": "model.word_embeddings"}
+        )  # fmt: skip
+        spec = msgspec.structs.replace(spec, hf_config={**_DEFAULTS, **renamed, **config})
+        super().__init__(spec, replace(context, weights=weights))
+
+
+def _pieces(spec: ModelSpec) -> dict[str, Piece]:
+    """By the name in the model."""
+    size, kv_size = spec.num_attention_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    parts = dict(zip("qkv", fused("attention.query_key_value", size, kv_size, kv_size), strict=True))
+    return {
+        **{f"self_attn.{name}_proj": piece for name, piece in parts.items()},
+        "self_attn.o_proj": Piece("attention.dense"),
+        "self_attn.q_norm": Piece("attention.query_layernorm"),
+        "self_attn.k_norm": Piece("attention.key_layernorm"),
+    }
