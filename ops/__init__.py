@@ -25,7 +25,7 @@ def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
 
 
 def settle(device: str) -> None:
-    """Gives memory that only building a model needed back to the system. To be called when the model is built."""
+    """Gives memory that only building a model needed back to the system. To be called while it is built, and then."""
     if device == "cpu":
         from quire.ops.cpu.memory import return_freed_memory
 

@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor
 
+from quire.executor.weights.freed_memory import FreedMemory
 from quire.executor.weights.readers import Shard, Stored, StoredRows, shard_index, shard_range
 
 _MEAN_BYTE = 100
@@ -24,6 +25,7 @@ class DummyWeights:
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         self._dtype = dtype
+        self._freed = FreedMemory()
         self._block = torch.randn(self._PERIOD, generator=torch.Generator().manual_seed(seed))
 
     @property
@@ -47,7 +49,7 @@ class DummyWeights:
         for index, part in enumerate(out):
             first = offset + (index * shape[dim] + rows.start) * inner
             self._repeat(scaled, first % self._PERIOD, part)
-        return out.view(*shape[:dim], len(rows), *shape[dim + 1 :])
+        return self._freed.counted(out).view(*shape[:dim], len(rows), *shape[dim + 1 :])
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
         return otherwise

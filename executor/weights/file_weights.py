@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.files import WeightFiles
+from quire.executor.weights.freed_memory import FreedMemory
 from quire.executor.weights.names import Names
 from quire.executor.weights.readers import MissingTensorError, Shard, Stored, StoredRows
 from quire.executor.weights.tensor_files import TensorFile, open_file
@@ -34,6 +35,7 @@ class FileWeights:
         self._dtype = dtype
         self._progress = progress
         self._num_read = 0
+        self._freed = FreedMemory()
         self._exit = ExitStack()
         if progress is not None:
             self._exit.callback(progress.close)
@@ -77,7 +79,7 @@ class FileWeights:
         if self._progress is not None:
             self._progress(self._num_read, len(self._files))
         # A copy: the mapping must not stay alive behind a tensor that is kept.
-        return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        return self._freed.counted(tensor.to(dtype, copy=True, memory_format=torch.contiguous_format))
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
         stored = self._names.find(name, self._files)

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.core.config.model import Quantization
 from quire.core.config.parallel import ExpertPlacement
 from quire.core.errors import ModelLoadError
+from quire.executor.weights.freed_memory import FreedMemory
 from quire.executor.weights.names import HubNames
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.executor.weights.tensor_files import SafetensorsFile
@@ -70,6 +71,7 @@ class ShardedWeights:
     ) -> None:
         self._folder = folder
         self._dtype = dtype
+        self._freed = FreedMemory()
         manifest = _read_manifest(folder)
         if manifest.tensor_parallel_size != num_ranks:
             raise ModelLoadError(
@@ -109,7 +111,7 @@ class ShardedWeights:
                 f"{self._folder} has no shard {key!r}: it was saved by another version, or for another model. Save it "
                 "again with `quire save-sharded-state`."
             )
-        return self._files[key].read(key, None).to(dtype or self._dtype, copy=True)
+        return self._freed.counted(self._files[key].read(key, None).to(dtype or self._dtype, copy=True))
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
         stored = HubNames().find(name, self.shapes)

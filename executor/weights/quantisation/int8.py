@@ -6,8 +6,8 @@ from torch import Tensor
 from quire.ops.quantised import QuantisedWeight
 
 _LARGEST = 127
-_PART = 1 << 22
-"""The most numbers of a weight that are converted to float32 at once."""
+_PART = 1 << 20
+"""The most numbers of a weight that are converted to float32 at once. With more, memory is slower than arithmetic."""
 
 
 def quantise(weight: Tensor) -> QuantisedWeight:
@@ -19,7 +19,8 @@ def quantise(weight: Tensor) -> QuantisedWeight:
     size = max(1, _PART // weight.shape[1])
     for part, part_codes, part_scales in zip(weight.split(size), codes.split(size), scales.split(size), strict=True):
         full = part.float()
-        part_scales.copy_(torch.linalg.vector_norm(full, torch.inf, dim=1, keepdim=True).div_(_LARGEST))
+        largest = full.abs().amax(1, keepdim=True)  # `vector_norm` takes fifteen times as long
+        part_scales.copy_(largest.div_(_LARGEST))
         divisors = part_scales.masked_fill(part_scales == 0, 1)  # a row of zeros
         part_codes.copy_((full / divisors).round_())
     return QuantisedWeight(codes, scales)
