@@ -5,12 +5,14 @@ from collections.abc import Callable
 import torch
 
 from quire.executor.weights.quantisation import gguf_blocks
+from quire.executor.weights.quantisation.bitsandbytes import NF4
 from quire.ops.backend import LinearWeight
 from quire.ops.quantised import QuantisedWeight
 
 _GROUP = 32
 """Inputs that share a scale, in formats of four bits; fewer where the layer's inputs do not divide by it."""
 _INT4 = torch.arange(-8, 8, dtype=torch.float32)
+_NF4 = torch.tensor(NF4)
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 """The numbers of E2M1 (Open Compute Project, Microscaling Formats 1.0)."""
 
@@ -24,16 +26,26 @@ def _int8(out: int, size: int) -> LinearWeight:
     return QuantisedWeight(codes, torch.rand(out, 1) / 1000)
 
 
-def _fp8(out: int, size: int) -> LinearWeight:
-    codes = (torch.rand(out, size) - 0.5).to(torch.float8_e4m3fn)
-    return QuantisedWeight(codes, torch.rand(out, 1) / 1000)
+def _fp8(
+    codes: torch.dtype = torch.float8_e4m3fn, group: int | None = None, scales: torch.dtype = torch.float32
+) -> Callable[[int, int], LinearWeight]:
+    """`group` is None where an output's inputs share a scale."""
 
-
-def _four_bits(table: torch.Tensor) -> Callable[[int, int], LinearWeight]:
     def make(out: int, size: int) -> LinearWeight:
-        groups = _groups(size, _GROUP)
+        groups = 1 if group is None else _groups(size, group)
+        return QuantisedWeight((torch.rand(out, size) - 0.5).to(codes), (torch.rand(out, groups) / 1000).to(scales))
+
+    return make
+
+
+def _four_bits(
+    table: torch.Tensor, group: int = _GROUP, scales: torch.dtype = torch.float16, *, has_offsets: bool = False
+) -> Callable[[int, int], LinearWeight]:
+    def make(out: int, size: int) -> LinearWeight:
+        groups = _groups(size, group)
         codes = torch.randint(0, 256, (out, size // 2), dtype=torch.uint8)
-        return QuantisedWeight(codes, (torch.rand(out, groups) / 1000).half(), table)
+        offsets = (torch.rand(out, groups) / 100).to(scales) if has_offsets else None
+        return QuantisedWeight(codes, (torch.rand(out, groups) / 1000).to(scales), table, offsets)
 
     return make
 
@@ -65,17 +77,29 @@ FORMATS: dict[str, Callable[[int, int], LinearWeight]] = {
     "fp16": _plain(torch.float16),
     "fp32": _plain(torch.float32),
     "int8": _int8,
-    "fp8": _fp8,
+    "fp8": _fp8(),
+    "fp8_e5m2": _fp8(torch.float8_e5m2),
+    "fp8_block": _fp8(group=128),
+    "mxfp8": _fp8(group=32, scales=torch.bfloat16),
     "int4": _four_bits(_INT4),
+    "int4_g64": _four_bits(_INT4, 64),
+    "int4_g128": _four_bits(_INT4, 128),
+    "int4_zero": _four_bits(_INT4, 128, torch.float32, has_offsets=True),
+    "nf4": _four_bits(_NF4, 64, torch.float32),
     "fp4": _four_bits(_FP4),
+    "nvfp4": _four_bits(_FP4, 16, torch.float32),
     **{name.lower(): _gguf(name) for name in ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")},
 }
-"""By name, a function of (out, in). Scales are for each output, or of groups where there are four bits or blocks."""
+"""By name, a function of (out, in). Scales are for each output, or of groups where there are four bits or blocks.
+
+`int4_zero` has zero points, as most checkpoints of AWQ. In the kernels Q4_0 is int4, Q4_1 is Q4_K,
+Q5_0 is Q8_0 and Q5_1 is Q5_K.
+"""
 
 _MULTIPLIED = {
     **dict.fromkeys(("fp32", "fp16"), "float32"),
     **dict.fromkeys(("int8", "q8_0", "q6_k", "q5_k"), "int8"),
-    **dict.fromkeys(("int4", "q4_k", "q3_k", "q2_k"), "int4"),
+    **dict.fromkeys(("int4", "int4_g64", "int4_g128", "int4_zero", "q4_k", "q3_k", "q2_k"), "int4"),
 }
 
 ACTIVATIONS = {"fp16": torch.float16, "fp32": torch.float32}

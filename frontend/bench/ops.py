@@ -15,7 +15,10 @@ from quire.frontend.flags.parser import CommandParser
 from quire.frontend.launch.inspection import time_ops
 
 OPERATIONS = "linear,attention,prefill,latent,compressed,experts"
-DTYPES = "bf16,fp16,fp32,int8,fp8,int4,fp4,q8_0,q6_k,q5_k,q4_k,q3_k,q2_k"
+DTYPES = (
+    "bf16,fp16,fp32,int8,fp8,fp8_e5m2,fp8_block,mxfp8,int4,int4_g64,int4_g128,int4_zero,nf4,fp4,nvfp4,"
+    "q8_0,q6_k,q5_k,q4_k,q3_k,q2_k"
+)
 _SHAPE = msgspec.structs.fields(LayerShape)
 
 
@@ -31,7 +34,7 @@ def add_arguments(parser: CommandParser) -> None:
     group.add_argument(
         "--dtypes", type=_names, default=DTYPES, metavar="NAMES",
         help="Formats of the weights, of which the last six are those of GGUF files, or of keys and values, which have "
-        "neither these nor fp4, or of latents, which have no codes (default: %(default)s).",
+        "bf16, fp16, fp32, int8, fp8 and int4 alone, or of latents, which have no codes (default: %(default)s).",
     )  # fmt: skip
     group.add_argument("--rows", type=_numbers, default="1,8,32,512", metavar="NUMBERS", help="(default: %(default)s)")
     group.add_argument(

@@ -40,12 +40,11 @@ def test_each_format_has_its_bits(name: str) -> None:
     assert tuple(weight.shape) == (8, 64)
     of_codes = {
         "int8": 8,
-        "fp8": 8,
+        **dict.fromkeys(("fp8", "fp8_e5m2", "fp8_block", "mxfp8"), 8),
         "q8_0": 8,
         "q6_k": 8,
         "q5_k": 8,
-        "int4": 4,
-        "fp4": 4,
+        **dict.fromkeys(("int4", "int4_g64", "int4_g128", "int4_zero", "nf4", "fp4", "nvfp4"), 4),
         "q4_k": 4,
         "q3_k": 4,
         "q2_k": 4,
@@ -53,6 +52,25 @@ def test_each_format_has_its_bits(name: str) -> None:
     bits = {"bf16": 16, "fp16": 16, "fp32": 32, **of_codes}[name]
     numbers = weight.codes if isinstance(weight, QuantisedWeight) else weight
     assert numbers.nbytes == 8 * 64 * bits // 8
+
+
+@pytest.mark.parametrize(
+    ("name", "group_size", "has_offsets"),
+    [
+        *(("fp8_e5m2", 512, False), ("fp8_block", 128, False), ("mxfp8", 32, False), ("int4_g64", 64, False)),
+        *(("int4_g128", 128, False), ("int4_zero", 128, True), ("nf4", 64, False), ("nvfp4", 16, False)),
+    ],
+)
+def test_each_format_has_its_groups_and_floors(name: str, group_size: int, has_offsets: bool, floors: Floors) -> None:
+    weight = weight_formats.FORMATS[name](8, 512)
+    assert isinstance(weight, QuantisedWeight)
+    assert (weight.group_size, weight.offsets is not None) == (group_size, has_offsets)
+    timed = time_ops(OpsQuestion(SMALL, ["linear", "experts"], [name], [1], 0.0))
+    assert [timing.operation for timing in timed.timings] == ["linear", "experts"]
+    kind = "int4" if name.startswith("int4") else "bfloat16"
+    for timing in timed.timings:
+        assert timing.read_s == pytest.approx(timing.num_bytes / timed.bytes_per_second)
+        assert timing.multiply_s == pytest.approx(timing.num_operations / timed.operations_per_second[kind])
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"])
