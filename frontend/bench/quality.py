@@ -21,8 +21,9 @@ from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.flags.ranges import COUNT
 from quire.frontend.llm import LLM
 
+WEIGHTS = ("int8", "fp8", "fp8_per_tensor", "fp8_per_block", "mxfp8", "int4", "bitsandbytes", "mxfp4")
 SETTINGS = [
-    *(Setting(f"{name} weights", {"quantization": name}) for name in ("int8", "fp8", "int4", "bitsandbytes", "mxfp4")),
+    *(Setting(f"{name} weights", {"quantization": name}) for name in WEIGHTS),
     *(Setting(f"{name} cache", {"kv_cache_dtype": name}) for name in ("int8", "fp8", "fp8_e5m2", "int4")),
 ]
 """What is compared where `--settings` is left out: all formats of `--quantization` and `--kv-cache-dtype`."""

@@ -135,8 +135,7 @@ class Field:
         if isinstance(self.kind, mi.LiteralType):
             named = {str(value): value for value in self.kind.values}
             if text not in named:
-                allowed = [*named, "None"] if self.nullable else list(named)
-                raise ValueError("choose from " + ", ".join(allowed))
+                raise ValueError("choose from " + ", ".join(named))
             return named[text]
         if isinstance(self.kind, mi.IntType):
             return self._number(int, text)

@@ -120,7 +120,7 @@ _SPELLINGS = {
     **dict.fromkeys(("modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "modelopt_mxfp8"), "modelopt"),
     **dict.fromkeys(("compressed_tensors", "sparseml"), "compressed-tensors"),
     **dict.fromkeys(("gpt_oss_mxfp4",), "mxfp4"),
-    "mxfp8": "fp8",
+    **dict.fromkeys(("mxfp8", "deepseek_v4_fp8"), "fp8"),
 }
 _EXCLUDED = (
     *("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude", "skip_modules"),

@@ -1,5 +1,6 @@
 """Chooses the scheme of a model's linear layers."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,10 @@ OF_GGUF = "gguf"
 CONFIG_FIELDS = ("quantization_config", "compression_config")
 """Of config.json, that tell a checkpoint's format."""
 
-_ALIASES = {"int8_per_channel_weight_only": "int8", "fp8_per_channel": "fp8"}
+_ALIASES = {"int8_per_channel_weight_only": "int8", "experts_int8": "int8", "fp8_per_channel": "fp8"}
+_SEVERAL = {"moe_wna16": ("gptq", "awq"), "mxfp8": ("fp8", "modelopt")}
+"""Names that checkpoints of several formats have."""
+
 _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where tools wrote what a format needs before config.json had it, and which tools."""
 
@@ -39,10 +43,12 @@ def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearS
     """
     method, config = own_config(spec)
     online = ONLINE.get(_ALIASES.get(quantization, quantization)) if quantization is not None else None
+    if online is not None:
+        online = dataclasses.replace(online, plain=set())  # the names of a model's own layers
     if method is None or (method == OF_EXPERTS and quantization not in (None, OF_EXPERTS)):
         return _made_at_load(spec, quantization, online)
     if method == OF_GGUF:
-        if quantization is not None:
+        if quantization not in (None, OF_GGUF):
             raise ModelLoadError(f"{spec.name} is quantised as its GGUF file is: drop --quantization {quantization}.")
         return Gguf.of(spec)
     if method not in NAMES:
@@ -50,7 +56,7 @@ def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearS
             f"{spec.name} is quantised ({method}), which is not read; {', '.join(NAMES)} are. Of an unquantised "
             f"checkpoint, --quantization {' or '.join(ONLINE)} makes the weights smaller."
         )
-    if quantization is not None and canonical(quantization) != method:
+    if quantization is not None and method not in _SEVERAL.get(quantization, (canonical(quantization),)):
         raise ModelLoadError(
             f"{spec.name} is quantised ({method}), and --quantization {quantization} names something else: leave the "
             "option out, or take the unquantised checkpoint."

@@ -11,10 +11,11 @@ from torch import Tensor
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import Quantization
 from quire.core.errors import ModelLoadError
-from quire.executor.memory.dry_build import held_bytes
+from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.dummy import DummyWeights
+from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat
 from quire.executor.weights.quantisation.int8 import quantise
 from quire.executor.weights.quantisation.online import ONLINE, Online
 from quire.executor.weights.quantisation.scheme import LinearScheme, Part
@@ -220,7 +221,10 @@ def test_a_variant_that_is_not_read_is_refused(config: dict[str, Any], message: 
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("int8", 0.00797), ("fp8", 0.0264), ("int4", 0.0856), ("mxfp4", 0.1148), ("bitsandbytes", 0.092)],
+    [
+        *(("int8", 0.00797), ("fp8", 0.0264), ("fp8_per_tensor", 0.0264), ("fp8_per_block", 0.0264)),
+        *(("mxfp8", 0.0294), ("int4", 0.0856), ("mxfp4", 0.1148), ("bitsandbytes", 0.092)),
+    ],
 )
 def test_each_rounding_takes_the_nearest_numbers(name: str, error: float) -> None:
     """Relative errors of normal numbers, in root mean squares; as large as those of any other scale, or smaller."""
@@ -236,7 +240,63 @@ def test_each_rounding_takes_the_nearest_numbers(name: str, error: float) -> Non
     ]
 
 
-@pytest.mark.parametrize("name", ["fp8", "int4", "mxfp4", "bitsandbytes"])
+@pytest.mark.parametrize("name", ["fp8_per_tensor", "fp8_per_block", "mxfp8"])
+def test_scales_are_shared_as_the_name_says(name: str) -> None:
+    """Also of a layer that is rounded in parts, and whose last block of outputs is short."""
+    weight = torch.randn(1180, 1024, generator=torch.Generator().manual_seed(0))
+    rounded = ONLINE[name]._rounded(weight)
+    scales, numbers = rounded.scales.float(), dequantise(rounded)
+    assert ((numbers - weight).norm() / weight.norm()).item() < 0.03
+    if name == "mxfp8":
+        assert scales.shape == (1180, 32)
+        assert torch.equal(scales.frexp().mantissa, torch.full_like(scales, 0.5))
+        return
+    size = {"fp8_per_tensor": 1180, "fp8_per_block": 128}[name]
+    assert scales.shape == (1180, 1 if name == "fp8_per_tensor" else 8)
+    for block, numbers_of_block in zip(scales.split(size), weight.split(size), strict=True):
+        largest = numbers_of_block.abs().unflatten(1, (scales.shape[1], -1)).amax((0, 2))
+        assert torch.equal(block, (largest / 448).expand_as(block))
+
+
+def test_mxfp8_clamps_what_its_power_of_two_does_not_reach() -> None:
+    weight = torch.tensor([[1.99, -1.99, *[0.5] * 30]])
+    assert dequantise(ONLINE["mxfp8"].rounding(weight)).tolist() == [[1.75, -1.75, *[0.5] * 30]]
+
+
+@pytest.mark.parametrize(
+    ("config", "asked"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "moe_wna16"),
+        ({"quant_method": "awq", "bits": 4}, "moe_wna16"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "deepseek_v4_fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt_fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "mxfp8"),
+    ],
+)
+def test_a_name_of_the_checkpoints_own_format_is_taken(
+    config: dict[str, Any], asked: Quantization, checkpoint: Checkpoints
+) -> None:
+    spec = read_spec(checkpoint("llama"), quantization_config=config)
+    assert isinstance(choose_scheme(spec, asked), CheckpointFormat)
+
+
+@pytest.mark.parametrize(("asked", "plain"), [("int4", 2), ("bitsandbytes", 14), ("int8", 0)])
+def test_layers_that_stay_plain_are_named(
+    asked: Quantization, plain: int, checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two layers, whose down projections have 80 inputs and whose other projections have 32."""
+    spec = read_spec(checkpoint("llama", hidden_size=32, num_attention_heads=2, intermediate_size=80))
+    context = model_context(spec, quantization=asked)
+    with contextlib.closing(context.weights):
+        for _ in range(2):  # as a dry build before a real one
+            dry_build(spec, context)
+    assert isinstance(context.scheme, Online)
+    context.scheme.say_plain()
+    assert caplog.text.count("stay as the checkpoint has them") == (plain > 0)
+    assert f"{plain or ''} linear layers" in caplog.text or not plain
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_per_tensor", "fp8_per_block", "mxfp8", "int4", "mxfp4", "bitsandbytes"])
 def test_two_ranks_hold_the_numbers_of_one(name: str, checkpoint: Checkpoints) -> None:
     """Also where a rank's inputs end inside a group, and where a layer has no whole groups."""
     spec = read_spec(checkpoint("qwen3", intermediate_size=104))

@@ -170,7 +170,10 @@ def test_the_model_may_stand_alone_or_after_its_flag(usage_error: Usage) -> None
         (["--max-num-seq", "1"], ["did you mean --max-num-seqs?"]),
         (["--zzzzzz"], ["no option --zzzzzz", "--help=all"]),
         (["-z"], ["no option -z"]),
-        (["--quantization", "aqlm"], ["choose from ", "compressed-tensors, ", "'aqlm'", "docs/quantization.md"]),
+        (
+            ["--quantization", "aqlm"],
+            ["choose from ", "compressed-tensors, ", "torchao (got 'aqlm')", "docs/quantization.md"],
+        ),
         (["--ssl-keyfile", "key.pem"], ["--ssl-certfile"]),
     ],
 )

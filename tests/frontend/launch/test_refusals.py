@@ -104,6 +104,8 @@ def test_a_flag_without_its_value_is_told(capsys: pytest.CaptureFixture[str]) ->
     [
         ("load-format", "runai_streamer", "use safetensors"),
         ("tokenizer-mode", "kimi_k3", "--chat-template"),
+        ("quantization", "online", "Name the format itself"),
+        ("quantization", "nvfp4_per_token", "take mxfp4"),
     ],
 )
 def test_a_value_of_vllms_is_refused_with_what_to_use(
