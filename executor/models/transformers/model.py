@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
@@ -155,6 +156,7 @@ class TransformersModel:
         self._backbone = findings.backbone
         self._sequences = sequences
         self._part = part
+        self._vocab_size = vocab_size
         self._embed = model.get_input_embeddings()
         self._replay = _Replay(self._backbone, findings.output)
         self.kv_layers: Sequence[AttentionKV] = sequences.kv
@@ -193,7 +195,9 @@ class TransformersModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Model.compute_logits`."""
         logits = None if self.fast_path is None else self.fast_path.compute_logits(hidden)
-        return self.run_head(hidden) if logits is None else logits
+        logits = self.run_head(hidden) if logits is None else logits
+        missing = self._vocab_size - logits.shape[1]  # a head may lack tokens that only pad the embedding
+        return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
 
     def run_code(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Hidden states of all tokens, [num_tokens, hidden], as the class's code computes them."""

@@ -31,7 +31,7 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.coverage import measure
 from tests.executor.models.test_models import VARIANTS, expected_logprobs, prompts
-from tests.executor.models.tiny_models import Reference, write_checkpoint
+from tests.executor.models.tiny_models import VOCAB_SIZE, Reference, write_checkpoint
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
 
@@ -256,6 +256,16 @@ def test_what_a_class_does_beside_pages_is_refused(model_type: str, message: str
     spec = read_model_spec(tmp_path, options)
     with pytest.raises(ModelLoadError, match=message):
         load_model(spec)
+
+
+def test_a_head_that_lacks_tokens_gives_them_no_probability(tmp_path: Path) -> None:
+    """Requests name tokens by the rows of the embedding."""
+    write_checkpoint(tmp_path, "inkling2_text", unpadded_vocab_size=VOCAB_SIZE - 10)
+    model = load_model(read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32")))
+    logits = PagedDriver(model, 1, 16).step({0: [5, 6]})[0]
+    assert logits.shape == (2, VOCAB_SIZE)
+    assert bool((logits[:, -10:] == -torch.inf).all())
+    assert bool(logits[:, :-10].isfinite().all())
 
 
 def test_passes_that_share_a_cache_are_refused(checkpoint: Checkpoints) -> None:
