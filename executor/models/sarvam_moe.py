@@ -1,4 +1,4 @@
-"""Sarvam 30B (https://www.sarvam.ai/blogs/sarvam-30b-105b): GLM 4.5 with fused projections and names of its own."""
+"""Sarvam 30B (sarvamai/sarvam-30b on the hub): GLM 4.5 with fused projections and names of its own."""
 
 from dataclasses import replace
 
