@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import stat
+import tempfile
 from pathlib import Path
 
 from quire.core import envs
@@ -47,10 +48,8 @@ class JoinToken:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with open(fd, "w") as file:
-                    file.write(secrets.token_urlsafe(33) + "\n")
+            if not path.exists():
+                _write_new(path, secrets.token_urlsafe(33) + "\n")
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:
                 raise ConfigError(f"Others may read the join token in {path}; remove the file, and another is made.")
@@ -59,3 +58,12 @@ class JoinToken:
             raise ConfigError(
                 f"The join token cannot be kept in {path}: {error.strerror}. Set QUIRE_JOIN_TOKEN on all nodes instead."
             ) from None
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Makes a file that only its owner may read, whole at once; one that is there meanwhile stays."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # of mode 600
+        file.write(text)
+        file.flush()
+        with contextlib.suppress(FileExistsError):
+            os.link(file.name, path)

@@ -277,4 +277,4 @@ def _interface_variables(address: str | None) -> dict[str, str]:
     if address is None:
         return {}
     interface = interface_of(address)
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}  # NCCL: else a prefix

@@ -1,6 +1,8 @@
 """The join token: who may have one, and what comes of it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -30,3 +32,17 @@ def test_a_token_of_node_0s_own_is_kept_where_nobody_else_reads_it(tmp_path: Pat
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="Others may read the join token"):
         JoinToken.from_file(path)
+
+
+def test_servers_that_start_at_once_have_one_token(tmp_path: Path) -> None:
+    """A file that one of them has made, and not yet written, would have no characters."""
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(100):
+            together = Barrier(4)
+
+            def read(path: Path = tmp_path / str(number), together: Barrier = together) -> bytes:
+                together.wait()
+                return JoinToken.from_file(path).keys().server_public
+
+            assert len({each.result() for each in [pool.submit(read) for _ in range(4)]}) == 1
+    assert len(list(tmp_path.iterdir())) == 100
