@@ -4,6 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +27,20 @@ from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from tests.checkpoints import FAMILIES, Family
 from tests.executor.models import test_hybrid_models
+from tests.executor.models.test_deepseek_moe import make_deepseek_moe
 from tests.executor.models.tiny_models import write_checkpoint
 from tests.executor.paged_driver import Checkpoints, load_model, model_context, read_spec
 
 DUMMY = LoadConfig(load_format="dummy")
-TINY = {"cpmant": "CpmAntForCausalLM", "deepseek_v4": "DeepseekV4ForCausalLM", "xlm": "XLMWithLMHeadModel"}
-"""Families whose checkpoints come from `tiny_models`: type → architecture."""
+TINY: dict[str, tuple[str, Callable[[Path, str], object]]] = {
+    "cpmant": ("CpmAntForCausalLM", write_checkpoint),
+    "deepseek": ("DeepseekForCausalLM", lambda folder, _: make_deepseek_moe(folder)),
+    "deepseek_v4": ("DeepseekV4ForCausalLM", write_checkpoint),
+    "exaone": ("ExaoneForCausalLM", write_checkpoint),
+    "sarvam_moe": ("SarvamMoEForCausalLM", write_checkpoint),
+    "xlm": ("XLMWithLMHeadModel", write_checkpoint),
+}
+"""Families with a way of their own to make a checkpoint: type → (architecture, the way)."""
 
 
 def dry_model(
@@ -52,7 +61,8 @@ def dry_model(
 
 def test_every_architecture_is_tried() -> None:
     """Here, or where the checkpoints of recurrent models are made; some have several names."""
-    tried = {architecture for _, architecture in FAMILIES.values()} | set(TINY.values())
+    tried = {architecture for _, architecture in FAMILIES.values()}
+    tried |= {architecture for architecture, _ in TINY.values()}
     tried |= {architecture for _, architecture, _ in test_hybrid_models.VARIANTS.values()}
     assert {ARCHITECTURES[architecture] for architecture in tried} == set(ARCHITECTURES.values())
 
@@ -88,12 +98,14 @@ def test_bytes_are_those_of_the_loaded_model(
 
 @pytest.mark.parametrize("model_type", TINY)
 def test_bytes_of_tiny_models_are_those_of_the_loaded_ones(model_type: str, tmp_path: Path) -> None:
-    assert write_checkpoint(tmp_path, model_type) == TINY[model_type]
+    architecture, make = TINY[model_type]
+    make(tmp_path, model_type)
     spec = read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32"))
     for rank in range(2):
         group = ParallelGroup(rank, 2)
-        counted = held_bytes(dry_model(spec, group))
-        assert counted == pytest.approx(held_bytes(load_model(spec, group=group, load=DUMMY)), rel=0.02)
+        model = load_model(spec, group=group, load=DUMMY)
+        assert (type(model).__module__.rpartition(".")[2], type(model).__name__) == ARCHITECTURES[architecture]
+        assert held_bytes(dry_model(spec, group)) == pytest.approx(held_bytes(model), rel=0.02)
 
 
 def test_bytes_are_those_of_the_files(checkpoint: Checkpoints) -> None:

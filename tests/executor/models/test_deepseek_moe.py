@@ -45,7 +45,7 @@ def make_deepseek_moe(folder: Path, num_dense: int = 1) -> Tensor:
             tensors |= {f"{stem}{index}.down_proj.weight": each.clone() for index, each in enumerate(tensor)}
         else:
             tensors[name] = tensor
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     named = {"first_k_dense_replace": num_dense, "architectures": ["DeepseekForCausalLM"], "model_type": "deepseek"}
     (folder / "config.json").write_text(json.dumps({**config.to_dict(), **EXPERTS, **named}))

@@ -168,10 +168,6 @@ def test_what_does_not_fit_the_checkpoint_is_refused(
     ("config", "message"),
     [
         (
-            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
-            r"ModelOpt's W4A8_AWQ is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ\.",
-        ),
-        (
             {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"},
             r"ModelOpt's NVFP4_SVD is not read; take FP8, NVFP4,",
         ),
@@ -182,10 +178,6 @@ def test_what_does_not_fit_the_checkpoint_is_refused(
                 "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4_SVD"}},
             },
             r"ModelOpt's NVFP4_SVD is not read; take FP8, NVFP4,",
-        ),
-        (
-            {"quant_method": "awq", "version": "gemv_fast"},
-            r"AWQ in the order gemv_fast is not read; take a checkpoint in the order gemm or gemv\.",
         ),
         ({"quant_method": "awq", "bits": 8}, r"AWQ of 8 bits is not read; take a checkpoint of 4 bits\."),
         (

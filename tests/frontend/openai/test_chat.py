@@ -97,7 +97,7 @@ def test_the_end_of_a_stream_has_the_fingerprint(base_url: str, path: str, asked
     *chunks, _ = events(base_url, {**body, **options}, path)
     *before, last = (json.loads(chunk).get("system_fingerprint") for chunk in chunks)
     assert last == whole
-    assert set(before) == {None}
+    assert set(before) <= {None}  # none before it, where all tokens came together
 
 
 def test_continuous_usage_counts_up(base_url: str) -> None:
