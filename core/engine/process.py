@@ -242,7 +242,7 @@ class EngineProcess:
     def _report(self, error: Exception) -> None:
         if not isinstance(error, QuireError):
             logger.exception("the engine failed")
-        elif not self._frontends:  # else a frontend logs it, once
+        elif self._config.is_led_from_afar or not self._frontends:  # else a frontend logs it, once
             logger.error("%s", error)
         text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
         failed = protocol.EngineFailed(text, _cause_of(error))

@@ -97,6 +97,10 @@ class Layout(Struct, frozen=True, kw_only=True):
         """The number of a worker among those of its engine on its host; also that of its device."""
         return self.number(rank) % self.num_local
 
+    def node(self, rank: Rank) -> int:
+        """The number of a worker's host, where workers of engines are spread over several."""
+        return rank.data * self.nodes + self.number(rank) // self.num_local
+
     def ranks_of_node(self, node: int, data: int = 0) -> list[Rank]:
         """The workers of engine number `data` on host number `node`."""
         return self.ranks(data)[node * self.num_local : (node + 1) * self.num_local]

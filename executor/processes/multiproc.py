@@ -182,7 +182,9 @@ class MultiProcExecutor:
     def _on_failed(self, failed: WorkerFailed) -> None:
         match failed.cause:
             case "setting":
-                self._fail(ModelLoadError(failed.message))
+                layout = self._config.layout
+                where = f"Worker {failed.rank} on node {layout.node(failed.rank)}: " if layout.nodes > 1 else ""
+                self._fail(ModelLoadError(where + failed.message))
             case "peer":
                 self.on_lost(PeerLostError(f"Worker {failed.rank} failed: {failed.message}"))
             case _:

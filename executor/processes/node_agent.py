@@ -103,7 +103,10 @@ class _Session:
 
     def _start_workers(self, order: StartWorkers) -> None:
         config = replace(
-            order.config, spec=replace(order.config.spec, path=self._start.folder), logging=self._start.logging
+            order.config,
+            spec=replace(order.config.spec, path=self._start.folder),
+            logging=self._start.logging,
+            is_led_from_afar=True,
         )
         logger.info("this node starts %s", ", ".join(f"worker {rank}" for rank in order.ranks))
         address = self._start.facts.address

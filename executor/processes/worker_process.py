@@ -92,6 +92,8 @@ class WorkerProcess:
         except (RingClosed, ParentGone):
             return 0
         except ConfigError as error:
+            if self._assignment.config.is_led_from_afar:
+                logger.error("%s", error)
             self._send(WorkerFailed(self._assignment.rank, str(error), "setting"))
         except Exception as error:  # any failure ends this process, and the engine must be told
             if (reason := lost_peer(error)) is not None:

@@ -97,6 +97,7 @@ class _Session:
             spec=replace(config.spec, path=self._start.folder),
             place=EnginePlace(data, data - facts.ranks[0], len(facts.ranks)),
             logging=self._start.logging,
+            is_led_from_afar=True,
         )
         logger.info("this node starts engine %d", data)
         launcher, opened = EngineLauncher(own, Listening(facts.address, self._start.keys)), None

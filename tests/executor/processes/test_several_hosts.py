@@ -49,20 +49,20 @@ def facts(rank: int, num_ranks: int = 2) -> NodeFacts:
     return NodeFacts("workers", [rank], num_ranks, f"127.0.0.{rank + 1}", f"host-{rank}", "1.0", "2.13", "d")
 
 
-async def start_agent(address: str) -> asyncio.subprocess.Process:
+async def start_agent(address: str, stderr: int | None) -> asyncio.subprocess.Process:
     start = NodeStart(address, KEYS, facts(1), "/elsewhere", LoggingConfig())
     fd = os.memfd_create("test-node")
     with open(fd, "wb") as file:
         file.write(msgspec.msgpack.encode(start))
         file.flush()
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "quire.executor.processes.node_process", str(fd), pass_fds=[fd]
+            sys.executable, "-m", "quire.executor.processes.node_process", str(fd), pass_fds=[fd], stderr=stderr
         )
 
 
 @contextlib.asynccontextmanager
-async def agent(address: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await start_agent(address)
+async def agent(address: str, stderr: int | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await start_agent(address, stderr)
     try:
         yield process
     finally:
@@ -229,11 +229,13 @@ def test_a_node_that_cannot_open_the_meeting_says_so_on_both_sides(caplog: pytes
     assert "Cannot assign requested address" in caplog.text.partition("this node has ended its work: ")[2]
 
 
-def test_a_host_without_room_ends_the_start_with_its_sentence() -> None:
+def test_a_host_without_room_ends_the_start_with_a_sentence_on_both_sides() -> None:
     async def test() -> None:
         address = f"127.0.0.1:{free_port()}"
-        async with executor(address, "NoRoomWorker") as full, agent(address):
-            with pytest.raises(ModelLoadError, match="12 GiB are free; use another host"):
+        async with executor(address, "NoRoomWorker") as full, agent(address, asyncio.subprocess.PIPE) as node:
+            with pytest.raises(ModelLoadError, match=r"Worker tp[23] on node 1: .*12 GiB are free; use another host"):
                 await full.start()
+        assert node.stderr is not None
+        assert b"12 GiB are free; use another host" in await node.stderr.read()
 
     run(test())

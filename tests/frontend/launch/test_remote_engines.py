@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -12,14 +13,16 @@ from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import EngineEnded, EngineStarted, HeadStart, NodeStart, Order, StartEngine
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import EngineDeadError
+from quire.core.errors import EngineDeadError, ModelLoadError
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.engine_node import EngineNode
-from quire.frontend.launch.remote_engines import RemoteNodes
-from tests.core.engine.null_engine import engine_config
+from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
+from tests.core.engine.null_engine import client_of, engine_config
 from tests.servers import free_port
 
+ROOT = Path(__file__).parents[3]
 KEYS = JoinToken("t" * 32).keys()
 
 
@@ -93,6 +96,29 @@ def test_an_engine_that_cannot_be_started_ends_with_the_reason_on_both_sides(
 
     run(test())
     assert [reason in record.message for record in caplog.records].count(True) == 1
+
+
+def test_an_engine_that_finds_no_room_says_so_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setitem(
+        EngineLauncher.__init__.__kwdefaults__, "worker_factory", "tests.executor.doubles:UnloadableWorker"
+    )
+
+    async def test() -> None:
+        async with server() as (nodes, address):
+            node = EngineNode(NodeStart(address, KEYS, facts(2, 3), "", LoggingConfig()))
+            serving = asyncio.create_task(node.run())
+            config = replace(engine_config(), place=EnginePlace(3))
+            async with client_of(RemoteLauncher(config, nodes)) as client:
+                with pytest.raises(ModelLoadError, match="download it again"):
+                    await client.start()
+            node.close()
+            await serving
+
+    run(test())
+    assert "download it again" in capfd.readouterr().err  # of the engine itself
 
 
 def test_an_engine_may_end_before_its_start_was_noticed() -> None:
