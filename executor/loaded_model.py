@@ -19,6 +19,7 @@ from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.ahead import num_layers_ahead
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packed_state import open_packed
+from quire.executor.weights.quantisation.by_layer import ByLayer
 from quire.executor.weights.quantisation.online import Online
 from quire.ops.backend import Backend
 
@@ -90,7 +91,7 @@ def load_model(
         stages = dry_stages(config, context)
         weights_bytes = held_bytes(stages[rank.pipeline])
         check_weights(weights_bytes, free, spec.name)
-        if isinstance(context.scheme, Online) and rank.is_first:
+        if isinstance(context.scheme, Online | ByLayer) and rank.is_first:
             context.scheme.say_plain()
         num_ahead = num_layers_ahead(spec.hf_config, weights.shapes or ())
         if num_ahead and rank.is_first:

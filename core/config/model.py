@@ -4,14 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-Quantization = Literal[
-    "int8", "int4", "fp8", "fp8_per_tensor", "fp8_per_block", "mxfp8", "mxfp4", "bitsandbytes",
-    "int8_per_channel_weight_only", "experts_int8", "fp8_per_channel",
-    "compressed-tensors", "gptq", "gptq_marlin", "auto_gptq", "awq", "awq_marlin", "auto_awq", "auto-round", "inc",
-    "fbgemm_fp8", "deepseek_v4_fp8", "modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "modelopt_mxfp8",
-    "hqq", "quark", "gpt_oss_mxfp4", "moe_wna16", "torchao", "gguf",
-]  # fmt: skip
-"""Those of the first two lines make weights smaller at load; the others (and some of these) name a checkpoint's own."""
+from quire.core.config.quantization import QuantizationConfig, QuantizationName
+
 ModelImplementation = Literal["auto", "quire", "transformers"]
 TokenizerMode = Literal["auto", "hf", "slow", "mistral"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
@@ -66,7 +60,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         Meta(description="Type of weights and activations; auto takes the checkpoint's own."),
     ] = "auto"
     quantization: Annotated[
-        Quantization | None,
+        QuantizationName | None,
         Meta(
             description="Make weights of linear layers smaller as they are loaded: int8, fp8 (fp8_per_block, "
             "fp8_per_tensor), mxfp8, int4, mxfp4, or bitsandbytes (NF4). Quantised checkpoints are read without it; "
@@ -75,12 +69,20 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
                 "aliases": ["-q"],
                 "otherwise": "docs/quantization.md lists the formats that are read, and those that are made at load.",
                 "refused": {
-                    "online": "Name the format itself, such as int8 or fp8_per_block; it is that of all linear layers.",
                     "nvfp4_per_token": "It rounds activations to 4 bits, which no kernel here does: take mxfp4.",
                     "fp_quant": "It turns weights by a transform, which is not read: take mxfp4.",
                     "humming": "It names kernels of GPUs; leave the option out, and the checkpoint's format is read.",
                 },
             },
+        ),
+    ] = None
+    quantization_config: Annotated[
+        QuantizationConfig | None,
+        Meta(
+            description="Make weights smaller by kind of layer: linear and moe (routed experts) are values of "
+            '--quantization or {"weight": null}, ignore lists layers that stay as they are, by names, re:... or *; '
+            "targets instead gives names and patterns a value each.",
+            extra={"parse": "json"},
         ),
     ] = None
     model_impl: Annotated[

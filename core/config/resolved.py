@@ -6,9 +6,10 @@ from msgspec import Struct
 
 from quire.core.config.cache import CacheConfig, HashAlgorithm
 from quire.core.config.load import LoadConfig
-from quire.core.config.model import LogprobsMode, ModelImplementation, Quantization
+from quire.core.config.model import LogprobsMode, ModelImplementation
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig, ExpertPlacement
+from quire.core.config.quantization import Quantization
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace, Layout
 

@@ -135,7 +135,7 @@ def _read_runs(
     context: ModelContext, parts: list[Part], in_features: int, bias: bool
 ) -> list[tuple[LinearWeight, Tensor | None]]:
     """Weight [outputs of some parts, in] and bias of each product with the same input."""
-    biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard in parts] if bias else []
+    biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard, _ in parts] if bias else []
     weights = [context.scheme.read_weight(context, part, in_features) for part in parts]
     return [
         (cuts.join(weights[run], context.dtype), torch.cat(biases[run]) if bias else None) for run in cuts.runs(weights)

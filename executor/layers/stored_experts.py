@@ -48,13 +48,13 @@ class SeparateExperts:
 
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         """See `StoredExperts`."""
-        name = self.name.format(index)
+        name, mixture = self.name.format(index), _mixture(self.name) if "{}" in self.name else ""
         first = [f"{name}.{part}" for part in (self.gate, self.up) if part is not None]
         return _expert(
             context,
             context,
-            [Part(part, shape.size, shard) for part in first],
-            Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop)),
+            [Part(part, shape.size, shard, mixture) for part in first],
+            Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop), mixture),
             shape,
             self._biases(context, shape, name, [f"{part}.bias" for part in first], shard),
         )
@@ -89,6 +89,7 @@ class FusedExperts:
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         """See `StoredExperts`."""
         _, hidden_size, size = shape
+        mixture = _mixture(self.gate_up, self.down)
         gate_up = self._weight(context, self.gate_up, shape, index, (2 * size, hidden_size))
         gate, up = self._halves(gate_up)
         down = self._weight(context, self.down, shape, index, (hidden_size, size))
@@ -96,8 +97,8 @@ class FusedExperts:
         return _expert(
             context,
             own,
-            [Part(part, size, shard) for part in ("gate", "up")],
-            Part("down", hidden_size, Shard(1, shard.start, shard.stop)),
+            [Part(part, size, shard, mixture) for part in ("gate", "up")],
+            Part("down", hidden_size, Shard(1, shard.start, shard.stop), mixture),
             shape,
             self._biases(context, shape, index, shard),
         )
@@ -171,6 +172,13 @@ class Mxfp4Experts(FusedExperts):
         stored, own = (num_experts, out, inputs // MX_GROUP), Shard(0, index, index + 1)
         blocks = context.read(f"{name}_blocks", (*stored, MX_GROUP // 2), own, torch.uint8)
         return mxfp4(blocks[0].flatten(1), context.read(f"{name}_scales", stored, own, torch.uint8)[0])
+
+
+def _mixture(*names: str) -> str:
+    """The name of all experts together, as vLLM has it: that of the module which has all of theirs, with `experts`."""
+    parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    common = ".".join(one for one, *others in parts if set(others) <= {one})
+    return f"{common.removesuffix('.experts')}.experts"
 
 
 def _expert(

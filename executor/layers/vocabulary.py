@@ -97,7 +97,7 @@ class VocabularyWeight:
         return cuts.with_outputs(rows, self.num_rows)
 
     def _read_head(self) -> tuple[LinearWeight, Tensor | None]:
-        return self._context.scheme.for_head(self._read()), self._read_bias()
+        return self._context.scheme.for_head(self._read(), self._part), self._read_bias()
 
     def _read_bias(self) -> Tensor | None:
         """Of the rank's rows; zeros where a row is past the end."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.core.config.load import LoadConfig
-from quire.core.config.model import Quantization
 from quire.core.config.parallel import ExpertPlacement
+from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.core.wire.gguf_table import read_gguf_table
 from quire.executor.weights.dummy import DummyWeights

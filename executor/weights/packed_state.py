@@ -19,8 +19,8 @@ from torch import Tensor
 
 import quire.executor
 import quire.ops
-from quire.core.config.model import Quantization
 from quire.core.config.parallel import ExpertPlacement
+from quire.core.config.quantization import Quantization, in_words, quantization_flags
 from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.packing import ReadExperts, ReadLinear, ReadProducts
@@ -156,7 +156,7 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
         (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),
         (
             config.quantization not in (None, quantization),
-            f"was packed with --quantization {quantization or 'none'}: start without the option.",
+            f"was packed with --quantization {in_words(quantization)}: start without the option.",
         ),
         (
             manifest.model != model_digest(config.spec),
@@ -186,7 +186,7 @@ def _remedy(manifest: Manifest) -> str:
         flags += f" --pipeline-parallel-size {len(manifest.layers_by_stage)}"
         partition = f"QUIRE_PP_LAYER_PARTITION={_joined(manifest.layers_by_stage)} "
     flags += experts_flags(manifest.expert_placement).removeprefix("with")
-    flags += f" --quantization {manifest.quantization}" if manifest.quantization else ""
+    flags += quantization_flags(manifest.quantization)
     return f"To pack it again: {partition}quire pack {manifest.source} --output FOLDER{flags}"
 
 

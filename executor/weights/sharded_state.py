@@ -12,8 +12,8 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from quire.core.config.model import Quantization
 from quire.core.config.parallel import ExpertPlacement
+from quire.core.config.quantization import Quantization, in_words
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.freed_memory import FreedMemory
 from quire.executor.weights.names import HubNames
@@ -80,8 +80,8 @@ class ShardedWeights:
             )
         if manifest.quantization != quantization:
             raise ModelLoadError(
-                f"{folder} was saved with --quantization {manifest.quantization or 'none'}, and this start has "
-                f"{quantization or 'none'}: a rank then reads other shards. Start with the same, or save it again."
+                f"{folder} was saved with --quantization {in_words(manifest.quantization)}, and this start has "
+                f"{in_words(quantization)}: a rank then reads other shards. Start with the same, or save it again."
             )
         if manifest.expert_placement != expert_placement:
             raise ModelLoadError(

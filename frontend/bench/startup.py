@@ -117,7 +117,7 @@ def _weights_bytes(args: EngineArgs, folder: Path) -> int | None:
     """Bytes of the host's memory that the weights take; None if unknown."""
     if device.choose(args.device.device) != "cpu":
         return 0
-    if args.model.quantization is not None:
+    if args.model.quantization is not None or args.model.quantization_config is not None:
         return sum(rank.weights_bytes for rank in plan_load(args)[1].ranks)
     return checkpoint_bytes(folder) or None
 

@@ -180,8 +180,9 @@ class Field:
         wrong = re.match(r"Invalid enum value (.*) - at `\$\.(\w+)`", text)
         if wrong and isinstance(self.kind, mi.StructType):
             [kind] = [each.type for each in self.kind.fields if each.name == wrong[2]]
-            if isinstance(kind, mi.LiteralType):
-                return f"{wrong[2]}: choose from {', '.join(map(str, kind.values))}"
+            for each in kind.types if isinstance(kind, mi.UnionType) else [kind]:
+                if isinstance(each, mi.LiteralType):
+                    return f"{wrong[2]}: choose from {', '.join(map(str, each.values))}"
         return text.lower().replace("`", "")
 
 

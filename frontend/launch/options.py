@@ -9,6 +9,7 @@ from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig
+from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace
@@ -68,7 +69,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         max_model_len=max_model_len,
         fit_max_model_len=fit,
         seed=args.model.seed,
-        quantization=args.model.quantization or ("bitsandbytes" if args.load.load_format == "bitsandbytes" else None),
+        quantization=_quantization(args),
         expert_placement=expert_placement(args.parallel),
         cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size or 1,
         eplb=(args.parallel.eplb_config or EplbConfig()) if args.parallel.enable_eplb else None,
@@ -84,6 +85,15 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         # Offline work has all its requests at the start; a server's first ones are seldom many.
         first_touch_seconds=4.0 if usage == "llm" else 1.0,
     )
+
+
+def _quantization(args: EngineArgs) -> Quantization | None:
+    asked = args.model.quantization or ("bitsandbytes" if args.load.load_format == "bitsandbytes" else None)
+    if args.model.quantization_config is not None:
+        return args.model.quantization_config.over(asked)
+    if asked == "online":
+        raise ConfigError("--quantization online needs --quantization-config; or name a format, such as int8.")
+    return asked
 
 
 def _absolute(profiler: ProfilerConfig | None) -> ProfilerConfig:

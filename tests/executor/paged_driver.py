@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire import ops
 from quire.core.config.load import LoadConfig
-from quire.core.config.model import Quantization
 from quire.core.config.parallel import ExpertPlacement, ExpertPlacementStrategy
+from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.memory.kv_layout import KVLayout

@@ -100,10 +100,14 @@ def load_experts(context: ModelContext, name: str, form: ExpertsForm, top_k: int
     if isinstance(context.scheme, Gguf) and not form.is_interleaved and not form.has_bias:
         return Experts(context, SeparateExperts(f"{name}.{{}}"), form.shape, top_k, form.activation)
     stored = FusedExperts(
-        GATE_UP, DOWN, is_transposed=form.is_transposed, is_interleaved=form.is_interleaved, has_bias=form.has_bias
+        f"{name}.{GATE_UP}",
+        f"{name}.{DOWN}",
+        is_transposed=form.is_transposed,
+        is_interleaved=form.is_interleaved,
+        has_bias=form.has_bias,
     )
     # Tensors that are made of others as they are read are made once for all experts.
-    held = replace(context, weights=_Held(context, name, _own_rows(context, form.shape.num_experts)))
+    held = replace(context, weights=_Held(context, _own_rows(context, form.shape.num_experts)))
     return Experts(held, stored, form.shape, top_k, form.activation)
 
 
@@ -120,9 +124,8 @@ class _Held:
 
     shapes = None
 
-    def __init__(self, context: ModelContext, name: str, rows: Shard) -> None:
+    def __init__(self, context: ModelContext, rows: Shard) -> None:
         self._context = context
-        self._name = name
         self._rows = rows
         self._tensors: dict[str, Tensor] = {}
 
@@ -130,12 +133,12 @@ class _Held:
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         if name not in self._tensors:
-            self._tensors[name] = self._context.weights.read(f"{self._name}.{name}", shape, self._rows, dtype)
+            self._tensors[name] = self._context.weights.read(name, shape, self._rows, dtype)
         assert shard is not None, "experts are read one by one"
         return self._tensors[name][shard.start - self._rows.start : shard.stop - self._rows.start]
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
-        return self._context.weights.find(f"{self._name}.{name}", otherwise)
+        return self._context.weights.find(name, otherwise)
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return StoredRows(self, layer, out_features)

@@ -1,5 +1,6 @@
 """The scheme of a checkpoint that is quantised already: its layers as they are, without rounding again."""
 
+import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ class Layout(Protocol):
 
 
 class Exclusions:
-    """Layers that a config leaves unquantised, by names, beginnings, parts or patterns (`re:…`, or with `*`)."""
+    """Layers that a config leaves unquantised, by names, beginnings, parts or patterns (`re:…`, or as a shell's)."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -46,7 +47,7 @@ class Exclusions:
 def _pattern(name: str) -> str:
     if name.startswith("re:"):
         return f"^(?:{name.removeprefix('re:')})"
-    return rf"(?:^|\.){re.escape(name).replace(re.escape('*'), '.*')}(?:$|\.)"
+    return rf"(?:^|\.){fnmatch.translate(name)[:-2]}(?:$|\.)"  # without its end, `\Z`
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class CheckpointFormat:
     dtype: torch.dtype = torch.float32
 
     def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
-        name, out_features, shard = part
+        name, out_features, shard, _ = part
         stored = source.locate(name, out_features)
         first, last = (shard.start, shard.stop) if shard.dim == 0 else (0, out_features)
         rows, index = range(first, last), None
@@ -95,7 +96,7 @@ class CheckpointFormat:
             return source.read(name, (part.out_features, in_features), part.shard)
         return self.read_weight(source, part, in_features)
 
-    def for_head(self, rows: LinearWeight) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
         return rows
 
     def _layout(self, layer: StoredLayer) -> Layout | None:

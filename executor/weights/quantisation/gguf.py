@@ -66,7 +66,7 @@ class Gguf:
     def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
         return self.read_weight(source, part, in_features)
 
-    def for_head(self, rows: LinearWeight) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
         return rows
 
     def _format(self, source: TensorSource, part: Part) -> BlockFormat | None:

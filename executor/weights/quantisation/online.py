@@ -69,7 +69,7 @@ class Online:
     def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
         return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard)
 
-    def for_head(self, rows: LinearWeight) -> QuantisedWeight:
+    def for_head(self, rows: LinearWeight, part: Part) -> QuantisedWeight:
         """Of one byte a number in all forms: what is rounded here shows in every logit."""
         assert isinstance(rows, Tensor), "see read_rows"
         return to_int8(rows)

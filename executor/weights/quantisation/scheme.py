@@ -20,11 +20,13 @@ class Part(NamedTuple):
         name: the layer's, without `.weight`.
         out_features: the whole layer's outputs.
         shard: this rank's part of its weight [out, in]: some outputs (dimension 0), or some inputs (dimension 1).
+        mixture: the name of the experts of which one has the layer; empty for all other layers.
     """
 
     name: str
     out_features: int
     shard: Shard
+    mixture: str = ""
 
 
 class LinearScheme(Protocol):
@@ -42,6 +44,6 @@ class LinearScheme(Protocol):
         """This rank's rows of an embedding or a language-model head, as the checkpoint has them."""
         ...
 
-    def for_head(self, rows: LinearWeight) -> LinearWeight:
-        """What `read_rows` gave, as a head keeps it; and an embedding, if its weight is the head's."""
+    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+        """What `read_rows` gave of `part`, as a head keeps it; and an embedding, if its weight is the head's."""
         ...

@@ -1,6 +1,7 @@
 """Chooses the scheme of a model's linear layers."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import Any
 
 import torch
 
-from quire.core.config.model import Quantization
+from quire.core.config.quantization import Quantization, QuantizationConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantisation.by_layer import ByLayer
 from quire.executor.weights.quantisation.fields import mapping
 from quire.executor.weights.quantisation.formats import NAMES, canonical, read_format
 from quire.executor.weights.quantisation.gguf import Gguf
-from quire.executor.weights.quantisation.online import ONLINE
+from quire.executor.weights.quantisation.online import ONLINE, Online
 from quire.executor.weights.quantisation.scheme import LinearScheme
 from quire.executor.weights.quantisation.unquantised import Unquantised
 
@@ -27,7 +29,12 @@ OF_GGUF = "gguf"
 CONFIG_FIELDS = ("quantization_config", "compression_config")
 """Of config.json, that tell a checkpoint's format."""
 
-_ALIASES = {"int8_per_channel_weight_only": "int8", "experts_int8": "int8", "fp8_per_channel": "fp8"}
+_ALIASES = {
+    **dict.fromkeys(("int8_per_channel_weight_only", "experts_int8", "int8_per_channel_static"), "int8"),
+    **dict.fromkeys(("fp8_per_channel", "fp8_per_channel_static"), "fp8"),
+    "fp8_per_tensor_static": "fp8_per_tensor",
+    "fp8_per_block_static": "fp8_per_block",
+}
 _SEVERAL = {"moe_wna16": ("gptq", "awq"), "mxfp8": ("fp8", "modelopt")}
 """Names that checkpoints of several formats have."""
 
@@ -42,11 +49,13 @@ def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearS
         ModelLoadError: the checkpoint is quantised in a way that is not read, or `quantization` names another one.
     """
     method, config = own_config(spec)
-    online = ONLINE.get(_ALIASES.get(quantization, quantization)) if quantization is not None else None
-    if online is not None:
-        online = dataclasses.replace(online, plain=set())  # the names of a model's own layers
     if method is None or (method == OF_EXPERTS and quantization not in (None, OF_EXPERTS)):
-        return _made_at_load(spec, quantization, online)
+        return _made_at_load(spec, quantization)
+    if isinstance(quantization, QuantizationConfig):
+        raise ModelLoadError(
+            f"{spec.name} is quantised ({method}), and --quantization-config is for weights of 16 or 32 bits: leave "
+            "the option out, or take the unquantised checkpoint."
+        )
     if method == OF_GGUF:
         if quantization not in (None, OF_GGUF):
             raise ModelLoadError(f"{spec.name} is quantised as its GGUF file is: drop --quantization {quantization}.")
@@ -102,12 +111,28 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         raise ModelLoadError(f"{path} is no JSON object ({error}). Download it again.") from None
 
 
-def _made_at_load(spec: ModelSpec, quantization: Quantization | None, online: LinearScheme | None) -> LinearScheme:
+def _made_at_load(spec: ModelSpec, quantization: Quantization | None) -> LinearScheme:
     if quantization is None:
         return Unquantised()
-    if online is None:
+    if isinstance(quantization, QuantizationConfig):
+        return _by_layer(quantization)
+    if _ALIASES.get(quantization, quantization) not in ONLINE:
         raise ModelLoadError(
             f"{spec.name} is not quantised, and --quantization {quantization} names a format of checkpoints: leave the "
             f"option out, or make the weights smaller with {' or '.join(ONLINE)}."
         )
-    return online
+    return _online(quantization)
+
+
+def _by_layer(config: QuantizationConfig) -> ByLayer:
+    formats = functools.cache(_online)  # layers of one format are counted together
+    linear, experts = (formats(each if isinstance(each, str) else None) for each in (config.linear, config.moe))
+    rules = {**dict.fromkeys(config.ignore), **(config.targets or {})}
+    return ByLayer(linear, experts, {name: formats(each) for name, each in rules.items()})
+
+
+def _online(name: str | None) -> Online | Unquantised:
+    """What makes weights smaller at load; None: nothing does. It has the names of a model's own layers."""
+    if name is None:
+        return Unquantised()
+    return dataclasses.replace(ONLINE[_ALIASES.get(name, name)], plain=set())

@@ -20,5 +20,5 @@ class Unquantised:
     def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
         return self.read_weight(source, part, in_features)
 
-    def for_head(self, rows: LinearWeight) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
         return rows

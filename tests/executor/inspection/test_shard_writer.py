@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.core.config.model import Quantization
+from quire.core.config.quantization import Quantization
 from quire.core.errors import ModelLoadError
 from quire.executor.inspection import shard_writer
 from quire.executor.weights.sharded_state import ShardedWeights, file_name

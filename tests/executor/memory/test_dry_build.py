@@ -14,7 +14,8 @@ from msgspec.structs import asdict
 
 from quire import ops
 from quire.core.config.load import LoadConfig
-from quire.core.config.model import ModelConfig, Quantization
+from quire.core.config.model import ModelConfig
+from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import ModelSpec, SchedulerLimits
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.memory.plan import workspace_bytes

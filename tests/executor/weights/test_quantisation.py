@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.core.config.load import LoadConfig
-from quire.core.config.model import Quantization
+from quire.core.config.quantization import Quantization
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.registry import build_model
@@ -89,8 +89,8 @@ class Widened(Online):
         weight = super().read_weight(source, part, in_features)
         return widened(weight) if isinstance(weight, QuantisedWeight) else weight
 
-    def for_head(self, rows: LinearWeight) -> Tensor:
-        return widened(super().for_head(rows))
+    def for_head(self, rows: LinearWeight, part: Part) -> Tensor:
+        return widened(super().for_head(rows, part))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,6 +10,7 @@ from quire.core.config.cache import CacheConfig
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import EplbConfig, ParallelConfig
+from quire.core.config.quantization import QuantizationConfig, quantization_flags
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig
@@ -35,6 +36,32 @@ def test_states_are_kept_at_the_ends_of_blocks_and_for_the_prefix_cache_alone() 
         resolve_cache(mamba_block_size=40)
     with pytest.raises(ConfigError, match="--no-enable-prefix-caching turns off"):
         resolve_cache(mamba_block_size=48, enable_prefix_caching=False)
+
+
+@pytest.mark.parametrize(
+    ("base", "config", "message"),
+    [
+        ("online", None, "online needs --quantization-config"),
+        (None, {"ignore": ["lm_head"]}, "names no format: give it linear, moe or targets, or give --quantization"),
+        ("int8", {"targets": {"o_proj": "fp8"}}, "leave --quantization int8 out"),
+        ("gptq", {"moe": "fp8"}, "--quantization gptq names a format of checkpoints"),
+        (None, {"targets": {"o_proj": "fp8"}, "moe": "fp8"}, "leave linear and moe out"),
+        (None, {"moe": {"activation": "mxfp8"}}, "moe: activation is not chosen by layer: leave it out"),
+        (None, {"moe": {"weight": "nvfp4"}}, r"quantization_config\.moe\.weight: Invalid enum value 'nvfp4'"),
+    ],
+)
+def test_formats_by_layer_that_cannot_be_are_refused(
+    base: str | None, config: dict[str, Any] | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(EngineArgs.from_flat(quantization=base, quantization_config=config), SPEC, "server")
+
+
+def test_formats_by_layer_have_those_of_all_layers_below_them() -> None:
+    config = {"linear": {"activation": None}, "moe": {"weight": None}, "ignore": ["lm_head"]}
+    asked = resolve(EngineArgs.from_flat(quantization="int8", quantization_config=config), SPEC, "server").quantization
+    assert asked == QuantizationConfig(linear="int8", ignore=["lm_head"])
+    assert quantization_flags(asked) == """ --quantization-config '{"ignore":["lm_head"],"linear":"int8"}'"""
 
 
 def test_ranks_that_do_not_divide_the_heads_are_refused_before_any_is_started() -> None:

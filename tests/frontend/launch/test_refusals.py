@@ -104,7 +104,6 @@ def test_a_flag_without_its_value_is_told(capsys: pytest.CaptureFixture[str]) ->
     [
         ("load-format", "runai_streamer", "use safetensors"),
         ("tokenizer-mode", "kimi_k3", "--chat-template"),
-        ("quantization", "online", "Name the format itself"),
         ("quantization", "nvfp4_per_token", "take mxfp4"),
     ],
 )
@@ -114,6 +113,11 @@ def test_a_value_of_vllms_is_refused_with_what_to_use(
     assert instead in refusal(f"--{flag} {value}", capsys)
     with pytest.raises(ConfigError, match=instead):
         EngineArgs.from_flat(**{flag.replace("-", "_"): value})
+
+
+def test_a_wrong_format_of_some_layers_is_refused_with_all_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = refusal("--quantization-config.linear int3", capsys)
+    assert "linear: choose from bitsandbytes, experts_int8, fp8, " in refused
 
 
 def test_keywords_that_ask_for_nothing_are_left_out() -> None:

@@ -1,0 +1,70 @@
+"""Weights that are made smaller at load in formats that differ by kind of layer, or by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.core.logging import get_logger
+from quire.executor.weights.quantisation.checkpoint_format import Exclusions
+from quire.executor.weights.quantisation.online import Online
+from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantisation.unquantised import Unquantised
+from quire.executor.weights.readers import TensorSource
+from quire.ops.backend import LinearWeight
+
+logger = get_logger(__name__)
+
+Scheme = Online | Unquantised
+
+
+@dataclass(frozen=True)
+class ByLayer:
+    """See `LinearScheme`. Embeddings are as the checkpoint has them.
+
+    Attributes:
+        linear: of layers that no rule names. The language-model head is one of these.
+        experts: of routed experts that no rule names. All of a layer are named by their mixture, `….experts`.
+        rules: of the layers that a name or pattern is for; see `Exclusions`.
+        used: the names and patterns that were for a layer.
+    """
+
+    linear: Scheme
+    experts: Scheme
+    rules: Mapping[str, Scheme]
+    used: set[str] = field(default_factory=set, compare=False)
+
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        names = [part.mixture] if part.mixture else [part.name, source.locate(part.name, part.out_features).name]
+        scheme = self._scheme(names, self.experts if part.mixture else self.linear)
+        return scheme.read_weight(source, part, in_features)
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return Unquantised().read_numbers(source, part, in_features, dtype)
+
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+        return Unquantised().read_weight(source, part, in_features)
+
+    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+        return self._scheme([part.name, "lm_head"], self.linear).for_head(rows, part)
+
+    def say_plain(self) -> None:
+        """See `Online.say_plain`; and warns of names and patterns that are for no layer."""
+        for scheme in {id(each): each for each in (self.linear, self.experts, *self.rules.values())}.values():
+            if isinstance(scheme, Online):
+                scheme.say_plain()
+        for name in self.rules.keys() - self.used:
+            logger.warning("--quantization-config: no linear layer and no experts are called %s", name)
+
+    def _scheme(self, names: Sequence[str], otherwise: Scheme) -> Scheme:
+        found = {
+            rule: scheme for rule, scheme in self.rules.items() if any(name in Exclusions([rule]) for name in names)
+        }
+        self.used.update(found)
+        if len(found) > 1:
+            raise ModelLoadError(
+                f"--quantization-config: {' and '.join(found)} are both for the layer {names[0]}; let one name it."
+            )
+        return next(iter(found.values()), otherwise)
