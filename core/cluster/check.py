@@ -210,11 +210,17 @@ class CheckHead:
     # ----------------------------------------------------------------------------------------------------- messages
 
     def _on_frames(self, channel: int, frames: list[bytes]) -> None:
-        identity, kind, payload = frames
+        identity, *said = frames
         peer = _Peer(channel, identity)
-        if kind != CHECK:  # a headless node of a server, which waits
+        try:
+            kind, payload = said
+            message = self._decoder.decode(payload) if kind == CHECK else None
+        except (ValueError, msgspec.DecodeError) as error:
+            self._refuse(peer, f"A node says what node 0 cannot read ({error}); install one version of Quire on all.")
             return
-        match self._decoder.decode(payload):
+        match message:
+            case None:  # a headless node of a server waits
+                pass
             case Hello() as hello:
                 self._on_hello(peer, hello)
             case Measured(value):
@@ -226,7 +232,7 @@ class CheckHead:
 
     def _on_hello(self, peer: _Peer, hello: Hello) -> None:
         own, facts = self._report.facts, hello.report.facts
-        [rank] = facts.ranks
+        rank = facts.ranks[0] if len(facts.ranks) == 1 else -1
         seconds_apart = hello.clock - time.time()
         before = self._nodes.get(rank)
         if facts.num_ranks != own.num_ranks or not 0 < rank < own.num_ranks:
@@ -236,15 +242,19 @@ class CheckHead:
         else:
             problem = None
         if problem is not None:
-            self._refused[peer] = sentence = f"{_name(hello.report)}: {problem}"
-            logger.error("%s", sentence)
-            self._tell(peer, Verdict([sentence]))
+            self._refuse(peer, f"{_name(hello.report)}: {problem}")
             return
         if before is None or before.peer != peer:
             logger.info("%s is there", facts)
             self._nodes[rank] = _Node(peer, hello, seconds_apart)
             self._changed.set()
         self._tell(peer, Welcome())
+
+    def _refuse(self, peer: _Peer, sentence: str) -> None:
+        if self._refused.get(peer) != sentence:
+            self._refused[peer] = sentence
+            logger.error("%s", sentence)
+        self._tell(peer, Verdict([sentence]))
 
     def _node_of(self, peer: _Peer) -> _Node | None:
         return next((node for node in self._nodes.values() if node.peer == peer), None)

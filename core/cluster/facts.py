@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 import socket
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +15,10 @@ from msgspec import Struct
 CLOCKS_APART_SECONDS = 5.0
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.quire")
 _HEAD_BYTES = 1 << 20
+_PACKAGES = ("torch", "transformers", "xgrammar", "llguidance", "outlines-core", "lm-format-enforcer")
+"""Those that workers compute results or masks with."""
+_SOURCES, _SOURCE_ENDINGS = ("core", "executor", "ops"), (".py", ".cpp", ".h")
+_DIGITS = 12  # hexadecimal ones, of a digest that people compare
 
 
 Part = Literal["workers", "engines", "servers"]
@@ -44,8 +50,8 @@ class NodeFacts(Struct, array_like=True, frozen=True):
     num_ranks: int  # in the whole cluster
     address: str  # for other nodes
     hostname: str
-    quire: str  # version
-    torch: str  # version
+    quire: str  # version, and after a + the digest of its files
+    packages: dict[str, str]  # versions by name, of those that are installed
     digest: str  # of the checkpoint; see `digest_of`
     settings: dict[str, str] = {}  # by flag: what node 0 does not decide, and must have with the same value
 
@@ -66,8 +72,8 @@ class NodeFacts(Struct, array_like=True, frozen=True):
             num_ranks=num_ranks,
             address=address,
             hostname=socket.gethostname(),
-            quire=_version("quire"),
-            torch=_version("torch"),
+            quire=f"{_version('quire') or 'none'}+{digest_of_sources()[:_DIGITS]}",
+            packages={name: found for name in _PACKAGES if (found := _version(name)) is not None},
             digest="" if folder is None else digest_of(folder),
             settings=settings or {},
         )
@@ -95,11 +101,19 @@ def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | No
         )
     if node.num_ranks != head.num_ranks:
         return f"It was started with {size} {node.num_ranks}, and node 0 with {head.num_ranks}; use one number."
-    if not all(0 <= rank < head.num_ranks and rank not in head.ranks for rank in node.ranks):
-        return f"Its {number} gives it number {name_ranks(node.ranks)}, which node 0 has or nobody can have."
-    for name, theirs, ours in (("Quire", node.quire, head.quire), ("torch", node.torch, head.torch)):
-        if theirs != ours:
-            return f"It runs {name} {theirs}, and node 0 {name} {ours}; install one version on all nodes."
+    has_one = len(node.ranks) == 1 or (head.part != "workers" and len(node.ranks) > 1)
+    if not has_one or not all(0 <= rank < head.num_ranks and rank not in head.ranks for rank in node.ranks):
+        numbers = name_ranks(node.ranks) or "none"
+        return f"Its {number} gives it number {numbers}, which node 0 has or nobody can have."
+    if node.quire != head.quire:
+        return (
+            f"It runs Quire {node.quire}, and node 0 Quire {head.quire} (after the + is a digest of Quire's files); "
+            "install one version on all nodes."
+        )
+    for name, ours in head.packages.items():
+        if (theirs := node.packages.get(name)) != ours:
+            has = f"no {name}" if theirs is None else f"{name} {theirs}"
+            return f"It runs {has}, and node 0 {name} {ours}; install one version on all nodes."
     if node.digest != head.digest:
         return "Its checkpoint has other settings or weights than node 0's; copy the same files to all nodes."
     for flag, value in head.settings.items():
@@ -128,8 +142,24 @@ def digest_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _version(package: str) -> str:
+def digest_of_sources() -> str:
+    """SHA-256 over the files of Quire that a node runs, by name and content: what nodes say to each other, and what
+    workers compute. Node 0 alone runs the others. Two commits may have one version, and differ in all of that."""
+    digest = hashlib.sha256()
+    for package in _SOURCES:
+        spec = find_spec(f"quire.{package}")
+        assert spec is not None
+        for root in spec.submodule_search_locations or ():
+            found = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
+            for path in sorted(path for path in found if path.endswith(_SOURCE_ENDINGS)):
+                with open(path, "rb", buffering=0) as file:  # hundreds of files: a start should not wait for them
+                    content = file.read()
+                digest.update(f"{package}{path[len(root) :]} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "none"
+        return None

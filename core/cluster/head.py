@@ -38,7 +38,7 @@ from quire.core.wire.protocol import FailureCause
 logger = get_logger(__name__)
 
 REMINDER_SECONDS = 10.0
-STRANGERS_SECONDS = 60.0
+SELDOM_SECONDS = 60.0
 
 
 class NodeListener(Protocol):
@@ -119,6 +119,21 @@ class NodeLink:
             self._channel.send([self._identity, WORKER, message])
 
 
+class _Seldom:
+    """Something that is said once a minute at most, however often it happens."""
+
+    def __init__(self) -> None:
+        self._said_at = -SELDOM_SECONDS
+
+    def is_due(self) -> bool:
+        """Whether it is said now."""
+        now = time.monotonic()
+        if now - self._said_at < SELDOM_SECONDS:
+            return False
+        self._said_at = now
+        return True
+
+
 class ClusterHead:
     """Takes nodes in until all are there, and watches them until `close`. Use from one event loop.
 
@@ -139,7 +154,7 @@ class ClusterHead:
         self._said = (0.0, "")  # the last reminder, and when: CLOCK_MONOTONIC seconds
         self._decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
         self._num_strangers = 0
-        self._strangers_at = 0.0
+        self._strangers, self._unread = _Seldom(), _Seldom()
         try:
             self._channel = bind_router(f"tcp://{start.address}", start.keys, self._on_frames, self._on_stranger)
         except zmq.ZMQError as error:
@@ -215,17 +230,21 @@ class ClusterHead:
     # ----------------------------------------------------------------------------------------------------- messages
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        identity, kind, payload = frames
+        identity, *said = frames
         node = self._nodes.get(identity)
         if node is not None:
             node.silence.broken()
-        if kind == CHECK:  # of a `quire check-cluster` that should have met another one; it gives up by itself
+        try:
+            kind, payload = said
+            message = None if kind in (CHECK, WORKER) else self._decoder.decode(payload)
+        except (ValueError, msgspec.DecodeError) as error:
+            self._on_unreadable(identity, node, error)
             return
-        if kind == WORKER:
-            if node is not None and node.listener is not None:
-                node.listener.on_output(payload)
-            return
-        match self._decoder.decode(payload):
+        if kind == WORKER and node is not None and node.listener is not None:
+            node.listener.on_output(payload)
+        match message:
+            case None:  # a `quire check-cluster`, which should have met another one, gives up by itself
+                pass
             case Join() as join:
                 self._on_join(identity, join)
             case Beat():
@@ -273,16 +292,26 @@ class ClusterHead:
         logger.error("%s is refused: %s", facts, reason)
         self._channel.send([identity, *control(Refused(reason))])
 
+    def _on_unreadable(self, identity: bytes, node: NodeLink | None, error: Exception) -> None:
+        reason = (
+            f"It says what node 0 cannot read ({error}), as another version of Quire may; install one version on all "
+            "nodes."
+        )
+        if node is not None:
+            self._lose(identity, reason, "other")
+            return
+        if self._unread.is_due():
+            logger.error("a node is refused: %s", reason)
+        self._channel.send([identity, *control(Refused(reason))])
+
     def _node_of(self, ranks: list[int]) -> NodeLink | None:
         return next((node for node in self._nodes.values() if set(node.facts.ranks) & set(ranks)), None)
 
     def _on_stranger(self) -> None:
         """Says seldom that somebody without the token was here: a scanner must not fill the log."""
         self._num_strangers += 1
-        now = time.monotonic()
-        if self._strangers_at and now - self._strangers_at < STRANGERS_SECONDS:
+        if not self._strangers.is_due():
             return
-        self._strangers_at = now
         logger.warning(
             "somebody without the join token was turned away at %s (%d so far); if it is a node, give it the same "
             "QUIRE_JOIN_TOKEN",

@@ -71,7 +71,7 @@ class Probe:
             line.close()
 
     def _answer(self, frames: list[bytes]) -> None:
-        identity, payload = frames
+        identity, payload, *_ = frames
         self._channel.send([identity, payload if len(payload) <= len(_PING) else b""])
 
 

@@ -86,7 +86,8 @@ def as_text(findings: "Findings") -> Iterator[str]:
     for rank, report in findings.reports.items():
         facts = report.facts
         apart = f"{findings.seconds_apart[rank]:+z.1f} s" if rank else "0"
-        host = (facts.hostname, facts.address, facts.quire, facts.torch, facts.digest[:8] or "-")
+        torch, checkpoint = facts.packages.get("torch", "none"), facts.digest[:8] or "-"
+        host = (facts.hostname, facts.address, facts.quire, torch, checkpoint)
         rows.append((str(rank), *host, apart, _free_memory(report), report.devices))
     yield from columns(rows)
     yield from _matrix(findings, "latency", "Median round trip in ms, from the row's node to the column's", 1e3)

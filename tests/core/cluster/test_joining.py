@@ -7,24 +7,26 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from quire.core.cluster import silence
-from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.facts import NodeFacts, digest_of_sources
 from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.membership import Membership
-from quire.core.cluster.messages import HeadStart, ShareFile, StartWorkers
+from quire.core.cluster.messages import CONTROL, HeadStart, Refused, ShareFile, StartWorkers, ToNode
 from quire.core.errors import ConfigError, EngineError, HostLostError
-from quire.core.wire.channel import CurveKeys
+from quire.core.wire.channel import CurveKeys, connect_dealer
 from tests.servers import free_port
 
 KEYS = JoinToken("t" * 32).keys()
-HEAD = NodeFacts("workers", [0], 2, "127.0.0.1", "here", "1.0", "2.13", "d1")
-NODE = NodeFacts("workers", [1], 2, "127.0.0.2", "there", "1.0", "2.13", "d1")
+HEAD = NodeFacts("workers", [0], 2, "127.0.0.1", "here", "1.0", {"torch": "2.13", "xgrammar": "0.2"}, "d1")
+NODE = NodeFacts("workers", [1], 2, "127.0.0.2", "there", "1.0", {"torch": "2.13", "xgrammar": "0.2"}, "d1")
 
 
 def run(test: Awaitable[None]) -> None:
@@ -100,9 +102,12 @@ def test_bytes_and_files_go_both_ways_in_order() -> None:
     ("facts", "reason"),
     [
         (replace(NODE, num_ranks=3), "--nnodes 3, and node 0 with 2"),
+        (replace(NODE, ranks=[]), "--node-rank gives it number none"),
+        (replace(NODE, ranks=[1, 1]), "--node-rank gives it number 1, 1"),
         (replace(NODE, ranks=[2]), "--node-rank gives it number 2, which node 0 has or nobody can have"),
         (replace(NODE, quire="1.1"), "It runs Quire 1.1, and node 0 Quire 1.0"),
-        (replace(NODE, torch="2.12"), "It runs torch 2.12, and node 0 torch 2.13"),
+        (replace(NODE, packages=HEAD.packages | {"torch": "2.12"}), "It runs torch 2.12, and node 0 torch 2.13"),
+        (replace(NODE, packages={"torch": "2.13"}), "It runs no xgrammar, and node 0 xgrammar 0.2"),
         (replace(NODE, digest="d2"), "other settings or weights"),
     ],
 )
@@ -115,6 +120,59 @@ def test_a_node_that_does_not_fit_is_told_why(facts: NodeFacts, reason: str, cap
 
     run(test())
     assert reason in caplog.text  # node 0 says it, too
+
+
+OLD_JOIN = ["join", ["workers", [1], 2, "127.0.0.2", "there", "0.0.1", "2.13", "d1"], 0.0]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[CONTROL, msgspec.msgpack.encode(OLD_JOIN)], [CONTROL], [CONTROL, b"", b""], [CONTROL, b"\xc1"], [b"what"]],
+    ids=["another-version", "one-frame", "three-frames", "no-messagepack", "another-kind"],
+)
+def test_whoever_says_what_cannot_be_read_is_told_so(frames: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        answers: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        async with head() as (cluster, address):
+            stranger = connect_dealer(f"tcp://{address}", KEYS, answers.put_nowait)
+            for _ in range(3):
+                stranger.send(frames)
+                kind, payload = await answers.get()
+                refused = msgspec.msgpack.decode(payload, type=ToNode)
+                assert kind == CONTROL
+                assert isinstance(refused, Refused)
+                assert "cannot read" in refused.reason
+                assert "install one version on all nodes" in refused.reason
+            stranger.close()
+            async with member(address) as (membership, _, running):
+                [node] = await cluster.all_joined()
+                node.listener = here = Heard()
+                membership._channel.send(frames)
+                assert "cannot read" in str(await here.lost.get())
+                await running
+
+    run(test())
+    assert caplog.text.count("a node is refused: It says what node 0 cannot read") == 1  # and not each time
+    assert "Traceback" not in caplog.text
+
+
+def test_a_node_is_told_of_another_version_by_a_digest_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [str(tmp_path / "a")]
+    found = SimpleNamespace(submodule_search_locations=places)
+    monkeypatch.setattr("quire.core.cluster.facts.find_spec", lambda name: found)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "kernel.cpp").write_text("int x;")
+    (tmp_path / "a" / "__init__.py").touch()
+    first = digest_of_sources()
+    (tmp_path / "a").rename(tmp_path / "c")
+    places[0] = str(tmp_path / "c")
+    (tmp_path / "c" / "__init__.pyc").write_text("bytecode")
+    assert digest_of_sources() == first
+    assert NodeFacts.of_this_host("workers", [0], 2, "", None).quire.endswith("+" + first[:12])
+    (tmp_path / "c" / "b" / "kernel.cpp").write_text("int y;")
+    assert digest_of_sources() != first
 
 
 def test_a_node_of_another_engine_is_refused_and_not_waited_for() -> None:

@@ -46,7 +46,7 @@ def run(test: Awaitable[None]) -> None:
 
 
 def facts(rank: int, num_ranks: int = 2) -> NodeFacts:
-    return NodeFacts("workers", [rank], num_ranks, f"127.0.0.{rank + 1}", f"host-{rank}", "1.0", "2.13", "d")
+    return NodeFacts("workers", [rank], num_ranks, f"127.0.0.{rank + 1}", f"host-{rank}", "1.0", {}, "d")
 
 
 async def start_agent(address: str, stderr: int | None) -> asyncio.subprocess.Process:

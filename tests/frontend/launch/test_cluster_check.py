@@ -51,7 +51,7 @@ def test_places_of_workers() -> None:
 
 
 def report(rank: int, ram_bytes: int, gpus: list[GPUMemory]) -> NodeReport:
-    facts = NodeFacts("workers", [rank], 2, f"10.0.0.{rank}", f"host-{rank}", "1", "2", "")
+    facts = NodeFacts("workers", [rank], 2, f"10.0.0.{rank}", f"host-{rank}", "1", {"torch": "2"}, "")
     return NodeReport(facts, "", ram_bytes, gpus)
 
 

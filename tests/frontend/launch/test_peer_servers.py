@@ -25,7 +25,7 @@ SETTINGS = {"--dtype": "bfloat16", "--max-num-batched-tokens": "64"}
 
 def facts(*engines: int, settings: dict[str, str] = SETTINGS) -> NodeFacts:
     address = f"127.0.0.{1 + engines[0]}"
-    return NodeFacts("servers", list(engines), 4, address, f"host-{engines[0]}", "1.0", "2.13", "d", settings)
+    return NodeFacts("servers", list(engines), 4, address, f"host-{engines[0]}", "1.0", {}, "d", settings)
 
 
 def run(test: Awaitable[None]) -> None:

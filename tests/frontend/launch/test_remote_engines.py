@@ -28,7 +28,7 @@ KEYS = JoinToken("t" * 32).keys()
 
 def facts(*engines: int) -> NodeFacts:
     address = f"127.0.0.{1 + engines[0]}"
-    return NodeFacts("engines", list(engines), 4, address, f"host-{engines[0]}", "1.0", "2.13", "d")
+    return NodeFacts("engines", list(engines), 4, address, f"host-{engines[0]}", "1.0", {}, "d")
 
 
 def engine(number: int) -> EngineConfig:
