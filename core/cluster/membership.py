@@ -62,7 +62,8 @@ class Membership:
     """One membership, from joining to its end. Use from one event loop.
 
     Args:
-        head: address and port of node 0.
+        head: node 0's name or address, and port. A name is looked up whenever a connection is tried, because node 0
+            may come back at another address.
         keys: of the join token.
         facts: this node's.
     """

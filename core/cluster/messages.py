@@ -158,7 +158,7 @@ class HeadStart(Struct, array_like=True, frozen=True):
 class NodeStart(Struct, array_like=True, frozen=True):
     """Everything that the process of a headless node is told at its start."""
 
-    head: str  # address and port of node 0
+    head: str  # node 0's name or address, and port; see `Membership`
     keys: CurveKeys
     facts: NodeFacts
     folder: str  # of the checkpoint on this host

@@ -17,6 +17,10 @@ MESSAGES_PER_TURN, SECONDS_PER_TURN = 64, 0.005
 """The most messages, and the most time, before the event loop's other work has its turn. Otherwise a peer that sends
 faster than we read would stop it."""
 
+CONNECT_SECONDS = 3.0
+"""How long a peer to come may leave a connection unanswered; another attempt looks its name up again. The system's own
+limit is two minutes."""
+
 OnMessage = Callable[[list[bytes]], None]
 
 
@@ -153,7 +157,8 @@ def connect_dealer(
     *,
     on_rebuff: Callable[[], None] | None = None,
 ) -> Channel:
-    """The end that connects; frames are [message]. The other may not have bound yet: ZeroMQ keeps trying.
+    """The end that connects; frames are [message]. The other may not have bound yet: ZeroMQ keeps trying, and looks the
+    name in `address` up each time, if it is one.
 
     Args:
         on_rebuff: called when the other end does not know our keys. With it, the channel keeps no messages for a peer
@@ -167,6 +172,7 @@ def connect_dealer(
     else:
         socket.setsockopt(zmq.RECONNECT_IVL, 200)  # perhaps for hours
         socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, int(1000 * CONNECT_SECONDS))
         attendants.append(_watch_handshakes(socket, on_rebuff))
     if keys is not None:
         socket.curve_serverkey = keys.server_public

@@ -63,7 +63,7 @@ def _port(parallel: ParallelConfig, data: int) -> int:
 
 def engines_head_start(parallel: ParallelConfig, folder: Path) -> HeadStart:
     """What a server is told whose other engines run on other hosts. Raises ConfigError as `head_start` does."""
-    address, port = _engines_address(parallel)
+    _, address, port = _engines_head(parallel)
     interface_of(address)
     ranks = [place.data for place in engine_places(parallel)]
     facts = NodeFacts.of_this_host("engines", ranks, parallel.data_parallel_size, address, folder)
@@ -77,8 +77,8 @@ def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingC
             "--headless with --data-parallel-size needs --nnodes and --node-rank, or --data-parallel-start-rank "
             "and --data-parallel-size-local: which engines this host runs."
         )
-    head, port = _engines_address(parallel)
-    address = own_address(head)
+    head, head_address, port = _engines_head(parallel)
+    address = own_address(head_address)
     interface_of(address)
     ranks = [place.data for place in engine_places(parallel)]
     facts = NodeFacts.of_this_host("engines", ranks, parallel.data_parallel_size, address, folder)
@@ -98,15 +98,15 @@ def companions(args: EngineArgs, config: EngineConfig, folder: Path, nodes: Engi
         return None
     if len(config.served_engines) == config.layout.data:
         return EnginesTogether(nodes)
-    head, port = _engines_address(args.parallel)
+    head, head_address, port = _engines_head(args.parallel)
     is_first = 0 in config.served_engines
-    address = head if is_first else own_address(head)
+    address = head_address if is_first else own_address(head_address)
     interface_of(address)
     facts = NodeFacts.of_this_host(
         "servers", list(config.served_engines), config.layout.data, address, folder, _shared_settings(args, config)
     )
     if is_first:
-        return FirstServer(HeadStart(f"{head}:{port}", _token(args.parallel, port).keys(), facts))
+        return FirstServer(HeadStart(f"{address}:{port}", _token(args.parallel, port).keys(), facts))
     return FurtherServer(f"{head}:{port}", _token_of_all().keys(), facts)
 
 
@@ -130,12 +130,12 @@ def _shared_settings(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
     }
 
 
-def _engines_address(parallel: ParallelConfig) -> tuple[str, int]:
-    if parallel.data_parallel_address is None:
-        address = resolve(parallel.master_addr, "--master-addr")
-    else:
-        address = resolve(parallel.data_parallel_address, "--data-parallel-address")
-    return address, parallel.data_parallel_rpc_port or parallel.master_port
+def _engines_head(parallel: ParallelConfig) -> tuple[str, str, int]:
+    """Node 0's name or address as it was given, its address now, and the port at which nodes with engines join."""
+    head, flag = parallel.data_parallel_address, "--data-parallel-address"
+    if head is None:
+        head, flag = parallel.master_addr, "--master-addr"
+    return head, resolve(head, flag), parallel.data_parallel_rpc_port or parallel.master_port
 
 
 def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
@@ -150,12 +150,11 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
     if not parallel.node_rank:
         raise ConfigError("--headless is for nodes 1 and up: give --node-rank, or leave --headless out on node 0.")
     engine_places(parallel)  # refuses options that contradict each other, as on node 0
-    head = resolve(parallel.master_addr, "--master-addr")
-    address = own_address(head)
+    address = own_address(resolve(parallel.master_addr, "--master-addr"))
     interface_of(address)
     facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
     port = _port(parallel, parallel.node_rank // hosts_of_engine(parallel))
-    return NodeStart(f"{head}:{port}", _token_of_all().keys(), facts, str(folder), logging)
+    return NodeStart(f"{parallel.master_addr}:{port}", _token_of_all().keys(), facts, str(folder), logging)
 
 
 def check_start(
@@ -182,7 +181,7 @@ def check_start(
         head, port = resolve(parallel.master_addr, "--master-addr"), parallel.master_port
         heads = [f"{head}:{_port(parallel, data)}" for data in range(engines)]
     else:
-        head, port = _engines_address(parallel)
+        _, head, port = _engines_head(parallel)
         heads = [f"{head}:{port}"]
     address = own_address(head) if parallel.node_rank else head
     interface_of(address)
@@ -198,7 +197,7 @@ def join_secret(parallel: ParallelConfig) -> str:
 
 def engines_join_secret(parallel: ParallelConfig) -> str:
     """Like `join_secret`, where the other nodes have whole engines."""
-    return _token(parallel, _engines_address(parallel)[1]).secret
+    return _token(parallel, _engines_head(parallel)[2]).secret
 
 
 def _check_rank(parallel: ParallelConfig) -> None:

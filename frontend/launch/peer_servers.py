@@ -153,7 +153,7 @@ class FurtherServer:
     whenever it has lost it; its engines end meanwhile.
 
     Args:
-        head: address and port at which servers join.
+        head: name or address, and port, at which servers join.
         keys: of the join token.
         facts: this server's.
     """

@@ -78,7 +78,10 @@ async def member(
 
 def test_bytes_and_files_go_both_ways_in_order() -> None:
     async def test() -> None:
-        async with head() as (cluster, address), member(address) as (membership, there, running):
+        async with (
+            head() as (cluster, address),
+            member(address.replace("127.0.0.1", "localhost")) as (membership, there, running),
+        ):
             [node] = await cluster.all_joined()
             node.listener = here = Heard()
             node.tell(ShareFile("/a", b"file"))

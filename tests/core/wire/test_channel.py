@@ -1,8 +1,14 @@
 """Messages over a real socket."""
 
 import asyncio
+import contextlib
+import socket
 from pathlib import Path
 
+import psutil
+import pytest
+
+from quire.core.wire import channel
 from quire.core.wire.channel import bind_router, connect_dealer
 
 
@@ -34,3 +40,34 @@ def test_a_message_that_cannot_be_handled_does_not_hold_up_the_others(tmp_path: 
         router.close()
 
     asyncio.run(scenario())
+
+
+def test_a_connection_that_nobody_answers_is_given_up_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "CONNECT_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(0)
+            place = listener.getsockname()
+            for _ in range(2):  # nobody takes these, and so the system answers nobody else
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(place)
+            others = attempts(place)
+            dealer = connect_dealer(f"tcp://127.0.0.1:{place[1]}", None, lambda frames: None, on_rebuff=lambda: None)
+            seen: set[int] = set()
+            async with asyncio.timeout(30):
+                while len(seen) < 2:
+                    seen |= attempts(place) - others
+                    await asyncio.sleep(0.01)
+            dealer.close()
+
+    asyncio.run(scenario())
+
+
+def attempts(place: tuple[str, int]) -> set[int]:
+    """Ports of this process's connections to `place` that are not answered."""
+    found = psutil.Process().net_connections("tcp")
+    return {each.laddr.port for each in found if each.raddr == place and each.status == psutil.CONN_SYN_SENT}
