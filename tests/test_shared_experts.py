@@ -18,7 +18,7 @@ from tests.hosts import TOKEN, start_node
 from tests.servers import free_port
 
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 256}
-EPLB = {"step_interval": 20, "window_size": 10, "num_redundant_experts": 3}
+EPLB = {"step_interval": 20, "window_size": 10, "num_redundant_experts": 3, "log_balancedness": True}
 PROMPTS = [list(range(start, start + size)) for start, size in ((5, 20), (40, 90), (80, 3), (7, 60))]
 LENGTHS = [300, 40, 200, 5]
 
@@ -127,6 +127,7 @@ def test_tokens_are_those_of_one_engine_whatever_the_other_does(
     asyncio.run(run())
     log = capfd.readouterr().err
     assert re.search(r"worker-tp0 +experts placed anew in [\d.]+ s, [1-9]", log)
+    assert re.search(r"worker-tp0 +balancedness of experts: 0\.\d+ over 2 layers", log)
     assert "Traceback" not in log
 
 

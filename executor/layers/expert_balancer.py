@@ -1,6 +1,7 @@
 """Places experts anew by the tokens that they had, while the engine runs (EPLB, arXiv:2412.19437, section 3.4)."""
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +21,8 @@ logger = get_logger(__name__)
 class ExpertBalancer:
     """Counts each expert's tokens in the last steps before every `step_interval`-th one, and then moves experts.
 
-    All ranks count the same tokens, take the same steps and compute the same placement from summed counts, so they
-    agree without asking. The weights go from rank to rank as the backend packed them.
+    Each rank counts its engine's tokens. All take the same steps and compute the same placement from summed counts, so
+    they agree without asking. The weights go from rank to rank as the backend packed them.
 
     Args:
         experts: the layers and the group of ranks.
@@ -37,7 +38,7 @@ class ExpertBalancer:
         self._experts = experts
         self._logs = logs
         self._step = 0
-        self._seen: list[Tensor] = []
+        self._seen: Sequence[Tensor] = ()
         self.balancedness: float | None = None
         self._prepare()
 
@@ -56,10 +57,8 @@ class ExpertBalancer:
         """Moves experts to where the counted tokens would have been divided most equally."""
         started = time.monotonic()
         layers = self._experts.layers
-        counted = [layer.places.loads for layer in layers]
-        total = self._experts.group.all_reduce(torch.cat(counted)).split([len(each) for each in counted])
         num_moves, before, after = 0, [], []
-        for layer, loads in zip(layers, (each.tolist() for each in total), strict=True):
+        for layer, loads in zip(layers, (each.tolist() for each in self._total_loads()), strict=True):
             placement = layer.places.placement
             better = placement.balanced(loads)
             moves = moves_between(placement, better)
@@ -78,6 +77,11 @@ class ExpertBalancer:
                 sum(before) / len(before),
                 sum(after) / len(after),
             )
+
+    def _total_loads(self) -> Sequence[Tensor]:
+        """The tokens of each expert that all ranks counted, layer by layer: [num_experts] each."""
+        counted = [layer.places.loads for layer in self._experts.layers]
+        return self._experts.group.all_reduce(torch.cat(counted)).split([len(each) for each in counted])
 
     def _move(self, layer: "Experts", moves: list[Move]) -> None:
         group = self._experts.group
@@ -105,7 +109,7 @@ class ExpertBalancer:
         if place == first or (config.log_balancedness and place == 0):
             for layer in self._experts.layers:
                 layer.places.count(on=True)
-            self._seen = []
+            self._seen = ()
         elif place == 0:
             for layer in self._experts.layers:
                 layer.places.count(on=False)
@@ -113,7 +117,7 @@ class ExpertBalancer:
     def _log_balancedness(self) -> None:
         """Mean over layers of the ranks' mean load over that of the busiest, since this was last logged."""
         layers = self._experts.layers
-        now = [layer.places.loads.clone() for layer in layers]
+        now = self._total_loads()
         if self._logs:
             seen = self._seen or [torch.zeros_like(each) for each in now]
             loads = [total - before for total, before in zip(now, seen, strict=True)]

@@ -1,63 +1,84 @@
 """The way of tokens to the experts of other engines, and back."""
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from quire.core.wire.expert_rows import chosen_share, saved_bytes
 from quire.executor.parallel.lockstep import Lockstep
+
+if TYPE_CHECKING:  # it imports this file
+    from quire.executor.layers.expert_parallel import ExpertPlaces
+
+
+class Dispatched(NamedTuple):
+    """Tokens that came to a rank's experts, engine by engine, and what the way back takes.
+
+    Attributes:
+        x, ids, weights: arguments of `Backend.experts`, with the numbers that experts have in the whole layer.
+        num_own: tokens of this engine.
+        rows: which of them went out, [num_sent] int64, engine by engine.
+        sent: how many went to each engine.
+        received: how many came from each.
+    """
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    num_own: int
+    rows: Tensor
+    sent: list[int]
+    received: list[int]
 
 
 class ExpertExchange:
     """Rows of tokens between the engines that share experts. All ranks of a step call both methods for each layer.
 
-    Ranks with the same tensor coordinate exchange, one message each way for every pair, of the tokens that there are.
+    Ranks with the same tensor coordinate exchange. A token goes to the engines with experts that it chose, and a sum
+    comes back from each; where telling how many tokens come would take longer than what this saves, it goes to all.
     """
 
     def __init__(self, lockstep: Lockstep) -> None:
         self._lockstep = lockstep
         self._engines = lockstep.engines
 
-    def gather(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The arguments of `Experts.partial` for the tokens of all engines, engine by engine."""
+    def dispatch(self, x: Tensor, ids: Tensor, weights: Tensor, places: "ExpertPlaces") -> Dispatched:
+        """Sends this engine's tokens, and receives those of all for this rank's experts; `places` are the layer's."""
         given = (x, ids, weights)
         own = torch.cat([each.contiguous().view(torch.uint8) for each in given], dim=1)
-        parts = self._swap([own] * self._engines.size, own.shape[1])
-        sizes = [each.shape[1] * each.element_size() for each in given]
-        columns = torch.cat(parts).split(sizes, dim=1)
-        x, ids, weights = (part.contiguous().view(each.dtype) for part, each in zip(columns, given, strict=True))
-        return x, ids, weights
+        engines, limits = self._engines, self._lockstep.num_tokens
+        if self._is_worth_choosing(own.shape[1] + x.shape[1] * x.element_size(), places.num_experts, ids.shape[1]):
+            chosen = torch.zeros(engines.size + 1, len(x), dtype=torch.bool, device=x.device)
+            chosen.scatter_(0, places.engines(x, ids).T, True)
+            chosen = chosen[: engines.size]
+            rows, sent = chosen.nonzero()[:, 1], chosen.sum(dim=1).tolist()
+            came, received = engines.all_to_all_rows(own[rows], sent, limits)
+        else:
+            rows, sent = torch.arange(len(x), device=x.device).repeat(engines.size), [len(x)] * engines.size
+            received = limits
+            came = engines.exchange_rows(own[rows], sent, received)
+        columns = came.split([each.shape[1] * each.element_size() for each in given], dim=1)
+        # Not `contiguous`: it leaves a single row where it is, which need not be a place for the dtype.
+        dense = (part.clone(memory_format=torch.contiguous_format) for part in columns)
+        x, ids, weights = (part.view(each.dtype) for part, each in zip(dense, given, strict=True))
+        return Dispatched(x, ids, weights, len(own), rows, sent, received)
 
-    def sums(self, outputs: Tensor) -> Tensor:
-        """What the ranks made of this engine's tokens, added up in the order of engines.
+    def combine(self, outputs: Tensor, tokens: Dispatched) -> Tensor:
+        """What the ranks made of this engine's tokens [num_own, hidden], added up in the order of engines.
 
         Args:
-            outputs: what this rank made of the tokens of all engines, engine by engine [all_tokens, hidden].
+            outputs: what this rank made of the tokens that came here [num_received, hidden].
         """
-        width = outputs.shape[1] * outputs.element_size()
-        theirs = outputs.contiguous().view(torch.uint8).split(self._lockstep.num_tokens)
-        first, *others = (part.view(outputs.dtype) for part in self._swap_back(theirs, width))
-        total = first.float()
-        for part in others:
-            total += part
+        back = self._engines.exchange_rows(outputs.contiguous().view(torch.uint8), tokens.received, tokens.sent)
+        total = outputs.new_zeros(tokens.num_own, outputs.shape[1], dtype=torch.float32)
+        parts = back.view(outputs.dtype).split(tokens.sent)
+        for rows, part in zip(tokens.rows.split(tokens.sent), parts, strict=True):
+            total.index_add_(0, rows, part.float())
         return total.to(outputs.dtype)
 
-    def _swap(self, sent: Sequence[Tensor], width: int) -> list[Tensor]:
-        """What each engine sends of its own tokens."""
-        return self._exchange(sent, [sent[0].new_empty(count, width) for count in self._lockstep.num_tokens])
-
-    def _swap_back(self, sent: Sequence[Tensor], width: int) -> list[Tensor]:
-        """What each engine sends of this engine's tokens."""
-        count = self._lockstep.num_tokens[self._engines.rank]
-        return self._exchange(sent, [sent[0].new_empty(count, width) for _ in sent])
-
-    def _exchange(self, sent: Sequence[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Sends rows to each engine, and fills `received` with those from each; its own it keeps."""
-        rank = self._engines.rank
-        others = [engine for engine in range(self._engines.size) if engine != rank]
-        self._engines.exchange(
-            [(engine, sent[engine]) for engine in others if len(sent[engine])],
-            [(engine, received[engine]) for engine in others if len(received[engine])],
-        )
-        received[rank] = sent[rank]
-        return received
+    def _is_worth_choosing(self, row_bytes: int, num_experts: int, per_token: int) -> bool:
+        """Whether each token goes only where its experts are in this step. All ranks find the same."""
+        share = chosen_share(num_experts, self._lockstep.size, per_token)
+        most = max(self._lockstep.num_tokens)
+        return saved_bytes(most, self._engines.size, row_bytes, share) > self._engines.counts_cost

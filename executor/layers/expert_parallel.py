@@ -79,23 +79,29 @@ class ExpertParallel:
         """
         size = self.group.size
         placement = Placement.initial(num_experts, size, self._placement, is_balanced=self._is_balanced)
-        return ExpertPlaces(placement, self.group.rank, num_experts, device)
+        return ExpertPlaces(placement, self.group.rank, num_experts, device, num_engines=self.num_engines)
 
 
 class ExpertPlaces:
     """Where the experts of one layer are.
 
+    Args:
+        num_engines: those that have equally many of the ranks, one engine after another.
+
     Attributes:
         placement: the same on every rank.
+        num_experts: of the layer.
     """
 
-    def __init__(self, placement: Placement, rank: int, num_experts: int, device: torch.device) -> None:
+    def __init__(
+        self, placement: Placement, rank: int, num_experts: int, device: torch.device, *, num_engines: int = 1
+    ) -> None:
         self._rank = rank
-        self._num_experts = num_experts
+        self._num_engines = num_engines
         self._device = device
         self._loads: Tensor | None = None
-        self.placement = placement
-        self._places, self._num_copies = self._tables(placement)
+        self.num_experts = num_experts
+        self.move(placement)
 
     @property
     def own(self) -> tuple[int, ...]:
@@ -105,7 +111,19 @@ class ExpertPlaces:
     def move(self, placement: Placement) -> None:
         """From now on experts are there."""
         self.placement = placement
-        self._places, self._num_copies = self._tables(placement)
+        num_tensor = len(placement.ranks) // self._num_engines
+        copies: list[list[tuple[int, int]]] = [[] for _ in range(self.num_experts)]
+        for rank, own in enumerate(placement.ranks):
+            engine, tensor = divmod(rank, num_tensor)
+            if tensor != self._rank % num_tensor:
+                engine = self._num_engines
+            for place, expert in enumerate(own):
+                copies[expert].append((place if rank == self._rank else -1, engine))
+        most = max(map(len, copies))
+        table = torch.tensor([each + [(-1, self._num_engines)] * (most - len(each)) for each in copies])
+        self._places, self._engines = table.to(self._device).unbind(dim=2)
+        counts = torch.tensor([len(each) for each in copies]) if most > 1 else None
+        self._num_copies = None if counts is None else counts.to(self._device)
 
     def local(self, x: Tensor, ids: Tensor) -> Tensor:
         """The places of the experts `ids` [num_tokens, top_k] among this rank's; -1 for those of other ranks.
@@ -113,33 +131,36 @@ class ExpertPlaces:
         Which copy of an expert computes a token follows from the bits of its hidden state, `x` [num_tokens, hidden],
         which are the same on all ranks and in any batch.
         """
-        if self._loads is not None:
-            chosen = ids.flatten()
-            self._loads.scatter_add_(0, chosen, torch.ones_like(chosen))
+        return self._of_copies(self._places, x, ids)
+
+    def engines(self, x: Tensor, ids: Tensor) -> Tensor:
+        """The engines whose rank with this one's tensor coordinate has the experts `ids` [num_tokens, top_k].
+
+        The number of engines stands for a rank with another tensor coordinate. As for `local`, `x` decides for a copy.
+        """
+        return self._of_copies(self._engines, x, ids)
+
+    def _of_copies(self, table: Tensor, x: Tensor, ids: Tensor) -> Tensor:
+        """What a table [num_experts, most copies] has of the copies that compute these tokens."""
         if self._num_copies is None:
-            return self._places[ids, 0]
-        return self._places[ids, _draws(x).unsqueeze(1) % self._num_copies[ids]]
+            return table[ids, 0]
+        return table[ids, _draws(x).unsqueeze(1) % self._num_copies[ids]]
 
     def count(self, *, on: bool) -> None:
         """Begins to count the tokens of each expert, from 0 on, or ends it."""
-        self._loads = torch.zeros(self._num_experts, dtype=torch.int64, device=self._device) if on else None
+        self._loads = torch.zeros(self.num_experts, dtype=torch.int64, device=self._device) if on else None
+
+    def note(self, ids: Tensor) -> None:
+        """Counts the experts `ids` that tokens of this rank's engine chose, if tokens are counted."""
+        if self._loads is not None:
+            chosen = ids.flatten()
+            self._loads.scatter_add_(0, chosen, torch.ones_like(chosen))
 
     @property
     def loads(self) -> Tensor:
-        """The tokens of each expert since the count began, [num_experts] int64 on the device."""
+        """The engine's tokens of each expert since the count began, [num_experts] int64 on the device."""
         assert self._loads is not None, "nothing is counted"
         return self._loads
-
-    def _tables(self, placement: Placement) -> tuple[Tensor, Tensor | None]:
-        """The place here of each expert's copies, [num_experts, most copies]; and how many it has, if any has two."""
-        copies: list[list[int]] = [[] for _ in range(self._num_experts)]
-        for rank, own in enumerate(placement.ranks):
-            for place, expert in enumerate(own):
-                copies[expert].append(place if rank == self._rank else -1)
-        most = max(map(len, copies))
-        places = torch.tensor([[*each, *[-1] * (most - len(each))] for each in copies], dtype=torch.int64)
-        counts = torch.tensor([len(each) for each in copies]) if most > 1 else None
-        return places.to(self._device), None if counts is None else counts.to(self._device)
 
 
 _BITS = {2: torch.int16, 4: torch.int32}

@@ -77,9 +77,12 @@ class Experts:
 
         If engines share the experts, the sum over other engines' ranks is in it.
         """
+        if self._places is not None:
+            self._places.note(ids)
         if self._exchange is None:
             return self._of_own(x, ids, weights)
-        return self._exchange.sums(self._of_own(*self._exchange.gather(x, ids, weights)))
+        tokens = self._exchange.dispatch(x, ids, weights, self.places)
+        return self._exchange.combine(self._of_own(tokens.x, tokens.ids, tokens.weights), tokens)
 
     def accompany(self) -> None:
         """`partial` for a rank without tokens: the rank's part of the experts for the tokens of other engines."""
@@ -92,7 +95,7 @@ class Experts:
 
     def _of_own(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """What this rank's experts, or its parts of them, make of the tokens."""
-        if not self._has_any:  # there are more ranks than experts
+        if not (self._has_any and len(x)):  # there are more ranks than experts, or no token chose one here
             return torch.zeros_like(x)
         if self._places is not None:
             ids = self._places.local(x, ids)

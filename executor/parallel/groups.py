@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 
 from quire.core.errors import ConfigError
+from quire.core.wire.expert_rows import COUNTS_COST
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.posted_receives import MAX_BYTES, PostedReceives
 from quire.executor.parallel.stage_neighbours import DistributedNeighbours, GlooNeighbours, StageNeighbours
@@ -40,6 +41,8 @@ class ParallelGroup:
 
     rank: int
     size: int
+    counts_cost = COUNTS_COST
+    """What `all_to_all_rows` takes for telling how many rows come, in bytes that take as long."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -56,6 +59,34 @@ class ParallelGroup:
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [size, ...] has a part for each rank; returns what each has for this one, in rank order."""
         return x
+
+    def all_to_all_rows(self, rows: torch.Tensor, sent: list[int], limits: list[int]) -> tuple[torch.Tensor, list[int]]:
+        """`exchange_rows` of bytes between ranks that do not know how many rows they get.
+
+        Args:
+            rows: uint8.
+            limits: the most rows that each rank may send one other; one with 0 sends none.
+
+        Returns:
+            The rows that came [num_received, width], and how many from each rank.
+        """
+        received = self.all_to_all(torch.tensor(sent, device=rows.device).unsqueeze(1)).flatten().tolist()
+        return self.exchange_rows(rows, sent, received), received
+
+    def exchange_rows(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """`rows` [num_sent, width] has `sent[rank]` rows for each rank; returns `received[rank]` rows from each.
+
+        Both are in the order of ranks.
+        """
+        came = rows.new_empty(sum(received), rows.shape[1])
+        theirs, parts = rows.split(sent), came.split(received)
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        self.exchange(
+            [(peer, theirs[peer]) for peer in peers if sent[peer]],
+            [(peer, parts[peer]) for peer in peers if received[peer]],
+        )
+        parts[self.rank].copy_(theirs[self.rank])
+        return came
 
     def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Sends tensors to ranks, and fills others from ranks; what one rank sends another arrives in order.
@@ -117,8 +148,11 @@ class GlooGroup(DistributedGroup):
     """A group over gloo. Sums are added up in the order of the ranks, so that a row's sum is the same in every batch.
 
     gloo itself adds up in an order that depends on an element's place in the tensor. For a sum it takes two round trips
-    or more, where small tensors need half of one.
+    or more, where small tensors need half of one. A receive takes fewer bytes than it has room for, so the number of
+    rows travels with them.
     """
+
+    counts_cost = 0
 
     def __init__(self, distributed: ModuleType, handle: Any, rank: int, size: int) -> None:
         super().__init__(distributed, handle, rank, size)
@@ -144,6 +178,21 @@ class GlooGroup(DistributedGroup):
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         x = x.contiguous()
         return torch.cat(self._small.exchange(x), dim=dim) if x.nbytes <= MAX_BYTES else super().all_gather(x, dim)
+
+    def all_to_all_rows(self, rows: torch.Tensor, sent: list[int], limits: list[int]) -> tuple[torch.Tensor, list[int]]:
+        heads = torch.tensor(sent).unsqueeze(1).view(torch.uint8)  # how many rows follow
+        messages = [torch.cat((head, part.flatten())) for head, part in zip(heads, rows.split(sent), strict=True)]
+        head_bytes, row_bytes = heads.shape[1], rows.shape[1]
+        came = [rows.new_empty(head_bytes + limit * row_bytes) for limit in limits]
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        self.exchange(
+            [(peer, messages[peer]) for peer in peers if limits[self.rank]],
+            [(peer, came[peer]) for peer in peers if limits[peer]],
+        )
+        came[self.rank] = messages[self.rank]
+        received = [int(each[:head_bytes].view(torch.int64)) if limits[peer] else 0 for peer, each in enumerate(came)]
+        parts = [each[head_bytes:][: count * row_bytes] for each, count in zip(came, received, strict=True)]
+        return torch.cat(parts).view(-1, row_bytes), received
 
 
 def _sum_of(parts: Sequence[torch.Tensor]) -> torch.Tensor:

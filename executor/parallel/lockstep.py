@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quire.core.wire.rank import Layout, Rank
-from quire.executor.parallel.groups import DistributedGroup, ParallelGroup
+from quire.executor.parallel.groups import DistributedGroup, GlooGroup, ParallelGroup
 from quire.executor.parallel.unrecorded import unrecorded
 
 IDLE_LIMIT = timedelta(days=3650)
@@ -54,10 +54,11 @@ class Lockstep(DistributedGroup):
         self._calls: list[tuple[Any, torch.Tensor]] = []  # the transport reads the memory until it is received
 
     @classmethod
-    def join(cls, rank: Rank, layout: Layout) -> "Lockstep":
-        """The groups of a rank that has joined those of `RankGroups`. Every rank has to call it."""
+    def join(cls, rank: Rank, layout: Layout, device: str) -> "Lockstep":
+        """The groups of a rank that has joined those of `RankGroups` on `device`. Every rank has to call it."""
         from torch import distributed  # as in `RankGroups.join`
 
+        kind = DistributedGroup if device == "cuda" else GlooGroup
         own: tuple[Any, Any, Any] | None = None
         engines = ParallelGroup()
         for stage in range(layout.pipeline):  # each rank makes all groups, in the same order
@@ -69,7 +70,7 @@ class Lockstep(DistributedGroup):
             heads = distributed.new_group(numbers, backend="gloo")
             if stage == rank.pipeline:
                 own = group, bells, heads
-                engines = DistributedGroup(distributed, by_tensor[rank.tensor], rank.data, layout.data)
+                engines = kind(distributed, by_tensor[rank.tensor], rank.data, layout.data)
         assert own is not None
         return cls(distributed, rank, layout, engines, own)
 

@@ -11,7 +11,7 @@ from quire.executor.worker import Worker
 def create_worker(config: EngineConfig, rank: Rank, init_method: str) -> Worker:
     """The worker of `rank` in its groups; returns once all ranks have met at `init_method`."""
     groups = RankGroups.join(rank, config.layout, config.device, init_method)
-    lockstep = Lockstep.join(rank, config.layout) if config.layout.shares_experts else None
+    lockstep = Lockstep.join(rank, config.layout, config.device) if config.layout.shares_experts else None
     return Worker(
         config, rank, groups.tensor, stages=groups.stages, context_group=groups.context, lockstep=lockstep
     )  # fmt: skip

@@ -6,6 +6,7 @@ Each product of weights takes the time of its bytes or of its operations, whiche
 import math
 from dataclasses import dataclass
 
+from quire.core.wire.expert_rows import CHOICE_BYTES, COUNTS_COST, chosen_share, saved_bytes
 from quire.core.wire.model_cost import ModelCost, ShardCost, WeightCost
 from quire.frontend.scaling.hardware import Cluster
 from quire.frontend.scaling.layouts import ClusterLayout
@@ -16,8 +17,6 @@ SEND, BUBBLE, OVERHEAD = "stage to stage", "pipeline bubble", "overhead"
 TERMS = (WEIGHTS, COMPUTE, CACHE, REDUCE_LATENCY, REDUCE_BYTES, EXCHANGE, SEND, BUBBLE, OVERHEAD)
 REDUCES_PER_LAYER = 2
 """After attention and after the feed-forward layer (arXiv:1909.08053)."""
-CHOICE_BYTES = 12
-"""Of one expert that a token chose: its number in 64 bits, and its weight in 32."""
 
 Seconds = dict[str, float]
 
@@ -148,18 +147,22 @@ class StepTime:
             self._add_exchange(seconds, rows, share * cost.num_expert_layers)
 
     def _add_exchange(self, seconds: Seconds, rows: Rows, num_layers: float) -> None:
-        """Each rank sends its engine's tokens to the rank of its tensor coordinate in every other engine.
+        """Each rank sends its engine's tokens to the ranks of its tensor coordinate in other engines.
 
-        These return their sums. As engines have equally many tokens, the two directions are equally many rows.
+        These return their sums. As engines have equally many tokens, the two directions are equally many rows. If it
+        saves enough, a token goes only where it chose an expert, and a message before tells how many tokens come.
         """
         cost, layout = self._cost, self._layout
         row_bytes = 2 * cost.hidden_size * cost.activation_bytes + cost.experts_per_token * CHOICE_BYTES
         engines_per_node = max(1, self._cluster.devices_per_node // (layout.tensor * layout.pipeline))
         across = max(0, layout.data - engines_per_node)
         inside = layout.data - 1 - across
-        transfer = rows.tokens * row_bytes * (inside / self._link + across / self._network)
+        share, messages = chosen_share(cost.num_experts, layout.expert, cost.experts_per_token), 3
+        if saved_bytes(rows.tokens, layout.data, row_bytes, share) <= COUNTS_COST:
+            share, messages = 1.0, 2
+        transfer = share * rows.tokens * row_bytes * (inside / self._link + across / self._network)
         message = self._cluster.device.link_seconds + (self._cluster.network.seconds if across else 0.0)
-        seconds[EXCHANGE] += num_layers * (transfer + 2 * message)
+        seconds[EXCHANGE] += num_layers * (transfer + messages * message)
 
     def _add_attention(self, seconds: Seconds, rows: Rows, share: float) -> None:
         for kind in self._shard.attention:

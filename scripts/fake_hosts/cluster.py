@@ -68,6 +68,7 @@ LAYOUTS = {
         overrides='{"num_key_value_heads": 1}',
     ),
     "DP 2 x EP 2": Layout(("--enable-expert-parallel",), has_engines=True, is_mixture=True),
+    "DP 4 x EP 4": Layout(("--enable-expert-parallel",), num_hosts=4, has_engines=True, is_mixture=True),
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.core.config.parallel import ExpertPlacement
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
+from quire.core.wire.expert_rows import COUNTS_COST
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.models.registry import build_model
@@ -42,14 +43,28 @@ def thread_groups(count: int, size: int) -> list[list[ThreadGroup]]:
     return [ThreadGroup.all_of(size) for _ in range(count)]
 
 
-def run_together(spec: ModelSpec, steps: list[list[Step]], tensor: int, **options: Any) -> list[list[Tensor]]:
-    """Logits of each engine's first rank, step by step. Ranks are threads."""
+def run_together(
+    spec: ModelSpec,
+    steps: list[list[Step]],
+    tensor: int,
+    *,
+    counts_cost: int = 0,
+    loads: dict[Rank, list[int]] | None = None,
+    **options: Any,
+) -> list[list[Tensor]]:
+    """Logits of each engine's first rank, step by step. Ranks are threads.
+
+    Args:
+        counts_cost: with 0, tokens go only where they chose experts, unless they choose all.
+        loads: gets the choices that each rank counts, layer by layer.
+    """
     layout = Layout(data=len(steps), tensor=tensor, expert=len(steps) * tensor)
     building = threading.Lock()
     stages, peers = thread_groups(layout.data, tensor), thread_groups(tensor, layout.data)
 
     def run(rank: Rank) -> list[Tensor]:
         stage, engines = stages[rank.data][rank.tensor], peers[rank.tensor][rank.data]
+        engines.counts_cost = counts_cost
         try:
             lockstep = Lockstep(torch.distributed, rank, layout, engines, (torch.distributed.group.WORLD, None, None))
             experts = ExpertParallel(lockstep, ExpertPlacement(), num_engines=layout.data)
@@ -57,6 +72,8 @@ def run_together(spec: ModelSpec, steps: list[list[Step]], tensor: int, **option
                 context = model_context(spec, group=stage, experts=experts, **options)
                 with contextlib.closing(context.weights), torch.inference_mode():
                     model = build_model(spec, context)
+            for layer in experts.layers:
+                layer.places.count(on=True)
             driver, got = PagedDriver(model, 2, 64), []
             for step in zip(*steps, strict=True):
                 lockstep.num_tokens = [sum(map(len, each.values())) for each in step]
@@ -64,6 +81,8 @@ def run_together(spec: ModelSpec, steps: list[list[Step]], tensor: int, **option
                     got += driver.step(own).values()
                 else:
                     experts.accompany()
+            if loads is not None:
+                loads[rank] = [int(layer.places.loads.sum()) for layer in experts.layers]
             return got
         except BaseException:
             for group in (stage, engines):
@@ -112,8 +131,20 @@ def test_bits_do_not_depend_on_what_other_engines_do(checkpoint: Checkpoints) ->
     idle: list[Step] = [{}] * 3
     alone = run_together(spec, [BUSY[0], idle, idle], 1)[0]
     beside = run_together(spec, BUSY, 1)[0]
-    for one, other in zip(alone, beside, strict=True):
-        assert torch.equal(one, other)
+    to_all = run_together(spec, BUSY, 1, counts_cost=COUNTS_COST)[0]
+    for one, *others in zip(alone, beside, to_all, strict=True):
+        assert all(torch.equal(one, other) for other in others)
+
+
+def test_each_rank_counts_the_choices_of_its_engine(checkpoint: Checkpoints) -> None:
+    """And not those of tokens that come to its experts."""
+    spec = read_spec(checkpoint("qwen3_moe"))
+    loads: dict[Rank, list[int]] = {}
+    run_together(spec, BUSY, 1, loads=loads)
+    per_token = spec.hf_config["num_experts_per_tok"]
+    for rank, counted in loads.items():
+        num_tokens = sum(len(tokens) for step in BUSY[rank.data] for tokens in step.values())
+        assert counted == [num_tokens * per_token] * 2
 
 
 def test_a_rank_counts_its_share_of_all_engines(checkpoint: Checkpoints) -> None:

@@ -162,6 +162,10 @@ def test_copies_share_the_tokens_of_an_expert() -> None:
     torch.testing.assert_close(shares[:, 0], torch.full((4,), 0.25), atol=0.03, rtol=0)
     torch.testing.assert_close(shares[:, 1], torch.tensor([0.5, 0, 0, 0.5]), atol=0.03, rtol=0)
     assert torch.equal(places[2].local(x[7:8], ids[:1]), local[2, 7:8])
+    for rank in range(4):  # two ranks for each of two engines, which exchange tokens with the same one of the other
+        shared = ExpertPlaces(placement, rank, 4, torch.device("cpu"), num_engines=2)
+        here = torch.stack([local[first + rank % 2] >= 0 for first in (0, 2)])
+        assert torch.equal(shared.engines(x, ids), torch.where(here.any(dim=0), here.int().argmax(dim=0), 2))
 
 
 def logits(spec: ModelSpec, building: Lock, **options: Any) -> list[Tensor]:

@@ -49,6 +49,13 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.f
 assert group.all_gather(torch.full((2, 3), rank)).shape == (2, 3 * size)
 sent = 10 * rank + torch.arange(2 * size).view(2, size).T  # to each rank two numbers, not side by side
 assert group.all_to_all(sent).tolist() == [[10 * other + rank, 10 * other + size + rank] for other in range(size)]
+limits = [0, *[40 * other for other in range(1, size)]]  # the first rank has no rows
+counts = [[min(limits[sender], 7 * other * sender) for other in range(size)] for sender in range(size)]
+sent = torch.cat([torch.full((count, 5), 10 * rank + other) for other, count in enumerate(counts[rank])])
+rows, received = group.all_to_all_rows(sent.to(torch.uint8), counts[rank], limits)
+assert received == [each[rank] for each in counts]
+assert rows.tolist() == [[10 * other + rank] * 5 for other, count in enumerate(received) for _ in range(count)]
+assert group.exchange_rows(rows, received, counts[rank]).tolist() == sent.tolist()
 rows = of(rank, torch.float32, (80, 1000))
 totals = {number: group.all_reduce(rows[:number].clone()) for number in (80, 79, 7, 1)}
 assert all(torch.equal(total, totals[80][:number]) for number, total in totals.items()), "rows depend on others"

@@ -19,7 +19,7 @@ number, folder = int(sys.argv[1]), sys.argv[2]
 layout = Layout(data=2, pipeline=int(sys.argv[3]), tensor=2, expert=4)
 rank = [*layout.ranks(0), *layout.ranks(1)][number]
 groups, called = RankGroups.join(rank, layout, "cpu", f"file://{folder}/rendezvous"), threading.Event()
-lockstep = Lockstep.join(rank, layout)
+lockstep = Lockstep.join(rank, layout, "cpu")
 lockstep.listen(called.set)
 steps = []
 for step in range(3 - rank.pipeline):

@@ -157,6 +157,10 @@ def test_divided_experts_see_the_tokens_of_all_engines() -> None:
     assert terms[WEIGHTS] == pytest.approx(8 * (1 - 0.75**4) / 4)
     row = (1000 + 1000) * 2 + 2 * (8 + 4)  # there and back, with two choices
     assert terms[EXCHANGE] == pytest.approx(10 * (row * (1 / 1e8 + 2 / 1e7) + 2 * (1e-3 + 2e-3)))
+    # Of many tokens, each goes only to the ranks with experts that it chose, and it is told before how many come.
+    share = 1 - 6 / 8 * 5 / 7
+    [terms] = step(layout, part, cluster(2, 2), **sizes).stages(Rows(1000))
+    assert terms[EXCHANGE] == pytest.approx(10 * (share * 1000 * row * (1 / 1e8 + 2 / 1e7) + 3 * (1e-3 + 2e-3)))
 
 
 def test_an_unbalanced_mixture_waits_for_its_busiest_rank() -> None:
