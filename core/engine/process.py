@@ -35,7 +35,14 @@ GREETING_SECONDS = 30.0
 class EngineProcess:
     """Routes messages between frontends and one engine. Build it inside a running loop, then await `run`."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, address: str, keys: CurveKeys | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        address: str,
+        keys: CurveKeys | None,
+        listen_fd: int | None = None,
+    ) -> None:
         self._config = config
         self._executor = executor
         self._decoder = msgspec.msgpack.Decoder(protocol.EngineInput)
@@ -51,7 +58,7 @@ class EngineProcess:
         self._closing = asyncio.Event()
         self._greeted = asyncio.Event()
         self._sent_at = time.monotonic()
-        self._channel: Channel = bind_router(address, keys, self._on_message)
+        self._channel: Channel = bind_router(address, keys, self._on_message, listen_fd=listen_fd)
 
     async def run(self) -> int:
         """Loads the model and serves until `close` or a failure. Returns the process's exit code."""

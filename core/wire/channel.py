@@ -119,11 +119,14 @@ def bind_router(
     keys: CurveKeys | None,
     on_message: OnMessage,
     on_stranger: Callable[[], None] = lambda: None,
+    *,
+    listen_fd: int | None = None,
 ) -> Channel:
     """The end that others connect to; frames are [identity of the peer, message].
 
     Args:
         on_stranger: called when somebody without the keys, or who speaks no ZeroMQ, is turned away.
+        listen_fd: descriptor of a socket that listens at `address` already, for the channel to have. It needs keys.
     """
     if keys is None:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
@@ -140,6 +143,8 @@ def bind_router(
     socket.zap_domain = b"quire"
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret
+    if listen_fd is not None:
+        socket.setsockopt(zmq.USE_FD, listen_fd)
     failures = _watch_handshakes(socket, on_stranger)
     try:
         socket.bind(address)

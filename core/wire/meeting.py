@@ -20,7 +20,8 @@ class Meeting(Struct, array_like=True, frozen=True):
 
 
 def method_at(listener: socket.socket) -> str:
-    """What engines are told that meet at a socket which another one's first worker has; see `RankGroups.join`."""
+    """Where a socket listens. Engines that meet at one which another one's first worker has are told that; see
+    `RankGroups.join`."""
     address, port = listener.getsockname()
     return f"tcp://{address}:{port}"
 

@@ -33,6 +33,7 @@ class EngineStart(Struct, array_like=True):
     worker_factory: str | None = None  # qualified name of a replacement for the real worker
     cluster: HeadStart | None = None  # where other nodes join
     meeting: Meeting | None = None  # with the workers of other engines
+    listen_fd: int | None = None  # of a socket that listens at the address already
 
 
 def main() -> None:
@@ -91,7 +92,7 @@ async def _run_engine(start: EngineStart) -> int:
     if start.config.executor != "uni":  # which imports the worker later, and enables collections itself
         gc.enable()
     executor = Executor(start.config, **options)
-    process = EngineProcess(start.config, executor, start.address, start.keys)
+    process = EngineProcess(start.config, executor, start.address, start.keys, start.listen_fd)
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), process.close)  # nothing more is written to it: readable means the parent died
     loop.add_signal_handler(signal.SIGTERM, process.close)

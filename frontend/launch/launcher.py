@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,11 +13,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from quire.core import envs
+from quire.core.cluster.addresses import listen
 from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, PeerLostError
 from quire.core.wire.channel import CurveKeys
-from quire.core.wire.meeting import Meeting
+from quire.core.wire.meeting import Meeting, method_at
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.together import CommonLives
@@ -145,25 +145,25 @@ class EngineLauncher:
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         if isinstance(self._transport, Listening):
             keys = self._transport.keys
-        address = self._next_address()
         if self._ray_nodes is not None:
             self._ray_nodes.ensure()
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "quire.frontend.launch.engine_main",
-            ],  # -P: no module of the user's folder shadows ours
-            stdin=subprocess.PIPE,
-            pass_fds=[] if meeting is None else meeting.fds,
-            env=os.environ | _devices(self.config),
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
-        )
+        environment = os.environ | _devices(self.config)
+        with contextlib.ExitStack() as here:
+            address, listen_fds = self._next_address(here)
+            process = subprocess.Popen(
+                # -P: no module of the user's folder shadows ours
+                [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main"],
+                stdin=subprocess.PIPE,
+                pass_fds=[*listen_fds, *([] if meeting is None else meeting.fds)],
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
+            )
         assert process.stdin is not None
-        config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
         engine = EngineSubprocess(process, address, keys)
-        start = msgspec.msgpack.encode(EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting))
+        config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
+        start = msgspec.msgpack.encode(
+            EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting, *listen_fds)
+        )
         with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()
@@ -187,15 +187,17 @@ class EngineLauncher:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None
 
-    def _next_address(self) -> str:
+    def _next_address(self, here: contextlib.ExitStack) -> tuple[str, list[int]]:
+        """The address, and on TCP the descriptor of a socket that listens there until `here` is closed: the engine is
+        given the socket itself, so that nobody else takes its port meanwhile."""
         self._launched += 1
-        if isinstance(self._transport, Listening):
-            return f"tcp://{self._transport.address}:{_free_port(self._transport.address)}"
-        if self._transport == "tcp":
-            return f"tcp://127.0.0.1:{_free_port('127.0.0.1')}"
+        if self._transport != "ipc":
+            host = "127.0.0.1" if self._transport == "tcp" else self._transport.address
+            listener = here.enter_context(listen(host))
+            return method_at(listener), [listener.fileno()]
         if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary files may remove it
             self.folder = _private_folder()
-        return f"ipc://{self.folder}/engine-{self._launched}.sock"
+        return f"ipc://{self.folder}/engine-{self._launched}.sock", []
 
 
 def _devices(config: EngineConfig) -> dict[str, str]:
@@ -223,9 +225,3 @@ def _private_folder() -> str:
             f"The sockets of the engine need a folder in {base or tempfile.gettempdir()!r}, which cannot be made: "
             f"{error.strerror}. QUIRE_RPC_BASE_PATH names another place."
         ) from None
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]

@@ -1,15 +1,20 @@
 """How engine processes begin and end."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+import pytest
 
+from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.engine_main import EngineStart
-from tests.core.engine.null_engine import engine_config
+from quire.frontend.launch.launcher import EngineLauncher, Listening
+from tests.core.engine.null_engine import NULL_WORKER, engine_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,3 +54,14 @@ def test_an_engine_ends_in_order_while_its_worker_is_busy(tmp_path: Path) -> Non
     assert engine.returncode == 0
     assert b"terminate" not in log
     assert b"is left behind" in log
+
+
+@pytest.mark.parametrize("transport", ["tcp", Listening("127.0.0.2", CurveKeys.generate())], ids=["tcp", "hosts"])
+def test_nobody_takes_an_engines_port_before_it_listens(transport: Literal["tcp"] | Listening) -> None:
+    engine = EngineLauncher(engine_config(), transport, worker_factory=NULL_WORKER).start()
+    try:
+        host, _, port = engine.address.removeprefix("tcp://").partition(":")
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server((host, int(port))).close()
+    finally:
+        engine.kill()
