@@ -7,6 +7,7 @@ dead, and never as healthy.
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import time
@@ -66,8 +67,8 @@ class EngineHandle(Protocol):
         """The exit code, once the process has ended (negative: the signal that killed it)."""
 
     def kill(self) -> None:
-        """Ends the process and its workers at once; of another one's engine, makes `wait` return. Harmless when it has
-        ended."""
+        """Ends the process and its workers at once, without waiting for its end; of another one's engine, makes `wait`
+        return. Harmless when it has ended."""
 
 
 class Launcher(Protocol):
@@ -224,8 +225,10 @@ class EngineSupervisor:
             self._life.handle.kill()
 
     async def close(self) -> None:
-        """Stops the engine: politely when it is serving, by force while it loads or when it does not answer."""
+        """Stops the engine, politely when it is serving, by force while it loads or when it does not answer; returns
+        when a process of this host has ended."""
         self._dead = self._dead or EngineDeadError("the engine was shut down.")
+        handle = self.handle
         try:
             if self._task is not None and self.is_ready and self._life is not None and self._life.handle.is_owned:
                 self.send(protocol.Shutdown())
@@ -235,6 +238,10 @@ class EngineSupervisor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if handle is not None and handle.is_owned and handle.pid is not None:  # its memory is free again then
+            with contextlib.suppress(TimeoutError, QuireError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await handle.wait()
 
     def close_nowait(self) -> None:
         """Ends the engine by force, without waiting for anything; for interpreter exit and signals."""

@@ -1,6 +1,7 @@
 """A headless node with whole engines: joins node 0, and starts the engines that it is told to."""
 
 import asyncio
+import contextlib
 import signal
 
 from msgspec.structs import replace
@@ -15,6 +16,9 @@ from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
 
 logger = get_logger(__name__)
+
+END_SECONDS = 10.0
+"""For engines that were killed; with much memory, that takes seconds."""
 
 
 class EngineNode:
@@ -66,6 +70,9 @@ class _Session:
             for engine in self._engines.values():
                 engine.kill()
             self._membership.close()
+            with contextlib.suppress(TimeoutError):  # the next ones find their memory free
+                async with asyncio.timeout(END_SECONDS):
+                    await asyncio.gather(*(each.wait() for each in self._engines.values()), return_exceptions=True)
 
     def leave(self, reason: str) -> None:
         """Ends `run`."""

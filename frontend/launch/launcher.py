@@ -64,13 +64,13 @@ class EngineSubprocess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Ends the engine and, through its process group, its workers. Only once, because the system reuses ids."""
+        """Ends the engine and, through its process group, its workers. Only once, because the system reuses ids. Does
+        not wait: a process with much memory takes seconds to end, and others are served by this event loop."""
         if self._is_over:
             return
         self._is_over = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
 

@@ -161,4 +161,19 @@ def test_engine_launched_ahead_and_never_used_ends_with_its_launcher() -> None:
     assert folder is not None
     assert not os.path.exists(folder)
     assert len(started) == 1
-    assert not any(process.is_running() for process in started)
+    _, alive = psutil.wait_procs(started, 30)
+    assert not alive
+
+
+def test_engine_that_still_loads_has_ended_when_its_client_is_closed() -> None:
+    async def scenario() -> None:
+        before = set(psutil.Process().children())
+        async with client_of(EngineLauncher(engine_config(), worker_factory=NULL_WORKER)) as client:
+            starting = asyncio.create_task(client.start())
+            while not (started := set(psutil.Process().children()) - before):
+                await asyncio.sleep(0.01)
+        assert not any(process.is_running() for process in started)
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await starting
+
+    asyncio.run(scenario())

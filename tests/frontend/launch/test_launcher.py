@@ -1,6 +1,8 @@
 """How engine processes begin and end."""
 
+import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.engine_main import EngineStart
-from quire.frontend.launch.launcher import EngineLauncher, Listening
+from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
 from tests.core.engine.null_engine import NULL_WORKER, engine_config
 
 ROOT = Path(__file__).parents[3]
@@ -65,3 +67,19 @@ def test_nobody_takes_an_engines_port_before_it_listens(transport: Literal["tcp"
             socket.create_server((host, int(port))).close()
     finally:
         engine.kill()
+
+
+class SlowlyEnding(subprocess.Popen):
+    """A process that takes long to give its memory back."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        time.sleep(2)
+        return super().wait(timeout)
+
+
+def test_killing_an_engine_holds_up_nobody_else() -> None:
+    process = SlowlyEnding([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    engine, started = EngineSubprocess(process, "", None), time.monotonic()
+    engine.kill()
+    assert time.monotonic() - started < 1
+    assert asyncio.run(engine.wait()) == -signal.SIGKILL

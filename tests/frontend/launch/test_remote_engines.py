@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -19,7 +20,7 @@ from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.engine_node import EngineNode
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
-from tests.core.engine.null_engine import client_of, engine_config
+from tests.core.engine.null_engine import NULL_WORKER, client_of, engine_config
 from tests.servers import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -119,6 +120,26 @@ def test_an_engine_that_finds_no_room_says_so_on_both_sides(
 
     run(test())
     assert "download it again" in capfd.readouterr().err  # of the engine itself
+
+
+def test_engines_of_a_lost_server_have_ended_when_their_node_waits_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(EngineLauncher.__init__.__kwdefaults__, "worker_factory", NULL_WORKER)
+
+    async def test() -> None:
+        before = set(psutil.Process().children())
+        async with server() as (nodes, address):
+            node = EngineNode(NodeStart(address, KEYS, facts(3), "", LoggingConfig()))
+            serving = asyncio.create_task(node.run())
+            await nodes.start(replace(engine_config(), place=EnginePlace(3)))
+        while "It waits for node 0 again." not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert set(psutil.Process().children()) <= before
+        node.close()
+        await serving
+
+    run(test())
 
 
 def test_an_engine_may_end_before_its_start_was_noticed() -> None:
