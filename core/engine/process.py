@@ -112,8 +112,13 @@ class EngineProcess:
     # ------------------------------------------------------------------------------------------------------ inbox
 
     def _on_message(self, frames: list[bytes]) -> None:
-        frontend, payload = frames
-        message = self._decoder.decode(payload)
+        frontend, *said = frames
+        try:
+            [payload] = said
+            message = self._decoder.decode(payload)
+        except (ValueError, msgspec.DecodeError) as error:
+            logger.error("a message that cannot be read is dropped: %s", error)
+            return
         match message:
             case protocol.EngineRequest():
                 self._add(frontend, message)
@@ -142,6 +147,8 @@ class EngineProcess:
     def _add(self, frontend: bytes, request: protocol.EngineRequest) -> None:
         assert self._scheduler is not None, "a frontend sends requests only after EngineReady"
         assert self._engine is not None
+        if frontend not in self._frontends:  # it is gone, and has left this behind: nobody would hear of its tokens
+            return
         refused = self._scheduler.add(self._with_grammar(frontend, request))
         if refused:
             self._send(frontend, self._outputs(refused, self._scheduler.stats()))

@@ -1,0 +1,84 @@
+"""An engine process's inbox, in this process and over a real socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quire.core.engine.process import EngineProcess
+from quire.core.wire.channel import Channel, connect_dealer
+from quire.core.wire.protocol import (
+    EngineOutput,
+    EngineReady,
+    EngineRequest,
+    Hello,
+    SequenceStart,
+    StepOutputs,
+    encoder,
+)
+from quire.core.wire.sampling_params import SamplingParams
+from quire.executor.processes.uniproc import UniProcExecutor
+from tests.core.engine.null_engine import NULL_WORKER, engine_config
+
+REQUEST = encoder().encode(EngineRequest([SequenceStart("a", seed=1)], [1, 2, 3], SamplingParams(max_tokens=4)))
+HELLO = encoder().encode(Hello())
+
+
+class Frontend:
+    """One end of the engine's socket."""
+
+    def __init__(self, address: str) -> None:
+        self.heard: asyncio.Queue[EngineOutput] = asyncio.Queue()
+        decoder = msgspec.msgpack.Decoder(EngineOutput)
+        self.channel: Channel = connect_dealer(
+            address, None, lambda frames: self.heard.put_nowait(decoder.decode(frames[0]))
+        )
+
+    async def hears(self, kind: type) -> None:
+        while not isinstance(await self.heard.get(), kind):
+            pass
+
+
+@asynccontextmanager
+async def engine(tmp_path: Path) -> AsyncIterator[tuple[EngineProcess, Frontend]]:
+    """An engine that is ready, and a frontend that has heard so."""
+    address, config = f"ipc://{tmp_path}/engine.sock", engine_config()
+    process = EngineProcess(config, UniProcExecutor(config, factory=NULL_WORKER), address, None)
+    running, frontend = asyncio.create_task(process.run()), Frontend(address)
+    async with asyncio.timeout(60):
+        frontend.channel.send([HELLO])
+        await frontend.hears(EngineReady)
+        yield process, frontend
+        process.close()
+        assert await running == 0
+        frontend.channel.close()
+
+
+def test_a_message_that_cannot_be_read_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with engine(tmp_path) as (_, frontend):
+            for frames in ([b"what"], [HELLO, HELLO], [REQUEST]):
+                frontend.channel.send(frames)
+            await frontend.hears(StepOutputs)
+
+    asyncio.run(scenario())
+    assert caplog.text.count("a message that cannot be read is dropped") == 2
+    assert "Traceback" not in caplog.text
+
+
+def test_what_a_frontend_has_left_behind_is_not_run(tmp_path: Path) -> None:
+    """Its messages may be read after it was found gone."""
+
+    async def scenario() -> None:
+        async with engine(tmp_path) as (process, frontend):
+            [identity] = process._frontends
+            process._forget(identity)
+            for message in (REQUEST, HELLO):
+                frontend.channel.send([message])
+            await frontend.hears(EngineReady)  # so the request has been read
+            assert not process._owners
+
+    asyncio.run(scenario())
