@@ -20,7 +20,7 @@ CHUNKS: tuple[Literal["own", "previous", "earlier"], ...] = ("own", "previous", 
 
 GATHERED_BYTES = MAX_BYTES
 """The most of a rank's queries that all ranks gather. So few, as in most decode steps, take less time than round trips:
-gathered queries need three, and those in a ring as many as there are ranks."""
+gathered queries need one, and those in a ring as many as there are ranks."""
 
 AttendPartly = Callable[[Tensor, AttentionForm, PartialKeys], Part]
 """See `Backend.partial_attention`: of queries, over one rank's keys."""
@@ -225,8 +225,8 @@ class ContextParallel:
         if form.slopes is not None and self.num_same > 1:
             slopes = self._gather(form.slopes.view(1, -1, 1), num_kv_heads)  # the same of each part
             gathered = form._replace(slopes=slopes[0, :, 0])
-        out, lse = attend(self._gather(q, num_kv_heads), gathered, keys)
-        outs, sums = (self.group.all_to_all(self._by_rank(each, num_kv_heads)) for each in (out, lse))
+        made = attend(self._gather(q, num_kv_heads), gathered, keys)
+        outs, sums = self.group.all_to_all_together([self._by_rank(each, num_kv_heads) for each in made])
         merged = self._merge(ops, list(zip(outs, sums, strict=True)), form)
         return merged if back is None else ops.take_rows(merged.flatten(1), back).view(merged.shape)
 

@@ -60,6 +60,10 @@ class ParallelGroup:
         """`x` [size, ...] has a part for each rank; returns what each has for this one, in rank order."""
         return x
 
+    def all_to_all_together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """`all_to_all` of one or two tensors at once."""
+        return [self.all_to_all(x) for x in tensors]
+
     def all_to_all_rows(self, rows: torch.Tensor, sent: list[int], limits: list[int]) -> tuple[torch.Tensor, list[int]]:
         """`exchange_rows` of bytes between ranks that do not know how many rows they get.
 
@@ -174,6 +178,11 @@ class GlooGroup(DistributedGroup):
         own = [(peer, parts[self.rank]) for peer in peers]
         self.exchange(own, [(peer, parts[peer]) for peer in peers])
         return x
+
+    def all_to_all_together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if any(x.nbytes > MAX_BYTES * self.size for x in tensors):
+            return super().all_to_all_together(tensors)
+        return [torch.stack(parts) for parts in self._small.exchange_parts([list(x.contiguous()) for x in tensors])]
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         x = x.contiguous()

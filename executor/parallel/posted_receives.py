@@ -5,6 +5,7 @@ takes a round trip, and one whose receive was posted before takes half of it. gl
 """
 
 from collections import deque
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,9 @@ from quire.executor.parallel.unrecorded import unrecorded
 
 MAX_BYTES = 256 * 1024
 """Of a tensor. What is larger takes longer for its bytes than for round trips, and would need larger buffers."""
-_DEPTH = 2  # a peer may be one exchange ahead, and finds the next buffer waiting
+MAX_TOGETHER = 2
+"""Messages of one exchange."""
+_DEPTH = 1 + MAX_TOGETHER  # a peer may be one exchange ahead, and finds the next buffer waiting
 _TAG = 1  # other messages between two ranks have 0
 
 
@@ -39,17 +42,33 @@ class PostedReceives:
 
         They may be read until the next exchange.
         """
+        [came] = self.exchange_parts([[x] * (1 + len(self._peers))])
+        return came
+
+    def exchange_parts(self, messages: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """As `exchange`, of at most `MAX_TOGETHER` messages at once. Each has a tensor for each rank, of one shape and
+        dtype, and the same as those of other ranks."""
         for buffers in self._used:
             self._posted.append({peer: (self._receive(buffer, peer), buffer) for peer, buffer in buffers.items()})
-        sent = [self._distributed.isend(x, group=self._handle, group_dst=peer, tag=_TAG) for peer in self._peers]
-        parts, self._used = {self._rank: x}, [{}]
-        for peer, (work, buffer) in self._posted.popleft().items():
-            work.wait()
-            parts[peer] = buffer[: x.nbytes].view(x.dtype).view(x.shape)
-            self._used[0][peer] = buffer
+        sent = [
+            self._distributed.isend(parts[peer], group=self._handle, group_dst=peer, tag=_TAG)
+            for parts in messages
+            for peer in self._peers
+        ]
+        self._used = [{} for _ in messages]
+        received = [self._collect(parts[self._rank], used) for parts, used in zip(messages, self._used, strict=True)]
         for work in sent:
             work.wait()
-        return [parts[rank] for rank in sorted(parts)]
+        return received
+
+    def _collect(self, own: torch.Tensor, used: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """What the next receives bring, and `own`, by rank. Notes the buffers in `used`."""
+        came = {self._rank: own}
+        for peer, (work, buffer) in self._posted.popleft().items():
+            work.wait()
+            came[peer] = buffer[: own.nbytes].view(own.dtype).view(own.shape)
+            used[peer] = buffer
+        return [came[rank] for rank in sorted(came)]
 
     def _receive(self, buffer: torch.Tensor, peer: int) -> Any:
         return unrecorded(self._distributed.irecv, buffer, group=self._handle, group_src=peer, tag=_TAG)

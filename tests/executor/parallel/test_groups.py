@@ -56,6 +56,13 @@ rows, received = group.all_to_all_rows(sent.to(torch.uint8), counts[rank], limit
 assert received == [each[rank] for each in counts]
 assert rows.tolist() == [[10 * other + rank] * 5 for other, count in enumerate(received) for _ in range(count)]
 assert group.exchange_rows(rows, received, counts[rank]).tolist() == sent.tolist()
+for width in (1, 50_000):  # with large tensors beside small ones, too
+    for _ in range(4):  # receives are used again
+        pair = of(rank, torch.bfloat16, (size, 3, width)), of(rank, torch.float32, (size, 3))
+        for number, came in enumerate(group.all_to_all_together(pair)):
+            shape = pair[number].shape
+            assert torch.equal(came, torch.stack([of(other, came.dtype, shape)[rank] for other in range(size)]))
+        assert group.all_reduce(torch.ones(1)) == size
 rows = of(rank, torch.float32, (80, 1000))
 totals = {number: group.all_reduce(rows[:number].clone()) for number in (80, 79, 7, 1)}
 assert all(torch.equal(total, totals[80][:number]) for number, total in totals.items()), "rows depend on others"
@@ -63,9 +70,11 @@ report.append(digest(totals[80]))
 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recording:
     for _ in range(3):
         group.all_reduce(rows[:1].clone())
+        group.all_to_all_together([rows[:size], rows[:size, 0]])
 # Receives are under way when a recording ends: their ends would be written into memory that is given back.
 assert "gloo:send" in (names := {event.key for event in recording.key_averages()}), names
 assert "gloo:recv" not in names, names
+assert "gloo:all_to_all" not in names, names  # which would take a round trip for each tensor
 print(json.dumps(report))
 leave()
 leave()
