@@ -42,7 +42,8 @@ from quire.core.wire.protocol import FailureCause
 
 logger = get_logger(__name__)
 
-JOIN_SECONDS = 1.0
+FIRST_JOIN_SECONDS, JOIN_SECONDS = 0.05, 1.0
+"""Between two attempts: at first, and at most. The first one of all comes before there is a connection."""
 REMINDER_SECONDS = 10.0
 MANY_REBUFFS = 5
 """Fewer handshakes may have failed because node 0 ended meanwhile."""
@@ -103,10 +104,12 @@ class Membership:
     async def _join(self) -> None:
         """Returns when node 0 has taken this node in, or the membership has ended. Says now and then that it waits."""
         said_at = time.monotonic() - REMINDER_SECONDS + 2 * JOIN_SECONDS  # nothing if node 0 is there at once
+        pause = FIRST_JOIN_SECONDS
         while not (self._joined.done() or self._ended.done()):
             self._try_to_tell(Join(self._facts, time.time()))
             news: list[asyncio.Future[Any]] = [self._joined, self._ended]
-            await asyncio.wait(news, timeout=JOIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(news, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            pause = min(2 * pause, JOIN_SECONDS)
             if time.monotonic() - said_at >= REMINDER_SECONDS and not self._joined.done():
                 said_at = time.monotonic()
                 logger.warning("%s", self._what_is_missing())

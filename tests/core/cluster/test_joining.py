@@ -18,7 +18,7 @@ from quire.core.cluster import silence
 from quire.core.cluster.facts import NodeFacts, digest_of_sources
 from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.join_token import JoinToken
-from quire.core.cluster.membership import Membership
+from quire.core.cluster.membership import JOIN_SECONDS, Membership
 from quire.core.cluster.messages import CONTROL, HeadStart, Refused, ShareFile, StartWorkers, ToNode
 from quire.core.errors import ConfigError, EngineError, HostLostError
 from quire.core.wire.channel import CurveKeys, connect_dealer
@@ -82,7 +82,9 @@ def test_bytes_and_files_go_both_ways_in_order() -> None:
             head() as (cluster, address),
             member(address.replace("127.0.0.1", "localhost")) as (membership, there, running),
         ):
+            asked_at = time.monotonic()
             [node] = await cluster.all_joined()
+            assert time.monotonic() - asked_at < 0.8 * JOIN_SECONDS
             node.listener = here = Heard()
             node.tell(ShareFile("/a", b"file"))
             for each in (b"1", b"2"):
