@@ -25,6 +25,7 @@ from quire.frontend.http.cache_facts import cache_facts, cache_room
 from quire.frontend.http.listener import bind, url_of
 from quire.frontend.http.server import serve
 from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.launch.launcher import EngineLauncher
 from tests.core.engine.null_engine import engine_config
 
 LONG = {"prompt": "on and on", "max_tokens": 2000, "ignore_eos": True}
@@ -126,6 +127,9 @@ def test_with_a_timeout_running_requests_finish_and_new_ones_are_refused(checkpo
 def test_full_queue_is_429_with_retry_after(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine may need more than the second after which a stream's headers are sent without a first event.
     monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 60.0)
+    # And the first request must not end before the last one has come.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setitem(EngineLauncher.__init__.__kwdefaults__, "worker_factory", "tests.executor.doubles:SlowWorker")
 
     async def scenario(client: httpx.AsyncClient) -> list[httpx.Response]:
         bodies = [{**LONG, "stream": index % 2 == 1} for index in range(8)]
