@@ -16,6 +16,7 @@ from tests.servers import WITHOUT_MODEL, ServerProcess
 
 BODY = json.dumps({"prompt": "Hello", "max_tokens": 1}).encode()
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+MESSAGE = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
 TIMEOUT_SECONDS = 1
 MAX_HEAD_BYTES = ServerConfig().h11_max_incomplete_event_size
 
@@ -239,28 +240,27 @@ HALVES = {
     "half a body": (POST + b"Authorization: Bearer key\r\nContent-Length: 1000\r\n\r\n{", 408),
     "no end of chunks": (POST + b"Authorization: Bearer key\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", 408),
     "half a body that nobody reads": (POST + b"Content-Length: 1000\r\n\r\n{", 401),
+    "half a message": (MESSAGE + b"x-api-key: key\r\nContent-Length: 1000\r\n\r\n{", 408),
 }
+"""What is sent on connections that wait beside each other, and the status of the answer."""
 
 
-@pytest.mark.parametrize("half", HALVES)
-def test_half_a_request_is_given_up(impatient: ServerProcess, half: str) -> None:
-    sent, expected = HALVES[half]
-    with connected(impatient) as raw:
-        raw.sendall(sent)
-        status, _, body = answer(raw)
-        assert status == expected
-        assert body["error"]["code"] == expected
-        if expected == 408:
-            assert f"within {TIMEOUT_SECONDS} seconds" in body["error"]["message"]
-        assert is_closed(raw)
-
-
-def test_half_a_request_in_anthropics_shape(impatient: ServerProcess) -> None:
-    with connected(impatient) as raw:
-        raw.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-api-key: key\r\nContent-Length: 1000\r\n\r\n{")
-        status, headers, body = answer(raw)
-        assert (status, headers["connection"], body["type"]) == (408, "close", "error")
-        assert "did not arrive" in body["error"]["message"]
+def test_half_a_request_is_given_up(impatient: ServerProcess) -> None:
+    with contextlib.ExitStack() as connections:
+        halves = {half: connections.enter_context(connected(impatient)) for half in HALVES}
+        for half, raw in halves.items():
+            raw.sendall(HALVES[half][0])
+        for half, raw in halves.items():
+            status, headers, body = answer(raw)
+            expected = HALVES[half][1]
+            assert status == expected, half
+            if half == "half a message":
+                assert (headers["connection"], body["type"]) == ("close", "error")
+                assert "did not arrive" in body["error"]["message"]
+            else:
+                assert body["error"]["code"] == expected
+                assert (f"within {TIMEOUT_SECONDS} seconds" in body["error"]["message"]) == (expected == 408)
+                assert is_closed(raw)
 
 
 def test_dripping_does_not_help(impatient: ServerProcess) -> None:
@@ -281,14 +281,16 @@ def test_a_slow_sender_reads_an_early_answer(checkpoint: Callable[..., Path], tm
     server = ServerProcess(
         tmp_path, str(checkpoint("llama")), *limits, env=environment, program=WITHOUT_MODEL
     ).wait_until_ready()
-    for connection in (b"close", b"keep-alive"):
-        with connected(server) as raw:
+    with connected(server) as closing, connected(server) as kept:
+        for raw, connection in ((closing, b"close"), (kept, b"keep-alive")):
             raw.sendall(POST + b"Connection: %b\r\nContent-Length: 3000000\r\n\r\n" % connection)
-            for _ in range(15):
+        for _ in range(15):
+            for raw in (closing, kept):
                 raw.sendall(b" " * 200_000)
-                time.sleep(0.1)
+            time.sleep(0.1)
+        for raw, connection in ((closing, "close"), (kept, None)):
             status, headers, _ = answer(raw)
-            assert (status, headers.get("connection")) == (413, "close" if connection == b"close" else None)
+            assert (status, headers.get("connection")) == (413, connection)
             assert is_closed(raw)
     server.stop()
 
