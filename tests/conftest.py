@@ -26,6 +26,11 @@ for _wait in ("connect", "read", "write", "pool"):  # 5 s by default, which an a
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _wait, 60.0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of whole systems, which take long and wait much, come first: none begins when all else is done."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Before all fixtures: a test's random tensors are the same whichever tests ran before it in its process."""
