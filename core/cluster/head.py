@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from quire.core.cluster.check_messages import CHECK
-from quire.core.cluster.facts import ADDRESS_FLAGS, NodeFacts, name_ranks, obstacle
+from quire.core.cluster.facts import ADDRESS_FLAGS, CLOCKS_APART_SECONDS, NodeFacts, name_ranks, obstacle
 from quire.core.cluster.messages import (
     WORKER,
     Beat,
@@ -39,6 +39,9 @@ logger = get_logger(__name__)
 
 REMINDER_SECONDS = 10.0
 SELDOM_SECONDS = 60.0
+LATE_SECONDS = 1.0
+"""A message that waited, because this process was busy or the network was cut, looks like a clock that is behind. So do
+those that waited after it, and they come at once; a clock is behind for longer."""
 
 
 class NodeListener(Protocol):
@@ -153,6 +156,7 @@ class ClusterHead:
         self._waiting: set[asyncio.Future[None]] = set()  # for nodes
         self._said = (0.0, "")  # the last reminder, and when: CLOCK_MONOTONIC seconds
         self._decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+        self._late: dict[bytes, float] = {}  # by identity: since when a node's clock seems to be behind
         self._num_strangers = 0
         self._strangers, self._unread = _Seldom(), _Seldom()
         try:
@@ -263,7 +267,11 @@ class ClusterHead:
         facts = join.facts
         if identity in self._nodes:  # it has not seen our answer yet
             return
-        problem = obstacle(self._facts, facts, join.clock - time.time())
+        seconds_apart, now = join.clock - time.time(), time.monotonic()
+        if seconds_apart < -CLOCKS_APART_SECONDS and now - self._late.setdefault(identity, now) < LATE_SECONDS:
+            return
+        self._late.pop(identity, None)
+        problem = obstacle(self._facts, facts, seconds_apart)
         if problem is None and self._elsewhere & set(facts.ranks):
             problem = "It has workers of another engine; give all nodes one --master-port and --data-parallel-size."
         if problem is not None:

@@ -19,7 +19,17 @@ from quire.core.cluster.facts import NodeFacts, digest_of_sources
 from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.membership import JOIN_SECONDS, Membership
-from quire.core.cluster.messages import CONTROL, HeadStart, Refused, ShareFile, StartWorkers, ToNode
+from quire.core.cluster.messages import (
+    CONTROL,
+    HeadStart,
+    Join,
+    Joined,
+    Refused,
+    ShareFile,
+    StartWorkers,
+    ToNode,
+    control,
+)
 from quire.core.errors import ConfigError, EngineError, HostLostError
 from quire.core.wire.channel import CurveKeys, connect_dealer
 from tests.servers import free_port
@@ -206,6 +216,32 @@ def test_a_clock_that_is_far_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         async with head() as (_, address), member(address) as (_, _, running):
             with pytest.raises(ConfigError, match=r"Its clock is \+60 s from node 0's"):
                 await running
+
+    run(test())
+
+
+def test_a_message_that_waited_is_not_taken_for_a_clock_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.core.cluster.head.LATE_SECONDS", 0.3)
+
+    async def answer_to(address: str, *ages: float, pause: float = 0.0) -> ToNode:
+        """Node 0's answer to messages that say that they are so many seconds old."""
+        answers: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        node = connect_dealer(f"tcp://{address}", KEYS, answers.put_nowait)
+        try:
+            for age in ages:
+                node.send(control(Join(NODE, time.time() - age)))
+                await asyncio.sleep(pause)
+            _, payload = await answers.get()
+            return msgspec.msgpack.decode(payload, type=ToNode)
+        finally:
+            node.close()
+
+    async def test() -> None:
+        async with head() as (_, address):
+            refused = await answer_to(address, 20, 20, pause=0.5)
+            assert isinstance(refused, Refused)
+            assert "Its clock is -20 s from node 0's" in refused.reason
+            assert isinstance(await answer_to(address, 8, 7, 6, 5, 4), Joined)
 
     run(test())
 
