@@ -1,6 +1,7 @@
 """Main of one of several API servers: `python -m quire.frontend.servers.api_server`, started by `ServerGroup`."""
 
 import asyncio
+import contextlib
 import socket
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from quire.core.engine.supervisor import NoMoreEnginesError
 from quire.core.engine.visit import VisitingLauncher
 from quire.core.errors import UnavailableError
 from quire.core.logging import configure
@@ -54,7 +56,8 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
         return  # the parent has ended
     sys.path += [each for each in start.import_path if each not in sys.path]
     configure(f"serve-{start.number}", start.config.logging, hints=False)
-    await ApiServer(link, start, listener).run()
+    with contextlib.suppress(NoMoreEnginesError):  # the parent, which keeps the engines, says why
+        await ApiServer(link, start, listener).run()
 
 
 class SharedPage:

@@ -1,0 +1,39 @@
+"""One API server, whose parent is this process."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.launch.keywords import read_keywords
+from quire.frontend.launch.setup import EngineSetup
+from quire.frontend.servers.messages import EngineGone, ServerStart
+from quire.frontend.servers.server_process import ServerProcess
+
+DEMO_MODEL = Path(__file__).parents[3] / "quire" / "demo_model"
+
+
+def test_a_server_leaves_it_to_its_parent_to_say_why_there_is_no_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    setup = EngineSetup.from_args(read_keywords({"model": str(DEMO_MODEL)}), "server")
+    start = ServerStart(
+        *(0, setup.args, setup.config, str(setup.folder), str(setup.tokenizer_folder), ServerConfig()),
+        announces=False,
+        greets=False,
+        import_path=sys.path,
+        known=[],
+    )
+
+    async def scenario() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = await ServerProcess.launch(start, listener, {})
+            server.link.send(EngineGone(0, "the weights do not fit."))
+            async with asyncio.timeout(60):
+                code = await server.process.wait()
+            server.link.close()
+            return code
+
+    assert asyncio.run(scenario()) == 0
+    assert "Traceback" not in capfd.readouterr().err
