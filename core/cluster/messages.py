@@ -40,7 +40,8 @@ class Joined(Struct, array_like=True, tag="joined", frozen=True):
 
 
 class Refused(Struct, array_like=True, tag="refused", frozen=True):
-    """Node 0 will not take the node in as it was started."""
+    """Node 0 will not take the node in as it was started. Nodes of other versions are told so, too, and must be able to
+    read this."""
 
     reason: str
 

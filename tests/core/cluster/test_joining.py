@@ -153,11 +153,10 @@ def test_whoever_says_what_cannot_be_read_is_told_so(frames: list[bytes], caplog
             for _ in range(3):
                 stranger.send(frames)
                 kind, payload = await answers.get()
-                refused = msgspec.msgpack.decode(payload, type=ToNode)
-                assert kind == CONTROL
-                assert isinstance(refused, Refused)
-                assert "cannot read" in refused.reason
-                assert "install one version on all nodes" in refused.reason
+                tag, reason = msgspec.msgpack.decode(payload)  # other versions read it, too
+                assert (kind, tag) == (CONTROL, "refused")
+                assert "cannot read" in reason
+                assert "install one version on all nodes" in reason
             stranger.close()
             async with member(address) as (membership, _, running):
                 [node] = await cluster.all_joined()
