@@ -148,7 +148,7 @@ def test_tokens_do_not_depend_on_company_or_chunks(served: Served) -> None:
 
 
 def growing_requests() -> list[EngineRequest]:
-    return [request(str(i), prompt_of(i, 3), max_tokens=100, temperature=0.8, seed=i) for i in range(6)]
+    return [request(str(i), prompt_of(i, 3), max_tokens=50, temperature=0.8, seed=i) for i in range(6)]
 
 
 def preempted(served: Served, requests: list[EngineRequest]) -> dict[str, list[int]]:
