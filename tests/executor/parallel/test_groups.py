@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from quire.executor.parallel.groups import RankGroups, _context_groups
 # are compared with those of more rows.
 RANK = """
 import hashlib, json, sys
-import torch
+import torch, torch._dynamo  # which torch's profiler imports
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import RankGroups, leave
 
@@ -134,15 +135,28 @@ print(json.dumps(received))
 """
 
 
+# Starts the ranks, each with its number before the other arguments, and gives each a file for what it prints. They are
+# forks of one process that has their imports, which take longer than all that ranks do.
+RANKS = """
+import os, sys
+
+source, size, folder, *args = sys.argv[1:]
+imports, work = source.split("\\n\\n", 1)
+exec(imports)
+for number in range(int(size)):
+    if os.fork() == 0:
+        sys.argv[1:], sys.stdout = [str(number), *args], open(f"{folder}/{number}", "w")
+        exec(work)
+        sys.exit()
+sys.exit(any([os.wait()[1] for _ in range(int(size))]))
+"""
+
+
 def reports_of(source: str, size: int, *args: str) -> list[Any]:
     """What `size` processes of the program `source` print, each started with its number and `args`."""
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", source, str(number), *args], stdout=subprocess.PIPE, text=True)
-        for number in range(size)
-    ]
-    reports = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * size
-    return reports
+    with TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", RANKS, source, str(size), folder, *args], check=True, timeout=60)
+        return [json.loads(Path(folder, str(number)).read_text()) for number in range(size)]
 
 
 def test_ranks_agree_to_the_bit(tmp_path: Path) -> None:
