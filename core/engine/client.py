@@ -282,8 +282,10 @@ class EngineClient:
     def _place(self, submitted: _Submitted, request: EngineRequest) -> None:
         """Sends a request, or what is left of it, to its engine; `on_ready` does when the engine is not ready."""
         link = submitted.link
+        num_cached = self._placement.on_placed(link, submitted.blocks)
+        request = replace(request, num_new_tokens=_num_tokens(request) - num_cached)
         link.place(request)
-        self._placement.on_placed(link, submitted.blocks)
+        self._placement.on_load(link)
         if submitted.blocks:
             self._on_placed(link.number, submitted.blocks)
         if link.is_ready:
@@ -343,6 +345,11 @@ class EngineClient:
             except Exception:  # one request's text must not stop the others' deltas
                 logger.exception("request %s failed while its output was processed", delta.request_id)
                 self.abort([delta.request_id])
+
+
+def _num_tokens(request: EngineRequest) -> int:
+    """Tokens of a prompt, and of the outputs that its sequences resume after."""
+    return len(request.prompt_token_ids) + sum(len(start.output_token_ids) for start in request.sequences)
 
 
 def _continued(request: EngineRequest, sequences: Sequence[_Tracked]) -> EngineRequest:

@@ -104,7 +104,7 @@ class EngineLink:
 
     def place(self, request: EngineRequest) -> None:
         """Counts the sequences of a request as the engine's. Each leaves with `remove`, all at once or one by one."""
-        self.load.add(len(request.sequences))
+        self.load.add(len(request.sequences), request.num_new_tokens)
         self._grammars.add_user(request)
 
     def send(self, request: EngineRequest) -> None:

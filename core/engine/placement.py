@@ -25,8 +25,8 @@ class Placement(Protocol):
             even_full: any ready engine will do.
         """
 
-    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> None:
-        """A prompt goes to an engine."""
+    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> int:
+        """A prompt goes to an engine. Returns the tokens of it that the engine's cache probably has."""
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
         """Another frontend has sent a prompt to the engine with a number."""
@@ -67,8 +67,8 @@ class SolePlacement:
     def refuge(self, blocks: Sequence[int], num_sequences: int, *, even_full: bool) -> EngineLink | None:
         return None
 
-    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> None:
-        """Nothing follows from it."""
+    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> int:
+        return 0
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
         """Nothing follows from it."""
@@ -106,12 +106,11 @@ class RoutedPlacement:
 
     def refuge(self, blocks: Sequence[int], num_sequences: int, *, even_full: bool) -> EngineLink | None:
         link = self.choose(blocks)
-        has_room = even_full or link.load.value + num_sequences <= self._num_slots
+        has_room = even_full or link.load.num_sequences + num_sequences <= self._num_slots
         return link if link.is_ready and has_room else None
 
-    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> None:
-        self._router.sent(link.number, blocks)
-        self.on_load(link)
+    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> int:
+        return self._router.sent(link.number, blocks)
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
         self._router.sent(engine, blocks)

@@ -1,29 +1,35 @@
-"""How busy an engine is, from what it reports and from what it was sent since."""
+"""How much work an engine has in hand, from what it reports and from what it was sent since."""
 
 from quire.core.wire.protocol import SchedulerStats
 
-WAITING_WEIGHT = 4
-"""Running sequences that a waiting one counts as: a queue means that an engine has no room left."""
+SEQUENCE_TOKENS = 128
+"""Tokens that a sequence in hand will yet generate: nobody knows, and most answers have a few hundred."""
 
 
 class EngineLoad:
-    """The load of one engine, in sequences.
+    """The work in hand of one engine, in tokens.
 
-    load = max(own, running + 4 * waiting + sent)
+    load = pending + SEQUENCE_TOKENS * sequences
 
-    `running` and `waiting` are the engine's last report, about all its frontends. `sent` are the sequences of this
-    frontend since that report. A report may be older than what was sent before it, so `own`, the unfinished sequences
-    of this frontend, are the least.
+    `pending` are tokens of prompts that the engine has yet to compute, and `sequences` are those that it has. Both are
+    the engine's last report, about all its frontends, and what this frontend has sent since. A report may be older
+    than what was sent before it, so the unfinished sequences of this frontend are the least that the engine has.
     """
 
     def __init__(self) -> None:
         self._own = 0
         self._reported = 0
         self._sent = 0
+        self._pending = 0
 
     @property
     def value(self) -> int:
-        """The load."""
+        """The load, in tokens."""
+        return self._pending + SEQUENCE_TOKENS * self.num_sequences
+
+    @property
+    def num_sequences(self) -> int:
+        """Unfinished sequences of all frontends."""
         return max(self._own, self._reported + self._sent)
 
     @property
@@ -31,10 +37,11 @@ class EngineLoad:
         """Unfinished sequences of this frontend."""
         return self._own
 
-    def add(self, num_sequences: int) -> None:
-        """Sequences were sent to the engine."""
+    def add(self, num_sequences: int, num_new_tokens: int) -> None:
+        """Sequences were sent to the engine, with so many tokens that it has to compute first."""
         self._own += num_sequences
         self._sent += num_sequences
+        self._pending += num_new_tokens
 
     def remove(self, num_sequences: int) -> None:
         """Sequences have ended, or went to another engine."""
@@ -42,9 +49,10 @@ class EngineLoad:
 
     def report(self, stats: SchedulerStats) -> None:
         """The engine has reported."""
-        self._reported = stats.num_running + WAITING_WEIGHT * stats.num_waiting
+        self._reported = stats.num_running + stats.num_waiting
         self._sent = 0
+        self._pending = stats.num_pending_tokens
 
     def forget(self) -> None:
         """The engine has ended, and its reports with it."""
-        self._reported = self._sent = 0
+        self._reported = self._sent = self._pending = 0

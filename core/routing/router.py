@@ -1,4 +1,4 @@
-"""Chooses an engine for each request: the one with the least work in hand, less the work that its cache saves."""
+"""Chooses an engine for each request: the one with the least work in hand, less what its cache is worth."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from quire.core.routing.engine_load import SEQUENCE_TOKENS
 from quire.core.routing.prompt_blocks import BLOCK_TOKENS
 from quire.core.routing.sent_prefixes import SentPrefixes
 
@@ -19,20 +20,16 @@ FULL = math.inf
 
 
 class RoutingRules(Struct, frozen=True, kw_only=True):
-    """The constants of the router's formula.
+    """What the router knows of prompts, and whether it uses that.
 
     Attributes:
         block_tokens: tokens of a block of `prompt_blocks`.
-        tokens_per_sequence: cached tokens of a prompt that weigh as much as one sequence in flight; `math.inf` routes
-            by load alone.
-        most_sequences: the most that a cached prefix weighs, in sequences in flight. An engine that has so many more
-            than another gets no request for its cache's sake.
+        follows_prefixes: False routes by load alone.
         max_blocks: the blocks that are remembered of all engines together, at about 200 bytes each.
     """
 
     block_tokens: int = BLOCK_TOKENS
-    tokens_per_sequence: float = 128
-    most_sequences: float = 64
+    follows_prefixes: bool = True
     max_blocks: int = 2**19
 
 
@@ -46,12 +43,17 @@ class Choice(NamedTuple):
 class Router:
     """Sends each request to the engine e with the least
 
-        cost(e) = load(e) - min(cached(e) / tokens_per_sequence, most_sequences)
+        cost(e) = load(e) - sqrt(2 * w * cached(e))
 
-    `load` is in sequences, see `EngineLoad`. `cached` are the tokens at the prompt's beginning that were sent to e
-    before. Of equal engines, the one with more cached tokens is taken; engines without any take turns. The choice
-    depends on nothing but the calls before. Its time grows with the blocks of the prompt, with the engines that have
-    some of them, and, a little, with the number of engines.
+    in tokens. `load` is work in hand, see `EngineLoad`, where each sequence counts w = SEQUENCE_TOKENS. `cached` are
+    the tokens at the prompt's beginning that were sent to e before. The root is the order quantity that costs least
+    (Harris 1913): a prefix of S tokens can be computed on another engine once, which then has it, too. Of requests that
+    follow it to one engine instead, each finds w more tokens in hand than the one before. The q-th waits for w * q, and
+    all together for w * q**2 / 2. That is as much as the copy costs at w * q = sqrt(2 * w * S).
+
+    Of equal engines, the one with more cached tokens is taken; engines without any take turns. The choice depends on
+    nothing but the calls before. Its time grows with the blocks of the prompt, with the engines that have some of them,
+    and, a little, with the number of engines.
 
     Args:
         num_engines: engines, numbered from 0. They take requests from their first `set_load` on.
@@ -64,7 +66,7 @@ class Router:
         self._next = 0  # the engine whose turn it is
 
     def set_load(self, engine: int, load: float) -> None:
-        """An engine's load from now on; `FULL` for one that takes no requests."""
+        """An engine's load from now on, in tokens; `FULL` for one that takes no requests."""
         self._loads[engine] = load
 
     def set_capacity(self, engine: int, num_tokens: int) -> None:
@@ -81,19 +83,18 @@ class Router:
         if least == FULL:
             return None
         best, best_cost, best_depth = -1, least, 0
-        for depth, engines in self._prefixes.matches(blocks):
+        for depth, engines in self._prefixes.matches(blocks if self.rules.follows_prefixes else ()):
             engine = min(_bits(engines), key=self._loads.__getitem__)
-            saved = depth * self.rules.block_tokens / self.rules.tokens_per_sequence
-            cost = self._loads[engine] - min(saved, self.rules.most_sequences)
+            cost = self._loads[engine] - math.sqrt(2 * SEQUENCE_TOKENS * depth * self.rules.block_tokens)
             if cost <= best_cost:  # a later one has more of the prompt
                 best, best_cost, best_depth = engine, cost, depth
         if best < 0:
             best = self._take_turn(least)
         return Choice(best, best_depth * self.rules.block_tokens)
 
-    def sent(self, engine: int, blocks: Sequence[int]) -> None:
-        """A prompt of these blocks was sent to an engine."""
-        self._prefixes.add(engine, blocks)
+    def sent(self, engine: int, blocks: Sequence[int]) -> int:
+        """A prompt of these blocks is sent to an engine. Returns the tokens of it that were sent there before."""
+        return self._prefixes.add(engine, blocks) * self.rules.block_tokens
 
     def _take_turn(self, load: float) -> int:
         try:

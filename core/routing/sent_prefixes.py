@@ -27,16 +27,19 @@ class SentPrefixes:
         self._capacity[engine] = min(num_blocks, self._most)
         self._shrink(engine)
 
-    def add(self, engine: int, blocks: Sequence[int]) -> None:
-        """An engine was sent a prompt."""
+    def add(self, engine: int, blocks: Sequence[int]) -> int:
+        """An engine is sent a prompt. Returns how many of its blocks it was sent before."""
         sent, bit = self._sent[engine], 1 << engine
+        num_known = 0
         for block in reversed(blocks):  # the first block is the last to be forgotten
             if block in sent:
                 sent.move_to_end(block)
+                num_known += 1
             else:
                 sent[block] = None
                 self._engines[block] = self._engines.get(block, 0) | bit
         self._shrink(engine)
+        return num_known
 
     def forget(self, engine: int) -> None:
         """An engine's cache is empty: it was reset, or the engine is another one now."""

@@ -65,9 +65,14 @@ class WholePrefill:
 
 
 class RequestQueue:
-    """Waiting requests, the smallest key first. Removal is lazy: finished requests are dropped when they surface."""
+    """Waiting requests, the smallest key first. Removal is lazy: finished requests are dropped when they surface.
+
+    Attributes:
+        num_new_tokens: the sum of the requests' `num_new_tokens`.
+    """
 
     def __init__(self) -> None:
+        self.num_new_tokens = 0
         self._heap: list[tuple[PriorityKey, Request]] = []  # keys are unique, so requests are never compared
         self._num_waiting = 0
 
@@ -77,6 +82,7 @@ class RequestQueue:
     def push(self, request: Request) -> None:
         heappush(self._heap, (request.priority_key, request))
         self._num_waiting += 1
+        self.num_new_tokens += request.num_new_tokens
 
     def first(self) -> Request | None:
         """The request to admit next; it stays in the queue."""
@@ -87,13 +93,18 @@ class RequestQueue:
 
     def pop(self) -> Request:
         """Removes and returns the request that `first` returned."""
-        self._num_waiting -= 1
-        return heappop(self._heap)[1]
+        request = heappop(self._heap)[1]
+        self._leave(request)
+        return request
 
     def forget(self, request: Request) -> None:
         """Marks a waiting request as finished, so that it never comes out."""
         request.status = RequestStatus.FINISHED
-        self._num_waiting -= 1
+        self._leave(request)
         if len(self._heap) > 2 * self._num_waiting + 64:  # else aborts behind a stuck head would pile up
             self._heap = [entry for entry in self._heap if entry[1].status is not RequestStatus.FINISHED]
             heapify(self._heap)
+
+    def _leave(self, request: Request) -> None:
+        self._num_waiting -= 1
+        self.num_new_tokens -= request.num_new_tokens

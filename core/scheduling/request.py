@@ -58,6 +58,7 @@ class Request:
         "num_cached_blocks",
         "num_cached_tokens",
         "num_drafts",
+        "num_new_tokens",
         "num_planned_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -110,6 +111,7 @@ class Request:
         self.num_planned_tokens = 0
         self.num_drafts = 0  # of `num_tokens`
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache at first admission
+        self.num_new_tokens = wire.num_new_tokens if start is wire.sequences[0] else 0  # the others find them
         self.num_preemptions = 0
         self.num_prompt_tokens_counted = 0  # leading ones that `count_prompt` has seen
 

@@ -111,6 +111,7 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_steps_with_tokens = 0
         self._num_prompt_tokens = 0  # planned for the first time
+        self._num_left_tokens = 0  # of running requests, that the last plan left to later ones
         self._num_prefilled_tokens = 0
         self._num_generated_tokens = 0
         self._expert_balancedness: float | None = None
@@ -201,6 +202,7 @@ class Scheduler:
         """The next step's plan, or None when nothing can run before a result comes back or a request arrives."""
         plan = StepPlan(self._num_steps, [], [], [], [], [], [], [])
         sampling: list[Request] = []
+        self._num_left_tokens = 0
         budget = self._plan_running(plan, sampling, self._limits.max_num_batched_tokens)
         self._plan_waiting(plan, sampling, budget)
         if not plan.slots:
@@ -236,6 +238,7 @@ class Scheduler:
                     num_new = request.take_drafts(budget)
                 else:
                     num_new = take(num_new, budget, self._kv.next_border(start) - start)
+                    self._num_left_tokens += end - start - num_new
                 if not num_new:
                     continue
                 end = start + num_new
@@ -297,6 +300,7 @@ class Scheduler:
             request.num_planned_tokens = end = start + num_new
             self._take_snapshot(request, end)
             self._num_prompt_tokens += request.count_prompt(start, end)
+            self._num_left_tokens += request.num_tokens - end
             done = end == request.num_tokens
             if done:
                 request.num_tokens += 1
@@ -478,6 +482,7 @@ class Scheduler:
             self._num_prefilled_tokens,
             self._num_generated_tokens,
             self._expert_balancedness,
+            self._waiting.num_new_tokens + self._num_left_tokens,
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
@@ -498,6 +503,8 @@ class Scheduler:
         keys = [request.priority_key for request in running]
         assert keys == sorted(keys), "priority order broken"
         assert len(running) + len(self._waiting) == len(self._requests), "a request neither runs nor waits"
+        waiting = [request for request in self._requests.values() if request.status is RequestStatus.WAITING]
+        assert self._waiting.num_new_tokens == sum(request.num_new_tokens for request in waiting), "tokens miscounted"
         for request in self._requests.values():
             self._in_flight.check_invariants(request)
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"

@@ -77,6 +77,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     cache_salt: str | None = None
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
+    num_new_tokens: int = 0  # that the engine will have to compute before it samples, as the sender expects
 
 
 class DropGrammars(Struct, array_like=True, tag="drop_grammars", frozen=True):
@@ -205,6 +206,7 @@ class SchedulerStats(Struct, array_like=True):
     expert_balancedness: float | None = (
         None  # mean load of ranks over the busiest's in the last window that EPLB counted
     )
+    num_pending_tokens: int = 0  # of prompts, that no plan computes yet; of waiting ones, as the senders expected
 
 
 class StepOutputs(Struct, array_like=True, tag="outputs"):

@@ -1,7 +1,6 @@
 """The command: the same requests by the router's rules and by load alone, with and without deaths."""
 
 import argparse
-import math
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.flags.ranges import COUNT
 
-RULES = {"prefixes": RoutingRules(), "load": RoutingRules(tokens_per_sequence=math.inf)}
+RULES = {"prefixes": RoutingRules(), "load": RoutingRules(follows_prefixes=False)}
 ROWS = {
     "requests": ("requests", "{:,.0f}"),
     "of these moved": ("moved", "{:,.0f}"),

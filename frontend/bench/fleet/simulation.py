@@ -130,8 +130,9 @@ class Simulation:
             self._at(self._now + SAMPLE_SECONDS, lambda: self._place(number))
             return
         load = self._loads[choice.engine]
-        load.add(1)
-        self._router.sent(choice.engine, blocks)
+        num_tokens = len(request.arrival.prompt) + len(request.delivered)
+        num_new_tokens = num_tokens - self._router.sent(choice.engine, blocks)
+        load.add(1, num_new_tokens)
         self._router.set_load(choice.engine, load.value)
         self._route_seconds.append(time.thread_time() - begin)
         self._own[choice.engine].add(number)
@@ -139,7 +140,8 @@ class Simulation:
         if engine is not None:  # else it is dead, and nobody knows yet
             start = SequenceStart(str(number), seed=0, output_token_ids=request.delivered)
             sampling = SamplingParams(max_tokens=request.arrival.output_len, ignore_eos=True)
-            self._take(choice.engine, engine.add(EngineRequest([start], request.arrival.prompt, sampling)))
+            wire = EngineRequest([start], request.arrival.prompt, sampling, num_new_tokens=num_new_tokens)
+            self._take(choice.engine, engine.add(wire))
             self._step(choice.engine, engine)
 
     def _take(self, number: int, deltas: list[RequestDelta]) -> None:

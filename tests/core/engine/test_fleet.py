@@ -1,7 +1,6 @@
 """Several engine processes behind one client: where requests go, and what happens when engines die. No model."""
 
 import asyncio
-import math
 import os
 import random
 import signal
@@ -9,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from msgspec.structs import replace
@@ -17,8 +17,9 @@ from quire.core.engine.client import EngineClient
 from quire.core.engine.restarts import Restarts
 from quire.core.errors import EngineDeadError
 from quire.core.routing.router import RoutingRules
-from quire.core.wire.protocol import FinishReason, SchedulerStats
+from quire.core.wire.protocol import EngineRequest, FinishReason, SchedulerStats, SequenceStart
 from quire.core.wire.rank import EnginePlace, Layout
+from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.together import EnginesTogether
 from tests.core.engine.null_engine import NULL_WORKER, Stream, engine_config
@@ -69,6 +70,12 @@ def end(client: EngineClient, engine: int, number: signal.Signals = signal.SIGKI
     os.kill(pid, number)
 
 
+def placed(client: EngineClient, length: int) -> int:
+    """The engine that gets a prompt of so many tokens, which nobody waits for."""
+    request = EngineRequest([SequenceStart(uuid4().hex, seed=0)], [7] * length, SamplingParams(max_tokens=1))
+    return client.submit(request, [lambda delta: None])
+
+
 def test_requests_are_divided_and_followed_on_the_engine_that_has_them() -> None:
     async def scenario() -> None:
         stats: dict[int, SchedulerStats] = {}
@@ -86,6 +93,7 @@ def test_requests_are_divided_and_followed_on_the_engine_that_has_them() -> None
             await until(lambda: not any(each.num_running for each in stats.values()))
             assert all(each.last is None for each in endless)
             assert await client.reset_prefix_cache()
+            assert [placed(client, length) for length in (5000, 20, 20, 20)] == [0, 1, 1, 1]  # its prompt takes long
 
     asyncio.run(scenario())
 
@@ -250,7 +258,7 @@ def test_two_engines_find_nine_tenths_of_what_one_of_their_size_finds() -> None:
     room = 5 * 2000 // 16 + 50
     one = hits(launchers(1, num_pages=2 * room, max_model_len=2100))
     two = hits(launchers(2, num_pages=room, max_model_len=2100))
-    by_load = RoutingRules(tokens_per_sequence=math.inf)
+    by_load = RoutingRules(follows_prefixes=False)
     two_by_load = hits(launchers(2, num_pages=room, max_model_len=2100), by_load)
     assert one == 152 * 2000
     assert two >= 0.9 * one

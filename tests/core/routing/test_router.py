@@ -1,12 +1,11 @@
 """The router's formula, what it remembers, and what it forgets."""
 
-import math
 import os
 import random
 import subprocess
 import sys
 
-from quire.core.routing.engine_load import EngineLoad
+from quire.core.routing.engine_load import SEQUENCE_TOKENS, EngineLoad
 from quire.core.routing.prompt_blocks import prompt_blocks
 from quire.core.routing.router import FULL, Router, RoutingRules
 from quire.core.wire.protocol import SchedulerStats
@@ -14,7 +13,7 @@ from quire.core.wire.protocol import SchedulerStats
 TOKENS = [each * 7919 % 50_000 for each in range(4096)]
 
 
-def router_of(*loads: float, **rules: float) -> Router:
+def router_of(*loads: float, **rules: int) -> Router:
     router = Router(len(loads), RoutingRules(**rules))  # type: ignore[arg-type]
     for engine, load in enumerate(loads):
         router.set_load(engine, load)
@@ -60,27 +59,34 @@ def test_the_engine_that_has_the_longest_part_is_taken() -> None:
     assert router.choose(prompt_blocks([*TOKENS[:640], *TOKENS[:700]])) == (1, 640)  # both have it: the first
 
 
-def test_a_cache_excuses_one_sequence_for_each_128_tokens() -> None:
+def test_a_cache_excuses_the_root_of_what_it_saves() -> None:
+    """sqrt(2 * 128 * 1280) = 572.4 tokens in hand."""
     blocks = prompt_blocks(TOKENS[:1280])
-    router = router_of(10, 0)
+    router = router_of(572, 0)
     router.sent(0, blocks)
     assert router.choose(blocks) == (0, 1280)
-    router.set_load(0, 11)
+    router.set_load(0, 573)
     assert router.choose(blocks) == (1, 0)
 
 
-def test_no_cache_excuses_more_than_the_bound() -> None:
-    blocks = prompt_blocks(TOKENS)
-    router = router_of(8, 0, most_sequences=8)
-    router.sent(0, blocks)
-    assert router.choose(blocks) == (0, 4096)
-    router.set_load(0, 9)
-    assert router.choose(blocks) == (1, 0)
+def test_a_prefix_that_many_ask_for_spreads_over_the_engines() -> None:
+    """Requests that stay: the prefix of 1,280 tokens excuses 4.5 of them beyond the idlest engine, not ten."""
+    blocks, router = prompt_blocks(TOKENS[:1280]), router_of(*[0] * 50)
+    counts = [0] * 50
+    holders = set()
+    for number in range(1, 101):
+        engine = chosen(router, blocks)[0]
+        counts[engine] += 1
+        router.set_load(engine, counts[engine] * SEQUENCE_TOKENS)
+        holders.add(engine)
+        assert max(counts) - min(counts) <= 5
+        assert len(holders) <= 1 + number / 5
+    assert len(holders) == 20
 
 
-def test_load_alone_decides_where_no_prefix_weighs_anything() -> None:
+def test_load_alone_decides_where_prefixes_are_not_followed() -> None:
     blocks = prompt_blocks(TOKENS)
-    router = router_of(1, 0, tokens_per_sequence=math.inf)
+    router = router_of(1, 0, follows_prefixes=False)
     router.sent(0, blocks)
     assert router.choose(blocks) == (1, 0)
 
@@ -139,30 +145,42 @@ def test_choices_depend_on_the_calls_before_and_nothing_else() -> None:
     assert run() == run()
 
 
-def test_load_is_the_last_report_and_what_was_sent_since() -> None:
+def test_what_a_prompt_has_in_common_with_what_was_sent_is_told_when_it_is_sent() -> None:
+    router = router_of(0, 0)
+    assert router.sent(0, prompt_blocks(TOKENS[:640])) == 0
+    assert router.sent(0, prompt_blocks(TOKENS[:1280])) == 640
+    assert router.sent(1, prompt_blocks(TOKENS[:640])) == 0
+    router.set_capacity(1, 0)
+    assert router.sent(1, prompt_blocks(TOKENS[:640])) == 0
+
+
+def test_load_is_the_work_of_the_last_report_and_of_what_was_sent_since() -> None:
     load = EngineLoad()
-    load.add(3)
-    assert load.value == 3
-    load.report(SchedulerStats(num_running=6, num_waiting=2))  # of all frontends
-    assert load.value == 6 + 4 * 2
-    load.add(1)
-    assert load.value == 15
+    load.add(3, 500)
+    assert (load.value, load.num_sequences) == (500 + 3 * 128, 3)
+    load.report(SchedulerStats(num_running=6, num_waiting=2, num_pending_tokens=700))  # of all frontends
+    assert load.value == 700 + 8 * 128
+    load.add(1, 90)
+    assert (load.value, load.num_sequences) == (790 + 9 * 128, 9)
     load.report(SchedulerStats())  # made before anything sent arrived
-    assert (load.value, load.num_own) == (4, 4)
+    assert (load.value, load.num_own) == (4 * 128, 4)
     load.remove(4)
     assert load.value == 0
+    load.add(1, 50)
+    load.forget()
+    assert load.value == 128
 
 
 def test_a_prefix_that_hundreds_of_engines_have_leads_to_the_least_loaded_of_them() -> None:
     drawn = random.Random(2)
     loads = [drawn.randrange(5, 400) for _ in range(700)]
-    router = router_of(*loads, most_sequences=1e9, tokens_per_sequence=0.1)
-    blocks = prompt_blocks(TOKENS[:640])
+    router = router_of(*loads)
+    blocks = prompt_blocks(TOKENS[:1280])
     holders = sorted(drawn.sample(range(700), 300))
     for engine in holders:
         router.sent(engine, blocks)
     for _ in range(20):
         least = min(holders, key=lambda engine: (loads[engine], engine))
-        assert chosen(router, blocks) == (least, 640)
+        assert chosen(router, blocks) == (least, 1280)
         loads[least] += 50
         router.set_load(least, loads[least])

@@ -422,7 +422,8 @@ def make_request(
         prompt = [hash((crc32(request_id.encode()), position)) % 10**6 + VOCAB_SIZE for position in range(prompt)]
     sampling = {"max_tokens": 4, "ignore_eos": True} | sampling
     start = SequenceStart(request_id, seed, output or [])
-    return EngineRequest([start], prompt, SamplingParams(**sampling), priority, cache_salt)
+    num_tokens = len(prompt) + len(start.output_token_ids)
+    return EngineRequest([start], prompt, SamplingParams(**sampling), priority, cache_salt, num_new_tokens=num_tokens)
 
 
 def start_of(request: EngineRequest) -> SequenceStart:

@@ -47,6 +47,24 @@ def test_the_threshold_leaves_room_for_other_prompts() -> None:
     assert harness.plans[0].num_scheduled == [6, 5]
 
 
+def test_what_is_left_of_prompts_is_told() -> None:
+    harness = Harness(max_num_batched_tokens=10)
+    harness.add("a", 25, max_tokens=3)
+    harness.add("b", 8)
+    harness.add("c", 7)
+    left = [harness.scheduler.stats().num_pending_tokens]
+    for _ in range(4):
+        harness.step()
+        left.append(harness.scheduler.stats().num_pending_tokens)
+    assert left == [40, 30, 20, 10, 1]  # at last one more token of a, 3 of b's prompt and 6 of c's
+    harness.add("d", 6)
+    assert harness.scheduler.stats().num_pending_tokens == 7
+    harness.abort("d")
+    assert harness.scheduler.stats().num_pending_tokens == 1
+    harness.step()
+    assert harness.scheduler.stats().num_pending_tokens == 0
+
+
 def test_whole_prompts_wait_until_they_fit_and_nobody_overtakes() -> None:
     harness = Harness(max_num_batched_tokens=10, enable_chunked_prefill=False)
     harness.add("a", 6)
