@@ -7,6 +7,7 @@ callback as a list of frames. On TCP, CURVE keys encrypt messages and admit peer
 import asyncio
 import hashlib
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -152,7 +153,11 @@ def bind_router(
         failures.close()
         context.destroy(linger=0)
         raise
-    return Channel(socket, on_message, [failures, _keep_door(door, keys.client_public)])
+    channel = Channel(socket, on_message, [failures, _keep_door(door, keys.client_public)])
+    # If nobody closes the channel: a context that is garbage together with its sockets would wait for them for ever.
+    sockets = socket, door, failures._socket
+    weakref.finalize(channel, lambda *_: context.destroy(linger=0), *sockets).atexit = False
+    return channel
 
 
 def connect_dealer(

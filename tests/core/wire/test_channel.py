@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -71,3 +73,12 @@ def attempts(place: tuple[str, int]) -> set[int]:
     """Ports of this process's connections to `place` that are not answered."""
     found = psutil.Process().net_connections("tcp")
     return {each.laddr.port for each in found if each.raddr == place and each.status == psutil.CONN_SYN_SENT}
+
+
+def test_a_router_that_nobody_closed_holds_up_neither_garbage_collection_nor_the_end() -> None:
+    leave = (
+        "import asyncio, gc\nfrom quire.core.wire.channel import CurveKeys, bind_router\n"
+        "async def leave(): bind_router('tcp://127.0.0.1:*', CurveKeys.generate(), print)\n"
+        "asyncio.run(leave())\ngc.collect()\n"
+    )
+    subprocess.run([sys.executable, "-c", leave], check=True, timeout=20)
