@@ -1,9 +1,12 @@
-"""How the keys and values of one token and head lie in a KV cache of few bits: a row of codes, then their scale.
+"""How numbers of one token lie in a cache of few bits: a row of codes, then their scale.
 
+A row is the key or the value of a head, or a part of what latent attention keeps of a token (`quire.ops.latent`).
 number = value(code) * scale, where the scale maps a row's greatest magnitude to the greatest code. A scale of its own
-for each token and head needs no calibration, and a row never changes once it is written. Where a checkpoint was
+for each row needs no calibration, and a row never changes once it is written. Where a checkpoint was
 calibrated, each row of a head has that head's scale, so that its codes are those that the checkpoint's makers measured.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,19 +22,21 @@ _SMALLEST = 1e-30
 """A row of smaller numbers is a row of zeros, so that the inverse of its scale is finite."""
 
 
-def row_size(head_dim: int, dtype: torch.dtype) -> int:
-    """Elements of a row of `head_dim` numbers in a cache of `dtype`.
+def row_size(size: int, dtype: torch.dtype) -> int:
+    """Elements of a row of `size` numbers in a cache of `dtype`.
 
     Raises:
         ValueError: codes of four bits cannot hold an odd number of numbers.
     """
     if dtype not in LARGEST_CODE:
-        return head_dim
+        return size
     if dtype != torch.uint8:
-        return head_dim + SCALE_BYTES
-    if head_dim % 2:
-        raise ValueError(f"a KV cache of four bits takes heads of an even size, got {head_dim}; use one of eight bits.")
-    return head_dim // 2 + SCALE_BYTES
+        return size + SCALE_BYTES
+    if size % 2:
+        raise ValueError(
+            f"a KV cache of four bits takes heads and latents of an even size, got {size}; use one of eight bits."
+        )
+    return size // 2 + SCALE_BYTES
 
 
 def plain_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -78,4 +83,25 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
         signed = torch.stack((codes << 4, codes & 0xF0), dim=-1).flatten(-2).view(torch.int8) >> 4
     else:
         signed = codes.contiguous().view(rows.dtype)
-    return (signed.float() * scales.contiguous().view(torch.float32)).to(dtype)
+    # A copy, because the bytes of a scale may lie anywhere.
+    numbers = signed.float() * scales.clone(memory_format=torch.contiguous_format).view(torch.float32)
+    if dtype == torch.float16:
+        numbers.clamp_(-65504, 65504)  # a masked position may hold more, see `Backend.write_kv`
+    return numbers.to(dtype)
+
+
+def gather(cache: Tensor, slots: Tensor) -> Tensor:
+    """What lies in `slots` [...] int64 of `cache` [num_pages, block_size, size]: [..., size], of the cache's type."""
+    return in_octets(cache)[slots // cache.shape[1], slots % cache.shape[1]].view(cache.dtype)
+
+
+def split_rows(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The rows of so many numbers each that lie one after the other in `rows` [..., sum of their `row_size`]: views."""
+    return list(rows.split([row_size(size, rows.dtype) for size in sizes], dim=-1))
+
+
+def decode_parts(rows: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The numbers of rows that lie one after the other, as for `split_rows`, side by side: [..., sum of `sizes`]."""
+    if rows.dtype not in LARGEST_CODE:
+        return rows.to(dtype)
+    return torch.cat([decode(part, dtype) for part in split_rows(rows, sizes)], dim=-1)

@@ -1,9 +1,11 @@
 """The operations of multi-head latent attention (arXiv:2405.04434): all heads share one key a token.
 
 That key is [latent | rotated key]; its latent, of `rank` numbers, is the value, too. A layer's cache is
-[num_pages, block_size, rank + rotary_dim], and its pages and rows may lie apart.
+[num_pages, block_size, row_size(rank) + row_size(rotary_dim)], and its pages and what they keep of a token may lie
+apart. In a cache of few bits, latent and rotated key are rows of codes with a scale each (`quire.ops.cache_rows`),
+because the rotated key is not normalised and may be many times as large.
 
-In sparse attention (arXiv:2512.02556, section 2.1) a token has an index key besides, in a cache like that of latents.
+In sparse attention (arXiv:2512.02556, section 2.1) a token has an index key besides, a row in a cache of its own.
 Index queries choose the tokens that attention sees. In compressed attention, a row may stand for several tokens.
 """
 
@@ -34,7 +36,7 @@ class CacheRows(NamedTuple):
     """Rows of one cache that each token of a step may see.
 
     Attributes:
-        cache: [num_pages, rows of a page, size].
+        cache: [num_pages, rows of a page, row_size(size)].
         slots: [num_tokens, most] int32; the first `counts` of a row are places in the cache, page * rows of a page +
             row; those after them are places, too, and not seen.
         counts: [num_tokens] int64, from 0 to `most`.
@@ -84,7 +86,7 @@ class LatentOperations(ABC, Generic[Batch]):
     def store_rows(self, x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
         """Stores `x` [num_tokens, size] in the slots of `slot_mapping` [num_tokens] int64 as finite numbers.
 
-        `cache` is [num_pages, block_size, size].
+        `cache` is [num_pages, block_size, row_size(size)].
         """
 
     @abstractmethod
@@ -95,7 +97,7 @@ class LatentOperations(ABC, Generic[Batch]):
 
         The score of a key is the sum over heads of `weight * relu(scale * q·key)`, in float32; of equal scores, the
         earlier token is taken. `q` [num_tokens, heads, size] and `weights` [num_tokens, heads] are of one dtype;
-        `cache` [num_pages, block_size, size] has the keys, those of the step's new tokens included.
+        `cache` [num_pages, block_size, row_size(size)] has the keys, those of the step's new tokens included.
         """
 
     def select_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> CacheRows:

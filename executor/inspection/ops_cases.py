@@ -9,6 +9,7 @@ import torch
 from quire.core.errors import ConfigError
 from quire.core.wire.inspection import LayerShape, OpsQuestion
 from quire.executor.inspection.weight_formats import FORMATS, activation_dtype
+from quire.executor.layers.layer_kv import LatentKV
 from quire.ops.backend import AttentionForm, Backend, ExpertWeights
 from quire.ops.cache_rows import row_size
 from quire.ops.latent import CacheRows
@@ -29,7 +30,6 @@ _CACHE_DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "int4": torch.uint8,
 }
-_LATENT_DTYPES = ("bf16", "fp16", "fp32")
 
 
 @dataclass
@@ -143,7 +143,7 @@ def _attend(
 
 def _latent(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
     """Latent attention of a decode step, with the layers into and out of the latent space; rows as in `_attention`."""
-    if dtype not in _LATENT_DTYPES:
+    if dtype not in _CACHE_DTYPES:
         return
     for count in rows:
         yield _attend_to_latents(ops, shape, dtype, count, max(1, min(shape.context, _MOST_TOKENS // count)))
@@ -152,9 +152,9 @@ def _latent(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Ite
 def _attend_to_latents(ops: Backend, shape: LayerShape, dtype: str, rows: int, context: int) -> Case:
     number, heads, head_dim = activation_dtype(dtype), shape.num_heads, shape.head_dim
     rank, rotary_dim, pages_each = shape.latent_rank, shape.latent_rotary_dim, -(-context // _BLOCK_SIZE)
-    pages = torch.randn(rows * pages_each, _BLOCK_SIZE, rank + rotary_dim).to(number)
+    pages = _random_pages(ops, LatentKV((rank, rotary_dim)), rows * pages_each, dtype)
     into = torch.randn(heads, head_dim, rank).to(number)
-    num_bytes = rows * context * (rank + rotary_dim) * pages.itemsize + 2 * into.nbytes
+    num_bytes = rows * context * pages.shape[2] * pages.itemsize + 2 * into.nbytes
     copies = [
         (pages.clone(), into.clone(), into.transpose(1, 2).contiguous())
         for _ in range(1 + min(_MOST_COPIES, BEYOND_CACHES // num_bytes))
@@ -176,9 +176,17 @@ def _attend_to_latents(ops: Backend, shape: LayerShape, dtype: str, rows: int, c
     return Case("latent", dtype, rows, run, lambda: num_bytes, num_operations)
 
 
+def _random_pages(ops: Backend, kv: LatentKV, num_pages: int, dtype: str) -> torch.Tensor:
+    """A cache of `kv` with random numbers in all of its slots."""
+    pages = torch.zeros(kv.cache_shape(ops, num_pages, _BLOCK_SIZE, _CACHE_DTYPES[dtype]), dtype=_CACHE_DTYPES[dtype])
+    for slots in torch.arange(num_pages * _BLOCK_SIZE).split(_TOKENS_AT_ONCE):
+        kv.store(ops, torch.randn(len(slots), kv.size).to(activation_dtype(dtype)), pages, slots)
+    return pages
+
+
 def _compressed(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
     """Compressed attention of a decode step: an indexer chooses rows, and a token sees these and its window."""
-    if dtype not in _LATENT_DTYPES:
+    if dtype not in _CACHE_DTYPES:
         return
     for count in rows:
         yield _attend_to_rows(ops, shape, dtype, count, max(shape.rate, min(shape.context, _MOST_TOKENS // count)))
@@ -193,7 +201,7 @@ def _attend_to_rows(ops: Backend, shape: LayerShape, dtype: str, rows: int, cont
     def pages(count: int, size: int) -> CacheRows:
         """`count` rows of each request, in pages in any order."""
         pages_each = -(-count // _BLOCK_SIZE)
-        cache = torch.randn(rows * pages_each, _BLOCK_SIZE, size).to(number)
+        cache = _random_pages(ops, LatentKV((size,)), rows * pages_each, dtype)
         order = torch.randperm(len(cache), dtype=torch.int32).view(rows, pages_each, 1)
         slots = (order * _BLOCK_SIZE + torch.arange(_BLOCK_SIZE, dtype=torch.int32)).flatten(1)[:, :count]
         return CacheRows(cache, slots.contiguous(), torch.full((rows,), count))
@@ -203,7 +211,8 @@ def _attend_to_rows(ops: Backend, shape: LayerShape, dtype: str, rows: int, cont
     q, index_q, weights = q.to(number), index_q.to(number), torch.randn(rows, shape.index_heads).to(number)
     sinks = torch.randn(heads)
 
-    num_bytes = rows * (scored * shape.index_head_dim + (window + chosen) * size) * q.itemsize
+    key_bytes, row_bytes = (each.cache.shape[2] * each.cache.itemsize for each in (keys, compressed))
+    num_bytes = rows * (scored * key_bytes + (window + chosen) * row_bytes)
     copies = [
         [each.cache.clone() for each in (latest, keys, compressed)]
         for _ in range(1 + min(_MOST_COPIES, BEYOND_CACHES // num_bytes))

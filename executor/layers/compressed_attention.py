@@ -20,6 +20,7 @@ from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation.scheme import Part
+from quire.ops.cache_rows import split_rows
 from quire.ops.latent import CacheRows
 
 
@@ -88,11 +89,11 @@ class CompressedAttention:
                 down += [(f"{source}.{part}", compressor.source_size // 2) for part in ("wkv", "wgate")]
         self._down = ColumnLinear(context, [whole(*part) for part in down], hidden_size)
         self._source_sizes = [compressor.source_size for compressor in self._compressors]
-        self.kv = [LatentKV(shape.head_dim, window=shape.window)]
+        self.kv = [LatentKV((shape.head_dim,), window=shape.window)]
         if shape.rate is not None:
             self.kv += [
-                LatentKV(sum(self._source_sizes), window=self._compressors[0].num_tokens),
-                LatentKV(sum(compressor.size for compressor in self._compressors), rate=shape.rate),
+                LatentKV((sum(self._source_sizes),), window=self._compressors[0].num_tokens, takes_codes=False),
+                LatentKV(tuple(compressor.size for compressor in self._compressors), rate=shape.rate),
             ]
 
         self._q_norm = RMSNorm(context, f"{name}.q_norm", shape.q_lora_rank, style)
@@ -170,7 +171,7 @@ class CompressedAttention:
     def _store(self, step: StepContext, number: int, rows: Tensor) -> None:
         """Stores a row of each of the step's tokens."""
         pages, group = step.caches[self._place.number + number]
-        self._ops.latent.store_rows(rows, pages, step.attention[group].slot_mapping)
+        self.kv[number].store(self._ops, rows, pages, step.attention[group].slot_mapping)
 
     def _store_complete_rows(self, step: StepContext, places: Sequence[RowPlaces]) -> None:
         """Makes the rows that the step's tokens complete."""
@@ -180,11 +181,11 @@ class CompressedAttention:
         if not len(tokens):
             return
         slots = places[1].before(tokens, self._compressors[0].num_tokens)
-        sources = pages[slots // pages.shape[1], slots % pages.shape[1]].to(self._dtype)
+        sources = self.kv[1].read(pages, slots, self._dtype)
         positions = step.positions[tokens]
         parts = zip(self._compressors, sources.split(self._source_sizes, dim=-1), strict=True)
         rows = torch.cat([compressor(part, positions) for compressor, part in parts], dim=-1)
-        self._ops.latent.store_rows(rows, self._pages(step, 2), places[2].own(tokens, rate))
+        self.kv[2].store(self._ops, rows, self._pages(step, 2), places[2].own(tokens, rate))
 
     def _indexed(self, x: Tensor, q_latent: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
         """The indexer's queries and weights, as for `LatentOperations.select_rows`; nothing if there is no indexer."""
@@ -200,12 +201,12 @@ class CompressedAttention:
         """
         shape, pages = self._shape, self._pages(step, 2)
         assert shape.rate is not None
-        rows, index_keys = pages.split([shape.head_dim, pages.shape[-1] - shape.head_dim], dim=-1)
+        rows, *index_keys = split_rows(pages, self.kv[2].parts)
         if not index:
             return places.complete(rows, shape.rate)
         q, weights = index
         chosen = self._ops.latent.select_rows(
-            q, weights, places.complete(index_keys, shape.rate), top_k=shape.index_top_k,
+            q, weights, places.complete(index_keys[0], shape.rate), top_k=shape.index_top_k,
             scale=(shape.index_heads * shape.index_head_dim) ** -0.5,
         )  # fmt: skip
         return chosen._replace(cache=rows)

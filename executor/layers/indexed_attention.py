@@ -67,7 +67,7 @@ class BlockIndexer:
         self._qk = ColumnLinear(context, [whole(f"{name}.index_qk_proj", (heads + 1) * size)], shape.hidden_size)
         self._q_norm = RMSNorm(context, f"{name}.q_layernorm", size, style)
         self._k_norm = RMSNorm(context, f"{name}.k_layernorm", size, style)
-        self.kv = [LatentKV(size, window=shape.rate), LatentKV(size, rate=shape.rate)]
+        self.kv = [LatentKV((size,), window=shape.rate, takes_codes=False), LatentKV((size,), rate=shape.rate)]
         self._num_slots = (shape.top_k + 1) * shape.rate - 1
         self.activation_size = 3 * (heads + 1) * size + 3 * self._num_slots  # of 4 bytes, and a mask of 1
 
@@ -105,7 +105,7 @@ class BlockIndexer:
             return
         pages = step.caches[number].pages
         slots = places.of(number).before(tokens, rate)
-        keys = pages[slots // pages.shape[1], slots % pages.shape[1]].float().mean(dim=1).to(self._dtype)
+        keys = self.kv[0].read(pages, slots, torch.float32).mean(dim=1).to(self._dtype)
         cos, sin = self._rotary(step.positions[tokens] + 1 - rate)
         keys = self._ops.rotary(self._k_norm(keys).unsqueeze(1), cos, sin).squeeze(1)
         self._ops.latent.store_rows(keys, step.caches[number + 1].pages, places.of(number + 1).own(tokens, rate))

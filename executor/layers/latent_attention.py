@@ -25,6 +25,7 @@ from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.layers.token_selection import TokenSelector
 from quire.executor.weights.quantisation.scheme import Part
 from quire.ops.backend import Backend
+from quire.ops.cache_rows import row_size
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ class LatentAttention:
         self._num_heads = context.share(shape.num_heads, "attention heads")
         self._selector = selector
         self._latent_size = shape.kv_lora_rank + shape.rope_head_dim
-        self.kv = LatentKV(self._latent_size + (selector.key_size if selector is not None else 0))
+        self._latent_parts = (shape.kv_lora_rank, shape.rope_head_dim)
+        keys = (selector.key_size,) if selector is not None and selector.key_size else ()
+        self.kv = LatentKV((*self._latent_parts, *keys))
         self.activation_size = (shape.q_lora_rank or 0) + self._latent_size + self._num_heads * (
             shape.q_head_dim + shape.rope_head_dim + 2 * shape.kv_lora_rank + shape.v_head_dim
         ) + (selector.activation_size if selector is not None else 0)  # fmt: skip
@@ -136,7 +139,8 @@ class LatentAttention:
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         pages, group = step.caches[self._place.number]
-        latents, keys = pages[..., : self._latent_size], pages[..., self._latent_size :]
+        row = sum(row_size(size, pages.dtype) for size in self._latent_parts)
+        latents, keys = pages[..., :row], pages[..., row:]
         latent, q_input = self._down(x), x
         if self._q_norm is not None:
             rank = latent.shape[1] - self._latent_size

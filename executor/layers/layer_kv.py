@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.ops.backend import AttentionForm, Backend
-from quire.ops.cache_rows import LARGEST_CODE
+from quire.ops.cache_rows import decode_parts, gather, row_size, split_rows
 
 
 class LayerKV(NamedTuple):
@@ -21,6 +22,11 @@ class LayerKV(NamedTuple):
     def size(self) -> int:
         """Numbers that the layer keeps of a token."""
         return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def takes_codes(self) -> bool:
+        """See `LatentKV`."""
+        return True
 
     @property
     def kind(self) -> str:
@@ -44,13 +50,20 @@ class LayerKV(NamedTuple):
 class LatentKV(NamedTuple):
     """The latents that one layer keeps of a sequence, for all heads together: the same on every rank.
 
-    With a `rate`, a row stands for so many neighbouring tokens, and lies in the page of the last of them.
+    Of a token it keeps `parts` of so many numbers, one after the other, each a row of `quire.ops.cache_rows`. With a
+    `rate`, they stand for so many neighbouring tokens, and lie in the page of the last of them.
     """
 
-    size: int  # numbers a row
+    parts: tuple[int, ...]
     window: int | None = None
     rate: int = 1
     sees_prompt: bool = False
+    takes_codes: bool = True  # False: attention does not read them, others are computed of the latest few
+
+    @property
+    def size(self) -> int:
+        """Numbers that the layer keeps of a token."""
+        return sum(self.parts)
 
     @property
     def kind(self) -> str:
@@ -63,18 +76,27 @@ class LatentKV(NamedTuple):
         """Shape of the layer's cache.
 
         Raises:
-            ModelLoadError: `dtype` has codes, which latents are not kept in, or pages begin inside of rows.
+            ModelLoadError: `dtype` cannot hold this layer, or pages begin inside of rows.
         """
-        if dtype in LARGEST_CODE:
-            raise ModelLoadError(
-                "--kv-cache-dtype: latent attention keeps its latents, which are few, in 16 or 32 bits; use auto."
-            )
         if block_size % self.rate and self.rate % block_size:
             raise ModelLoadError(
                 f"--block-size {block_size}: the model keeps one row for {self.rate} tokens; the block size must be a "
                 "multiple of these, or divide them."
             )
-        return (num_pages, max(1, block_size // self.rate), self.size)
+        try:
+            size = sum(row_size(part, dtype) for part in self.parts)
+        except ValueError as error:
+            raise ModelLoadError(f"--kv-cache-dtype: {error}") from None
+        return (num_pages, max(1, block_size // self.rate), size)
+
+    def store(self, ops: Backend, x: Tensor, pages: Tensor, slots: Tensor) -> None:
+        """Stores `x` [num_tokens, size] in `slots` [num_tokens] int64 of the layer's cache."""
+        for part, rows in zip(x.split(self.parts, dim=-1), split_rows(pages, self.parts), strict=True):
+            ops.latent.store_rows(part, rows, slots)
+
+    def read(self, pages: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """What was stored in `slots` [...] int64 of the layer's cache: [..., size] of `dtype`."""
+        return decode_parts(gather(pages, slots), self.parts, dtype)
 
 
 AttentionKV = LayerKV | LatentKV

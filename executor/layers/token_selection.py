@@ -29,7 +29,7 @@ class TokenSelector(Protocol):
         """The selection of the tokens whose outputs are wanted.
 
         `x` [num_tokens, hidden] is the layer's input, `q_latent` [num_tokens, q_lora_rank] the queries' latent, `keys`
-        [num_pages, block_size, key_size] the layer's own cache, in the KV group `group`.
+        [num_pages, block_size, row_size(key_size)] the layer's own cache, in the KV group `group`.
         """
         ...
 

@@ -9,8 +9,9 @@ from quire.core.config.cache import KVCacheDtype
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.executor.layers.layer_kv import AttentionKV, LayerKV
+from quire.executor.layers.layer_kv import AttentionKV
 from quire.executor.weights.quantisation.cache_scheme import checkpoint_cache_dtype
+from quire.ops.cache_rows import LARGEST_CODE
 
 logger = get_logger(__name__)
 
@@ -33,7 +34,7 @@ _WINDOWS = "sliding_window"
 def layer_dtypes(engine: EngineConfig, layers: Sequence[AttentionKV]) -> list[torch.dtype]:
     """The type of each of `layers`: what the user chose, or else the checkpoint; the model's for those to be skipped.
 
-    A checkpoint chooses for keys and values alone: latents, which no codes hold, keep the model's type.
+    Layers that take no codes keep the model's type where another would have them.
 
     Raises:
         ModelLoadError: there is no such layer to skip.
@@ -41,9 +42,11 @@ def layer_dtypes(engine: EngineConfig, layers: Sequence[AttentionKV]) -> list[to
     config, model_dtype = engine.cache, getattr(torch, engine.spec.dtype)
     name, skipped = config.kv_cache_dtype, set[int]()
     if name == "auto" and (own := checkpoint_cache_dtype(engine.spec)) is not None:
-        name, skipped = own, {number for number, layer in enumerate(layers) if not isinstance(layer, LayerKV)}
+        name = own
         _say(own)
     chosen = model_dtype if name == "auto" else _CODES.get(name) or getattr(torch, name)
+    if chosen in LARGEST_CODE:
+        skipped |= {number for number, layer in enumerate(layers) if not layer.takes_codes}
     skipped |= {_layer_number(each, len(layers)) for each in config.kv_cache_dtype_skip_layers if each != _WINDOWS}
     if _WINDOWS in config.kv_cache_dtype_skip_layers:
         skipped |= {number for number, layer in enumerate(layers) if layer.window is not None}

@@ -33,8 +33,8 @@ def add_arguments(parser: CommandParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--dtypes", type=_names, default=DTYPES, metavar="NAMES",
-        help="Formats of the weights, of which the last six are those of GGUF files, or of keys and values, which have "
-        "bf16, fp16, fp32, int8, fp8 and int4 alone, or of latents, which have no codes (default: %(default)s).",
+        help="Formats of the weights, of which the last six are those of GGUF files, or of keys, values and latents, "
+        "which have bf16, fp16, fp32, int8, fp8 and int4 alone (default: %(default)s).",
     )  # fmt: skip
     group.add_argument("--rows", type=_numbers, default="1,8,32,512", metavar="NUMBERS", help="(default: %(default)s)")
     group.add_argument(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.cpu import calls
-from quire.ops.cpu.calls import DTYPES
+from quire.ops.cpu.calls import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
 from quire.ops.cpu.plan import NativePlan
@@ -57,7 +57,7 @@ class NativeLatent(LatentOperations[NativePlan]):
         weight, eps = norm
         same = q.dtype == latent.dtype == cos.dtype == sin.dtype
         dense = weight.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
-        if same and dense and _are_rows(q, latent, cache) and _are_numbers(q, weight, cache):
+        if same and dense and _are_rows(q, latent, cache) and _are_numbers(q, weight) and _are_caches(cache):
             num_tokens, heads, rotary_dim = q.shape
             out = self._launcher.empty(num_tokens, heads, rotary_dim, dtype=q.dtype)
             slots = slot_mapping.contiguous()
@@ -65,8 +65,8 @@ class NativeLatent(LatentOperations[NativePlan]):
                 q.data_ptr(), latent.data_ptr(), weight.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
                 cache.data_ptr(), slots.data_ptr(), num_tokens, heads, len(weight), rotary_dim, cos.shape[-1],
                 q.stride(0), q.stride(1), latent.stride(0), cache.stride(0), cache.stride(1), cache.shape[1],
-                is_interleaved, DTYPES[q.dtype], DTYPES[weight.dtype], DTYPES[cache.dtype], torch.get_num_threads(),
-                eps, largest_stored(cache.dtype),
+                is_interleaved, DTYPES[q.dtype], DTYPES[weight.dtype], CACHE_DTYPES[cache.dtype],
+                torch.get_num_threads(), eps, largest_stored(cache.dtype),
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(
@@ -75,11 +75,11 @@ class NativeLatent(LatentOperations[NativePlan]):
         )  # fmt: skip
 
     def store_rows(self, x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
-        if _are_rows(x, cache) and _are_numbers(x, cache):
+        if _are_rows(x, cache) and _are_numbers(x) and _are_caches(cache):
             slots = slot_mapping.contiguous()
             if not self._store_rows(
                 x.data_ptr(), cache.data_ptr(), slots.data_ptr(), *x.shape, x.stride(0), cache.stride(0),
-                cache.stride(1), cache.shape[1], DTYPES[x.dtype], DTYPES[cache.dtype], torch.get_num_threads(),
+                cache.stride(1), cache.shape[1], DTYPES[x.dtype], CACHE_DTYPES[cache.dtype], torch.get_num_threads(),
                 largest_stored(cache.dtype),
             ):  # fmt: skip
                 return
@@ -124,7 +124,7 @@ class NativeLatent(LatentOperations[NativePlan]):
 
         `keys` are (requests, table_stride, query_lens, seq_lens, block_tables) as the kernel reads them.
         """
-        if not (_are_rows(q, weights, cache) and _are_numbers(q, cache) and q.dtype == weights.dtype):
+        if not (_are_rows(q, weights, cache) and _are_numbers(q) and _are_caches(cache) and q.dtype == weights.dtype):
             return None
         num_tokens, heads, size = q.shape
         num_requests, table_stride, *pointers = keys
@@ -133,7 +133,7 @@ class NativeLatent(LatentOperations[NativePlan]):
         failed = self._select_tokens(
             q.data_ptr(), weights.data_ptr(), cache.data_ptr(), slots.data_ptr(), counts.data_ptr(), *pointers,
             q.stride(0), q.stride(1), weights.stride(0), num_requests, table_stride, cache.stride(0), cache.stride(1),
-            cache.shape[1], entry_size, heads, size, top_k, gives_positions, DTYPES[q.dtype], DTYPES[cache.dtype],
+            cache.shape[1], entry_size, heads, size, top_k, gives_positions, DTYPES[q.dtype], CACHE_DTYPES[cache.dtype],
             torch.get_num_threads(), scale,
         )  # fmt: skip
         return None if failed else Selection(slots, counts)
@@ -141,7 +141,7 @@ class NativeLatent(LatentOperations[NativePlan]):
     def attend_rows(self, q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, *, scale: float) -> Tensor:
         caches = [each.cache for each in rows]
         same = len({cache.dtype for cache in caches}) == 1
-        if same and _are_rows(q, *caches) and _are_numbers(q, *caches) and sinks.is_contiguous():
+        if same and _are_rows(q, *caches) and _are_numbers(q) and _are_caches(*caches) and sinks.is_contiguous():
             num_tokens, heads, size = q.shape
             out = self._launcher.empty(num_tokens, heads, size, dtype=q.dtype)
             dense = [(each.cache, each.slots.contiguous(), each.counts.contiguous()) for each in rows]
@@ -153,7 +153,8 @@ class NativeLatent(LatentOperations[NativePlan]):
             self._launcher.keep(parts)
             if not self._attend_rows(
                 q.data_ptr(), out.data_ptr(), parts.ctypes.data, sinks.data_ptr(), len(parts), num_tokens, heads, size,
-                q.stride(0), q.stride(1), DTYPES[q.dtype], DTYPES[caches[0].dtype], torch.get_num_threads(), scale,
+                q.stride(0), q.stride(1), DTYPES[q.dtype], CACHE_DTYPES[caches[0].dtype], torch.get_num_threads(),
+                scale,
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(self._eager.attend_rows, q, rows, sinks, scale=scale)
@@ -195,7 +196,9 @@ class NativeLatent(LatentOperations[NativePlan]):
         lse: Tensor | None,
     ) -> Tensor | None:
         """The outputs, with their log-sum-exp in `lse` if it is wanted; None if the kernel does not take the inputs."""
-        if not (_are_rows(q, q_rotated, cache) and _are_numbers(q, cache) and q.dtype == q_rotated.dtype):
+        if not (
+            _are_rows(q, q_rotated, cache) and _are_numbers(q) and _are_caches(cache) and q.dtype == q_rotated.dtype
+        ):
             return None
         num_tokens, heads, rank = q.shape
         out = self._launcher.empty(num_tokens, heads, rank, dtype=q.dtype)
@@ -204,7 +207,7 @@ class NativeLatent(LatentOperations[NativePlan]):
             q.data_ptr(), q_rotated.data_ptr(), out.data_ptr(), cache.data_ptr(), *pointers,
             0 if lse is None else lse.data_ptr(), q.stride(0), q.stride(1), q_rotated.stride(0), q_rotated.stride(1),
             num_requests, table_stride, cache.stride(0), cache.stride(1), cache.shape[1], entry_size, heads, rank,
-            q_rotated.shape[2], DTYPES[q.dtype], DTYPES[cache.dtype], torch.get_num_threads(), scale,
+            q_rotated.shape[2], DTYPES[q.dtype], CACHE_DTYPES[cache.dtype], torch.get_num_threads(), scale,
         )  # fmt: skip
         return None if failed else out
 
@@ -228,3 +231,7 @@ def _are_rows(*tensors: Tensor) -> bool:
 
 def _are_numbers(*tensors: Tensor) -> bool:
     return all(x.dtype in DTYPES for x in tensors)
+
+
+def _are_caches(*tensors: Tensor) -> bool:
+    return all(x.dtype in CACHE_DTYPES for x in tensors)

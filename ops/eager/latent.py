@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from quire.ops.cache_rows import decode_parts, encode, in_octets, split_rows
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
@@ -39,14 +40,16 @@ class EagerLatent(LatentOperations[AttentionPlan]):
         k = latent[:, rank:].unsqueeze(1)
         if is_interleaved:
             q, k = (torch.cat((x[..., ::2], x[..., 1::2]), dim=-1) for x in (q, k))
-        new = torch.cat((self._rms_norm(latent[:, :rank], *norm), self._rotary(k, cos, sin).squeeze(1)), dim=-1)
-        self.store_rows(new, cache, slot_mapping)
+        new = self._rms_norm(latent[:, :rank], *norm), self._rotary(k, cos, sin).squeeze(1)
+        for x, rows in zip(new, split_rows(cache, (rank, latent.shape[1] - rank)), strict=True):
+            self.store_rows(x, rows, slot_mapping)
         return self._rotary(q, cos, sin)
 
     def store_rows(self, x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
         largest = largest_stored(cache.dtype)
         pages, offsets = slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]
-        cache[pages, offsets] = x.nan_to_num(0.0, largest, -largest).to(cache.dtype)
+        rows = encode(x.nan_to_num(0.0, largest, -largest), cache.dtype)
+        in_octets(cache)[pages, offsets] = in_octets(rows)
 
     def select_tokens(
         self, q: Tensor, weights: Tensor, cache: Tensor, batch: AttentionPlan, *, top_k: int, scale: float
@@ -102,7 +105,8 @@ def _attend(
 def _attend_group(q: Tensor, cache: Tensor, group: Group, scale: float, rank: int, lse: Tensor | None) -> Tensor:
     """`q` [R * Q, heads, rank + rotary_dim] of one group → [R * Q, heads, rank]. `lse` [R * Q, heads] is filled."""
     num_heads = q.shape[1]
-    keys = cache.index_select(0, group.pages).view(group.num_rows, group.key_len, -1).to(q.dtype)
+    rows = in_octets(cache).index_select(0, group.pages).view(group.num_rows, group.key_len, -1)
+    keys = decode_parts(rows.view(cache.dtype), (rank, q.shape[2] - rank), q.dtype)
     queries = q.view(group.num_rows, group.query_len, num_heads, -1)
     sums = None if lse is None else lse.view(group.num_rows, group.query_len, num_heads)
     step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))

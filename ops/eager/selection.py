@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from quire.ops.cache_rows import decode, decode_parts, gather, in_octets
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
 from quire.ops.latent import CacheRows, Selection
@@ -19,7 +20,8 @@ def select_tokens(
     counts = torch.empty(num_tokens, dtype=torch.int64, device=q.device)
     for group in batch.groups(Sight(None, None), num_heads, cache[0].numel() * cache.element_size()):
         tokens: slice | Tensor = group.tokens
-        keys = cache.index_select(0, group.pages).view(group.num_rows, group.key_len, -1).float()
+        rows = in_octets(cache).index_select(0, group.pages).view(group.num_rows, group.key_len, -1)
+        keys = decode(rows.view(cache.dtype), torch.float32)
         queries, factors = (x[tokens].view(group.num_rows, group.query_len, *x.shape[1:]).float() for x in (q, weights))
         step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
         parts = [
@@ -63,8 +65,8 @@ def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Sele
     out = torch.empty_like(q)
     for begin in range(0, num_tokens, step):
         part = slice(begin, begin + step)
-        slots = selection.slots[part].long()
-        keys = cache[slots // cache.shape[1], slots % cache.shape[1]].to(q.dtype)
+        rows = gather(cache, selection.slots[part].long())
+        keys = decode_parts(rows, (q.shape[2], q_rotated.shape[2]), q.dtype)
         scores = torch.bmm(queries[part], keys.transpose(1, 2))
         if q.dtype == torch.float16:
             scores.clamp_(-65504, 65504)
@@ -136,7 +138,7 @@ def _parts(*rows: CacheRows) -> Iterator[slice]:
 
 def _gathered(rows: CacheRows, part: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(the rows of some tokens [tokens, most, size], zeros where they are hidden; which are hidden [tokens, most])."""
-    slots, size = rows.slots[part], rows.cache.shape[1]
+    slots = rows.slots[part]
     hidden = torch.arange(slots.shape[1], device=slots.device) >= rows.counts[part].unsqueeze(1)
-    keys = rows.cache[slots // size, slots % size].to(dtype)
+    keys = decode(gather(rows.cache, slots), dtype)
     return keys.masked_fill_(hidden.unsqueeze(-1), 0), hidden

@@ -26,6 +26,7 @@ from quire.executor.weights.packing import PackAtLoad
 from quire.executor.weights.quantisation.cache_scheme import CacheScales
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.ops.backend import AttentionBatch
+from quire.ops.cache_rows import LARGEST_CODE
 from quire.ops.recurrent import StateRows
 
 _OTHER_NAMES = {
@@ -110,6 +111,7 @@ class PagedDriver:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        """`dtype` is that of the cache; layers that take no codes have float32 instead of them."""
         self.model = model
         self.ops = ops.bind(device)
         self.device = device
@@ -121,7 +123,10 @@ class PagedDriver:
                 model.kv_layers,
                 self.ops,
                 block_size=block_size,
-                dtypes=[dtype] * len(model.kv_layers),
+                dtypes=[
+                    dtype if layer.takes_codes or dtype not in LARGEST_CODE else torch.float32
+                    for layer in model.kv_layers
+                ],
                 device=torch.device(device),
             )
         self.groups = layout.groups

@@ -76,7 +76,7 @@ def test_a_plain_cache_has_no_use_for_scales(ops: Backend) -> None:
 
 
 def test_four_bits_need_an_even_head() -> None:
-    with pytest.raises(ValueError, match="heads of an even size, got 5; use one of eight bits"):
+    with pytest.raises(ValueError, match="heads and latents of an even size, got 5; use one of eight bits"):
         row_size(5, torch.uint8)
     assert row_size(128, torch.uint8) == 64 + SCALE_BYTES
 

@@ -1,5 +1,6 @@
 """The operations of multi-head latent attention against their formulas in float64."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,21 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import Backend
+from quire.ops.cache_rows import LARGEST_CODE, decode_parts, encode, in_octets, row_size
 from quire.ops.cpu import NativeBackend
+from quire.ops.eager.latent import EagerLatent
 from quire.ops.latent import Selection
+from tests.ops.test_cache_rows import CODES, STEPS
 
 torch.set_num_threads(1)
 
 NORM_EPS = 1e-6
+
+
+def in_rows(x: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """`x` [num_tokens, sum of sizes] as rows that lie one after the other in a cache of `dtype`."""
+    rows = [in_octets(encode(part, dtype)) for part in x.split(list(sizes), dim=-1)]
+    return torch.cat(rows, dim=-1).view(dtype)
 
 
 class Step:
@@ -30,8 +40,12 @@ class Step:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
+        more: tuple[int, ...] = (),
     ) -> None:
+        """`more` are the sizes of what lies behind a token's latent and rotated key."""
         random = torch.Generator().manual_seed(0)
+        cache_dtype, sizes = cache_dtype or dtype, (rank, rotary_dim, *more)
+        row = sum(row_size(size, cache_dtype) for size in sizes)
         self.ops = ops
         self.rank, self.scale = rank, (rank + rotary_dim) ** -0.5
         self.query_lens, self.seq_lens = (np.array(column) for column in zip(*rows, strict=True))
@@ -39,17 +53,25 @@ class Step:
         num_pages = int(counts.sum()) + 2
         order = (torch.randperm(num_pages - 1, generator=random) + 1).tolist()
         tables = np.full((len(rows), int(counts.max()) + 1), 10**6, np.int32)  # ids past a row's pages do not exist
-        memory = torch.full((num_pages, block_size + 1, rank + rotary_dim + 8), 1e4).to(cache_dtype or dtype)
-        memory[0] = torch.nan  # no row has this page
-        self.cache = memory[:, :block_size, : rank + rotary_dim]
+        shape = (num_pages, block_size + 1, row + 8)
+        if cache_dtype in LARGEST_CODE:
+            memory = torch.full(shape, 0x46, dtype=torch.uint8)  # a scale of 12,689
+            memory[0] = 0xFF  # NaN; no row has this page
+        else:
+            memory = torch.full(shape, 1e4).to(cache_dtype)
+            memory[0] = torch.nan
+        self.cache = memory.view(cache_dtype)[:, :block_size, :row]
         self.latents: list[Tensor] = []
         slots = []
         for row, (query_len, seq_len) in enumerate(rows):
             pages = np.array([order.pop() for _ in range(counts[row])])
             tables[row, : len(pages)] = pages
-            latents = torch.randn(seq_len, rank + rotary_dim, generator=random).to(dtype)
+            latents = torch.randn(seq_len, sum(sizes), generator=random).to(dtype)
             positions = np.arange(seq_len)
-            self.cache[pages[positions // block_size], positions % block_size] = latents.to(self.cache.dtype)
+            rows_of_codes = in_rows(latents, sizes, cache_dtype)
+            in_octets(self.cache)[pages[positions // block_size], positions % block_size] = in_octets(rows_of_codes)
+            if cache_dtype in LARGEST_CODE:
+                latents = decode_parts(rows_of_codes, sizes, torch.float32)
             slot = torch.from_numpy(pages[positions // block_size] * block_size + positions % block_size)
             slots.append(slot[seq_len - query_len :])
             self.latents.append(latents)
@@ -79,7 +101,7 @@ class Step:
         results, sums, token = [], [], 0
         for query_len, seq_len, latents in zip(self.query_lens, self.seq_lens, self.latents, strict=True):
             for position in range(seq_len - query_len, seq_len):
-                keys = latents[: position + 1].double()
+                keys = latents[: position + 1, : queries.shape[-1]].double()
                 scores = queries[token] @ keys.T * self.scale
                 results.append(scores.softmax(dim=-1) @ keys[:, : self.rank])
                 sums.append(scores.logsumexp(dim=-1))
@@ -112,6 +134,22 @@ def test_a_cache_of_another_dtype(ops: Backend) -> None:
     torch.testing.assert_close(step.run().double(), step.expected(), atol=3e-2, rtol=3e-2)
 
 
+@pytest.mark.parametrize("cache_dtype", CODES)
+@pytest.mark.parametrize(("heads", "rank", "rotary_dim", "dtype"), [
+    (4, 24, 12, torch.float32), (16, 66, 10, torch.float32), (1, 512, 64, torch.bfloat16), (40, 64, 32, torch.float16),
+])  # fmt: skip
+def test_latents_are_read_as_codes(
+    ops: Backend, cache_dtype: torch.dtype, heads: int, rank: int, rotary_dim: int, dtype: torch.dtype
+) -> None:
+    """As exactly as plain numbers: those that the codes stand for."""
+    step = Step(ops, MIXED, heads=heads, rank=rank, rotary_dim=rotary_dim, dtype=dtype, cache_dtype=cache_dtype)
+    (expected, sums), (out, lse) = step.expected_parts(), step.run_partly()
+    assert torch.equal(out, step.run())
+    tolerance = {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 3e-2, "rtol": 3e-2}
+    torch.testing.assert_close(out.double(), expected, **tolerance)
+    torch.testing.assert_close(lse.double(), sums, **tolerance)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_part_of_the_latents(ops: Backend, dtype: torch.dtype) -> None:
     step = Step(ops, MIXED, dtype=dtype)
@@ -125,9 +163,12 @@ def test_a_part_of_the_latents(ops: Backend, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [2, 5])
-def test_long_contexts_are_cut_and_merged(own_native: NativeBackend, num_threads: int) -> None:
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8, torch.float8_e4m3fn])
+def test_long_contexts_are_cut_and_merged(
+    own_native: NativeBackend, num_threads: int, cache_dtype: torch.dtype | None
+) -> None:
     """Threads divide the keys of one request, and the result is that of one thread to the bit."""
-    step = Step(own_native, [(1, 9000), (2, 4097), (1, 2048)], heads=8)
+    step = Step(own_native, [(1, 9000), (2, 4097), (1, 2048)], heads=8, cache_dtype=cache_dtype)
     (alone, lse), (expected, sums) = step.run_partly(), step.expected_parts()
     torch.testing.assert_close(alone.double(), expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(lse.double(), sums, atol=2e-5, rtol=1e-4)
@@ -139,9 +180,12 @@ def test_long_contexts_are_cut_and_merged(own_native: NativeBackend, num_threads
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 16])
-def test_a_row_does_not_depend_on_its_batch(own_native: NativeBackend, heads: int) -> None:
-    many = Step(own_native, MIXED, heads=heads)
+def test_a_row_does_not_depend_on_its_batch(
+    own_native: NativeBackend, heads: int, cache_dtype: torch.dtype | None
+) -> None:
+    many = Step(own_native, MIXED, heads=heads, cache_dtype=cache_dtype)
     together = many.run()
     ends = np.cumsum(many.query_lens)
     for row in (3, 7, 8):  # each alone, and its last token as a step of its own
@@ -216,6 +260,37 @@ def test_rotate_and_store(ops: Backend, dtype: torch.dtype, is_interleaved: bool
     assert cache.flatten(0, 1)[[1, 3, 4, 6]].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("cache_dtype", CODES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_latents_are_stored_as_codes(ops: Backend, cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Latents and rotated keys with a scale each; what is not finite has become so; nothing else is written."""
+    torch.manual_seed(0)
+    rank, size, slots = 30, 12, torch.tensor([7, 0, 11])
+    latent = torch.randn(3, rank + size).to(dtype)
+    latent[0, rank:] *= 50
+    latent[1, rank + 2], latent[2, rank + 3] = torch.nan, torch.inf
+    weight, (cos, sin) = (torch.rand(rank) + 0.5).to(dtype), torch.randn(2, 3, 1, size).to(dtype)
+    row = row_size(rank, cache_dtype) + row_size(size, cache_dtype)
+    plain, memory = torch.zeros(3, 4, rank + size, dtype=dtype), torch.zeros(3, 4, row + 4, dtype=torch.uint8)
+    for cache in (plain, memory.view(cache_dtype)[..., :row]):
+        ops.latent.rotate_and_store_latent(
+            torch.zeros(3, 1, size, dtype=dtype), latent, (weight, NORM_EPS), cos, sin, cache, slots,
+            is_interleaved=True,
+        )  # fmt: skip
+    stored, expected = memory.flatten(0, 1)[slots, :row].view(cache_dtype), plain.flatten(0, 1)[slots]
+    got, expected = (
+        decode_parts(rows, (rank, size), torch.float32)
+        for rows in (stored, in_rows(expected, (rank, size), cache_dtype))
+    )
+    assert got.isfinite().all()
+    for part, own in zip(got.split((rank, size), dim=1), expected.split((rank, size), dim=1), strict=True):
+        step = own.abs().amax(dim=-1, keepdim=True) * max(STEPS[cache_dtype], 1e-3)
+        assert ((part - own).abs() <= 1.001 * step).all()
+    assert (got == expected).float().mean() > 0.95
+    assert not memory.flatten(0, 1)[[1, 2, 3, 4, 5, 6, 8, 9, 10]].any()
+    assert not memory[..., row:].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_without_cosines_nothing_is_rotated(ops: Backend, dtype: torch.dtype) -> None:
     q, latent, cache = torch.randn(3, 2, 12).to(dtype), torch.randn(3, 20).to(dtype), torch.zeros(1, 4, 20, dtype=dtype)
@@ -259,12 +334,12 @@ class Sparse(Step):
 
     def __init__(self, ops: Backend, rows: list[tuple[int, int]], *, size: int = 20, **options: Any) -> None:
         rank, rotary_dim = options.pop("rank", 24), options.pop("rotary_dim", 12)
-        super().__init__(ops, rows, rank=rank, rotary_dim=rotary_dim + size, **options)
-        self.latent_cache, self.key_cache = self.cache[..., : rank + rotary_dim], self.cache[..., rank + rotary_dim :]
+        super().__init__(ops, rows, rank=rank, rotary_dim=rotary_dim, more=(size,), **options)
+        latent_row = sum(row_size(each, self.cache.dtype) for each in (rank, rotary_dim))
+        self.latent_cache, self.key_cache = self.cache.tensor_split((latent_row,), dim=-1)
         random = torch.Generator().manual_seed(1)
         self.index_q = torch.randn(len(self.q), 5, size, generator=random).to(self.q.dtype)
         self.index_weights = torch.randn(len(self.q), 9, generator=random).to(self.q.dtype)[:, 2:7]
-        self.q_rotated = self.q_rotated[..., :rotary_dim]
         self.index_scale = size**-0.5
 
     def select(self, top_k: int) -> Selection:
@@ -291,7 +366,7 @@ class Sparse(Step):
 
     def attended(self, chosen: list[list[int]]) -> Tensor:
         """The attention of each token to the positions of its list."""
-        size = self.latent_cache.shape[2]
+        size = self.rank + self.q_rotated.shape[2]
         rows = np.repeat(np.arange(len(self.query_lens)), self.query_lens)
         queries, results = torch.cat((self.q, self.q_rotated), dim=-1).double(), []
         for query, row, positions in zip(queries, rows, chosen, strict=True):
@@ -323,6 +398,35 @@ def test_of_equal_scores_the_earlier_token_is_seen(ops: Backend) -> None:
     step = Sparse(ops, [(3, 30)])
     step.index_q.zero_()
     assert positions_of(step, step.select(4)) == [[0, 1, 2, 3]] * 3
+
+
+@pytest.mark.parametrize("cache_dtype", CODES)
+def test_sparse_attention_to_codes(ops: Backend, cache_dtype: torch.dtype) -> None:
+    step = Sparse(ops, MIXED, cache_dtype=cache_dtype)
+    selection = step.select(64)
+    expected = step.chosen(64)
+    same = [got == own for got, own in zip(positions_of(step, selection), expected, strict=True)]
+    assert sum(same) >= len(same) - 1  # codes of four bits have equal scores, but for rounding
+    is_same = torch.tensor(same)
+    out, own = step.attend(selection).double(), step.attended(expected)
+    torch.testing.assert_close(out[is_same], own[is_same], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cache_dtype", CODES)
+def test_the_kernels_take_codes(
+    native: NativeBackend, cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain torch has no part in it."""
+    step = Sparse(native, [(1, 20), (3, 33)], cache_dtype=cache_dtype)
+    for name in [name for name in vars(EagerLatent) if not name.startswith("_")]:
+        monkeypatch.setattr(EagerLatent, name, None)
+    norm, nothing = (torch.ones(24), NORM_EPS), torch.empty(1, 1, 0)
+    native.latent.rotate_and_store_latent(
+        step.q_rotated, torch.randn(4, 36), norm, nothing, nothing, step.latent_cache, step.slots, is_interleaved=False
+    )  # fmt: skip
+    native.latent.store_rows(step.index_q[:, 0], step.key_cache, step.slots)
+    assert step.attend(step.select(9)).isfinite().all()
+    assert step.run_partly()[0].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -368,6 +472,22 @@ def test_rows_are_stored_as_finite_numbers(ops: Backend, dtype: torch.dtype) -> 
     assert stored[2, 0] < -1e4
     assert torch.equal(stored[x.isfinite()], x[x.isfinite()])
     assert cache.count_nonzero() == stored.count_nonzero()
+
+
+@pytest.mark.parametrize("cache_dtype", CODES)
+def test_rows_are_stored_as_codes(ops: Backend, cache_dtype: torch.dtype) -> None:
+    x, slots = torch.randn(3, 22), torch.tensor([6, 0, 3])
+    x[1, 4] = torch.nan
+    memory = torch.zeros(2, 4, 3 + row_size(22, cache_dtype), dtype=torch.uint8)
+    ops.latent.store_rows(x, memory.view(cache_dtype)[..., 3:], slots)
+    expected = in_rows(x.nan_to_num(0.0), (22,), cache_dtype)
+    got, own = (decode_parts(rows, (22,), torch.float32) for rows in (
+        memory.flatten(0, 1)[slots, 3:].view(cache_dtype), expected
+    ))  # fmt: skip
+    torch.testing.assert_close(got, own, atol=float(STEPS[cache_dtype] * own.abs().max() * 1.001), rtol=0)
+    assert (got == own).float().mean() > 0.95
+    assert not memory[..., :3].any()
+    assert not memory.flatten(0, 1)[[1, 2, 4, 5, 7]].any()
 
 
 def test_a_recorded_selection_follows_lengths_and_keys(own_native: NativeBackend) -> None:

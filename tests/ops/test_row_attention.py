@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import Backend
+from quire.ops.cache_rows import LARGEST_CODE, decode, encode, gather
 from quire.ops.cpu import NativeBackend
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.latent import CacheRows
@@ -23,14 +24,18 @@ def rows_of(counts: list[int], size: int, *, block_size: int = 5, seed: int = 0,
     seen = torch.stack([torch.randperm(num_pages * block_size - 1, generator=random)[:most] + 1 for _ in counts])
     for row, count in enumerate(counts):
         seen[row, count:] = 0
-    memory[:, block_size:], memory[..., size:], memory[0, 0] = torch.nan, torch.nan, torch.nan
-    return CacheRows(memory.to(dtype)[:, :block_size, :size], seen.int(), torch.tensor(counts))
+    if dtype in LARGEST_CODE:
+        cache = encode(memory[:, :block_size, :size], dtype)
+    else:
+        memory[:, block_size:], memory[..., size:], memory[0, 0] = torch.nan, torch.nan, torch.nan
+        cache = memory.to(dtype)[:, :block_size, :size]
+    return CacheRows(cache, seen.int(), torch.tensor(counts))
 
 
 def keys_of(rows: CacheRows, token: int) -> Tensor:
     """[counts[token], size] float64."""
     slots = rows.slots[token, : rows.counts[token]].long()
-    return rows.cache[slots // rows.cache.shape[1], slots % rows.cache.shape[1]].double()
+    return decode(gather(rows.cache, slots), torch.float32).double()
 
 
 def some(rows: CacheRows, tokens: slice) -> CacheRows:
@@ -91,6 +96,18 @@ def test_rows_of_the_highest_scores(ops: Backend, heads: int, size: int, top_k: 
     got = [slots[:count] for slots, count in zip(found.slots.tolist(), found.counts.tolist(), strict=True)]
     assert got == chosen(q, weights, rows, top_k, size**-0.5)
     assert ((found.slots >= 0) & (found.slots < rows.cache[..., 0].numel())).all(), "the others are places, too"
+
+
+@pytest.mark.parametrize("dtype", list(LARGEST_CODE))
+def test_rows_of_codes(ops: Backend, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(1)
+    q, sinks = torch.randn(len(COUNTS), 4, 24, generator=random), torch.randn(4, generator=random)
+    rows = rows_of(COUNTS, 24, dtype=dtype)
+    out = ops.latent.attend_rows(q, [rows], sinks, scale=24**-0.5)
+    torch.testing.assert_close(out.double(), attended(q, [rows], sinks, 24**-0.5), atol=2e-5, rtol=1e-4)
+    found = ops.latent.select_rows(q, sinks.expand(len(q), -1), rows, top_k=7, scale=24**-0.5)
+    got = [slots[:count] for slots, count in zip(found.slots.tolist(), found.counts.tolist(), strict=True)]
+    assert got == chosen(q, sinks.expand(len(q), -1), rows, 7, 24**-0.5)
 
 
 def test_of_equal_scores_the_earlier_row_is_chosen(ops: Backend) -> None:

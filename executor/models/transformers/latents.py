@@ -47,7 +47,7 @@ class LatentAttention(AttendingStep):
     @property
     def kv(self) -> LatentKV:
         """What the layer keeps of a sequence."""
-        return LatentKV(self.expansion.rank + self.expansion.shared_size)
+        return LatentKV((self.expansion.rank, self.expansion.shared_size))
 
     def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What it is called with, of what the class's code attends to; the values are zeros."""
@@ -59,7 +59,7 @@ class LatentAttention(AttendingStep):
     ) -> Tensor:
         pages, group = step.caches[self.number]
         rows = torch.cat((latents.reshape(len(step.positions), -1), shared[0, 0]), dim=-1)
-        self.ops.latent.store_rows(rows, pages, step.attention[group].slot_mapping)
+        self.kv.store(self.ops, rows, pages, step.attention[group].slot_mapping)
         q, rest = query[0].transpose(0, 1).split((query.shape[3] - shared.shape[3], shared.shape[3]), dim=2)
         return attended(self, step, q, rest.contiguous(), is_last=is_last)
 

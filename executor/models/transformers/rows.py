@@ -106,13 +106,13 @@ def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
         if keys is not None and keys.dim() == 4:
             kv_index, key_dim, value_dim = len(kv), keys.shape[3], values.shape[3]  # type: ignore[union-attr]
             is_latent = keys.shape[1] == 1 and key_dim != value_dim
-            kv.append(LatentKV(key_dim + value_dim) if is_latent else LayerKV(keys.shape[1], max(key_dim, value_dim)))
+            kv.append(LatentKV((key_dim, value_dim)) if is_latent else LayerKV(keys.shape[1], max(key_dim, value_dim)))
         chooses_by = getattr(layer, "indexer_keys", None) if isinstance(layer, DynamicIndexedLayer) else None
         if chooses_by is None:
             chooses_by = getattr(layer, "idx_keys", None)
         if chooses_by is not None:
             index_keys = len(kv)
-            kv.append(LatentKV(chooses_by.shape[-1]))
+            kv.append(LatentKV((chooses_by.shape[-1],)))
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             tensors = {
                 (kind, index): tensor
@@ -250,8 +250,9 @@ class _Pages(CacheLayerMixin):
         """Stores new keys and values [1, heads, num_tokens, size]; returns those of all tokens."""
         if self.layer.is_latent:
             rows = torch.cat((key_states[0, 0], value_states[0, 0]), dim=-1)
-            kept = _stored_rows(self.ops, rows, self.pages, self.slots, self.past).view(1, 1, len(self.slots), -1)
-            keys, values = kept.tensor_split((self.layer.key_dim,), dim=3)
+            parts = self.layer.key_dim, self.layer.value_dim
+            kept = _stored(self.ops, rows, parts, self.pages, self.slots, self.past).view(1, 1, len(self.slots), -1)
+            keys, values = kept.split(parts, dim=3)
             return keys, values
         size = max(self.layer.key_dim, self.layer.value_dim)
         k, v = (F.pad(x[0].transpose(0, 1), (0, size - x.shape[3])) for x in (key_states, value_states))
@@ -261,7 +262,8 @@ class _Pages(CacheLayerMixin):
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Stores new index keys [1, num_tokens, size]; returns those of all tokens."""
-        keys = _stored_rows(self.ops, indexer_key_states[0], self.index_pages, self.index_slots, self.past)
+        new = indexer_key_states[0]
+        keys = _stored(self.ops, new, new.shape[-1:], self.index_pages, self.index_slots, self.past)
         return keys.unsqueeze(0)
 
     def update_index(self, idx_k: Tensor) -> Tensor:
@@ -278,10 +280,11 @@ class _Pages(CacheLayerMixin):
         return -1
 
 
-def _stored_rows(ops: Backend, new: Tensor, pages: Tensor, slots: Tensor, past: int) -> Tensor:
-    """The rows in `slots` [num_tokens], in the dtype of `new`, the rows after the first `past`, which are stored."""
-    ops.latent.store_rows(new, pages, slots[past:])
-    return pages[slots // pages.shape[1], slots % pages.shape[1]].to(new.dtype)
+def _stored(ops: Backend, new: Tensor, parts: tuple[int, ...], pages: Tensor, slots: Tensor, past: int) -> Tensor:
+    """What is in `slots` [num_tokens], in the dtype of `new`, which is stored after the first `past` of them."""
+    kv = LatentKV(parts)
+    kv.store(ops, new, pages, slots[past:])
+    return kv.read(pages, slots, new.dtype)
 
 
 class _State(LinearAttentionLayer):

@@ -371,7 +371,7 @@ struct RotateAndStoreLatentCall {
     const void* latent;     // [num_tokens, rank + rotary_dim]
     const void* weight;     // [rank]
     const void *cos, *sin;  // [num_tokens, turned_dim], dense
-    void *out, *cache;      // like q, dense; [pages, block_size, rank + rotary_dim]
+    void *out, *cache;      // like q, dense; [pages, block_size, a row of rank numbers and one of rotary_dim (rows.h)]
     const int64_t* slots;   // [num_tokens]
     int64_t num_tokens, heads, rank, rotary_dim, turned_dim, q_token_stride, q_head_stride, latent_stride;
     int64_t page_stride, row_stride, block_size, is_interleaved, dtype, weight_dtype, cache_dtype, num_threads;
@@ -381,7 +381,7 @@ struct RotateAndStoreLatentCall {
 struct LatentAttentionCall {
     const void *q, *q_rotated;  // [num_tokens, heads, rank], [num_tokens, heads, rotary_dim]
     void* out;                  // like q, dense
-    const void* cache;          // [pages, block_size, rank + rotary_dim]
+    const void* cache;          // as in RotateAndStoreLatentCall
     const int64_t* query_lens;    // [num_requests]; null: 1 each
     const int64_t* seq_lens;      // [num_requests]
     const int32_t* block_tables;  // [num_requests, table_stride]; an entry names `entry_size` tokens
@@ -395,7 +395,7 @@ struct LatentAttentionCall {
 
 // Rows of one cache that each token sees.
 struct SeenRows {
-    const void* cache;      // [pages, block_size, size]
+    const void* cache;      // [pages, block_size, a row of size numbers]
     const int32_t* slots;   // [num_tokens, most], dense
     const int64_t* counts;  // [num_tokens]: how many slots are seen
     int64_t most, page_stride, row_stride, block_size;
@@ -412,7 +412,7 @@ struct AttendRowsCall {
 
 struct StoreRowsCall {
     const void* x;         // [num_tokens, size]
-    void* cache;           // [pages, block_size, size]
+    void* cache;           // [pages, block_size, a row of size numbers]
     const int64_t* slots;  // [num_tokens]
     int64_t num_tokens, size, x_stride, page_stride, row_stride, block_size, dtype, cache_dtype, num_threads;
     double largest;
@@ -420,7 +420,7 @@ struct StoreRowsCall {
 
 struct SelectTokensCall {
     const void *q, *weights;      // [num_tokens, heads, size], [num_tokens, heads]
-    const void* cache;            // [pages, block_size, size]
+    const void* cache;            // [pages, block_size, a row of size numbers]
     int32_t* out;                 // [num_tokens, top_k] slots, or positions, dense
     int64_t* counts;              // [num_tokens]
     const int64_t* query_lens;    // query_lens, seq_lens, block_tables and entry_size are as in LatentAttentionCall

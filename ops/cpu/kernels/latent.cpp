@@ -4,6 +4,7 @@
 
 #include "elements.h"
 #include "kernels.h"
+#include "rows.h"
 #include "threads.h"
 #include "tiles.h"
 #include "vector.h"
@@ -93,7 +94,7 @@ extern "C" int quire_rotate_and_store_latent(const RotateAndStoreLatentCall* cal
     int failed = 0;
     int unknown = with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        failed = with_type(call->cache_dtype, [&](auto* cache_type) {
+        failed = with_cache_type(call->cache_dtype, [&](auto* cache_type) {
             using Cache = std::remove_pointer_t<decltype(cache_type)>;
             const float eps = (float)call->eps, largest = (float)call->largest;
             const long elements = call->num_tokens * (rank + (heads + 1) * size);
@@ -108,9 +109,9 @@ extern "C" int quire_rotate_and_store_latent(const RotateAndStoreLatentCall* cal
                 Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride +
                             slot % block_size * call->row_stride;
                 normalise(latent, call->weight, is_float, 0, normal, rank, eps);
-                store_finite(normal, to, rank, largest);
+                store_row(normal, to, rank, largest);
                 turn(latent + rank, key);
-                store_finite(key, to + rank, size, largest);
+                store_row(key, to + row_size<Cache>(rank), size, largest);
                 const T* q = (const T*)call->q + token * call->q_token_stride;
                 T* out = (T*)call->out + token * heads * size;
                 for (long head = 0; head < heads; head++) turn(q + head * call->q_head_stride, out + head * size);

@@ -60,12 +60,13 @@ struct Workspace {
         : rows(ROWS, shape.size, shape.rank), split(shape.sums_of_row()), sums(ROWS * shape.sums_of_row()) {}
 };
 
-template <class Query, class Cache> struct Item {
+template <class Query> struct Item {
     const Shape& shape;
     const LatentAttentionCall& call;
+    const RowReader& reader;
     const Piece& piece;
     Workspace& work;
-    const long seq_len = call.seq_lens[piece.request];
+    const long latent_bytes = reader.bytes(shape.rank);
 
     void run() {
         take_queries();
@@ -115,8 +116,9 @@ private:
         for (long i = 0; i < count; i++) {
             const long position = start + i;
             const long slot = table[position / call.entry_size] * call.entry_size + position % call.entry_size;
-            work.rows.take_key(i, (const Cache*)call.cache + slot / call.block_size * call.page_stride +
-                                      slot % call.block_size * call.row_stride);
+            const char* row = reader.at(call.cache, slot, call.block_size, call.page_stride, call.row_stride);
+            work.rows.take_key(i, reader, row, shape.rank);
+            work.rows.take_key(i, reader, row + latent_bytes, call.rotary_dim, shape.rank);
         }
         work.rows.transpose_keys(count);
         long first = 0;  // of the rows that see any of the tile
@@ -178,7 +180,7 @@ private:
     }
 };
 
-template <class Query, class Cache> void run(const LatentAttentionCall& call) {
+template <class Query> void run(const LatentAttentionCall& call, const RowReader& reader) {
     const Shape shape{call};
     Pieces pieces(shape);
     const long count = (long)pieces.items.size();
@@ -189,7 +191,7 @@ template <class Query, class Cache> void run(const LatentAttentionCall& call) {
         if (index >= count) return;
         Workspace work(shape);
         for (; index < count; index = taken.fetch_add(1))
-            Item<Query, Cache>{shape, call, pieces.items[index], work}.run();
+            Item<Query>{shape, call, reader, pieces.items[index], work}.run();
     });
     if (pieces.cuts.empty()) return;
     Workspace work(shape);
@@ -198,7 +200,7 @@ template <class Query, class Cache> void run(const LatentAttentionCall& call) {
         for (long split = 1; split < cut.num_splits; split++)
             for (long i = 0; i < size; i += shape.sums_of_row())
                 merge(cut.piece.sums + i, cut.piece.sums + split * size + i, shape.rank);
-        Item<Query, Cache>{shape, call, cut.piece, work}.finish(cut.piece.sums);
+        Item<Query>{shape, call, reader, cut.piece, work}.finish(cut.piece.sums);
     }
 }
 
@@ -208,12 +210,8 @@ template <class Query, class Cache> void run(const LatentAttentionCall& call) {
 // Returns 0, or 1 if this machine's build has no code for the dtypes; `out` is then unchanged.
 extern "C" int quire_latent_attention(const quire::LatentAttentionCall* call) {
     using namespace quire;
-    int failed = 0;
-    const int unknown = with_type(call->dtype, [&](auto* query) {
-        using Query = std::remove_pointer_t<decltype(query)>;
-        failed = with_type(call->cache_dtype, [&](auto* cache) {
-            run<Query, std::remove_pointer_t<decltype(cache)>>(*call);
-        });
+    RowReader reader;
+    return find_reader(call->cache_dtype, reader) || with_type(call->dtype, [&](auto* query) {
+        run<std::remove_pointer_t<decltype(query)>>(*call, reader);
     });
-    return unknown | failed;
 }

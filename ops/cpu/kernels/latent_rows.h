@@ -1,10 +1,11 @@
 // Scores of a few rows against keys that all of them share, and the sums of the keys' values, tile by tile.
 //
-// A row is a query of one head. A tile's keys are widened to float32 once for all rows, and laid out twice: as values,
-// [KEYS][size], and transposed, as keys, in panels. Then scores = queries * keys and out += weights * values are the same
+// A row is a query of one head. A tile's keys are widened to float32 once for all rows, codes with their scales, and laid
+// out twice: as values, [KEYS][size], and transposed, as keys, in panels. Then scores = queries * keys and out += weights * values are the same
 // small matrix product (tiles.h). Each row is computed on its own, so its result does not depend on the others.
 #pragma once
 
+#include "rows.h"
 #include "softmax.h"
 #include "tiles.h"
 #include "vector.h"
@@ -14,11 +15,43 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
 namespace quire {
 
 template <class T> void widen(const T* from, long count, float* to) {
     for (long i = 0; i < count; i += LANES) store(to + i, load(from + i, count - i), count - i);
+}
+
+template <class Cache> void widen_row(const void* from, long size, float* to) {
+    const Cache* row = static_cast<const Cache*>(from);
+    if constexpr (IS_CODED<Cache>) {
+        const Floats scale = fill(scale_of(row, size));
+        for (long i = 0; i < size; i += LANES) store(to + i, load(at(row, i), size - i) * scale, size - i);
+    } else {
+        widen(row, size, to);
+    }
+}
+
+// Reads the rows of a cache whose type is known when it runs: products do not depend on it, so they are compiled once.
+struct RowReader {
+    void (*widen)(const void* row, long size, float* to);
+    long (*bytes)(long size);  // of a row of so many numbers
+    long element_bytes;
+
+    // What lies in a slot of a cache. Strides are in elements.
+    const char* at(const void* cache, long slot, long block_size, long page_stride, long row_stride) const {
+        const long place = slot / block_size * page_stride + slot % block_size * row_stride;
+        return static_cast<const char*>(cache) + place * element_bytes;
+    }
+};
+
+// Returns 0, or 1 if this machine's build has no such type.
+inline int find_reader(long cache_dtype, RowReader& reader) {
+    return with_cache_type(cache_dtype, [&](auto* type) {
+        using Cache = std::remove_pointer_t<decltype(type)>;
+        reader = {widen_row<Cache>, [](long size) { return row_size<Cache>(size) * (long)sizeof(Cache); }, sizeof(Cache)};
+    });
 }
 
 class LatentRows {
@@ -43,7 +76,10 @@ public:
         widen(from, count, queries + row * stride + first);
     }
 
-    template <class T> void take_key(long key, const T* from) { widen(from, size, values + key * stride); }
+    // Sets numbers [first, first + count) of a key, which are one row of a cache.
+    void take_key(long key, const RowReader& reader, const char* row, long count, long first = 0) {
+        reader.widen(row, count, values + key * stride + first);
+    }
 
     // To be called when a tile's `count` keys have been taken. The scores of more keys, up to a multiple of LANES, mean
     // nothing.

@@ -24,17 +24,18 @@ constexpr long ROWS = 32;           // most heads of an item: with a tile of 512
 constexpr double SMALL_CALL = 1e5;  // heads * rows * numbers a row below which one thread works alone
 
 // One thread's memory.
-template <class Cache> struct Workspace {
+struct Workspace {
     LatentRows rows;
-    std::vector<const Cache*> keys;  // of the item's token
+    std::vector<const char*> keys;  // of the item's token
     std::vector<float> sums;
 
     explicit Workspace(const AttendRowsCall& call) : rows(ROWS, call.size, call.size), sums(sums_size(call.size)) {}
 };
 
-template <class Query, class Cache> struct Attention {
+template <class Query> struct Attention {
     const AttendRowsCall& call;
-    Workspace<Cache>& work;
+    const RowReader& reader;
+    Workspace& work;
 
     // Heads [first, first + num) of a token.
     void run(long token, long first, long num) {
@@ -55,13 +56,13 @@ private:
             const SeenRows& part = call.parts[i];
             const int32_t* slots = part.slots + token * part.most;
             for (long n = 0; n < part.counts[token]; n++)
-                work.keys.push_back((const Cache*)part.cache + slots[n] / part.block_size * part.page_stride +
-                                    slots[n] % part.block_size * part.row_stride);
+                work.keys.push_back(
+                    reader.at(part.cache, slots[n], part.block_size, part.page_stride, part.row_stride));
         }
     }
 
     void add_tile(long start, long count, long num) {
-        for (long i = 0; i < count; i++) work.rows.take_key(i, work.keys[start + i]);
+        for (long i = 0; i < count; i++) work.rows.take_key(i, reader, work.keys[start + i], call.size);
         work.rows.transpose_keys(count);
         work.rows.score(0, num, count);
         for (long row = 0; row < num; row++) work.rows.soften(row, count, count, (float)(call.scale * M_LOG2E));
@@ -76,7 +77,7 @@ private:
     }
 };
 
-template <class Query, class Cache> void run(const AttendRowsCall& call) {
+template <class Query> void run(const AttendRowsCall& call, const RowReader& reader) {
     double cost = 0;
     for (long token = 0; token < call.num_tokens; token++)
         for (long i = 0; i < call.num_parts; i++)
@@ -92,10 +93,10 @@ template <class Query, class Cache> void run(const AttendRowsCall& call) {
     in_team(count > 1 ? num_threads : 1, [&] {
         long index = taken.fetch_add(1);
         if (index >= count) return;
-        Workspace<Cache> work(call);
+        Workspace work(call);
         for (; index < count; index = taken.fetch_add(1)) {
             const long first = index % pieces * rows;
-            Attention<Query, Cache>{call, work}.run(index / pieces, first, std::min(rows, call.heads - first));
+            Attention<Query>{call, reader, work}.run(index / pieces, first, std::min(rows, call.heads - first));
         }
     });
 }
@@ -106,12 +107,8 @@ template <class Query, class Cache> void run(const AttendRowsCall& call) {
 // Returns 0, or 1 if this machine's build has no code for the dtypes; `out` is then unchanged.
 extern "C" int quire_attend_rows(const quire::AttendRowsCall* call) {
     using namespace quire;
-    int failed = 0;
-    const int unknown = with_type(call->dtype, [&](auto* query) {
-        using Query = std::remove_pointer_t<decltype(query)>;
-        failed = with_type(call->cache_dtype, [&](auto* cache) {
-            run<Query, std::remove_pointer_t<decltype(cache)>>(*call);
-        });
+    RowReader reader;
+    return find_reader(call->cache_dtype, reader) || with_type(call->dtype, [&](auto* query) {
+        run<std::remove_pointer_t<decltype(query)>>(*call, reader);
     });
-    return unknown | failed;
 }

@@ -34,7 +34,7 @@ long slot(const SelectTokensCall& call, long request, long position) {
     return table[position / call.entry_size] * call.entry_size + position % call.entry_size;
 }
 
-template <class Query, class Cache> void score(const SelectTokensCall& call, const Piece& piece) {
+template <class Query> void score(const SelectTokensCall& call, const RowReader& reader, const Piece& piece) {
     const Token& token = *piece.token;
     const long heads = call.heads;
     LatentRows rows(heads, call.size, 0);
@@ -48,8 +48,8 @@ template <class Query, class Cache> void score(const SelectTokensCall& call, con
         const long count = std::min<long>(KEYS, end - first);
         for (long i = 0; i < count; i++) {
             const long place = slot(call, token.request, first + i);
-            rows.take_key(i, (const Cache*)call.cache + place / call.block_size * call.page_stride +
-                                 place % call.block_size * call.row_stride);
+            rows.take_key(i, reader, reader.at(call.cache, place, call.block_size, call.page_stride, call.row_stride),
+                          call.size);
         }
         rows.transpose_keys(count);
         rows.score(0, heads, count);
@@ -66,7 +66,8 @@ template <class Query, class Cache> void score(const SelectTokensCall& call, con
 
 struct Selector {
     const SelectTokensCall& call;
-    void (*score)(const SelectTokensCall&, const Piece&);  // for the call's types
+    const RowReader& reader;
+    void (*score)(const SelectTokensCall&, const RowReader&, const Piece&);  // for the queries' type
 
     // Writes a token's slots, or positions; `scores` are read only if it sees more tokens than are chosen.
     void choose(const Token& token, const float* scores) const {
@@ -108,7 +109,7 @@ struct Selector {
                 for (long first = 0; first < scored(tokens[t]); first += BLOCK)
                     pieces.push_back({&tokens[t], first, scores.data() + starts[t - begin]});
             const long threads = (double)num_scores * call.heads * call.size < WORTH_THREADS ? 1 : call.num_threads;
-            for_each((long)pieces.size(), threads, [&](long i) { score(call, pieces[i]); });
+            for_each((long)pieces.size(), threads, [&](long i) { score(call, reader, pieces[i]); });
             for_each((long)(end - begin), threads, [&](long i) {
                 choose(tokens[begin + i], scores.data() + starts[i]);
             });
@@ -130,13 +131,13 @@ extern "C" int quire_store_rows(const StoreRowsCall* call) {
     int failed = 0;
     const int unknown = with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        failed = with_type(call->cache_dtype, [&](auto* cache_type) {
+        failed = with_cache_type(call->cache_dtype, [&](auto* cache_type) {
             using Cache = std::remove_pointer_t<decltype(cache_type)>;
             parallel(call->num_tokens, call->num_tokens * call->size, call->num_threads, [&](long token) {
                 const long slot = call->slots[token], block_size = call->block_size;
                 Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride +
                             slot % block_size * call->row_stride;
-                store_finite((const T*)call->x + token * call->x_stride, to, call->size, (float)call->largest);
+                store_row((const T*)call->x + token * call->x_stride, to, call->size, (float)call->largest);
             });
         });
     });
@@ -144,12 +145,8 @@ extern "C" int quire_store_rows(const StoreRowsCall* call) {
 }
 
 extern "C" int quire_select_tokens(const SelectTokensCall* call) {
-    int failed = 0;
-    const int unknown = with_type(call->dtype, [&](auto* query) {
-        using Query = std::remove_pointer_t<decltype(query)>;
-        failed = with_type(call->cache_dtype, [&](auto* cache) {
-            Selector{*call, score<Query, std::remove_pointer_t<decltype(cache)>>}.run();
-        });
+    RowReader reader;
+    return find_reader(call->cache_dtype, reader) || with_type(call->dtype, [&](auto* query) {
+        Selector{*call, reader, score<std::remove_pointer_t<decltype(query)>>}.run();
     });
-    return unknown | failed;
 }

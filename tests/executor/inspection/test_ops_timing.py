@@ -106,10 +106,12 @@ def test_the_work_of_each_operation(floors: Floors) -> None:
     assert work["attention", "int4", 1].num_bytes == 20 * 2 * 2 * (16 // 2 + 4), "codes, and a scale of each head"
     assert work["latent", "fp32", 3].num_bytes == (3 * 20 * (32 + 8) + 2 * 4 * 16 * 32) * 4
     assert work["latent", "fp32", 3].num_operations == 2 * 3 * 4 * (2 * 16 * 32 + 20 * (32 + 8 + 32))
-    assert ("latent", "int4", 1) not in work
+    in_codes = 20 * (32 // 2 + 4 + 8 // 2 + 4)
+    assert work["latent", "int4", 1].num_bytes == in_codes + 2 * 4 * 16 * 32 * 2, "codes with two scales, and weights"
+    assert ("latent", "q4_k", 1) not in work
     assert work["compressed", "fp32", 3].num_bytes == 3 * (10 * 16 + (8 + 3) * 32) * 4, "keys, window and chosen rows"
     assert work["compressed", "fp32", 3].num_operations == 2 * 3 * (10 * 2 * 16 + 2 * 4 * 32 * (8 + 3))
-    assert ("compressed", "int4", 1) not in work
+    assert work["compressed", "int4", 1].num_bytes == 10 * (16 // 2 + 4) + (8 + 3) * (32 // 2 + 4)
     assert work["experts", "fp32", 1].num_bytes == 2 * 3 * 32 * 64 * 4, "two of the four are read"
     assert work["experts", "fp32", 1].num_operations == 2 * 2 * 3 * 32 * 64
     assert timed.isa == timed.available[0]

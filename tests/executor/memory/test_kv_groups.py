@@ -105,7 +105,7 @@ def test_the_jth_layer_of_each_group_has_the_jth_tensor() -> None:
 
 def test_latents_take_one_vector_a_token() -> None:
     layout = KVLayout(
-        [LatentKV(576)] * 3,
+        [LatentKV((512, 64))] * 3,
         ops.bind("cpu"),
         block_size=16,
         dtypes=[torch.bfloat16] * 3,

@@ -17,10 +17,12 @@ from quire.executor.models.deepseek_sparse import indexer_types
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
+from quire.ops.cache_rows import LARGEST_CODE
 from quire.ops.cpu import NativeBackend
 from tests.checkpoints import LATENT_SIZES
 from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
+from tests.executor.models.tiny_models import write_checkpoint
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.step.test_model_runner import (
     LIMITS,
@@ -88,6 +90,34 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     likeliest = expected_logprobs(folder, prompt + output)[len(prompt) - 1 : -1].argmax(dim=-1)
     assert output == likeliest.tolist()
     assert len(set(output)) > 8, "a degenerate output proves little"
+
+
+CHANGED = {"deepseek_v32": 0.25, "axk2": 0.15}
+"""By int8, where a token sees 20 others: other ones, if index keys change a little."""
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "deepseek_v4", "axk1", "axk2"])
+def test_latents_in_few_bits_change_little(family: str, tmp_path: Path) -> None:
+    """The mean change of a log-probability, against a cache of 16 bits; a prompt in chunks reads the same codes.
+
+    The last two are classes of Transformers, of which one runs row by row.
+    """
+    write_checkpoint(tmp_path, family)
+    spec = read_spec(tmp_path)
+    model, token_ids = load_model(spec), list(range(3, 103))
+
+    def logprobs(dtype: torch.dtype, *sizes: int) -> Tensor:
+        driver, rest, got = PagedDriver(model, 1, 128, dtype=dtype), list(token_ids), []
+        for size in sizes or (len(rest),):
+            got.append(driver.step({0: rest[:size]})[0])
+            rest = rest[size:]
+        return torch.cat(got).log_softmax(dim=-1)
+
+    plain = logprobs(torch.bfloat16)
+    changes = {dtype: (logprobs(dtype) - plain).abs().mean().item() for dtype in LARGEST_CODE}
+    assert changes[torch.int8] < CHANGED.get(family, 0.05)
+    assert changes[torch.int8] < changes[torch.float8_e4m3fn] < changes[torch.float8_e5m2] < changes[torch.uint8]
+    torch.testing.assert_close(logprobs(torch.int8, 17, 1, 30, 200), logprobs(torch.int8), atol=1e-4, rtol=0)
 
 
 FAMILIES = [

@@ -26,7 +26,7 @@ from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
 
-LATENT = LatentKV(24 + 16)
+LATENT = LatentKV((24, 16))
 """`kv_lora_rank` and `qk_rope_head_dim` of tiny checkpoints, in numbers a token."""
 
 

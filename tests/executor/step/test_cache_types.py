@@ -59,9 +59,18 @@ def test_a_layer_that_is_not_there_cannot_be_skipped(checkpoint: Checkpoints, la
         start(checkpoint("qwen3"), "int8", layer)
 
 
-def test_latents_are_not_kept_as_codes(checkpoint: Checkpoints) -> None:
-    with pytest.raises(ModelLoadError, match=r"--kv-cache-dtype: latent attention .* use auto"):
-        start(checkpoint("deepseek_v2"), "fp8")
+def test_latents_take_the_bytes_of_codes_and_two_scales(checkpoint: Checkpoints) -> None:
+    def page_bytes(name: str) -> int:
+        return start(checkpoint("deepseek_v2"), name).ready.kv_groups[0].page_bytes
+
+    plain = page_bytes("auto")  # float32: 24 numbers and 12 that are rotated
+    assert page_bytes("int8") == page_bytes("fp8") == plain * (24 + 4 + 12 + 4) // (36 * 4)
+    assert page_bytes("int4") == plain * (12 + 4 + 6 + 4) // (36 * 4)
+
+
+def test_latents_of_four_bits_are_of_an_even_size(checkpoint: Checkpoints) -> None:
+    with pytest.raises(ModelLoadError, match=r"--kv-cache-dtype: .* latents of an even size, got 25; use one of eight"):
+        start(checkpoint("deepseek_v2", kv_lora_rank=25), "int4")
 
 
 def test_two_workers_give_the_tokens_of_one(checkpoint: Checkpoints) -> None:
@@ -101,5 +110,6 @@ def test_a_checkpoint_names_the_type(config: dict[str, Any], name: KVCacheDtype,
         spec=replace(plain.spec, hf_config={"quantization_config": config}),
         cache=CacheConfig(kv_cache_dtype=name),
     )
-    latents = torch.float32 if name == "auto" else expected  # which codes do not hold
-    assert layer_dtypes(engine, [LayerKV(2, 16), LatentKV(64)]) == [expected, latents]
+    exact = torch.float32 if name == "auto" else expected  # which takes no codes
+    layers = [LayerKV(2, 16), LatentKV((64, 16)), LatentKV((64,), takes_codes=False)]
+    assert layer_dtypes(engine, layers) == [expected, expected, exact]

@@ -22,8 +22,10 @@ from tests.executor.step.test_model_runner import engine_config
 torch.set_num_threads(1)
 
 
+CODES = msgspec.structs.replace(ROOM, kv_cache_dtype="int8")
 LATENTS: dict[str, tuple[Any, dict[str, Any], Layout, int, CacheConfig]] = {
     "decode": ("deepseek_v3", {}, Layout(tensor=2, context=2), 1, ROOM),
+    "decode-codes": ("deepseek_v2", {}, Layout(tensor=2, context=2), 1, CODES),
     "decode-some-ranks": ("deepseek_v2", {}, Layout(tensor=4, context=2), 4, ROOM),
     "decode-preempted": ("minicpm3", {"tie": True}, Layout(tensor=4, context=4), 2, LITTLE_ROOM),
     "prefill": ("deepseek_v3", {}, Layout(prefill=2), 1, ROOM),

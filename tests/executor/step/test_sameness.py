@@ -46,12 +46,14 @@ VARIANTS = {
     "windows": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 6, "tie": True}),
     "window": ("mistral", {"sliding_window": 12}),
     "codes": ("qwen3", {}),
+    "latent-codes": ("deepseek_v32", {}),
 }  # fmt: skip
 STATES = [
     "bailing-hybrid", "kimi-linear", "lfm2", "lfm3", "mamba2", "nemotron-h-experts", "olmo-hybrid", "qwen3.5",
     "qwen3.5-moe", "qwen4-exp", "recurrent-gemma", "rwkv", "xlstm", "zamba2",
 ]  # fmt: skip
-CODES = ["int8", "fp8", "fp8_e5m2", "int4"]
+CODES = {**dict.fromkeys(("int8", "fp8", "fp8_e5m2", "int4"), "codes"), "latents-int8": "latent-codes"}
+"""Checkpoints, by the name for `--kv-cache-dtype` at the end of a kind's."""
 FAMILIES = [
     "windows", "window", "gemma3n", "gemma4", "gpt_oss", "llama4", "phimoe", "qwen3_moe", "deepseek_v2-lite",
     "deepseek_v32", "glm_moe_dsa-shared", *STATES,
@@ -105,7 +107,7 @@ def folder_of(checkpoint: Checkpoints, hybrid: Folder) -> Folder:  # noqa: F811
     def folder(kind: str) -> Path:
         if kind in STATES:
             return hybrid(kind)
-        family, options = VARIANTS["codes" if kind in CODES else kind]
+        family, options = VARIANTS[CODES.get(kind, kind)]
         return checkpoint(family, **options)
 
     return folder
@@ -114,7 +116,7 @@ def folder_of(checkpoint: Checkpoints, hybrid: Folder) -> Folder:  # noqa: F811
 def start_kind(kind: str, folder: Path, group: ParallelGroup | None = None) -> Served:
     if kind in STATES:
         return start(folder, group)
-    dtype = kind if kind in CODES else "auto"
+    dtype = kind.removeprefix("latents-") if kind in CODES else "auto"
     return start(folder, group, cache=CacheConfig(num_gpu_blocks_override=600, kv_cache_dtype=dtype))
 
 
