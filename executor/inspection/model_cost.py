@@ -96,7 +96,7 @@ def _count_shard(config: EngineConfig, cost: ModelCost, size: int) -> ShardCost:
         state_bytes=memory.needs.state_bytes,
         page_bytes=memory.needs.page_bytes,
         kv_groups=memory.groups,
-        attention=list(_attention(config, model, max(1, spec.num_attention_heads // size))),
+        attention=list(_attention(config, model, ops, max(1, spec.num_attention_heads // size))),
     )
 
 
@@ -168,15 +168,16 @@ def _total(parts: Iterable[WeightCost]) -> WeightCost:
     return WeightCost(sum(part.num_bytes for part in parts), sum(part.num_weights for part in parts))
 
 
-def _attention(config: EngineConfig, model: Model, num_heads: int) -> Iterator[AttentionCost]:
+def _attention(config: EngineConfig, model: Model, ops: Backend, num_heads: int) -> Iterator[AttentionCost]:
     """Of layers that keep keys and values, by window. A token's latents are read once for scores and once for sums."""
     dtypes = layer_dtypes(config, model.kv_layers)
     found: dict[int | None, tuple[int, int]] = {}
     for layer, dtype in zip(model.kv_layers, dtypes, strict=True):
         head_size, rate = (layer.head_dim, 1) if isinstance(layer, LayerKV) else (layer.size, layer.rate)
+        row_bytes = math.prod(layer.cache_shape(ops, 1, rate, dtype)) * dtype.itemsize
         num_bytes, operations = found.get(layer.window, (0, 0))
         found[layer.window] = (
-            num_bytes + layer.size * dtype.itemsize // rate,
+            num_bytes + row_bytes // rate,
             operations + 4 * num_heads * head_size // rate,
         )
     for window, (num_bytes, operations) in found.items():

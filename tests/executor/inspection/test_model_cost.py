@@ -67,6 +67,15 @@ def test_layers_with_windows_have_a_cost_of_their_own(checkpoint: Checkpoints) -
     assert found == {16: 5 * found[None], None: found[None]}
 
 
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["auto", "int8", "int4"])
+def test_attention_reads_codes_and_scales(family: Any, name: str, checkpoint: Checkpoints) -> None:
+    config = resolved(checkpoint, family, kv_cache_dtype=name)
+    [shard] = count_cost(config, [1]).shards
+    [attention] = shard.attention
+    assert attention.bytes_per_token * config.limits.block_size == shard.page_bytes
+
+
 def test_a_number_of_ranks_that_does_not_divide_is_refused_with_its_reason(checkpoint: Checkpoints) -> None:
     [(size, why)] = count_cost(resolved(checkpoint, "llama"), [1, 3]).refusals
     assert size == 3
