@@ -84,7 +84,7 @@ def measure(row: Row, engines: list[Engine], bench: Bench, runs: int, results: R
 
     If one engine fails, the others go on.
     """
-    taking_part = [each for each in engines if row.weights in each.weights and (each.serves or not row.served)]
+    taking_part = [each for each in engines if row.setting in each.settings and (each.serves or not row.served)]
     done = results.begin(row.name, row.title, [engine.name for engine in taking_part])
     for run in range(runs):
         for engine in taking_part:

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -18,15 +19,39 @@ BF16, Q8_0, Q4_0, Q4_K_M = "bf16", "q8_0", "q4_0", "q4_k_m"
 """Weights: those of the checkpoint, or of a GGUF file that is made of it."""
 
 
+AUTO, INT8 = "auto", "int8"
+"""KV caches: each engine's own default, or 8 bits."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`num` requests at once, of `input_len` tokens of prompt and `output_len` of output each."""
+
+    num: int
+    input_len: int
+    output_len: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an engine computes with."""
+
+    weights: str = BF16
+    kv_cache_dtype: str = AUTO
+
+
+DEFAULTS = Setting()
+
+
 class Engine(Protocol):
     """An engine that can be measured offline."""
 
     name: str
     serves: bool  # whether the engine is a `ServingEngine`
-    weights: Collection[str]  # those that it reads
+    settings: Collection[Setting]  # those that it can compute with
 
-    def output_rate(self, model: Path, weights: str, num: int, input_len: int, output_len: int) -> float:
-        """Output tokens per second of `num` requests at once; the time includes the prefill."""
+    def output_rate(self, model: Path, setting: Setting, batch: Batch) -> float:
+        """Output tokens per second; the time includes the prefill."""
 
 
 class GgufFiles:
@@ -99,21 +124,21 @@ class Quire:
         files: GgufFiles | None = None,
     ) -> None:
         self.name = name
-        self.weights = (BF16, *files.kinds) if files else (BF16,)
+        kinds = (BF16, *files.kinds) if files else (BF16,)
+        self.settings = [Setting(weights, dtype) for weights in kinds for dtype in (AUTO, INT8)]
         self._files = files
         self._work = work
         self._limit_seconds = limit_seconds
         self._quire = [str(python), "-m", "quire"]
 
-    def output_rate(self, model: Path, weights: str, num: int, input_len: int, output_len: int) -> float:
-        if self._files and weights != BF16:
-            model = self._files.file(model, weights)
+    def output_rate(self, model: Path, setting: Setting, batch: Batch) -> float:
+        if self._files and setting.weights != BF16:
+            model = self._files.file(model, setting.weights)
         out = self._work / "quire.json"
-        command = [*self._quire, "bench", "throughput", "--model", str(model), *_load(num, input_len, output_len, out)]
-        command += ["--kv-cache-memory-bytes", str(CACHE_GIB * GIB)]
+        command = [*self._quire, "bench", "throughput", "--model", str(model), *_load(batch, out)]
+        command += ["--kv-cache-memory-bytes", str(CACHE_GIB * GIB), "--kv-cache-dtype", setting.kv_cache_dtype]
         run(command, {}, self._limit_seconds, self._work / "quire.log")
-        figures = json.loads(out.read_text())
-        return _output_rate(self.name, figures, num, input_len, output_len)
+        return _output_rate(self.name, json.loads(out.read_text()), batch)
 
     def server(
         self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
@@ -133,19 +158,19 @@ class Vllm:
 
     name = "vLLM"
     serves = True
-    weights = (BF16,)
+    settings = (DEFAULTS,)
 
     def __init__(self, environment: Path, work: Path, limit_seconds: float) -> None:
         self._vllm = environment / "bin" / "vllm"
         self._work = work
         self._limit_seconds = limit_seconds
 
-    def output_rate(self, model: Path, weights: str, num: int, input_len: int, output_len: int) -> float:
+    def output_rate(self, model: Path, setting: Setting, batch: Batch) -> float:
         out = self._work / "vllm.json"
         command = [str(self._vllm), "bench", "throughput", "--model", str(model)]
-        command += [*_load(num, input_len, output_len, out), "--dataset-name", "random"]
+        command += [*_load(batch, out), "--dataset-name", "random"]
         run(command, self.env(), self._limit_seconds, self._work / "vllm.log")
-        return _output_rate(self.name, json.loads(out.read_text()), num, input_len, output_len)
+        return _output_rate(self.name, json.loads(out.read_text()), batch)
 
     def server(
         self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
@@ -189,7 +214,7 @@ class GgufEngine:
 
     Args:
         command: measures a batch of it, and prints JSON with `tok_s`.
-        weights: those that it reads.
+        settings: those that `command` computes with.
         count_flags: flags of `command` that want the number of requests.
     """
 
@@ -202,19 +227,20 @@ class GgufEngine:
         files: GgufFiles,
         limit_seconds: float,
         *,
-        weights: Collection[str],
+        settings: Collection[Setting],
         count_flags: Collection[str] = ("--num-prompts",),
     ) -> None:
         self.name = name
-        self.weights = weights
+        self.settings = settings
         self._command = [str(part) for part in command]
         self._files = files
         self._limit_seconds = limit_seconds
         self._count_flags = count_flags
 
-    def output_rate(self, model: Path, weights: str, num: int, input_len: int, output_len: int) -> float:
-        file = self._files.file(model, weights)
-        flags = dict.fromkeys(self._count_flags, num) | {"--input-len": input_len, "--output-len": output_len}
+    def output_rate(self, model: Path, setting: Setting, batch: Batch) -> float:
+        file = self._files.file(model, setting.weights)
+        flags = dict.fromkeys(self._count_flags, batch.num)
+        flags |= {"--input-len": batch.input_len, "--output-len": batch.output_len}
         command = [*self._command, str(file), "--runs=1", *(f"{flag}={value}" for flag, value in flags.items())]
         log = file.with_suffix(".log")
         output = run(command, {}, self._limit_seconds, log)
@@ -239,33 +265,41 @@ def gguf_engines(environments: Path, scripts: Path, files: GgufFiles, limit_seco
             llama,
             files,
             limit_seconds,
-            weights=(BF16, *files.kinds),
+            settings=[Setting(weights) for weights in (BF16, *files.kinds)],
             count_flags=("--num-prompts", "--seqs"),
         ),
-        openvino[0]: GgufEngine("OpenVINO", openvino, files, limit_seconds, weights=files.kinds),
+        openvino[0]: GgufEngine(
+            "OpenVINO",
+            openvino,
+            files,
+            limit_seconds,
+            # Its default on CPUs (KV_CACHE_PRECISION) is 8 bits.
+            settings=[Setting(weights, dtype) for weights in files.kinds for dtype in (AUTO, INT8)],
+        ),
     }
     return [engine for python, engine in engines.items() if python.exists()]
 
 
-def _output_rate(name: str, figures: dict, num: int, input_len: int, output_len: int) -> float:
+def _output_rate(name: str, figures: dict, batch: Batch) -> float:
     """Output tokens per second, from the figures of `bench throughput` of Quire or vLLM."""
     # A few tokens of difference are allowed, because vLLM's random prompts do not all tokenize to the same length.
-    if abs(figures["total_num_tokens"] - num * (input_len + output_len)) > num * input_len * 0.05 + num:
+    tokens = batch.num * (batch.input_len + batch.output_len)
+    if abs(figures["total_num_tokens"] - tokens) > batch.num * batch.input_len * 0.05 + batch.num:
         raise MeasurementError(f"{name} ran {figures['total_num_tokens']} tokens, not what was asked for.")
-    return num * output_len / figures["elapsed_time"]
+    return batch.num * batch.output_len / figures["elapsed_time"]
 
 
-def _load(num: int, input_len: int, output_len: int, out: Path) -> list[str]:
+def _load(batch: Batch, out: Path) -> list[str]:
     """Flags that Quire and vLLM share."""
     flags = [
         "--num-prompts",
-        num,
+        batch.num,
         "--num-warmups",
-        num,
+        batch.num,
         "--random-input-len",
-        input_len,
+        batch.input_len,
         "--random-output-len",
-        output_len,
+        batch.output_len,
         "--output-json",
         out,
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engines import BF16, Q4_0, Q4_K_M, Q8_0, Engine, ServingEngine, Vllm
+from engines import BF16, DEFAULTS, INT8, Q4_0, Q4_K_M, Q8_0, Batch, Engine, ServingEngine, Setting, Vllm
 from processes import MeasurementError, Server
 from targets import Targets, at_least, at_most
 
@@ -50,17 +50,19 @@ class Row:
     measure: Callable[[Any, Bench], Figures]
     targets: Targets
     served: bool = True  # only serving engines take part
-    weights: str = BF16  # only engines that read them take part
+    setting: Setting = DEFAULTS  # only engines that can compute with it take part
 
 
-def offline(num: int, input_len: int, output_len: int, weights: str = BF16) -> Callable[[Engine, Bench], Figures]:
+def offline(
+    num: int, input_len: int, output_len: int, setting: Setting = DEFAULTS
+) -> Callable[[Engine, Bench], Figures]:
     """Measures output tokens per second of all requests at once."""
 
     def measure(engine: Engine, bench: Bench) -> Figures:
         # The converter to GGUF supports only the large model.
-        model = bench.model(LARGE) if engine.serves and weights == BF16 else bench.models / LARGE
-        sizes = bench.size(num, min(num, 4)), bench.size(input_len, 16), bench.size(output_len, 4)
-        return {"output tok/s": engine.output_rate(model, weights, *sizes)}
+        model = bench.model(LARGE) if engine.serves and setting.weights == BF16 else bench.models / LARGE
+        batch = Batch(bench.size(num, min(num, 4)), bench.size(input_len, 16), bench.size(output_len, 4))
+        return {"output tok/s": engine.output_rate(model, setting, batch)}
 
     return measure
 
@@ -162,15 +164,18 @@ def _random_load(
 
 
 def few_bits(weights: str, bits: str) -> list[Row]:
-    """The offline rows with weights of few bits."""
+    """The offline rows with weights of few bits; those of batches also with a KV cache in 8 bits."""
     batch = {"output tok/s": at_least(1.5, "llama.cpp", "OpenVINO")}
     stream = {"output tok/s": at_least(1.2, "llama.cpp", "OpenVINO")}
+    plain, small_cache = Setting(weights), Setting(weights, INT8)
     return [
-        Row(f"{name}-{weights}", f"{title}, {bits}", offline(*sizes, weights), targets, False, weights)
-        for name, title, sizes, targets in (
-            ("offline-128-64", "offline, 32 requests 128/64", (32, 128, 64), batch),
-            ("offline-512-32", "– the same, 512/32", (32, 512, 32), batch),
-            ("stream-128-64", "one stream, 128/64", (1, 128, 64), stream),
+        Row(name, title, offline(*sizes, setting), targets, False, setting)
+        for name, title, sizes, targets, setting in (
+            (f"offline-128-64-{weights}", f"offline, 32 requests 128/64, {bits}", (32, 128, 64), batch, plain),
+            (f"offline-128-64-{weights}-kv8", "– the same, KV cache in 8 bits", (32, 128, 64), batch, small_cache),
+            (f"offline-512-32-{weights}", f"– the same, 512/32, {bits}", (32, 512, 32), batch, plain),
+            (f"offline-512-32-{weights}-kv8", "– the same, KV cache in 8 bits", (32, 512, 32), batch, small_cache),
+            (f"stream-128-64-{weights}", f"one stream, 128/64, {bits}", (1, 128, 64), stream, plain),
         )
     ]
 

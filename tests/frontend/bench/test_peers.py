@@ -19,9 +19,10 @@ def _scripts_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 class Counter:
     """An engine that counts up from a start, and notes the order of turns."""
 
-    weights = ("bf16",)
-
     def __init__(self, name: str, start: float, turns: list[str], *, serves: bool = True) -> None:
+        from engines import DEFAULTS
+
+        self.settings = (DEFAULTS,)
         self.name = name
         self.serves = serves
         self._rate = start
@@ -191,7 +192,8 @@ def test_k_formats_need_the_library_that_rounds_to_them(tmp_path: Path) -> None:
     from engines import GgufFiles, Quire
 
     def weights() -> list[str]:
-        return list(Quire(tmp_path, 30, files=GgufFiles(tmp_path / "to_gguf.py", tmp_path, 30, tmp_path)).weights)
+        quire = Quire(tmp_path, 30, files=GgufFiles(tmp_path / "to_gguf.py", tmp_path, 30, tmp_path))
+        return list(dict.fromkeys(setting.weights for setting in quire.settings))
 
     assert weights() == ["bf16", "q8_0", "q4_0"]
     library = tmp_path / "llama" / "lib" / "python3.11" / "site-packages" / "xllamacpp" / "xllamacpp.abi3.so"
