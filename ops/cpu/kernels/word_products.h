@@ -12,6 +12,7 @@ namespace quire {
 namespace widened {
 
 constexpr long WORDS_AHEAD = 4096;                // bytes from the codes that are read to those that are prefetched
+constexpr long MOST_FETCHING = 4;
 constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;  // of a tile that is not alone
 
 // Rows of a tile that pass by at once. Where blocks end with few instructions, there are so few that their float32 sums
@@ -259,6 +260,11 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
     const long most_blocks = keeps ? Kept<X>::MOST_BLOCKS : blocks.count();
     std::fill_n(sums, count * tiles.rows * PANEL, 0.0f);
     alignas(64) Kept<X> kept;
+    // The passes that fetch the next part: few, so that it comes in time, but not one alone, which would wait for memory.
+    long num_fetching = -1;
+    for (long tile = 0; tile < tiles.count; tile++) num_fetching += tiles.size(tile) > PASS_ROWS<X> ? 2 : 1;
+    num_fetching = std::clamp(num_fetching, 1L, MOST_FETCHING);
+    const long fetch = X::STEPS * C::BYTES / C::UNIT / num_fetching;
     BlockAt<X> at{blocks, 0, 0};
     for (long first = 0, num_words = 0; at.group < blocks.groups;) {
         BlockAt<X> end = at;
@@ -282,9 +288,12 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
                     if (!keeps) WIDEN<C, X>[count - 1](weight, own, at, num_blocks, part, to, nullptr);
                     else if (pass == 0)
                         KEEP<C, X>[count - LEAST_PASS<X>](weight, own, at, num_blocks, part, to, &kept);
-                    else
+                    else {
+                        const bool fetches = pass <= num_fetching;
                         TAKE_KEPT<X>[count - LEAST_PASS<X>](kept, weight.adds_offsets(), part, to, ahead,
-                                                            pass == 1 ? X::STEPS * C::BYTES / C::UNIT : 0);
+                                                            fetches ? fetch : 0);
+                        if (fetches) ahead += fetch * (steps / X::STEPS);
+                    }
                 }
             }
         }
