@@ -94,13 +94,8 @@ def level() -> str:
 
 
 def _text_formatter(part: str) -> logging.Formatter:
-    return logging.Formatter(text_format(part), datefmt=DATE_FORMAT)
-
-
-def text_format(part: str) -> str:
-    """The format of a line of text."""
     prefix = envs.read("LOGGING_PREFIX", "") or ""
-    return f"{prefix}%(asctime)s %(levelname)-7s {part}  %(message)s"
+    return logging.Formatter(f"{prefix}%(asctime)s %(levelname)-7s {part}  %(message)s", datefmt=DATE_FORMAT)
 
 
 def _json_formatter(part: str) -> logging.Formatter:

@@ -10,7 +10,7 @@ from litestar.types import ASGIApp
 
 from quire.core import envs
 from quire.core.errors import ConfigError
-from quire.core.logging import DATE_FORMAT, LoggingConfig, text_format
+from quire.core.logging import LoggingConfig
 from quire.frontend.http.protocol import HttpProtocol
 from quire.frontend.http.server_config import ServerConfig
 
@@ -79,21 +79,25 @@ def _share_handlers(log_config: LoggingConfig, *, access_log: bool) -> None:
         logger.propagate = not handlers
     if access_log and handlers and log_config.formatter == "text":
         handler = logging.StreamHandler()
-        handler.setFormatter(_AccessFormatter(text_format("serve"), datefmt=DATE_FORMAT))
+        handler.setFormatter(_AccessFormatter(handlers[0].formatter or logging.Formatter()))
         logging.getLogger("uvicorn.access").handlers = [handler]
 
 
 class _AccessFormatter(logging.Formatter):
-    """Writes uvicorn's lines with the status in words at their end, as vLLM does.
+    """Writes uvicorn's lines as Quire's, with the status in words at their end, as vLLM does.
 
     uvicorn's own formatter copies each record, which is felt where answers are short.
     """
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def __init__(self, lines: logging.Formatter) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def format(self, record: logging.LogRecord) -> str:
         """The line; the record's arguments are (client, method, path, version, status)."""
         assert isinstance(record.args, tuple)
         status = record.args[4]
-        return f"{super().formatMessage(record)} {_PHRASES.get(cast(int, status), '')}"
+        return f"{self._lines.format(record)} {_PHRASES.get(cast(int, status), '')}"
 
 
 class _PathFilter(logging.Filter):
