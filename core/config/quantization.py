@@ -98,11 +98,14 @@ Quantization = QuantizationName | QuantizationConfig
 """What is asked for; a config as `over` makes it."""
 
 
+def short_name(quantization: Quantization | None) -> str | None:
+    """The value of `--quantization`, or the flag that says more."""
+    return quantization if isinstance(quantization, str) else quantization_flags(quantization).strip() or None
+
+
 def in_words(quantization: Quantization | None) -> str:
-    """The value of `--quantization`, or the flag that has it all."""
-    if isinstance(quantization, QuantizationConfig):
-        return quantization_flags(quantization).strip()
-    return quantization or "none"
+    """The flags that ask for it, also where none does."""
+    return quantization_flags(quantization).strip() or "no --quantization"
 
 
 def quantization_flags(quantization: Quantization | None) -> str:

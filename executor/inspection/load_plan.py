@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from quire.core.config.quantization import in_words
+from quire.core.config.quantization import short_name
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.wire.inspection import LoadPlan, RankPlan
@@ -91,14 +91,14 @@ def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
     device, ops = torch.device(config.device), bind(config.device)
     method, _ = own_config(config.spec)
     for rank in config.layout.ranks():
-        quantization = (in_words(config.quantization) if config.quantization else None) if method is None else method
+        quantization = short_name(config.quantization) if method is None else method
         group = ParallelGroup(rank.tensor, config.layout.tensor)
         packed = open_packed(config, rank.tensor, ops, rank.pipeline)
         if packed is not None:
             with contextlib.closing(packed), torch.inference_mode():
                 context = ModelContext.of(config, ops, group, device, packed, packed)
                 stages, weights_bytes = packed_stages(config, rank, context), packed.num_bytes
-                quantization = in_words(packed.quantization) if packed.quantization else method
+                quantization = short_name(packed.quantization) or method
         else:
             with stored_tensors(config, is_quantised=method is not None) as stored, torch.inference_mode():
                 reader = ShapeReader(getattr(torch, config.spec.dtype), stored)

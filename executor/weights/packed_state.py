@@ -156,7 +156,7 @@ def _reasons(manifest: Manifest, config: EngineConfig, layout: str) -> Sequence[
         (dtype != config.spec.dtype, f"was packed with --dtype {dtype}: start with the same."),
         (
             config.quantization not in (None, quantization),
-            f"was packed with --quantization {in_words(quantization)}: start without the option.",
+            f"was packed with {in_words(quantization)}: start without the option.",
         ),
         (
             manifest.model != model_digest(config.spec),

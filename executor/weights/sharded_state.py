@@ -80,7 +80,7 @@ class ShardedWeights:
             )
         if manifest.quantization != quantization:
             raise ModelLoadError(
-                f"{folder} was saved with --quantization {in_words(manifest.quantization)}, and this start has "
+                f"{folder} was saved with {in_words(manifest.quantization)}, and this start has "
                 f"{in_words(quantization)}: a rank then reads other shards. Start with the same, or save it again."
             )
         if manifest.expert_placement != expert_placement:

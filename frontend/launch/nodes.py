@@ -13,7 +13,7 @@ from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import HeadStart, NodeStart
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.parallel import ParallelConfig
-from quire.core.config.quantization import in_words
+from quire.core.config.quantization import short_name
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, get_logger
@@ -121,7 +121,7 @@ def _shared_settings(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
         "QUIRE_PP_LAYER_PARTITION": ",".join(map(str, config.layers_by_stage)),
         "--max-num-batched-tokens": str(config.limits.max_num_batched_tokens),
         "--dtype": config.spec.dtype,
-        "--quantization": in_words(config.quantization),
+        "--quantization": short_name(config.quantization) or "none",
         "--device": config.device,
         "--model-impl": config.spec.implementation,
         "--hf-overrides": json.dumps(args.model.hf_overrides, sort_keys=True),

@@ -82,7 +82,7 @@ def test_large_ranks_have_several_files(
 def test_other_options_are_refused(shards: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"shards of 2 ranks: start with --tensor-parallel-size 2, or save it"):
         open_shards(shards, 0, 1)
-    with pytest.raises(ModelLoadError, match=r"saved with --quantization none, and this start has int8"):
+    with pytest.raises(ModelLoadError, match=r"saved with no --quantization, and this start has --quantization int8"):
         open_shards(shards, quantization="int8")
     with pytest.raises(ModelLoadError, match=r"no shard 'model.norm.bias'.*Save it again"):
         open_shards(shards).read("model.norm.bias", (64,))
