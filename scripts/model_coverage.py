@@ -163,8 +163,7 @@ def _reason(text: str) -> str:
     reason = (found[1] if found else text.splitlines()[0]).removeprefix("Transformers: ")
     reason = re.sub(r"the checkpoint(/|: )| in \w+ForCausalLM", "", reason)
     reason = re.split(r"[;.] | \(| of type ", reason, maxsplit=1)[0].rstrip(".:").replace("|", "\\|")
-    reason = reason if len(reason) < _REASON else reason[:_REASON].rpartition(" ")[0] + " ..."
-    return f"its code raises {reason}" if re.match(r"\w+Error: ", reason) else reason
+    return reason if len(reason) < _REASON else reason[:_REASON].rpartition(" ")[0] + " ..."
 
 
 def _agrees(value: Any) -> bool:

@@ -132,7 +132,7 @@ def _refusal(spec: ModelSpec, reason: str) -> ModelLoadError:
 def _text(error: Exception) -> str:
     if isinstance(error, AttributeError) and isinstance(error.obj, Cache | CacheLayerMixin):
         return keeps_more(str(error.name))
-    return str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ModelLoadError) else f"its code raises {type(error).__name__}: {error}"
 
 
 class TransformersModel:

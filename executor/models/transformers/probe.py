@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from quire.core.errors import ModelLoadError
@@ -171,9 +171,9 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
     """Like `probe`, with the model's own attention and the library's cache; what the cache then holds is the plan.
 
     Raises:
-        ModelLoadError: the model keeps nothing in the cache, or more tokens than it was given, or tokens that come one
-            after another do not give what they give together. In 16 bits rounding hides the last here; `check_steps`
-            shows it.
+        ModelLoadError: the model does not take the cache, keeps nothing in it, or more tokens than it was given, or
+            tokens that come one after another do not give what they give together. In 16 bits rounding hides the last
+            here; `check_steps` shows it.
     """
     findings = Findings()
     token_ids, positions = torch.tensor([[5, 9, 6]]), torch.arange(3).unsqueeze(0)
@@ -184,17 +184,17 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
         if backbone is None:
             raise ModelLoadError(f"{type(model).__name__} has no part that makes hidden states of token ids")
         cache, parted = dry_cache(model.config), dry_cache(model.config)
-        whole = traced(findings, lambda: run_row(backbone, token_ids, cache, None))
+        whole = _run(findings, backbone, token_ids, cache, None)
         num_own = max((_num_keys(layer) for layer in cache.layers), default=0) - token_ids.shape[1]
         if num_own > 0:
             raise ModelLoadError(f"it puts tokens of its own before a sequence: {num_own}")
         gives_positions = False
         if takes(backbone, "position_ids"):  # some forget the cache when they count, and others do not count from 0
-            told = traced(findings, lambda: run_row(backbone, token_ids, dry_cache(model.config), positions))
+            told = _run(findings, backbone, token_ids, dry_cache(model.config), positions)
             gives_positions = not told.differs_from(whole)
         before, after = (positions[:, :2], positions[:, 2:]) if gives_positions else (None, None)
-        traced(findings, lambda: run_row(backbone, token_ids[:, :2], parted, before))
-        last = traced(findings, lambda: run_row(backbone, token_ids[:, 2:], parted, after))
+        _run(findings, backbone, token_ids[:, :2], parted, before)
+        last = _run(findings, backbone, token_ids[:, 2:], parted, after)
         if model.dtype == torch.float32 and last.differs_from(whole):
             raise ModelLoadError("it does not go on from a cache")
     plan = read_plan(cache, gives_positions)
@@ -202,6 +202,18 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
         raise ModelLoadError("it keeps nothing of a sequence in the library's cache")
     ran.output = whole.output
     return ran, plan
+
+
+def _run(findings: Findings, backbone: nn.Module, token_ids: Tensor, cache: Cache, positions: Tensor | None) -> Trace:
+    """See `run_row`; of a backbone that has run without a cache.
+
+    Raises:
+        ModelLoadError: it does not run with one.
+    """
+    try:
+        return traced(findings, lambda: run_row(backbone, token_ids, cache, positions))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ModelLoadError("it does not go on from the library's cache") from error
 
 
 def _first_position(model: PreTrainedModel) -> int:

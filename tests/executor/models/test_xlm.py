@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,10 @@ def write(folder: Path, **fields: object) -> AutoModelForCausalLM:
     return model
 
 
-def load(folder: Path) -> Model:
-    return load_model(read_model_spec(folder, ModelConfig(model=str(folder), dtype="float32")))
+def load(folder: Path, implementation: Any = "auto") -> Model:
+    return load_model(
+        read_model_spec(folder, ModelConfig(model=str(folder), dtype="float32", model_impl=implementation))
+    )
 
 
 def test_tokens_have_the_language_of_the_configuration(tmp_path: Path) -> None:
@@ -49,3 +52,9 @@ def test_other_settings_are_refused(fields: dict[str, object], words: str, tmp_p
     path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
     with pytest.raises(ModelLoadError, match=words):
         load(tmp_path)
+
+
+def test_the_librarys_class_is_refused_for_a_cache_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"XLMWithLMHeadModel .*\(it does not go on from the library's cache\)"):
+        load(tmp_path, "transformers")
