@@ -30,8 +30,18 @@ def files(checkpoint: Checkpoints, tmp_path: Path, gguf_cache: Path) -> tuple[Pa
 
 
 def test_two_ranks_have_the_numbers_of_the_file(files: tuple[Path, list[int], list[int]]) -> None:
+    """Which is asked for by the name of its format, in a folder that has other weights, too."""
     path, prompt, answer = files
-    llm = LLM(str(path), dtype="float32", tensor_parallel_size=2, max_model_len=128, num_gpu_blocks_override=32)
+    (path.parent / "model.safetensors").touch()
+    llm = LLM(
+        str(path.parent),
+        quantization="gguf",
+        load_format="gguf",
+        dtype="float32",
+        tensor_parallel_size=2,
+        max_model_len=128,
+        num_gpu_blocks_override=32,
+    )
     try:
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         [output] = llm.generate(PROMPT, params, use_tqdm=False)

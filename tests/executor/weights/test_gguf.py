@@ -91,6 +91,16 @@ def test_a_model_of_each_type_is_that_of_its_numbers(kind: str | dict[str, str],
     assert torch.allclose(logits(folder), logits(same), atol=1e-4, rtol=1e-4)
 
 
+def test_the_name_of_another_format_is_refused(served: Served, checkpoint: Checkpoints) -> None:
+    folder, same = served("qwen3", "qwen3")
+    with pytest.raises(ModelLoadError, match=r"is quantised as its GGUF file is: drop --quantization int8\."):
+        load_model(read_spec(folder), quantization="int8")
+    with pytest.raises(
+        ModelLoadError, match=r"is not quantised, and --quantization gguf names a format of checkpoints"
+    ):
+        load_model(read_spec(same), quantization="gguf")
+
+
 def test_queries_keys_and_values_of_differing_types_keep_theirs(served: Served) -> None:
     """Of one product for queries and keys, and one for values: outputs are those of three, also from a recording."""
     folder, same = served("llama", "llama", MIXED, hidden_size=256, intermediate_size=256, num_hidden_layers=1)
