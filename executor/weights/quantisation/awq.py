@@ -1,4 +1,4 @@
-"""AWQ's codes of four bits (arXiv:2306.00978) in words of neighbouring outputs, as Quark's int4, or of inputs."""
+"""AWQ's codes (arXiv:2306.00978) in words of neighbouring outputs, as Quark's int4, or of inputs."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,27 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantisation.codes import pack_pairs, packed_integers, table, unpack
+from quire.executor.weights.quantisation.codes import integers, pack_pairs, packed_integers, table, unpack
 from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
 _BITS, _PER_WORD = 4, 8
 _UNSIGNED = tuple(float(code) for code in range(16))
-_GEMM = (0, 4, 1, 5, 2, 6, 3, 7)
+GEMM = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the outputs of a word lie in it: outputs 0, 2, 4, 6, 1, 3, 5, 7 follow one another from the lowest bit."""
+_GEMM_OF_BYTES = (0, 2, 1, 3)
+"""As vLLM's Marlin has them, which alone reads codes of 8 bits."""
 
 
 @dataclass(frozen=True)
 class PackedOutputs:
-    """See `Layout`: codes int32 [in, out / 8], scales [groups, out], and perhaps zero points int32 [groups, out / 8].
+    """See `Layout`: codes int32 [in, words], scales [groups, out], and perhaps zero points int32 [groups, words].
 
     Attributes:
         codes, zeros, scales: the kinds of the tensors.
-        places: where each of eight outputs lies in a word.
+        bits: of a code. Codes of 5 to 7 bits may begin in a word and end in the next.
+        places: where each of eight outputs (of 8 bits: four) lies among these.
         is_signed: codes are numbers from -8 to 7 instead of from 0 to 15.
         group_size: inputs of a group, where layers have no other ones; -1: all.
         has_zeros: whether there are zero points; without them, the middle is zero.
@@ -32,17 +35,17 @@ class PackedOutputs:
     codes: str = "qweight"
     zeros: str = "qzeros"
     scales: str = "scales"
-    places: tuple[int, ...] = _GEMM
+    bits: int = _BITS
+    places: tuple[int, ...] = GEMM
     is_signed: bool = False
     group_size: int = 128
     has_zeros: bool = True
 
     def is_in(self, layer: StoredLayer) -> bool:
-        return layer.has(self.codes, torch.int32) and layer.has(self.scales)
+        return layer.has(self.codes, torch.int32) and len(layer.shape(self.scales, ())) == 2
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
-        pairs = self._pairs(layer, size)
         num_groups, *_ = layer.shape(self.scales, (num_groups_of(size, self.group_size), out)) or (0,)
         group = layer.group_size(self.scales, num_groups, self.group_size)
         scales = layer.read(self.scales, (num_groups, out), layer.scale_dtype(self.scales), dim=1).t()
@@ -51,6 +54,9 @@ class PackedOutputs:
             if layer.is_known and not layer.has(self.zeros):
                 raise layer.misfit(self.zeros, "zero points (zero_point: true)")
             zeros = even(self._unpacked(layer, self.zeros, num_groups), size, group)
+        if self.bits != _BITS:
+            return integers(self._unpacked(layer, self.codes, size), self.bits, scales, zeros)
+        pairs = self._pairs(layer, size)
         return packed_integers(pairs ^ 0x88 if self.is_signed else pairs, _BITS, scales, zeros)
 
     def _pairs(self, layer: StoredLayer, size: int) -> Tensor:
@@ -68,11 +74,13 @@ class PackedOutputs:
 
     def _unpacked(self, layer: StoredLayer, kind: str, rows: int) -> Tensor:
         """Codes of the wanted outputs, uint8 [outputs, rows]."""
-        shape = (rows, -(-layer.out_features // _PER_WORD))
-        words = layer.read(kind, shape, torch.int32, dim=1, per=_PER_WORD)
-        codes = unpack(words, _BITS, words.shape[1] * _PER_WORD)
-        codes = codes.unflatten(1, (-1, _PER_WORD))[..., list(self.places)].flatten(1)
-        return layer.trim(codes, 1, _PER_WORD).t().contiguous()
+        shape = (rows, -(-layer.out_features * self.bits // 32))
+        per, has_whole_codes = 32 // self.bits, 32 % self.bits == 0
+        words = layer.read(kind, shape, torch.int32, dim=1 if has_whole_codes else None, per=per)
+        codes = unpack(words, self.bits, words.shape[1] * 32 // self.bits)
+        codes = codes.unflatten(1, (-1, len(self.places)))[..., list(self.places)].flatten(1)
+        wanted = layer.trim(codes, 1, per) if has_whole_codes else codes[:, layer.rows.start : layer.rows.stop]
+        return wanted.t().contiguous()
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ class InterleavedRows:
         return QuantisedWeight(pairs, scales, table(_UNSIGNED, pairs.device), zeros)
 
 
-def quark_int4(pack_method: str, *, is_signed: bool, group_size: int, has_zeros: bool) -> PackedOutputs:
-    """Quark's names, and its two orders: `reorder` is AWQ's."""
-    places = _GEMM if pack_method == "reorder" else tuple(range(_PER_WORD))
-    return PackedOutputs("weight", "weight_zero_point", "weight_scale", places, is_signed, group_size, has_zeros)
+def awq_gemm(bits: int, group_size: int, *, has_zeros: bool) -> PackedOutputs:
+    """AWQ in the order `gemm`, of 4 to 8 bits."""
+    places = _GEMM_OF_BYTES if bits == 8 else GEMM
+    return PackedOutputs(bits=bits, places=places, group_size=group_size, has_zeros=has_zeros)

@@ -17,6 +17,9 @@ from quire.executor.weights.quantisation.fields import block, integer, mapping, 
 from quire.executor.weights.quantisation.four_bit_floats import NV_GROUP, Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.input_orders import ordered_integers, read_order
+from quire.executor.weights.quantisation.notes import WITHOUT_ZEROS, note_plain
+from quire.executor.weights.quantisation.six_bit_floats import Mxfp6
+from quire.executor.weights.quantisation.sparse_marlin import SparseMarlin
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
 from quire.ops.backend import LinearWeight
@@ -27,12 +30,9 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     """The format that `config` describes; a group of layers that it lists may have any of the layouts.
 
     Raises:
-        ModelLoadError: weights in a layout of NVIDIA's sparse tensor cores, or turned by a transform.
+        ModelLoadError: weights that are turned by a transform.
     """
     groups = [group for group in mapping(config, "config_groups").values() if isinstance(group, Mapping)]
-    formats = {config.get("format"), *(group.get("format") for group in groups)}
-    if "marlin-24" in formats:
-        raise ModelLoadError("The format marlin-24 is a layout of one GPU's kernel; take pack-quantized instead.")
     if mapping(config, "transform_config").get("config_groups"):
         raise ModelLoadError("Weights that a transform (QuIP, SpinQuant) turned are not read; take others.")
     weights = [mapping(group, "weights") for group in groups if group.get("weights")]
@@ -40,9 +40,12 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     is_nvfp4 = "nvfp4" in str(config.get("format")) or first.get("group_size") == NV_GROUP
     layouts: Mapping[str, Layout] = {
         "nvfp4": Nvfp4("weight_packed", "weight_global_scale", divides=True), "mxfp4": Mxfp4(),
+        "mxfp6": Mxfp6(mantissa=3, weight="weight_packed"),
+        "marlin": SparseMarlin(integer(first, "num_bits", 4), integer(first, "group_size", -1)),
         "packed": _packed(weights), "sparse": Sparse(), "float8": _float8(weights), "int8": _int8(groups, weights),
     }  # fmt: skip
-    expected = _expected(first, is_nvfp4=is_nvfp4)
+    is_marlin = config.get("format") == "marlin-24"
+    expected = "marlin" if is_marlin else _expected(first, is_nvfp4=is_nvfp4)
     ordered = [layouts[expected], *(layout for kind, layout in layouts.items() if kind != expected)]
     return CheckpointFormat(ordered, Exclusions(names(config, "ignore")), dtype)
 
@@ -51,7 +54,7 @@ def _expected(weights: Mapping[str, Any], *, is_nvfp4: bool) -> str:
     """The layout of layers whose tensors are not known."""
     bits = integer(weights, "num_bits", 4)
     if weights.get("type", "int") == "float":
-        return "float8" if bits == 8 else "nvfp4" if is_nvfp4 else "mxfp4"
+        return {8: "float8", 6: "mxfp6"}.get(bits, "nvfp4" if is_nvfp4 else "mxfp4")
     return "int8" if bits == 8 and weights.get("strategy", "channel") in ("channel", "tensor") else "packed"
 
 
@@ -181,6 +184,7 @@ class Sparse:
         is_flat = len(shape) == 1
         if not is_flat and shape != (out, size // 2):
             raise layer.misfit("compressed", "two of four numbers")
+        note_plain(dtype, WITHOUT_ZEROS)
         kept = layer.read("compressed", shape, dtype, dim=None if is_flat else 0).flatten()
         mask = layer.read("bitmask", (out, -(-size // 8)), torch.uint8, dim=None if is_flat else 0)
         dense = torch.zeros(len(layer.rows), size, dtype=dtype, device=kept.device)

@@ -7,19 +7,21 @@ import torch
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation import compressed_tensors, torchao
-from quire.executor.weights.quantisation.awq import InterleavedRows, PackedInputs, PackedOutputs
+from quire.executor.weights.quantisation.awq import InterleavedRows, PackedInputs, awq_gemm
 from quire.executor.weights.quantisation.bitsandbytes import BlockFloat4, RowInt8
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
 from quire.executor.weights.quantisation.fields import block, integer, mapping, names
 from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.gptq import Gptq
 from quire.executor.weights.quantisation.hqq import Hqq
-from quire.executor.weights.quantisation.modelopt import PairedOutputs
+from quire.executor.weights.quantisation.modelopt import LOW_RANK, PairedOutputs
 from quire.executor.weights.quantisation.quark import quark_layouts
 from quire.executor.weights.quantisation.scaled_inputs import ScaledInputs
 from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
 
 Config = Mapping[str, Any]
+_IN_BLOCKS = {"FP8_PB_WO", "FP8_PB_REAL", "MIXED_PRECISION"}
+"""ModelOpt's algorithms whose scales may be those of blocks."""
 
 
 def _gptq(config: Config) -> list[Layout]:
@@ -31,12 +33,12 @@ def _awq(config: Config) -> list[Layout]:
     if version not in ("gemm", "exllama", "marlin", "ipex", "gemv", "gemv_fast"):
         raise ModelLoadError(f"AWQ in the order {version} is not read; take one in the order gemm, gemv or gemv_fast.")
     bits = integer(config, "bits", integer(config, "w_bit", 4))
-    if bits != 4:
-        raise ModelLoadError(f"AWQ of {bits} bits is not read; take a checkpoint of 4 bits.")
+    if not 4 <= bits <= 8 or (bits > 4 and version.startswith("gemv")):
+        raise ModelLoadError(f"AWQ of {bits} bits in the order {version} is not read; take a checkpoint of 4 bits.")
     group_size = integer(config, "group_size", integer(config, "q_group_size", 128))
     if version.startswith("gemv"):
         return [PackedInputs(group_size) if version == "gemv" else InterleavedRows(group_size)]
-    return [PackedOutputs(group_size=group_size, has_zeros=bool(config.get("zero_point", True)))]
+    return [awq_gemm(bits, group_size, has_zeros=bool(config.get("zero_point", True)))]
 
 
 def _auto_round(config: Config) -> list[Layout]:
@@ -73,19 +75,24 @@ def _fp8(config: Config) -> list[Layout]:
 def _modelopt(config: Config) -> list[Layout]:
     """NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "FP8")).upper()
-    layouts: list[Layout] = [ScaledInputs(Nvfp4("weight", "weight_scale_2", divides=False)), Mxfp4("weight")]
+    layouts: list[Layout] = [
+        ScaledInputs(Nvfp4("weight", "weight_scale_2", divides=False), low_rank=LOW_RANK),
+        Mxfp4("weight"),
+        ScaledInputs(Int8Codes(has_byte_inputs=algorithm.startswith("W8A8"))),
+    ]
     layers = mapping(config, "quantized_layers")
     algorithms = {algorithm, *(str(mapping(layers, name).get("quant_algo")).upper() for name in layers)}
-    float8: Layout = Float8(block=(128, 128) if algorithms & {"FP8_PB_WO", "MIXED_PRECISION"} else None)
-    for each in sorted(algorithms):
-        if (each.startswith("W4A8") and each != "W4A8_AWQ") or "SVD" in each:
-            raise ModelLoadError(f"ModelOpt's {each} is not read; take FP8, NVFP4, NVFP4_AWQ or W4A16_AWQ.")
-    # W4A8_AWQ multiplies in FP8, to which codes times scales are rounded by way of `weight_scale_2`; here they are not
+    float8: Layout = Float8(block=(128, 128) if algorithms & _IN_BLOCKS else None)
+    # W4A8_... multiply in FP8, to which codes times scales are rounded by way of `weight_scale_2`; here they are not
     paired = ScaledInputs(PairedOutputs(integer(config, "group_size", 128) or 128))
     if algorithm in ("W4A16_AWQ", "W4A8_AWQ"):
         return [paired, float8]
     layouts.insert(1, paired)
-    return [*layouts, float8] if "NVFP4" in algorithm else [float8, *layouts]
+    expected = [kind in algorithm for kind in ("NVFP4", "MXFP4", "W8A")]
+    if not any(expected):
+        return [float8, *layouts]
+    first = (layouts[0], layouts[2], layouts[3])[expected.index(True)]
+    return [first, *(layout for layout in (*layouts, float8) if layout is not first)]
 
 
 def _bitsandbytes(config: Config) -> list[Layout]:

@@ -8,6 +8,12 @@ from quire.executor.weights.quantisation.codes import pack_pairs, packed_integer
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
+LOW_RANK = (
+    ("svdquant_lora_a", "svdquant_lora_b"),
+    ("weight_quantizer._svdquant_lora_a", "weight_quantizer._svdquant_lora_b"),
+)
+"""SVDQuant's kinds of tensors (arXiv:2411.05007), as the library's two ways of writing a model name them."""
+
 
 @dataclass(frozen=True)
 class PairedOutputs:

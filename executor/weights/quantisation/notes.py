@@ -9,16 +9,18 @@ from quire.core.logging import get_logger
 
 logger = get_logger(__name__)
 
+WITHOUT_ZEROS = "without zeros"
+"""How sparse ones are; these are kept dense."""
+
 _lock = threading.Lock()
 
 
-def note_plain(dtype: torch.dtype, how: str) -> None:
-    """Says that layers which are quantised in such a way are kept as numbers of `dtype`, once in a process."""
+def note_plain(kept: torch.dtype | str, how: str) -> None:
+    """Says that layers which are stored in such a way are kept as numbers of a dtype, once in a process."""
     with _lock:  # the cache alone calls twice if two threads ask at the same time
-        _say(dtype, how)
+        _say(str(kept).removeprefix("torch."), how)
 
 
 @functools.cache
-def _say(dtype: torch.dtype, how: str) -> None:
-    name = str(dtype).removeprefix("torch.")
-    logger.info("some layers are quantised %s: they are kept in %s, which takes more memory and time", how, name)
+def _say(kept: str, how: str) -> None:
+    logger.info("some layers are stored %s: they are kept in %s, which takes more memory and time", how, kept)

@@ -1,21 +1,30 @@
-"""AMD's Quark: which layouts its config describes. https://quark.docs.amd.com"""
+"""AMD's Quark: which layouts its config describes, and the one that it alone has. https://quark.docs.amd.com"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantisation.awq import quark_int4
+from quire.executor.weights.quantisation.awq import GEMM, PackedOutputs
 from quire.executor.weights.quantisation.checkpoint_format import Layout
+from quire.executor.weights.quantisation.codes import integers, unpack
 from quire.executor.weights.quantisation.fields import block, integer, mapping
 from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.six_bit_floats import Mxfp6
+from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
+from quire.ops.quantised import QuantisedWeight
 
 _Numbers = Mapping[str, Any]
 """What Quark says of one rounding of numbers."""
 
 _NVFP4 = ("fp4", "fp8_e4m3")
 """Numbers that are rounded to the first, and the scales of their groups to the second."""
+_INT4_OF_FP8 = (("fp8_e4m3", "int4"), ("fp8_e4m3", "uint4"))
+"""Numbers that are rounded to the first, and then to the second, with scales of both."""
+_PER_WORD = 8
 
 
 def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
@@ -35,21 +44,29 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     weight, *more = _roundings(of_all, "weight") or [{}]
     inputs = (_roundings(of_all, "input_tensors") or [{}])[0]
     dtype, packing = str(weight.get("dtype", "int8")), str(mapping(config, "export").get("pack_method", "reorder"))
-    int4 = quark_int4(
-        packing,
-        is_signed=dtype == "int4",
-        group_size=integer(weight, "group_size", 128),
-        has_zeros=weight.get("symmetric") is not True,
-    )
+    places = GEMM if packing == "reorder" else tuple(range(_PER_WORD))
+    int4 = {str(each[-1].get("dtype")) for each in roundings if str(each[-1].get("dtype")) in ("int4", "uint4")}
+    if len(int4) > 1:
+        raise ModelLoadError("Quark's int4 and uint4 in one checkpoint are not read; take one with either.")
+    is_signed = "uint4" not in int4
+    has_zeros = weight.get("symmetric") is not True
+    group_size = integer(weight, "group_size", 128)
     layouts: dict[str, Layout] = {
+        "rows": PackedRows(places, is_signed=is_signed, has_zeros=has_zeros, is_of_fp8=bool(more)),
         "fp4": Mxfp4("weight"),
         "nvfp4": Nvfp4("weight", "weight_scale_2", divides=False),
         "fp6": Mxfp6(mantissa=3 if "fp6_e2m3" in dtypes else 2),
         "fp8": Float8(block=next((size for each in roundings if (size := block(each[0], "block_size"))), None)),
         "int8": Int8Codes(str(inputs.get("dtype")) == "int8"),
-        "int4": int4,
+        "int4": PackedOutputs(
+            "weight", "weight_zero_point", "weight_scale", 4, places, is_signed, group_size, has_zeros
+        ),
     }
-    kind = "nvfp4" if more else dtype.replace("uint", "int").partition("_")[0]
+    kind = dtype.replace("uint", "int").partition("_")[0]
+    if more:
+        kind = "nvfp4" if dtype == "fp4" else "rows"
+    elif kind == "int4" and weight.get("qscheme") in ("per_channel", "per_tensor"):
+        kind = "rows"
     first = layouts.get(kind, layouts["int8"])
     return [first, *(layout for layout in layouts.values() if layout is not first)]
 
@@ -63,8 +80,49 @@ def _roundings(setting: Mapping[str, Any], kind: str) -> list[_Numbers]:
 
 def _check(roundings: Sequence[_Numbers]) -> None:
     dtypes = tuple(str(each.get("dtype")) for each in roundings)
-    if len(dtypes) > 1 and dtypes != _NVFP4:
+    if len(dtypes) > 1 and dtypes not in (_NVFP4, *_INT4_OF_FP8):
         raise ModelLoadError(
             f"Quark's weights that are rounded twice, here to {' and '.join(dtypes)} (quantization_config's weight), "
-            "are read only as NVFP4 (fp4 and fp8_e4m3). Take a checkpoint with one rounding, such as fp8_e4m3 or int4."
+            "are read only as NVFP4 (fp4 and fp8_e4m3) and INT4-FP8 (fp8_e4m3 and int4). Take a checkpoint with one "
+            "rounding, such as fp8_e4m3 or int4."
         )
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """See `Layout`: int4 with a scale an output (or one): `weight` int32 [out, in / 8], whose zero points are int32
+    [out / 8], and `weight_scale` [out]. Numbers that were rounded to FP8 before have the scale of that as
+    `weight_scale`, and `weight_scale_2` [out].
+
+    Attributes:
+        places: where each of eight inputs lies in a word.
+        is_signed: codes are numbers from -8 to 7 instead of from 0 to 15.
+        has_zeros, is_of_fp8: expected where the tensors are not known.
+    """
+
+    places: tuple[int, ...]
+    is_signed: bool = True
+    has_zeros: bool = False
+    is_of_fp8: bool = False
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        scales = layer.find("weight_scale_2") or layer.find("weight_scale")
+        return layer.has("weight", torch.int32) and scales is not None and len(scales.shape) < 2
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        codes = self._unpacked(layer.read("weight", (out, -(-size // _PER_WORD)), torch.int32))[:, :size]
+        scales = layer.scales("weight_scale")
+        if layer.has("weight_scale_2") or (not layer.is_known and self.is_of_fp8):
+            scales = scales.float() * layer.scales("weight_scale_2").float()
+        kind, zeros = "weight_zero_point", None
+        if not self.is_signed and (layer.has(kind) or (not layer.is_known and self.has_zeros)):
+            words = layer.read(kind, (-(-out // _PER_WORD),), torch.int32, dim=None)
+            zeros = self._unpacked(words.unsqueeze(0)).t()[layer.rows.start : layer.rows.stop]
+        if size % 2:
+            raise ModelLoadError(f"{layer.name}: {size} inputs are an odd number, which codes of four bits cannot be.")
+        return integers((codes ^ 8 if self.is_signed else codes).contiguous(), 4, scales, zeros)
+
+    def _unpacked(self, words: torch.Tensor) -> torch.Tensor:
+        codes = unpack(words, 4, words.shape[1] * _PER_WORD)
+        return codes.unflatten(1, (-1, _PER_WORD))[..., list(self.places)].flatten(1)

@@ -1,8 +1,10 @@
 """Layers whose inputs are multiplied by factors first (AWQ, arXiv:2306.00978; SmoothQuant, arXiv:2211.10438)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.checkpoint_format import Layout
@@ -13,25 +15,38 @@ from quire.ops.backend import LinearWeight
 
 @dataclass(frozen=True)
 class ScaledInputs:
-    """See `Layout`: another one, of which some layers have factors of their inputs.
+    """See `Layout`: another one, of which some layers have factors of their inputs, or a second weight of low rank.
 
     These have no quantised form, in which neighbouring inputs share a scale: they become plain numbers.
 
     Attributes:
         factors: the kind of the tensor: a factor for each input, or one for all.
+        low_rank: kinds of two tensors [rank, in] and [out, rank], whose product is added to the weight.
     """
 
     layout: Layout
     factors: str = "pre_quant_scale"
+    low_rank: Sequence[tuple[str, str]] = ()
 
     def is_in(self, layer: StoredLayer) -> bool:
         return self.layout.is_in(layer)
 
     def read(self, layer: StoredLayer) -> LinearWeight:
         weight = self.layout.read(layer)
-        if not layer.has(self.factors):
+        low_rank = next((kinds for kinds in self.low_rank if layer.has(kinds[0])), None)
+        if low_rank is None and not layer.has(self.factors):
             return weight
-        note_plain(layer.dtype, "with a factor for each input")
-        shape = layer.shape(self.factors, (layer.in_features,))
-        factors = layer.read(self.factors, shape, torch.float32, dim=None)
-        return (cuts.plain(weight, torch.float32) * factors.reshape(1, -1)).to(layer.dtype)
+        plain = cuts.plain(weight, torch.float32)
+        if low_rank is not None:
+            note_plain(layer.dtype, "beside a weight of low rank")
+            plain += self._product(layer, *low_rank)
+        if layer.has(self.factors):
+            note_plain(layer.dtype, "with a factor for each input")
+            shape = layer.shape(self.factors, (layer.in_features,))
+            plain *= layer.read(self.factors, shape, torch.float32, dim=None).reshape(1, -1)
+        return plain.to(layer.dtype)
+
+    def _product(self, layer: StoredLayer, inner: str, outer: str) -> Tensor:
+        rank, *_ = layer.shape(inner, ())
+        first = layer.read(inner, (rank, layer.in_features), torch.float32, dim=None)
+        return layer.read(outer, (layer.out_features, rank), torch.float32) @ first

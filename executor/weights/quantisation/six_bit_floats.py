@@ -16,24 +16,26 @@ _BITS = 6
 
 @dataclass(frozen=True)
 class Mxfp6:
-    """See `Layout` and OCP Microscaling Formats, version 1.0: `weight` uint8 [out, in * 6 / 8], and `weight_scale` of
+    """See `Layout` and OCP Microscaling Formats, version 1.0: codes uint8 [out, in * 6 / 8], and `weight_scale` of
     E8M0, [out, in / 32]. A row's codes follow one another from the lowest bit on.
 
     Attributes:
         mantissa: bits of a number's mantissa: 2 (E3M2) or 3 (E2M3).
+        weight: the kind of the codes.
     """
 
     mantissa: int = 2
+    weight: str = "weight"
 
     def is_in(self, layer: StoredLayer) -> bool:
         size = layer.in_features * _BITS // 8
-        return layer.find("weight") == ((layer.out_features, size), torch.uint8) and layer.has("weight_scale")
+        return layer.find(self.weight) == ((layer.out_features, size), torch.uint8) and layer.has("weight_scale")
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
         if size % MX_GROUP:
             raise ModelLoadError(f"{layer.name}: {size} inputs are no multiple of {MX_GROUP}, the group of MXFP6.")
-        codes = unpack(layer.read("weight", (out, size * _BITS // 8), torch.uint8), _BITS, size)
+        codes = unpack(layer.read(self.weight, (out, size * _BITS // 8), torch.uint8), _BITS, size)
         dtype = layer.stored_dtype("weight_scale", torch.uint8)
         scales = powers_of_two(layer.read("weight_scale", (out, size // MX_GROUP), dtype))
         kind = torch.float8_e5m2 if self.mantissa == 2 else torch.float8_e4m3fn

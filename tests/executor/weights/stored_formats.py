@@ -171,16 +171,22 @@ def awq_gemv_fast(out: int, size: int, generator: torch.Generator) -> tuple[dict
     return tensors, (codes * scales[groups].t()) - (scales * zeros).half().float()[groups].t()
 
 
-def modelopt_w4a8(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    tensors, numbers = modelopt_int4(out, size, generator)
-    return tensors | {"weight_scale_2": torch.tensor(0.01), "input_scale": torch.tensor(0.1)}, numbers
+def awq_wide(bits: int) -> Writer:
+    """Eight outputs in AWQ's order in a stream of bits, or, of 8 bits, four outputs a word in that of Marlin."""
+    order = (0, 2, 1, 3) if bits == 8 else AWQ_ORDER
 
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        num_groups = -(-size // 32)
+        codes, zeros = (draw(generator, 0, 1 << bits, rows, out) for rows in (size, num_groups))
+        scales = draw_scales(generator, 1 << (bits - 1), num_groups, out)
+        qweight, qzeros = (
+            stream(each.unflatten(1, (-1, len(order)))[..., list(order)].flatten(1), bits) for each in (codes, zeros)
+        )
+        groups = torch.arange(size) // 32
+        tensors = {"qweight": qweight, "qzeros": qzeros, "scales": scales.half()}
+        return tensors, ((codes - zeros[groups]) * scales[groups]).t()
 
-def modelopt_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    codes, scales = draw(generator, -8, 8, out, size), draw_scales(generator, 8, out, -(-size // 32))
-    even, odd = (codes & 15).to(torch.uint8).unflatten(0, (-1, 2)).unbind(1)
-    tensors = {"weight": even | (odd << 4), "weight_scale": scales}
-    return tensors, codes * scales[:, torch.arange(size) // 32]
+    return write
 
 
 def scaled_inputs(write: Writer, kind: str = "pre_quant_scale") -> Writer:
@@ -194,12 +200,6 @@ def scaled_inputs(write: Writer, kind: str = "pre_quant_scale") -> Writer:
         return {**tensors, kind: factors}, numbers * factors
 
     return write_scaled
-
-
-def quark_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    codes, scales = draw(generator, -8, 8, size, out), draw_scales(generator, 8, -(-size // 32), out)
-    tensors = {"weight": outputs_in_words(codes & 15, AWQ_ORDER), "weight_scale": scales}
-    return tensors, (codes * scales[torch.arange(size) // 32]).t()
 
 
 def whole_bytes(kind: str, scale: str = "weight_scale", shape: Callable[[int, int], tuple[int, ...]] | None = None,
@@ -239,12 +239,6 @@ def float8_with_exponents(scale: str, block: tuple[int, int], dtype: torch.dtype
     return write
 
 
-def modelopt_blocks(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    """FP8_PB_WO: blocks of 128 x 128, whose scales have four dimensions."""
-    tensors, numbers = whole_bytes("float8", block=(128, 128))(out, size, generator)
-    return tensors | {"weight_scale": tensors["weight_scale"][:, None, :, None]}, numbers
-
-
 def mixed(narrow: Writer, wide: Writer) -> Writer:
     """Layers of up to 128 inputs in one way, those with more in another; layers with the same inputs are fused."""
 
@@ -272,12 +266,12 @@ def mxfp4(weight: str) -> Writer:
     return write
 
 
-def mxfp6(exponent: int) -> Writer:
+def mxfp6(exponent: int, weight: str = "weight") -> Writer:
     """Numbers with so many bits of exponent; the others of the five that are no sign are the mantissa's."""
 
     def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         codes, exponents = draw(generator, 0, 64, out, size), draw(generator, 120, 124, out, size // 32)
-        tensors = {"weight": stream(codes, 6).view(torch.uint8), "weight_scale": exponents.to(torch.uint8)}
+        tensors = {weight: stream(codes, 6).view(torch.uint8), "weight_scale": exponents.to(torch.uint8)}
         mantissa = 5 - exponent
         power, fraction = (codes % 32) // 2**mantissa, (codes % 2**mantissa) / 2**mantissa
         bias = 2 ** (exponent - 1) - 1
@@ -311,6 +305,36 @@ def sparse24(kind: str) -> Writer:
         if kind == "float8":
             tensors["weight_scale"] = scale
         return tensors, dense.float() * mask * scale
+
+    return write
+
+
+def sparse_marlin(bits: int, group: int | None) -> Writer:
+    """compressed-tensors' marlin-24, number by number: where the thread that multiplies by it finds it."""
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        scores = torch.rand(out, size // 4, 4, generator=generator)
+        places = scores.topk(2, -1).indices.sort(-1).values.flatten(1).numpy()  # [out, kept]
+        kept = draw(generator, 0, 1 << bits, out, size // 2).numpy()
+        packed, meta = np.zeros((size // 32, 16 * out), int), np.zeros((size // 32) * 2 * out * 8, int)
+        n, k = np.indices(kept.shape)
+        half, row = k % 16 // 8, k % 8
+        thread = n % 64 // 16 * 8 + n % 16 // 8 * 4 + row // 2
+        in_word = {4: row % 2 * 4 + n % 8 // 4 * 2 + half, 8: n % 8 // 4 * 4 + row % 2 * 2 + half}[bits]
+        packed[k // 16, n // 64 * 1024 + thread * 32 + n % 4 * 8 + in_word] = kept
+        line = n // 64 * 64 + n % 4 // 2 * 32 + n % 64 // 8 * 4 + n % 2 * 2 + k // 8 % 2
+        meta[((k // 16 * out + line) * 2 + n % 8 // 4) * 8 + k % 8] = places
+        scales = draw_scales(generator, 1 << (bits - 1), out, 1 if group is None else size // group)
+        stored = scales.t()
+        if group is not None and group < size // 2:
+            stored = stored.unflatten(1, (-1, 8))[..., [0, 4, 1, 5, 2, 6, 3, 7]].flatten(1)
+        tensors = {
+            "weight_packed": stream(torch.from_numpy(packed), bits), "scale_packed": stored.half(),
+            "meta": stream(torch.from_numpy(meta).view(size // 32, -1), 2).view(torch.int16),
+        }  # fmt: skip
+        dense = torch.full((out, size // 4, 4), 1 << (bits - 1))
+        dense.scatter_(2, torch.from_numpy(places).unflatten(1, (-1, 2)), torch.from_numpy(kept).unflatten(1, (-1, 2)))
+        return tensors, (dense.flatten(1) - (1 << (bits - 1))) * widened(scales, size)
 
     return write
 
@@ -392,6 +416,10 @@ def _packed(bits: int, group: int | None, **more: Any) -> dict[str, Any]:
     return _compressed(weights, "pack-quantized")
 
 
+def _marlin(bits: int, group: int | None) -> dict[str, Any]:
+    return _packed(bits, group) | {"format": "marlin-24"}
+
+
 def _float(bits: int, form: str, **more: Any) -> dict[str, Any]:
     return _compressed({"num_bits": bits, "type": "float", **more}, form)
 
@@ -400,12 +428,6 @@ _GPTQ = {"quant_method": "gptq", "group_size": 32, "desc_act": False, "sym": Tru
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 _ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True}
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-_MODELOPT_MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
-_QUARK = {"quant_method": "quark", "exclude": ["lm_head"]}
-
-
-def _quark(dtype: str, **more: Any) -> dict[str, Any]:
-    return _QUARK | {"global_quant_config": {"weight": {"dtype": dtype, **more}}, "export": {"pack_method": "reorder"}}
 
 
 def _hqq(bits: int, axis: int = 1) -> dict[str, Any]:
@@ -448,6 +470,13 @@ FORMATS: dict[str, Format] = {
         _float(4, "nvfp4-pack-quantized", group_size=16), nvfp4("weight_packed", "weight_global_scale", divides=True)
     ),
     "ct-mxfp4": Format(_float(4, "mxfp4-pack-quantized", group_size=32), mxfp4("weight_packed")),
+    "ct-mxfp6": Format(_float(6, "mxfp6-pack-quantized", group_size=32), mxfp6(2, "weight_packed")),
+    "ct-mxfp8": Format(
+        _float(8, "mxfp8-quantized", strategy="group", group_size=32),
+        float8_with_exponents("weight_scale", (1, 32), torch.uint8),
+    ),
+    "ct-marlin-24": Format(_marlin(4, 32), sparse_marlin(4, 32)),
+    "ct-marlin-24-bytes": Format(_marlin(8, None), sparse_marlin(8, None)),
     "ct-sparse": Format(_compressed({}, "dense"), sparse),
     "ct-sparse24": Format(_compressed({}, "dense"), sparse24("float32")),
     "ct-sparse24-fp8": Format(_float(8, "float-quantized", strategy="channel"), sparse24("float8")),
@@ -458,6 +487,7 @@ FORMATS: dict[str, Format] = {
     "gptq-mixed": Format(_GPTQ | {"bits": 4, "dynamic": {".*[kv]_proj": {"bits": 8}}}, gptq_mixed),
     "gptq-order": Format(_GPTQ | {"bits": 4, "desc_act": True}, gptq(4, order=True)),
     "awq": Format(_AWQ, awq),
+    **{f"awq-{bits}": Format(_AWQ | {"bits": bits}, awq_wide(bits)) for bits in (5, 8)},
     "awq-gemv": Format(_AWQ | {"version": "gemv"}, awq_gemv),
     "awq-gemv-fast": Format(_AWQ | {"version": "gemv_fast"}, awq_gemv_fast),
     "auto-round-gptq": Format(_ROUND | {"packing_format": "auto_round:auto_gptq"}, gptq(4)),
@@ -491,36 +521,6 @@ FORMATS: dict[str, Format] = {
     ),
     "fp8-tensor": Format(_FP8, whole_bytes("float8", shape=by_tensor)),
     "fbgemm": Format({"quant_method": "fbgemm_fp8"}, whole_bytes("float8", shape=by_output)),
-    "modelopt-fp8": Format({"quant_method": "modelopt", "quant_algo": "FP8"}, whole_bytes("float8", shape=by_tensor)),
-    "modelopt-fp8-block": Format({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, modelopt_blocks),
-    "modelopt-mxfp8": Format(
-        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
-        float8_with_exponents("weight_scale", (1, 32), torch.uint8),
-    ),
-    "modelopt-mixed": Format(
-        _MODELOPT_MIXED,
-        mixed(nvfp4("weight", "weight_scale_2", divides=False), whole_bytes("float8", shape=by_tensor)),
-    ),
-    "modelopt-mixed-blocks": Format(
-        _MODELOPT_MIXED, mixed(float8_with_exponents("weight_scale", (1, 32), torch.uint8), modelopt_blocks)
-    ),
-    "modelopt-nvfp4": Format(
-        {"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4("weight", "weight_scale_2", divides=False)
-    ),
-    "modelopt-nvfp4-awq": Format(
-        {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
-        scaled_inputs(nvfp4("weight", "weight_scale_2", divides=False)),
-    ),
-    "modelopt-int4-awq": Format(
-        {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 32}, scaled_inputs(modelopt_int4)
-    ),
-    "modelopt-w4a8-awq": Format(
-        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ", "group_size": 32}, scaled_inputs(modelopt_w4a8)
-    ),
-    "modelopt-mixed-w4a8": Format(
-        _MODELOPT_MIXED | {"quantized_layers": {"down_proj": {"quant_algo": "W4A8_AWQ", "group_size": 32}}},
-        mixed(nvfp4("weight", "weight_scale_2", divides=False), modelopt_w4a8),
-    ),
     "bnb-int8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
     "bnb-nf4": Format(
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
@@ -532,24 +532,4 @@ FORMATS: dict[str, Format] = {
     ),
     **{f"hqq-{bits}": Format(_hqq(bits), hqq(bits)) for bits in (1, 2, 3, 4, 8)},
     "hqq-columns": Format(_hqq(4, 0), hqq(4, axis=0)),
-    "quark-int8": Format(_quark("int8"), whole_bytes("int8", shape=lambda out, size: (out,))),
-    "quark-fp8": Format(_quark("fp8_e4m3"), whole_bytes("float8", shape=by_tensor)),
-    "quark-nvfp4": Format(
-        _QUARK | {"global_quant_config": {"weight": [{"dtype": "fp4", "group_size": 16}, {"dtype": "fp8_e4m3"}]}},
-        nvfp4("weight", "weight_scale_2", divides=False),
-    ),
-    "quark-fp8-block": Format(
-        _quark("fp8_e4m3", qscheme="per_block", block_size=[24, 40]), whole_bytes("float8", block=(24, 40))
-    ),
-    "quark-mxfp4": Format(_quark("fp4", group_size=32), mxfp4("weight")),
-    "quark-mxfp6": Format(_quark("fp6_e3m2", group_size=32), mxfp6(3)),
-    "quark-mxfp6-beside-others": Format(
-        _quark("fp4", group_size=32) | {"layer_quant_config": {"*": {"weight": [{"dtype": "fp6_e2m3"}]}}}, mxfp6(2)
-    ),
-    "quark-mixed": Format(
-        _quark("fp4", group_size=32)
-        | {"layer_quant_config": {f"*{name}_proj": {"weight": {"dtype": "fp8_e4m3"}} for name in ("o", "down")}},
-        mixed(mxfp4("weight"), whole_bytes("float8", shape=by_tensor)),
-    ),
-    "quark-int4": Format(_quark("int4", group_size=32), quark_int4),
 }  # fmt: skip

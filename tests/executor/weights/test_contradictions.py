@@ -79,13 +79,13 @@ DAMAGES: dict[str, Damage] = {
     "a-list-of-lists-of-layers": Damage("quark-int8", rf"{_HAS}\[\[5\]\] as exclude", config={"exclude": [[5]]}),
     "layers-left-out-by-number": Damage("quark-int8", f"{_HAS}5 as exclude, which has to", config={"exclude": 5}),
     "one-layer-left-out": Damage("ct-int8", f"{_HAS}'lm_head' as ignore", config={"ignore": "lm_head"}),
-    "quark-int4-fp8": Damage(
-        "quark-int4", "rounded twice, here to fp8_e4m3 and int4",
-        config={"global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}},
+    "quark-rounded-twice": Damage(
+        "quark-int4", "rounded twice, here to int8 and int4",
+        config={"global_quant_config": {"weight": [{"dtype": "int8"}, {"dtype": "int4"}]}},
     ),
-    "quark-int4-fp8-in-some-layers": Damage(
-        "quark-int8", "rounded twice, here to fp8_e4m3 and int4",
-        config={"layer_quant_config": {"*q_proj": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}}},
+    "quark-rounded-twice-in-some-layers": Damage(
+        "quark-int8", "rounded twice, here to int8 and int4",
+        config={"layer_quant_config": {"*q_proj": {"weight": [{"dtype": "int8"}, {"dtype": "int4"}]}}},
     ),
 }  # fmt: skip
 

@@ -167,26 +167,12 @@ def test_what_does_not_fit_the_checkpoint_is_refused(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"},
-            r"ModelOpt's NVFP4_SVD is not read; take FP8, NVFP4,",
-        ),
-        (
-            {
-                "quant_method": "modelopt",
-                "quant_algo": "MIXED_PRECISION",
-                "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4_SVD"}},
-            },
-            r"ModelOpt's NVFP4_SVD is not read; take FP8, NVFP4,",
-        ),
-        ({"quant_method": "awq", "bits": 8}, r"AWQ of 8 bits is not read; take a checkpoint of 4 bits\."),
-        (
-            {"quant_method": "compressed-tensors", "format": "marlin-24"},
-            r"The format marlin-24 is a layout of one GPU's kernel; take pack-quantized instead\.",
-        ),
-        (
-            {"quant_method": "compressed-tensors", "config_groups": {"0": {"format": "marlin-24"}}},
-            r"The format marlin-24 is a layout of one GPU's kernel",
+        *(
+            (
+                {"quant_method": "awq", "bits": bits, "version": version},
+                rf"AWQ of {bits} bits in the order {version} is not read; take a checkpoint of 4 bits\.",
+            )
+            for bits, version in ((3, "gemm"), (8, "gemv"))
         ),
         (
             {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"u": {}}}},
@@ -203,6 +189,14 @@ def test_what_does_not_fit_the_checkpoint_is_refused(
                 "layer_quant_config": {"*down_proj": {"weight": {"dtype": "fp6_e3m2"}}},
             },
             r"Quark's fp6_e2m3 and fp6_e3m2 in one checkpoint are not read; take one with either\.",
+        ),
+        (
+            {
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "uint4"}},
+                "layer_quant_config": {"*down_proj": {"weight": {"dtype": "int4"}}},
+            },
+            r"Quark's int4 and uint4 in one checkpoint are not read; take one with either\.",
         ),
     ],
 )

@@ -19,17 +19,20 @@ from quire.executor.layers.linear import GatedLinear
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantisation import notes
+from quire.executor.weights.quantisation.formats import canonical, read_format
 from quire.executor.weights.quantisation.scheme import Part
-from quire.executor.weights.readers import Shard
+from quire.executor.weights.readers import Shard, Stored, StoredRows
+from quire.ops import bind
+from quire.ops.cpu.widened import WidenedWeight
 from quire.ops.quantised import QuantisedWeight
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
-from tests.executor.weights import stored_formats, stored_torchao
+from tests.executor.weights import stored_formats, stored_modelopt, stored_quark, stored_torchao
 from tests.executor.weights.stored_formats import Format
 
 torch.set_num_threads(1)
 
-FORMATS = stored_formats.FORMATS | stored_torchao.FORMATS
+FORMATS = stored_formats.FORMATS | stored_modelopt.FORMATS | stored_quark.FORMATS | stored_torchao.FORMATS
 PROMPT = list(range(5, 37))
 LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(.*proj|experts.*)\.weight")
 
@@ -65,10 +68,11 @@ def logprobs_of(folder: Path, **options: Any) -> Callable[[ParallelGroup], Tenso
 ODD_SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 8, "head_dim": 20}
 """A rank of two has 20 keys, which cut a word of eight outputs, and 80 inputs, which cut a group or block of 32."""
 
-ROUND_SIZES = {
-    "awq-gemv-fast": {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "head_dim": 16}
+_MULTIPLES_OF_64 = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "head_dim": 32}
+ROUND_SIZES = dict.fromkeys(("awq-gemv-fast", "ct-marlin-24", "ct-marlin-24-bytes"), _MULTIPLES_OF_64) | {
+    "awq-5": ODD_SIZES | {"head_dim": 32}
 }
-"""For formats that have no others: of 64 inputs."""
+"""For formats that have no others: of 64 inputs, of 64 outputs, and of 32."""
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -88,7 +92,13 @@ ONE_OF_EACH_LAYOUT = (
         "ct-w4-order",
         "ct-sparse24-fp8",
         "ct-mxfp4",
+        "ct-mxfp6",
+        "ct-marlin-24",
         "quark-mxfp6",
+        "quark-int4-of-fp8",
+        "quark-uint4-channel",
+        "modelopt-w8a16",
+        "modelopt-w4a8-mxfp4",
         "ct-int8",
         "gptq-3",
         "gptq-zeros",
@@ -97,6 +107,8 @@ ONE_OF_EACH_LAYOUT = (
     ),
     *(
         "awq",
+        "awq-5",
+        "awq-8",
         "awq-gemv",
         "awq-gemv-fast",
         "fp8-block",
@@ -173,7 +185,7 @@ def test_a_quantised_head_keeps_its_codes(checkpoint: Checkpoints, tmp_path: Pat
 PLAIN_LAYERS = {
     "gptq-order": (
         2,
-        r"some layers are quantised in an order of their inputs that ranks cut: they are kept in float32",
+        r"some layers are stored in an order of their inputs that ranks cut: they are kept in float32",
     ),
     "hqq-columns": (
         1,
@@ -197,7 +209,7 @@ def test_what_cannot_stay_short_is_said_once(
     with caplog.at_level("INFO", logger="quire"):
         for got in [logprobs(ParallelGroup())] if num_ranks == 1 else on_every_rank(num_ranks, logprobs):
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
-    said = [record.getMessage() for record in caplog.records if "some layers are quantised" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "some layers are stored" in record.getMessage()]
     assert len(said) == (0 if message is None else 1)
     assert message is None or re.search(message, said[0])
 
@@ -218,6 +230,45 @@ def test_gates_and_ups_that_differ_are_products_of_their_own(
     with contextlib.closing(context.weights):
         mixed = GatedLinear(context, gate, up, 64, "silu", bias=True)
     assert held_bytes(mixed) < 96 * 64 * 4 * 1.25, "floats of one of both, and codes"
+
+
+class _OneLayer:
+    """See `TensorSource`: the tensors of the layer `x`."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        tensor = self._tensors[name.removeprefix("x.")]
+        assert tensor.shape == shape
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
+        tensor = self._tensors.get(name.removeprefix("x."))
+        return None if tensor is None else Stored(tuple(tensor.shape), tensor.dtype)
+
+    def locate(self, layer: str, out_features: int) -> StoredRows:
+        return StoredRows(self, layer, out_features)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_multiplied_by_in_its_codes_or_says_that_it_is_not(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes._say.cache_clear()
+    form, ops = FORMATS[name], bind("cpu")
+    tensors, numbers = form.write(64, 128, torch.Generator().manual_seed(0))
+    scheme = read_format(canonical(form.config["quant_method"]), form.config, torch.float32)
+    with caplog.at_level("INFO", logger="quire"):
+        weight = scheme.read_weight(_OneLayer(tensors), Part("x", 64, Shard(0, 0, 64)), 128)
+        packed = ops.pack_linear(weight)
+    is_as_stored = isinstance(weight, QuantisedWeight) and isinstance(packed, WidenedWeight)
+    said = re.search("some layers are stored|widened in plain torch", caplog.text)
+    assert (said is None) == (is_as_stored and "sparse" not in name and "marlin" not in name)
+    x = torch.randn(3, 128)
+    torch.testing.assert_close(ops.linear(x, packed), x @ numbers.t(), atol=1e-3, rtol=1e-3)
 
 
 def uneven_groups(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
