@@ -85,12 +85,16 @@ class ParallelGroup:
         came = rows.new_empty(sum(received), rows.shape[1])
         theirs, parts = rows.split(sent), came.split(received)
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        self.exchange(
-            [(peer, theirs[peer]) for peer in peers if sent[peer]],
-            [(peer, parts[peer]) for peer in peers if received[peer]],
+        self._swap(
+            {peer: theirs[peer] for peer in peers if sent[peer]},
+            {peer: parts[peer] for peer in peers if received[peer]},
         )
         parts[self.rank].copy_(theirs[self.rank])
         return came
+
+    def _swap(self, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]) -> None:
+        """`exchange` of at most one tensor with each rank."""
+        self.exchange([*sent.items()], [*received.items()])
 
     def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Sends tensors to ranks, and fills others from ranks; what one rank sends another arrives in order.
@@ -194,14 +198,29 @@ class GlooGroup(DistributedGroup):
         head_bytes, row_bytes = heads.shape[1], rows.shape[1]
         came = [rows.new_empty(head_bytes + limit * row_bytes) for limit in limits]
         peers = [peer for peer in range(self.size) if peer != self.rank]
-        self.exchange(
-            [(peer, messages[peer]) for peer in peers if limits[self.rank]],
-            [(peer, came[peer]) for peer in peers if limits[peer]],
+        self._swap(
+            {peer: messages[peer] for peer in peers if limits[self.rank]},
+            {peer: came[peer] for peer in peers if limits[peer]},
+            most_sent=came[self.rank].nbytes,
         )
         came[self.rank] = messages[self.rank]
         received = [int(each[:head_bytes].view(torch.int64)) if limits[peer] else 0 for peer, each in enumerate(came)]
         parts = [each[head_bytes:][: count * row_bytes] for each, count in zip(came, received, strict=True)]
         return torch.cat(parts).view(-1, row_bytes), received
+
+    def _swap(
+        self, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor], most_sent: int | None = None
+    ) -> None:
+        """Small tensors find a receive that was posted before. `most_sent`: the bytes that others have room for."""
+        small = {peer: x for peer, x in sent.items() if (most_sent or x.nbytes) <= MAX_BYTES}
+        awaited = {peer: x for peer, x in received.items() if x.nbytes <= MAX_BYTES}
+        large = self.begin_exchange(
+            [(peer, x) for peer, x in sent.items() if peer not in small],
+            [(peer, x) for peer, x in received.items() if peer not in awaited],
+        )
+        for x, numbers in zip(awaited.values(), self._small.swap(small.items(), awaited), strict=True):
+            x.copy_(numbers[: x.nbytes].view(x.dtype).view(x.shape))
+        large.wait()
 
 
 def _sum_of(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Small tensors from each rank of a gloo group to all others, with receives that are posted before they are needed.
+"""Small tensors between the ranks of a gloo group, with receives that are posted before they are needed.
 
 gloo sends nothing before the receiver has said that it waits. So a message whose receive is posted when it is needed
 takes a round trip, and one whose receive was posted before takes half of it. gloo's own collectives take one or more.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +22,7 @@ _TAG = 1  # other messages between two ranks have 0
 
 
 class PostedReceives:
-    """Exchanges tensors of at most `MAX_BYTES` between all ranks of a group. All call it in the same order.
+    """Exchanges tensors of at most `MAX_BYTES` between the ranks of a group. Two ranks exchange in the same order.
 
     Args:
         distributed: the module torch.distributed.
@@ -34,8 +34,8 @@ class PostedReceives:
         self._handle = handle
         self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
-        self._posted: deque[dict[int, tuple[Any, torch.Tensor]]] = deque()  # by peer, in the order of exchanges
-        self._used = [{peer: torch.empty(MAX_BYTES, dtype=torch.uint8) for peer in self._peers} for _ in range(_DEPTH)]
+        self._posted: dict[int, deque[tuple[Any, torch.Tensor]]] = {peer: deque() for peer in self._peers}
+        self._used = [(peer, torch.empty(MAX_BYTES, dtype=torch.uint8)) for _ in range(_DEPTH) for peer in self._peers]
 
     def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all ranks by rank, with the shape and dtype of `x`, which is contiguous.
@@ -48,27 +48,34 @@ class PostedReceives:
     def exchange_parts(self, messages: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """As `exchange`, of at most `MAX_TOGETHER` messages at once. Each has a tensor for each rank, of one shape and
         dtype, and the same as those of other ranks."""
-        for buffers in self._used:
-            self._posted.append({peer: (self._receive(buffer, peer), buffer) for peer, buffer in buffers.items()})
-        sent = [
-            self._distributed.isend(parts[peer], group=self._handle, group_dst=peer, tag=_TAG)
-            for parts in messages
-            for peer in self._peers
-        ]
-        self._used = [{} for _ in messages]
-        received = [self._collect(parts[self._rank], used) for parts, used in zip(messages, self._used, strict=True)]
-        for work in sent:
-            work.wait()
+        sent = [(peer, parts[peer]) for parts in messages for peer in self._peers]
+        came = iter(self.swap(sent, [peer for peer, _ in sent]))
+        received = []
+        for parts in messages:
+            own = parts[self._rank]
+            others = {peer: next(came)[: own.nbytes].view(own.dtype).view(own.shape) for peer in self._peers}
+            received.append([others.get(rank, own) for rank in range(len(parts))])
         return received
 
-    def _collect(self, own: torch.Tensor, used: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        """What the next receives bring, and `own`, by rank. Notes the buffers in `used`."""
-        came = {self._rank: own}
-        for peer, (work, buffer) in self._posted.popleft().items():
+    def swap(self, sent: Iterable[tuple[int, torch.Tensor]], senders: Iterable[int]) -> list[torch.Tensor]:
+        """Sends dense tensors to ranks. Returns [MAX_BYTES] uint8 for each of the `senders`: its next tensor's bytes,
+        and behind them some that do not matter.
+
+        A rank is in both at most `MAX_TOGETHER` times. What is returned may be read until the next exchange.
+        """
+        for peer, buffer in self._used:
+            self._posted[peer].append((self._receive(buffer, peer), buffer))
+        send, group = self._distributed.isend, self._handle
+        works = [send(x, group=group, group_dst=peer, tag=_TAG) for peer, x in sent]
+        self._used = [(peer, self._arrived(peer)) for peer in senders]
+        for work in works:
             work.wait()
-            came[peer] = buffer[: own.nbytes].view(own.dtype).view(own.shape)
-            used[peer] = buffer
-        return [came[rank] for rank in sorted(came)]
+        return [buffer for _, buffer in self._used]
+
+    def _arrived(self, peer: int) -> torch.Tensor:
+        work, buffer = self._posted[peer].popleft()
+        work.wait()
+        return buffer
 
     def _receive(self, buffer: torch.Tensor, peer: int) -> Any:
         return unrecorded(self._distributed.irecv, buffer, group=self._handle, group_src=peer, tag=_TAG)

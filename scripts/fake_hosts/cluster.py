@@ -100,6 +100,7 @@ class Cluster:
         self.switch = switch
         self.hosts = hosts[: layout.num_hosts]
         self._layout = layout
+        self.num_engines = layout.num_engines
         self._observer = observer
         self._model = [str(mixture), "--load-format", "dummy"] if layout.is_mixture else [str(DEMO_MODEL)]
         if layout.overrides:
@@ -164,18 +165,17 @@ class Cluster:
         """The texts of an answer's parts."""
         return (part["text"] for part in self._parts(prompt, max_tokens, seed))
 
-    def token_counts(self, prompt: str, max_tokens: int) -> Iterator[int]:
-        """How many tokens have come, after each part of an answer: tokens may travel together."""
-        return itertools.accumulate(len(part["token_ids"] or ()) for part in self._parts(prompt, max_tokens, 0))
+    def token_counts(self, prompt: str, max_tokens: int, engine: int = -1) -> Iterator[int]:
+        """How many tokens of an engine have come, after each part of an answer: tokens may travel together."""
+        return itertools.accumulate(len(part["token_ids"] or ()) for part in self._parts(prompt, max_tokens, 0, engine))
 
-    def _parts(self, prompt: str, max_tokens: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Of an answer of the last engine, if there are several."""
+    def _parts(self, prompt: str, max_tokens: int, seed: int, engine: int = -1) -> Iterator[dict[str, Any]]:
+        """Of an answer of one engine, the last one if none is named and there are several."""
         body = {
             "model": self._name, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "stream": True,
             "temperature": 0.8 if seed else 0.0, "ignore_eos": True, "return_token_ids": True,
         }  # fmt: skip
-        engines = self._layout.num_engines
-        headers = {"X-data-parallel-rank": str(engines - 1)} if engines > 1 else {}
+        headers = {"X-data-parallel-rank": str(engine % self.num_engines)} if self.num_engines > 1 else {}
         with httpx.stream("POST", f"{self._url}/v1/completions", json=body, headers=headers, timeout=180) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):

@@ -17,7 +17,8 @@ from quire.executor.parallel.groups import RankGroups, _context_groups
 # One rank: prints digests of an all_reduce for each dtype and shape, and of gathers along both dimensions. Sums of rows
 # are compared with those of more rows.
 RANK = """
-import hashlib, json, sys
+import hashlib, json, sys, time
+from pathlib import Path
 import torch, torch._dynamo  # which torch's profiler imports
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import RankGroups, leave
@@ -52,11 +53,21 @@ sent = 10 * rank + torch.arange(2 * size).view(2, size).T  # to each rank two nu
 assert group.all_to_all(sent).tolist() == [[10 * other + rank, 10 * other + size + rank] for other in range(size)]
 limits = [0, *[40 * other for other in range(1, size)]]  # the first rank has no rows
 counts = [[min(limits[sender], 7 * other * sender) for other in range(size)] for sender in range(size)]
-sent = torch.cat([torch.full((count, 5), 10 * rank + other) for other, count in enumerate(counts[rank])])
-rows, received = group.all_to_all_rows(sent.to(torch.uint8), counts[rank], limits)
-assert received == [each[rank] for each in counts]
-assert rows.tolist() == [[10 * other + rank] * 5 for other, count in enumerate(received) for _ in range(count)]
-assert group.exchange_rows(rows, received, counts[rank]).tolist() == sent.tolist()
+for width in (5, 5000):  # the second makes more bytes of some messages than a posted receive takes
+    sent = torch.cat([torch.full((count, width), 10 * rank + other) for other, count in enumerate(counts[rank])])
+    rows, received = group.all_to_all_rows(sent.to(torch.uint8), counts[rank], limits)
+    assert received == [each[rank] for each in counts]
+    assert rows.tolist() == [[10 * other + rank] * width for other, count in enumerate(received) for _ in range(count)]
+    assert group.exchange_rows(rows, received, counts[rank]).tolist() == sent.tolist()
+limits, counts = [0, 1, 1], [0, 0, 0] if rank == 0 else [1, 0, 0]
+has_sent = [Path(folder, f"sent{other}") for other in range(size)]
+deadline = time.monotonic() + 20
+while rank == 0 and not all(path.exists() for path in has_sent[1:]):
+    assert time.monotonic() < deadline, "small rows wait until they are asked for"
+    time.sleep(0.01)
+_, received = group.all_to_all_rows(torch.ones(sum(counts), 3, dtype=torch.uint8), counts, limits)
+assert received == ([0, 1, 1] if rank == 0 else [0, 0, 0])
+has_sent[rank].touch()
 for width in (1, 50_000):  # with large tensors beside small ones, too
     for _ in range(4):  # receives are used again
         pair = of(rank, torch.bfloat16, (size, 3, width)), of(rank, torch.float32, (size, 3))
