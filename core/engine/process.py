@@ -119,6 +119,8 @@ class EngineProcess:
         except (ValueError, msgspec.DecodeError) as error:
             logger.error("a message that cannot be read is dropped: %s", error)
             return
+        if frontend not in self._frontends and not isinstance(message, protocol.Hello | protocol.Shutdown):
+            return  # it is gone, and has left this behind: nobody would hear of what follows
         match message:
             case protocol.EngineRequest():
                 self._add(frontend, message)
@@ -147,8 +149,6 @@ class EngineProcess:
     def _add(self, frontend: bytes, request: protocol.EngineRequest) -> None:
         assert self._scheduler is not None, "a frontend sends requests only after EngineReady"
         assert self._engine is not None
-        if frontend not in self._frontends:  # it is gone, and has left this behind: nobody would hear of its tokens
-            return
         refused = self._scheduler.add(self._with_grammar(frontend, request))
         if refused:
             self._send(frontend, self._outputs(refused, self._scheduler.stats()))

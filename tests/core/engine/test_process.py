@@ -11,6 +11,7 @@ import pytest
 from quire.core.engine.process import EngineProcess
 from quire.core.wire.channel import Channel, connect_dealer
 from quire.core.wire.protocol import (
+    DropGrammars,
     EngineOutput,
     EngineReady,
     EngineRequest,
@@ -69,16 +70,17 @@ def test_a_message_that_cannot_be_read_is_dropped(tmp_path: Path, caplog: pytest
     assert "Traceback" not in caplog.text
 
 
-def test_what_a_frontend_has_left_behind_is_not_run(tmp_path: Path) -> None:
+def test_what_a_frontend_has_left_behind_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its messages may be read after it was found gone."""
 
     async def scenario() -> None:
         async with engine(tmp_path) as (process, frontend):
             [identity] = process._frontends
             process._forget(identity)
-            for message in (REQUEST, HELLO):
+            for message in (REQUEST, encoder().encode(DropGrammars([b"forgotten with it"])), HELLO):
                 frontend.channel.send([message])
-            await frontend.hears(EngineReady)  # so the request has been read
+            await frontend.hears(EngineReady)  # so the others have been read
             assert not process._owners
 
     asyncio.run(scenario())
+    assert "Traceback" not in caplog.text
