@@ -19,9 +19,8 @@ class Meeting(Struct, array_like=True, frozen=True):
     address: str | None = None
 
 
-def method_at(listener: socket.socket) -> str:
-    """Where a socket listens. Engines that meet at one which another one's first worker has are told that; see
-    `RankGroups.join`."""
+def endpoint_of(listener: socket.socket) -> str:
+    """The URL of the address and port at which a socket listens: for ZeroMQ, and for `RankGroups.join`."""
     address, port = listener.getsockname()
     return f"tcp://{address}:{port}"
 
@@ -29,4 +28,4 @@ def method_at(listener: socket.socket) -> str:
 def listening_at(listener: socket.socket, address: str) -> Meeting:
     """What the engine is told whose first worker listens there, on the host with that address."""
     fd = listener.fileno()
-    return Meeting(f"{method_at(listener)}?listen_fd={fd}", [fd], address)
+    return Meeting(f"{endpoint_of(listener)}?listen_fd={fd}", [fd], address)

@@ -16,7 +16,7 @@ from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import MeetingOpened, NodeStart, OpenMeeting, Order, ShareFile, StartWorkers
 from quire.core.errors import EngineError, PeerLostError
 from quire.core.logging import get_logger
-from quire.core.wire.meeting import Meeting, listening_at, method_at
+from quire.core.wire.meeting import Meeting, endpoint_of, listening_at
 from quire.core.wire.protocol import FailureCause, FileCopy, encoder
 from quire.executor.processes.worker_host import LocalHost
 
@@ -99,7 +99,7 @@ class _Session:
     def _open_meeting(self) -> None:
         address = self._start.facts.address
         self._listener = listen(address)
-        self._membership.report(MeetingOpened(method_at(self._listener)))
+        self._membership.report(MeetingOpened(endpoint_of(self._listener)))
 
     def _start_workers(self, order: StartWorkers) -> None:
         config = replace(

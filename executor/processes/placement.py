@@ -8,7 +8,7 @@ from quire.core.cluster.addresses import listen
 from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.messages import HeadStart, StartWorkers
 from quire.core.config.resolved import EngineConfig
-from quire.core.wire.meeting import Meeting, listening_at, method_at
+from quire.core.wire.meeting import Meeting, endpoint_of, listening_at
 from quire.executor.processes.remote_host import RemoteHost
 from quire.executor.processes.worker_host import HostListener, LocalHost, WorkerHost
 
@@ -88,7 +88,7 @@ class SeveralHosts:
         if first in self._facts.ranks:
             # The first rank is given the socket itself, so that nobody else takes its port meanwhile.
             self._listener = listen(self._facts.address)
-            place, here = method_at(self._listener), listening_at(self._listener, self._facts.address)
+            place, here = endpoint_of(self._listener), listening_at(self._listener, self._facts.address)
             hosts.append(LocalHost(self._config, layout.ranks_of_node(0, data), factory, here, listener))
         else:
             place = await nodes[0].open_meeting()

@@ -11,7 +11,7 @@ from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
-from quire.core.wire.meeting import Meeting, listening_at, method_at
+from quire.core.wire.meeting import Meeting, endpoint_of, listening_at
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
 
@@ -110,7 +110,7 @@ class _Session:
         launcher, opened = EngineLauncher(own, Listening(facts.address, self._start.keys)), None
         if order.opens_meeting:
             with listen(facts.address) as listener:  # the engine inherits the socket
-                engine, opened = launcher.start(listening_at(listener, facts.address)), method_at(listener)
+                engine, opened = launcher.start(listening_at(listener, facts.address)), endpoint_of(listener)
         else:
             where = order.init_method
             engine = launcher.start(None if where is None else Meeting(where, address=facts.address))

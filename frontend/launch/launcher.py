@@ -18,7 +18,7 @@ from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, PeerLostError
 from quire.core.wire.channel import CurveKeys
-from quire.core.wire.meeting import Meeting, method_at
+from quire.core.wire.meeting import Meeting, endpoint_of
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.together import CommonLives
@@ -149,12 +149,15 @@ class EngineLauncher:
             self._ray_nodes.ensure()
         environment = os.environ | _devices(self.config)
         with contextlib.ExitStack() as here:
-            address, listen_fds = self._next_address(here)
+            address, listen_fd = self._next_address(here)
+            inherited = [] if meeting is None else list(meeting.fds)
+            if listen_fd is not None:
+                inherited.append(listen_fd)
             process = subprocess.Popen(
                 # -P: no module of the user's folder shadows ours
                 [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main"],
                 stdin=subprocess.PIPE,
-                pass_fds=[*listen_fds, *([] if meeting is None else meeting.fds)],
+                pass_fds=inherited,
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
             )
@@ -162,7 +165,7 @@ class EngineLauncher:
         engine = EngineSubprocess(process, address, keys)
         config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
         start = msgspec.msgpack.encode(
-            EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting, *listen_fds)
+            EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting, listen_fd)
         )
         with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
@@ -187,17 +190,17 @@ class EngineLauncher:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None
 
-    def _next_address(self, here: contextlib.ExitStack) -> tuple[str, list[int]]:
+    def _next_address(self, here: contextlib.ExitStack) -> tuple[str, int | None]:
         """The address, and on TCP the descriptor of a socket that listens there until `here` is closed: the engine is
         given the socket itself, so that nobody else takes its port meanwhile."""
         self._launched += 1
         if self._transport != "ipc":
             host = "127.0.0.1" if self._transport == "tcp" else self._transport.address
             listener = here.enter_context(listen(host))
-            return method_at(listener), [listener.fileno()]
+            return endpoint_of(listener), listener.fileno()
         if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary files may remove it
             self.folder = _private_folder()
-        return f"ipc://{self.folder}/engine-{self._launched}.sock", []
+        return f"ipc://{self.folder}/engine-{self._launched}.sock", None
 
 
 def _devices(config: EngineConfig) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from quire.core.cluster.addresses import listen
 from quire.core.errors import PeerLostError
-from quire.core.wire.meeting import Meeting, listening_at, method_at
+from quire.core.wire.meeting import Meeting, endpoint_of, listening_at
 
 
 class StartedEngine(Protocol):
@@ -66,7 +66,7 @@ class MeetingPort:
         self._is_taken = False
         self._opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         if self._listener is not None:
-            self._opened.set_result(method_at(self._listener))
+            self._opened.set_result(endpoint_of(self._listener))
 
     def here(self) -> Meeting:
         """What an engine on this host is told."""
