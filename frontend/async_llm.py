@@ -171,7 +171,8 @@ class AsyncLLM(EngineControl):
         await super().aclose()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Ends the engine by force, without waiting, whatever the timeout; for use outside an event loop."""
+        """Ends the engine by force, whatever the timeout, and returns when its memory is free; for use outside an event
+        loop."""
         self.async_tokenizer.close()
         super().shutdown(timeout)
 

@@ -230,10 +230,13 @@ class EngineClient:
         self._fail(self._tracked, "The server shut down while the request ran.")
         await asyncio.gather(*(link.close() for link in self._links))
 
-    def close_nowait(self) -> None:
-        """Ends the engines by force, without waiting for anything; for interpreter exit and signals."""
+    def kill(self) -> None:
+        """Ends the engines by force, and returns when the processes of this host have ended, or a few seconds later;
+        for interpreter exit, and for use outside an event loop."""
         for link in self._links:
             link.close_nowait()
+        for link in self._links:
+            link.join()
 
     # ------------------------------------------------------------------------------------ what the engines' links tell
 

@@ -100,6 +100,10 @@ class EngineLink:
         """See `EngineSupervisor.close_nowait`."""
         self._supervisor.close_nowait()
 
+    def join(self) -> None:
+        """See `EngineSupervisor.join`."""
+        self._supervisor.join()
+
     # -------------------------------------------------------------------------------------------------------- requests
 
     def place(self, request: EngineRequest) -> None:

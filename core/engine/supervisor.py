@@ -70,6 +70,10 @@ class EngineHandle(Protocol):
         """Ends the process and its workers at once, without waiting for its end; of another one's engine, makes `wait`
         return. Harmless when it has ended."""
 
+    def join(self) -> None:
+        """After `kill`, where no event loop is held up: blocks until a process of this host has ended, so that its
+        memory is free again, for a few seconds at most."""
+
 
 class Launcher(Protocol):
     """Starts engine processes, or waits for those that somebody else starts.
@@ -238,17 +242,20 @@ class EngineSupervisor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        if handle is not None and handle.is_owned and handle.pid is not None:  # its memory is free again then
-            with contextlib.suppress(TimeoutError, QuireError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await handle.wait()
+        if handle is not None:
+            await _until_freed(handle)
 
     def close_nowait(self) -> None:
-        """Ends the engine by force, without waiting for anything; for interpreter exit and signals."""
+        """Ends the engine by force, without waiting for anything."""
         if os.getpid() != self._process_id:  # a fork inherits this object, and not the engine
             return
         self.give_up(EngineDeadError("the engine was shut down."))
         self._launcher.close()
+
+    def join(self) -> None:
+        """After `close_nowait`, where no event loop is held up: see `EngineHandle.join`."""
+        if os.getpid() == self._process_id and (handle := self.handle) is not None:
+            handle.join()
 
     # ----------------------------------------------------------------------------------------- one engine after another
 
@@ -300,6 +307,7 @@ class EngineSupervisor:
             channel = connect_dealer(handle.address, handle.keys, self._on_frames)
         except BaseException:
             handle.kill()
+            await _until_freed(handle)
             raise
         return _Life(handle, channel, time.monotonic())
 
@@ -386,6 +394,14 @@ class EngineSupervisor:
                 self._condemn(life, _end_of(message))
             case _:
                 self._user.on_message(message)
+
+
+async def _until_freed(handle: EngineHandle) -> None:
+    """Returns when an engine of this host that was killed has ended, and its memory is free again; or soon."""
+    if handle.is_owned and handle.pid is not None:
+        with contextlib.suppress(OSError, QuireError):  # it takes too long, or there is no descriptor to wait with
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await handle.wait()
 
 
 def _end_of(failed: protocol.EngineFailed) -> QuireError:

@@ -40,6 +40,9 @@ class Visit:
         """Ends the use. The engine notices, and goes on for others."""
         self._end(0)
 
+    def join(self) -> None:
+        """The engine does not end with its use."""
+
     def end(self, lost_peer: str | None) -> None:
         """The engine has ended, perhaps because of another one."""
         if not self._code.done():

@@ -40,7 +40,7 @@ class EngineControl:
         if metrics is not None and metrics.counts_engines:
             self._stats_log = StatsLog(metrics.engines, aggregate=config.aggregate_engine_logging)
         self._logging_stats: asyncio.Task[None] | None = None
-        self._end_at_exit = weakref.finalize(self, client.close_nowait)
+        self._end_at_exit = weakref.finalize(self, client.kill)
 
     # ----------------------------------------------------------------------------------------------------- lifetime
 
@@ -98,7 +98,8 @@ class EngineControl:
         self._end_at_exit.detach()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Ends the engine by force, without waiting, whatever the timeout; for use outside an event loop."""
+        """Ends the engine by force, whatever the timeout, and returns when its memory is free; for use outside an event
+        loop."""
         self._end_at_exit()
 
     # ------------------------------------------------------------------------------------------------------ control

@@ -23,6 +23,9 @@ from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.together import CommonLives
 
+JOIN_SECONDS = 5.0
+"""How long an engine's end is waited for where that holds up everything else."""
+
 
 class EngineSubprocess:
     """A running engine process, seen from its parent."""
@@ -73,6 +76,11 @@ class EngineSubprocess:
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+    def join(self) -> None:
+        """See `EngineHandle.join`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(JOIN_SECONDS)
 
 
 class Listening(NamedTuple):
@@ -181,6 +189,7 @@ class EngineLauncher:
         """Ends an engine that was never handed out and the nodes that Ray runs, and removes the private folder."""
         if self._ahead is not None:
             self._ahead.kill()
+            self._ahead.join()
             self._ahead = None
         if self._ray_nodes is not None:
             self._ray_nodes.close()

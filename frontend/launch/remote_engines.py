@@ -51,6 +51,9 @@ class RemoteEngine:
         if not (self.ended.done() or self._loop.is_closed()):  # perhaps from another thread, as the program ends
             self._loop.call_soon_threadsafe(self._node.tell, EndEngine(self._data))
 
+    def join(self) -> None:
+        """The memory is another host's."""
+
 
 class RemoteNodes:
     """The nodes whose engines this server uses. They join from the first call of `start` on.

@@ -27,6 +27,9 @@ class _Visitor:
     def kill(self) -> None:
         self._left.set()
 
+    def join(self) -> None:
+        """Its host ends it."""
+
 
 class _HostLauncher(EngineLauncher):
     """Remembers its engine, for others to visit."""

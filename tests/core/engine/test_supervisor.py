@@ -78,6 +78,18 @@ class WaitingLauncher(EngineLauncher):
         return await super().launch()
 
 
+class UnreachableLauncher(EngineLauncher):
+    """Launches an engine at an address where no socket can be connected."""
+
+    def __init__(self) -> None:
+        super().__init__(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
+
+    async def launch(self) -> EngineSubprocess:
+        self.engine = await super().launch()
+        self.engine.address = "nowhere"
+        return self.engine
+
+
 def launcher() -> EngineLauncher:
     return EngineLauncher(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
 
@@ -188,6 +200,40 @@ def test_sequences_of_one_request_fail_together_when_the_client_is_closed() -> N
             Stream(client, "late", [1], 1)
         with pytest.raises(ProcessLookupError):
             os.kill(pid or 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_ended_by_force_has_ended_when_that_returns() -> None:
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            await client.start()
+            pid = client.engine_pids[0]
+            client.kill()
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid or 0, 0)
+        unreachable = UnreachableLauncher()
+        async with client_of(unreachable) as client:
+            with pytest.raises(EngineDeadError, match="could not be run"):
+                await client.start()
+            with pytest.raises(ProcessLookupError):
+                os.kill(unreachable.engine.pid or 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_without_descriptors_a_start_can_be_closed() -> None:
+    async def scenario() -> None:
+        own = launcher()
+        async with client_of(own) as client:
+            starting = asyncio.create_task(client.start())
+            await until(lambda: client.engine_pids[0] is not None)
+            folder = own.folder
+            with no_free_descriptors():
+                await client.close()
+            with pytest.raises(EngineDeadError, match="shut down"):
+                await starting
+        shutil.rmtree(folder or "")  # what `close` could not list
 
     asyncio.run(scenario())
 

@@ -67,6 +67,7 @@ def test_nobody_takes_an_engines_port_before_it_listens(transport: Literal["tcp"
             socket.create_server((host, int(port))).close()
     finally:
         engine.kill()
+        engine.join()
 
 
 class SlowlyEnding(subprocess.Popen):
@@ -83,3 +84,14 @@ def test_killing_an_engine_holds_up_nobody_else() -> None:
     engine.kill()
     assert time.monotonic() - started < 1
     assert asyncio.run(engine.wait()) == -signal.SIGKILL
+
+
+def test_closing_a_launcher_returns_when_an_engine_that_nobody_took_has_ended() -> None:
+    launcher = EngineLauncher(engine_config(), worker_factory=NULL_WORKER)
+    launcher.launch_ahead()
+    engine = launcher._ahead
+    assert engine is not None
+    assert engine.pid is not None
+    launcher.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine.pid, 0)
