@@ -243,7 +243,7 @@ class EngineClient:
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
         self._placement.on_ready(link, ready)
         for submitted, sequences in self._unfinished_on(link):
-            link.send(_continued(submitted.request, sequences))
+            self._send(submitted, _continued(submitted.request, sequences))
         for other in self._links:
             if not other.holds_requests:
                 self._evacuate(other)
@@ -283,16 +283,19 @@ class EngineClient:
     # ---------------------------------------------------------------------------------------------------- the requests
 
     def _place(self, submitted: _Submitted, request: EngineRequest) -> None:
-        """Sends a request, or what is left of it, to its engine; `on_ready` does when the engine is not ready."""
+        """Gives a request, or what is left of it, to its engine; `on_ready` sends it if the engine is not ready."""
+        submitted.link.place(request)
+        if submitted.link.is_ready:
+            self._send(submitted, request)
+
+    def _send(self, submitted: _Submitted, request: EngineRequest) -> None:
+        """Sends a request, or what is left of it, to its engine, which is ready, and counts its tokens as work."""
         link = submitted.link
-        num_cached = self._placement.on_placed(link, submitted.blocks)
-        request = replace(request, num_new_tokens=_num_tokens(request) - num_cached)
-        link.place(request)
+        num_cached = self._placement.add_prompt(link, submitted.blocks)
+        link.send(replace(request, num_new_tokens=_num_tokens(request) - num_cached))
         self._placement.on_load(link)
         if submitted.blocks:
             self._on_placed(link.number, submitted.blocks)
-        if link.is_ready:
-            link.send(request)
 
     def _evacuate(self, link: EngineLink) -> None:
         """Moves the requests of an engine that does not run to others. Those that others have no room for stay: they

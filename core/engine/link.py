@@ -108,11 +108,12 @@ class EngineLink:
 
     def place(self, request: EngineRequest) -> None:
         """Counts the sequences of a request as the engine's. Each leaves with `remove`, all at once or one by one."""
-        self.load.add(len(request.sequences), request.num_new_tokens)
+        self.load.add(len(request.sequences))
         self._grammars.add_user(request)
 
     def send(self, request: EngineRequest) -> None:
         """Sends a request that was placed here to the engine, which must be ready."""
+        self.load.send(len(request.sequences), request.num_new_tokens)
         self._supervisor.send(self._grammars.without_known(request))
 
     def remove(self, request: EngineRequest, num_sequences: int, *, is_last: bool) -> None:

@@ -25,8 +25,8 @@ class Placement(Protocol):
             even_full: any ready engine will do.
         """
 
-    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> int:
-        """A prompt goes to an engine. Returns the tokens of it that the engine's cache probably has."""
+    def add_prompt(self, link: EngineLink, blocks: Sequence[int]) -> int:
+        """Adds a prompt to those that an engine was sent. Returns the tokens of it that its cache probably has."""
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
         """Another frontend has sent a prompt to the engine with a number."""
@@ -67,7 +67,7 @@ class SolePlacement:
     def refuge(self, blocks: Sequence[int], num_sequences: int, *, even_full: bool) -> EngineLink | None:
         return None
 
-    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> int:
+    def add_prompt(self, link: EngineLink, blocks: Sequence[int]) -> int:
         return 0
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
@@ -109,11 +109,11 @@ class RoutedPlacement:
         has_room = even_full or link.load.num_sequences + num_sequences <= self._num_slots
         return link if link.is_ready and has_room else None
 
-    def on_placed(self, link: EngineLink, blocks: Sequence[int]) -> int:
-        return self._router.sent(link.number, blocks)
+    def add_prompt(self, link: EngineLink, blocks: Sequence[int]) -> int:
+        return self._router.add_prompt(link.number, blocks)
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
-        self._router.sent(engine, blocks)
+        self._router.add_prompt(engine, blocks)
 
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
         self._router.set_capacity(link.number, ready.num_pages * ready.block_size if ready.caches_prefixes else 0)

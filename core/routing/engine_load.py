@@ -37,9 +37,12 @@ class EngineLoad:
         """Unfinished sequences of this frontend."""
         return self._own
 
-    def add(self, num_sequences: int, num_new_tokens: int) -> None:
-        """Sequences were sent to the engine, with so many tokens that it has to compute first."""
+    def add(self, num_sequences: int) -> None:
+        """Sequences are the engine's from now on. They are sent to it at once, or when it is ready."""
         self._own += num_sequences
+
+    def send(self, num_sequences: int, num_new_tokens: int) -> None:
+        """Sequences are sent to the engine, with so many tokens that it has to compute first."""
         self._sent += num_sequences
         self._pending += num_new_tokens
 

@@ -92,8 +92,8 @@ class Router:
             best = self._take_turn(least)
         return Choice(best, best_depth * self.rules.block_tokens)
 
-    def sent(self, engine: int, blocks: Sequence[int]) -> int:
-        """A prompt of these blocks is sent to an engine. Returns the tokens of it that were sent there before."""
+    def add_prompt(self, engine: int, blocks: Sequence[int]) -> int:
+        """Adds a prompt to those that an engine was sent. Returns the tokens of it that were sent there before."""
         return self._prefixes.add(engine, blocks) * self.rules.block_tokens
 
     def _take_turn(self, load: float) -> int:

@@ -131,8 +131,9 @@ class Simulation:
             return
         load = self._loads[choice.engine]
         num_tokens = len(request.arrival.prompt) + len(request.delivered)
-        num_new_tokens = num_tokens - self._router.sent(choice.engine, blocks)
-        load.add(1, num_new_tokens)
+        num_new_tokens = num_tokens - self._router.add_prompt(choice.engine, blocks)
+        load.add(1)
+        load.send(1, num_new_tokens)
         self._router.set_load(choice.engine, load.value)
         self._route_seconds.append(time.thread_time() - begin)
         self._own[choice.engine].add(number)

@@ -8,9 +8,10 @@ from typing import Literal
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from quire.core.errors import EngineDeadError, ModelLoadError
-from quire.core.wire.protocol import FinishReason
+from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher
 from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
 
@@ -33,9 +34,13 @@ def test_unfinished_requests_go_on_after_the_engine_is_killed() -> None:
     async def scenario() -> None:
         # Long enough that the kill always comes in the middle, however fast the null worker is.
         config = engine_config(max_model_len=10_000)
-        async with client_of(EngineLauncher(config, worker_factory=NULL_WORKER)) as client:
+        config = replace(config, limits=replace(config.limits, max_num_seqs=1))
+        reports: list[SchedulerStats] = []
+        launcher = EngineLauncher(config, worker_factory=NULL_WORKER)
+        async with client_of(launcher, on_stats=reports.append) as client:
             await client.start()
             stream = Stream(client, "a", [1, 2, 3], 8000)
+            waiting = Stream(client, "b", [1] * 500, 1)
             victim = client.engine_pids[0]
             assert victim is not None
 
@@ -49,6 +54,10 @@ def test_unfinished_requests_go_on_after_the_engine_is_killed() -> None:
             assert len(stream.token_ids) == 8000
             assert client.engine_pids[0] != victim
             client.check_health()
+            assert await waiting.finish_reason() is FinishReason.LENGTH
+        pending = [(each.started_at, each.num_pending_tokens) for each in reports if each.num_waiting]
+        assert len({engine for engine, _ in pending}) == 2
+        assert all(num_tokens >= 500 for _, num_tokens in pending), "both engines know how long the prompt is"
 
     asyncio.run(scenario())
 

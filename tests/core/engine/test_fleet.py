@@ -121,15 +121,16 @@ def test_streams_of_a_dead_engine_go_on_elsewhere_while_it_is_restarted() -> Non
 def test_streams_stay_where_the_other_engines_are_full() -> None:
     async def scenario() -> None:
         async with fleet(launchers(), num_slots=1) as client:
-            streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
+            streams = [Stream(client, f"{number}", [number] * 640, ENDLESS) for number in (6, 7)]
             await until(lambda: all(stream.token_ids for stream in streams))
-            end(client, 0)
-            await until(lambda: client.status().engines[0].state == "restarting")
-            streams[0].token_ids.clear()
-            await until(lambda: client.status().engines[0].state == "serving")
-            await until(lambda: bool(streams[0].token_ids))
-            end(client, 1)  # a first crash for its stream, and none for the other
+            end(client, 1)
             await until(lambda: client.status().engines[1].state == "restarting")
+            streams[1].token_ids.clear()
+            await until(lambda: client.status().engines[1].state == "serving")
+            await until(lambda: bool(streams[1].token_ids))
+            assert [placed(client, length) for length in (20, 640)] == [1, 1]  # busier, it has the prompt in its cache
+            end(client, 0)  # a first crash for its stream, and none for the other
+            await until(lambda: client.status().engines[0].state == "restarting")
             assert not any(stream.is_failed for stream in streams)
 
     asyncio.run(scenario())

@@ -23,7 +23,7 @@ def router_of(*loads: float, **rules: int) -> Router:
 def chosen(router: Router, blocks: list[int]) -> tuple[int, int]:
     choice = router.choose(blocks)
     assert choice is not None
-    router.sent(choice.engine, blocks)
+    router.add_prompt(choice.engine, blocks)
     return tuple(choice)
 
 
@@ -53,8 +53,8 @@ def test_processes_with_one_key_of_hashes_give_the_same_names() -> None:
 
 def test_the_engine_that_has_the_longest_part_is_taken() -> None:
     router = router_of(0, 0, 0)
-    router.sent(1, prompt_blocks(TOKENS[:640]))
-    router.sent(2, prompt_blocks(TOKENS[:1280]))
+    router.add_prompt(1, prompt_blocks(TOKENS[:640]))
+    router.add_prompt(2, prompt_blocks(TOKENS[:1280]))
     assert router.choose(prompt_blocks(TOKENS[:2000])) == (2, 1280)
     assert router.choose(prompt_blocks([*TOKENS[:640], *TOKENS[:700]])) == (1, 640)  # both have it: the first
 
@@ -63,7 +63,7 @@ def test_a_cache_excuses_the_root_of_what_it_saves() -> None:
     """sqrt(2 * 128 * 1280) = 572.4 tokens in hand."""
     blocks = prompt_blocks(TOKENS[:1280])
     router = router_of(572, 0)
-    router.sent(0, blocks)
+    router.add_prompt(0, blocks)
     assert router.choose(blocks) == (0, 1280)
     router.set_load(0, 573)
     assert router.choose(blocks) == (1, 0)
@@ -87,7 +87,7 @@ def test_a_prefix_that_many_ask_for_spreads_over_the_engines() -> None:
 def test_load_alone_decides_where_prefixes_are_not_followed() -> None:
     blocks = prompt_blocks(TOKENS)
     router = router_of(1, 0, follows_prefixes=False)
-    router.sent(0, blocks)
+    router.add_prompt(0, blocks)
     assert router.choose(blocks) == (1, 0)
 
 
@@ -99,7 +99,7 @@ def test_engines_of_equal_load_take_turns() -> None:
 def test_full_engines_get_nothing_even_what_they_have_in_their_cache() -> None:
     blocks = prompt_blocks(TOKENS)
     router = router_of(FULL, 500)
-    router.sent(0, blocks)
+    router.add_prompt(0, blocks)
     assert router.choose(blocks) == (1, 0)
     router.set_load(1, FULL)
     assert router.choose(blocks) is None
@@ -109,7 +109,7 @@ def test_an_engine_that_died_is_known_to_have_nothing() -> None:
     blocks = prompt_blocks(TOKENS)
     router = router_of(0, 0)
     for engine in (0, 1):
-        router.sent(engine, blocks)
+        router.add_prompt(engine, blocks)
     router.forget(0)
     assert router.choose(blocks) == (1, 4096)
     router.forget(1)
@@ -121,14 +121,14 @@ def test_prefixes_are_forgotten_in_lru_order_and_from_their_end() -> None:
     router = router_of(0)
     router.set_capacity(0, 25 * 64)
     for blocks in (one, other, one, third):  # `other` is the oldest when room is short by 5 blocks
-        router.sent(0, blocks)
+        router.add_prompt(0, blocks)
     assert [router.choose(blocks) for blocks in (one, other, third)] == [(0, 640), (0, 320), (0, 640)]
 
 
 def test_memory_is_bounded_over_all_engines() -> None:
     router = router_of(0, 0, max_blocks=20)
     for engine in (0, 1):
-        router.sent(engine, prompt_blocks(TOKENS))
+        router.add_prompt(engine, prompt_blocks(TOKENS))
     assert [router.choose(prompt_blocks(TOKENS))] == [(0, 10 * 64)]
 
 
@@ -147,28 +147,34 @@ def test_choices_depend_on_the_calls_before_and_nothing_else() -> None:
 
 def test_what_a_prompt_has_in_common_with_what_was_sent_is_told_when_it_is_sent() -> None:
     router = router_of(0, 0)
-    assert router.sent(0, prompt_blocks(TOKENS[:640])) == 0
-    assert router.sent(0, prompt_blocks(TOKENS[:1280])) == 640
-    assert router.sent(1, prompt_blocks(TOKENS[:640])) == 0
+    assert router.add_prompt(0, prompt_blocks(TOKENS[:640])) == 0
+    assert router.add_prompt(0, prompt_blocks(TOKENS[:1280])) == 640
+    assert router.add_prompt(1, prompt_blocks(TOKENS[:640])) == 0
     router.set_capacity(1, 0)
-    assert router.sent(1, prompt_blocks(TOKENS[:640])) == 0
+    assert router.add_prompt(1, prompt_blocks(TOKENS[:640])) == 0
 
 
 def test_load_is_the_work_of_the_last_report_and_of_what_was_sent_since() -> None:
     load = EngineLoad()
-    load.add(3, 500)
+    load.add(3)
+    assert load.value == 3 * 128
+    load.send(3, 500)
     assert (load.value, load.num_sequences) == (500 + 3 * 128, 3)
     load.report(SchedulerStats(num_running=6, num_waiting=2, num_pending_tokens=700))  # of all frontends
     assert load.value == 700 + 8 * 128
-    load.add(1, 90)
+    load.add(1)
+    load.send(1, 90)
     assert (load.value, load.num_sequences) == (790 + 9 * 128, 9)
     load.report(SchedulerStats())  # made before anything sent arrived
     assert (load.value, load.num_own) == (4 * 128, 4)
     load.remove(4)
     assert load.value == 0
-    load.add(1, 50)
+    load.add(1)
+    load.send(1, 50)
     load.forget()
     assert load.value == 128
+    load.send(1, 60)  # again, to the next engine
+    assert load.value == 60 + 128
 
 
 def test_a_prefix_that_hundreds_of_engines_have_leads_to_the_least_loaded_of_them() -> None:
@@ -178,7 +184,7 @@ def test_a_prefix_that_hundreds_of_engines_have_leads_to_the_least_loaded_of_the
     blocks = prompt_blocks(TOKENS[:1280])
     holders = sorted(drawn.sample(range(700), 300))
     for engine in holders:
-        router.sent(engine, blocks)
+        router.add_prompt(engine, blocks)
     for _ in range(20):
         least = min(holders, key=lambda engine: (loads[engine], engine))
         assert chosen(router, blocks) == (least, 1280)
