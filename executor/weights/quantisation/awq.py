@@ -6,12 +6,20 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantisation.codes import integers, pack_pairs, packed_integers, table, unpack
+from quire.executor.weights.quantisation.codes import (
+    PER_WORD,
+    integers,
+    pack_pairs,
+    packed_integers,
+    table,
+    unpack,
+    zeros_of_signed,
+)
 from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
-_BITS, _PER_WORD = 4, 8
+_BITS = 4
 _UNSIGNED = tuple(float(code) for code in range(16))
 GEMM = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the outputs of a word lie in it: outputs 0, 2, 4, 6, 1, 3, 5, 7 follow one another from the lowest bit."""
@@ -50,10 +58,12 @@ class PackedOutputs:
         group = layer.group_size(self.scales, num_groups, self.group_size)
         scales = layer.read(self.scales, (num_groups, out), layer.scale_dtype(self.scales), dim=1).t()
         scales, zeros = even(scales.contiguous(), size, group), None
-        if not self.is_signed and (self.has_zeros or layer.has(self.zeros)):
+        if self.has_zeros or layer.has(self.zeros):
             if layer.is_known and not layer.has(self.zeros):
-                raise layer.misfit(self.zeros, "zero points (zero_point: true)")
-            zeros = even(self._unpacked(layer, self.zeros, num_groups), size, group)
+                raise layer.misfit(self.zeros, "zero points (zero_point: true, or symmetric: false)")
+            stored = self._unpacked(layer, self.zeros, num_groups)
+            of_groups = zeros_of_signed(stored) if self.is_signed else stored
+            zeros = None if of_groups is None else even(of_groups, size, group)
         if self.bits != _BITS:
             return integers(self._unpacked(layer, self.codes, size), self.bits, scales, zeros)
         pairs = self._pairs(layer, size)
@@ -63,22 +73,24 @@ class PackedOutputs:
         """Codes of the wanted outputs, two a byte, uint8 [outputs, in / 2]. A byte holds two outputs."""
         if size % 2:
             raise ModelLoadError(f"{layer.name}: {size} inputs are an odd number, which codes of four bits cannot be.")
-        shape = (size, -(-layer.out_features // _PER_WORD))
-        words = layer.read(self.codes, shape, torch.int32, dim=1, per=_PER_WORD).contiguous()
+        shape = (size, -(-layer.out_features // PER_WORD))
+        words = layer.read(self.codes, shape, torch.int32, dim=1, per=PER_WORD).contiguous()
         if words.is_meta:
             return words.new_empty((len(layer.rows), size // 2), dtype=torch.uint8)
         even, odd = words.view(torch.uint8).unflatten(1, (-1, 4)).unflatten(0, (-1, 2)).unbind(1)
         by_place = torch.stack(((even & 15) | (odd << 4), (even >> 4) | (odd & 0xF0)), dim=-1).flatten(2)
         codes = by_place[..., list(self.places)].permute(1, 2, 0).flatten(0, 1)
-        return layer.trim(codes, 0, _PER_WORD).contiguous()
+        return layer.trim(codes, 0, PER_WORD).contiguous()
 
     def _unpacked(self, layer: StoredLayer, kind: str, rows: int) -> Tensor:
         """Codes of the wanted outputs, uint8 [outputs, rows]."""
-        shape = (rows, -(-layer.out_features * self.bits // 32))
+        num_places = len(self.places)
+        count = -(-layer.out_features // num_places) * num_places
+        shape = (rows, -(-count * self.bits // 32))
         per, has_whole_codes = 32 // self.bits, 32 % self.bits == 0
         words = layer.read(kind, shape, torch.int32, dim=1 if has_whole_codes else None, per=per)
-        codes = unpack(words, self.bits, words.shape[1] * 32 // self.bits)
-        codes = codes.unflatten(1, (-1, len(self.places)))[..., list(self.places)].flatten(1)
+        codes = unpack(words, self.bits, words.shape[1] * per if has_whole_codes else count)
+        codes = codes.unflatten(1, (-1, num_places))[..., list(self.places)].flatten(1)
         wanted = layer.trim(codes, 1, per) if has_whole_codes else codes[:, layer.rows.start : layer.rows.stop]
         return wanted.t().contiguous()
 
@@ -101,12 +113,12 @@ class PackedInputs:
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
-        words = layer.read("qweight", (out, size // _PER_WORD), torch.int32).contiguous()
+        words = layer.read("qweight", (out, size // PER_WORD), torch.int32).contiguous()
         num_groups = num_groups_of(size, self.group_size)
         group = size if num_groups == 1 else self.group_size
-        shape = layer.shape("qzeros", (out, -(-num_groups // _PER_WORD)))
+        shape = layer.shape("qzeros", (out, -(-num_groups // PER_WORD)))
         zeros = unpack(layer.read("qzeros", shape, torch.int32), _BITS, num_groups)
-        shape = layer.shape("scales", (out, shape[1] * _PER_WORD))
+        shape = layer.shape("scales", (out, shape[1] * PER_WORD))
         scales = layer.read("scales", shape, layer.scale_dtype("scales"))[:, :num_groups].contiguous()
         return packed_integers(words.view(torch.uint8), _BITS, even(scales, size, group), even(zeros, size, group))
 

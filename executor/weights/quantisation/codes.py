@@ -12,6 +12,9 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.
 INT4 = tuple(float(code) for code in range(-8, 8))
 """Codes count from the smallest number."""
 
+PER_WORD = 8
+"""Codes of four bits in a word of 32."""
+
 _E8M0_BIAS, _E8M0_NAN = 127, 255
 
 
@@ -56,6 +59,15 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 def pack_pairs(codes: Tensor) -> Tensor:
     """Codes of four bits, uint8 [out, in], as two a byte [out, in / 2], the lower half first."""
     return codes[:, ::2] | (codes[:, 1::2] << 4)
+
+
+def zeros_of_signed(zeros: Tensor) -> Tensor | None:
+    """Zero points of codes from -8 to 7 as those of codes from 0 to 15; None: all are zero, as in symmetric layers.
+
+    Args:
+        zeros: uint8, four bits in two's complement each.
+    """
+    return zeros ^ 8 if zeros.is_meta or zeros.any() else None
 
 
 def integers(

@@ -75,24 +75,19 @@ def _fp8(config: Config) -> list[Layout]:
 def _modelopt(config: Config) -> list[Layout]:
     """NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "FP8")).upper()
-    layouts: list[Layout] = [
-        ScaledInputs(Nvfp4("weight", "weight_scale_2", divides=False), low_rank=LOW_RANK),
-        Mxfp4("weight"),
-        ScaledInputs(Int8Codes(has_byte_inputs=algorithm.startswith("W8A8"))),
-    ]
     layers = mapping(config, "quantized_layers")
     algorithms = {algorithm, *(str(mapping(layers, name).get("quant_algo")).upper() for name in layers)}
-    float8: Layout = Float8(block=(128, 128) if algorithms & _IN_BLOCKS else None)
     # W4A8_... multiply in FP8, to which codes times scales are rounded by way of `weight_scale_2`; here they are not
-    paired = ScaledInputs(PairedOutputs(integer(config, "group_size", 128) or 128))
-    if algorithm in ("W4A16_AWQ", "W4A8_AWQ"):
-        return [paired, float8]
-    layouts.insert(1, paired)
-    expected = [kind in algorithm for kind in ("NVFP4", "MXFP4", "W8A")]
-    if not any(expected):
-        return [float8, *layouts]
-    first = (layouts[0], layouts[2], layouts[3])[expected.index(True)]
-    return [first, *(layout for layout in (*layouts, float8) if layout is not first)]
+    layouts: dict[str, Layout] = {
+        "NVFP4": Nvfp4("weight", "weight_scale_2", divides=False),
+        "AWQ": PairedOutputs(integer(config, "group_size", 128) or 128),
+        "MXFP4": Mxfp4("weight"),
+        "W8A": Int8Codes(has_byte_inputs=algorithm.startswith("W8A8")),
+        "": Float8(block=(128, 128) if algorithms & _IN_BLOCKS else None),
+    }
+    first = next(kind for kind in layouts if kind in algorithm)
+    ordered = [layouts.pop(first), *layouts.values()]
+    return [ScaledInputs(layout, low_rank=LOW_RANK) for layout in ordered]
 
 
 def _bitsandbytes(config: Config) -> list[Layout]:

@@ -9,7 +9,7 @@ import torch
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.awq import GEMM, PackedOutputs
 from quire.executor.weights.quantisation.checkpoint_format import Layout
-from quire.executor.weights.quantisation.codes import integers, unpack
+from quire.executor.weights.quantisation.codes import PER_WORD, integers, unpack, zeros_of_signed
 from quire.executor.weights.quantisation.fields import block, integer, mapping
 from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.six_bit_floats import Mxfp6
@@ -24,7 +24,6 @@ _NVFP4 = ("fp4", "fp8_e4m3")
 """Numbers that are rounded to the first, and the scales of their groups to the second."""
 _INT4_OF_FP8 = (("fp8_e4m3", "int4"), ("fp8_e4m3", "uint4"))
 """Numbers that are rounded to the first, and then to the second, with scales of both."""
-_PER_WORD = 8
 
 
 def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
@@ -44,12 +43,12 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     weight, *more = _roundings(of_all, "weight") or [{}]
     inputs = (_roundings(of_all, "input_tensors") or [{}])[0]
     dtype, packing = str(weight.get("dtype", "int8")), str(mapping(config, "export").get("pack_method", "reorder"))
-    places = GEMM if packing == "reorder" else tuple(range(_PER_WORD))
-    int4 = {str(each[-1].get("dtype")) for each in roundings if str(each[-1].get("dtype")) in ("int4", "uint4")}
-    if len(int4) > 1:
+    places = GEMM if packing == "reorder" else tuple(range(PER_WORD))
+    int4 = [each[-1] for each in roundings if each[-1].get("dtype") in ("int4", "uint4")]
+    if len({each["dtype"] for each in int4}) > 1:
         raise ModelLoadError("Quark's int4 and uint4 in one checkpoint are not read; take one with either.")
-    is_signed = "uint4" not in int4
-    has_zeros = weight.get("symmetric") is not True
+    is_signed = not int4 or int4[0]["dtype"] == "int4"
+    has_zeros = bool(int4) and all(each.get("symmetric", is_signed) is False for each in int4)
     group_size = integer(weight, "group_size", 128)
     layouts: dict[str, Layout] = {
         "rows": PackedRows(places, is_signed=is_signed, has_zeros=has_zeros, is_of_fp8=bool(more)),
@@ -97,7 +96,8 @@ class PackedRows:
     Attributes:
         places: where each of eight inputs lies in a word.
         is_signed: codes are numbers from -8 to 7 instead of from 0 to 15.
-        has_zeros, is_of_fp8: expected where the tensors are not known.
+        has_zeros: whether there have to be zero points.
+        is_of_fp8: expected where the tensors are not known.
     """
 
     places: tuple[int, ...]
@@ -111,18 +111,21 @@ class PackedRows:
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
-        codes = self._unpacked(layer.read("weight", (out, -(-size // _PER_WORD)), torch.int32))[:, :size]
+        codes = self._unpacked(layer.read("weight", (out, -(-size // PER_WORD)), torch.int32))[:, :size]
         scales = layer.scales("weight_scale")
         if layer.has("weight_scale_2") or (not layer.is_known and self.is_of_fp8):
             scales = scales.float() * layer.scales("weight_scale_2").float()
         kind, zeros = "weight_zero_point", None
-        if not self.is_signed and (layer.has(kind) or (not layer.is_known and self.has_zeros)):
-            words = layer.read(kind, (-(-out // _PER_WORD),), torch.int32, dim=None)
+        if self.has_zeros or layer.has(kind):
+            if layer.is_known and not layer.has(kind):
+                raise layer.misfit(kind, "zero points (symmetric: false)")
+            words = layer.read(kind, (-(-out // PER_WORD),), torch.int32, dim=None)
             zeros = self._unpacked(words.unsqueeze(0)).t()[layer.rows.start : layer.rows.stop]
+            zeros = zeros_of_signed(zeros) if self.is_signed else zeros
         if size % 2:
             raise ModelLoadError(f"{layer.name}: {size} inputs are an odd number, which codes of four bits cannot be.")
         return integers((codes ^ 8 if self.is_signed else codes).contiguous(), 4, scales, zeros)
 
     def _unpacked(self, words: torch.Tensor) -> torch.Tensor:
-        codes = unpack(words, 4, words.shape[1] * _PER_WORD)
-        return codes.unflatten(1, (-1, _PER_WORD))[..., list(self.places)].flatten(1)
+        codes = unpack(words, 4, words.shape[1] * PER_WORD)
+        return codes.unflatten(1, (-1, PER_WORD))[..., list(self.places)].flatten(1)

@@ -82,6 +82,10 @@ FORMATS: dict[str, Format] = {
         _MODELOPT_MIXED | {"quantized_layers": {"down_proj": {"quant_algo": "W4A8_AWQ", "group_size": 32}}},
         mixed(nvfp4("weight", "weight_scale_2", divides=False), modelopt_w4a8),
     ),
+    "modelopt-mixed-svd": Format(
+        _MODELOPT_MIXED,
+        scaled_inputs(low_rank(mixed(mxfp4("weight"), whole_bytes("float8", shape=by_tensor)), "svdquant_lora")),
+    ),
     "modelopt-nvfp4-svd": Format(
         {"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"},
         scaled_inputs(low_rank(nvfp4("weight", "weight_scale_2", divides=False), "svdquant_lora")),

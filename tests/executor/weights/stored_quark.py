@@ -27,6 +27,13 @@ def quark_int4(out: int, size: int, generator: torch.Generator) -> tuple[dict[st
     return tensors, (codes * scales[torch.arange(size) // 32]).t()
 
 
+def quark_int4_with_zeros(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    tensors, numbers = quark_int4(out, size, generator)
+    zeros = draw(generator, -8, 8, len(tensors["weight_scale"]), out)
+    shift = (zeros * tensors["weight_scale"])[torch.arange(size) // 32].t()
+    return tensors | {"weight_zero_point": outputs_in_words(zeros & 15, AWQ_ORDER)}, numbers - shift
+
+
 def quark_int4_of_fp8(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
     """Words of inputs; numbers that were rounded to float8 and then to int4."""
     codes, scales = draw(generator, -8, 8, out, size), draw_scales(generator, 8, out)
@@ -35,14 +42,14 @@ def quark_int4_of_fp8(out: int, size: int, generator: torch.Generator) -> tuple[
     return tensors, codes * scales.unsqueeze(1) * scale
 
 
-def quark_rows(*, zeros: bool) -> Writer:
+def quark_rows(*, zeros: bool, signed: bool) -> Writer:
     def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        codes, scales = draw(generator, 0, 16, out, size), draw_scales(generator, 8, out)
-        middle = draw(generator, 0, 16, out) if zeros else torch.full((out,), 8)
-        stored = codes if zeros else codes ^ 8  # as signed numbers
-        tensors = {"weight": outputs_in_words(stored, AWQ_ORDER), "weight_scale": scales}
+        low = -8 if signed else 0
+        codes, scales = draw(generator, low, low + 16, out, size), draw_scales(generator, 8, out)
+        middle = draw(generator, low, low + 16, out) if zeros else torch.full((out,), low + 8)
+        tensors = {"weight": outputs_in_words(codes & 15, AWQ_ORDER), "weight_scale": scales}
         if zeros:
-            padded = torch.nn.functional.pad(middle, (0, -out % 8)).unsqueeze(0)
+            padded = torch.nn.functional.pad(middle & 15, (0, -out % 8)).unsqueeze(0)
             tensors["weight_zero_point"] = outputs_in_words(padded, AWQ_ORDER)[0]
         return tensors, (codes - middle.unsqueeze(1)) * scales.unsqueeze(1)
 
@@ -77,8 +84,16 @@ FORMATS: dict[str, Format] = {
         mixed(mxfp4("weight"), whole_bytes("float8", shape=by_tensor)),
     ),
     "quark-int4": Format(_quark("int4", group_size=32), quark_int4),
-    "quark-int4-channel": Format(_quark("int4", qscheme="per_channel", symmetric=True), quark_rows(zeros=False)),
-    "quark-uint4-channel": Format(_quark("uint4", qscheme="per_channel", symmetric=False), quark_rows(zeros=True)),
+    "quark-int4-zeros": Format(_quark("int4", group_size=32, symmetric=False), quark_int4_with_zeros),
+    "quark-int4-channel": Format(
+        _quark("int4", qscheme="per_channel", symmetric=True), quark_rows(zeros=False, signed=True)
+    ),
+    "quark-int4-channel-zeros": Format(
+        _quark("int4", qscheme="per_channel", symmetric=False), quark_rows(zeros=True, signed=True)
+    ),
+    "quark-uint4-channel": Format(
+        _quark("uint4", qscheme="per_channel", symmetric=False), quark_rows(zeros=True, signed=False)
+    ),
     "quark-int4-of-fp8": Format(
         _QUARK | {"global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}},
         quark_int4_of_fp8,

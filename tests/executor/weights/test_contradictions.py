@@ -79,6 +79,14 @@ DAMAGES: dict[str, Damage] = {
     "a-list-of-lists-of-layers": Damage("quark-int8", rf"{_HAS}\[\[5\]\] as exclude", config={"exclude": [[5]]}),
     "layers-left-out-by-number": Damage("quark-int8", f"{_HAS}5 as exclude, which has to", config={"exclude": 5}),
     "one-layer-left-out": Damage("ct-int8", f"{_HAS}'lm_head' as ignore", config={"ignore": "lm_head"}),
+    "signed-words-without-zero-points": Damage(
+        "quark-int4-zeros", rf"q_proj.weight_zero_point {_AS}missing{_ASKS}zero points \(.*symmetric: false",
+        "weight_zero_point",
+    ),
+    "signed-outputs-without-zero-points": Damage(
+        "quark-int4-channel-zeros", rf"q_proj.weight_zero_point {_AS}missing{_ASKS}zero points \(symmetric: false",
+        "weight_zero_point",
+    ),
     "quark-rounded-twice": Damage(
         "quark-int4", "rounded twice, here to int8 and int4",
         config={"global_quant_config": {"weight": [{"dtype": "int8"}, {"dtype": "int4"}]}},

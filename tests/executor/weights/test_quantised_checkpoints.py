@@ -18,7 +18,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.linear import GatedLinear
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation import notes
+from quire.executor.weights.quantisation import cuts, notes
 from quire.executor.weights.quantisation.formats import canonical, read_format
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard, Stored, StoredRows
@@ -69,10 +69,8 @@ ODD_SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads":
 """A rank of two has 20 keys, which cut a word of eight outputs, and 80 inputs, which cut a group or block of 32."""
 
 _MULTIPLES_OF_64 = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "head_dim": 32}
-ROUND_SIZES = dict.fromkeys(("awq-gemv-fast", "ct-marlin-24", "ct-marlin-24-bytes"), _MULTIPLES_OF_64) | {
-    "awq-5": ODD_SIZES | {"head_dim": 32}
-}
-"""For formats that have no others: of 64 inputs, of 64 outputs, and of 32."""
+ROUND_SIZES = dict.fromkeys(("awq-gemv-fast", "ct-marlin-24", "ct-marlin-24-bytes"), _MULTIPLES_OF_64)
+"""For formats that have no others: of 64 inputs, and of 64 outputs."""
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -97,6 +95,7 @@ ONE_OF_EACH_LAYOUT = (
         "quark-mxfp6",
         "quark-int4-of-fp8",
         "quark-uint4-channel",
+        "quark-int4-channel-zeros",
         "modelopt-w8a16",
         "modelopt-w4a8-mxfp4",
         "ct-int8",
@@ -269,6 +268,28 @@ def test_a_format_is_multiplied_by_in_its_codes_or_says_that_it_is_not(
     assert (said is None) == (is_as_stored and "sparse" not in name and "marlin" not in name)
     x = torch.randn(3, 128)
     torch.testing.assert_close(ops.linear(x, packed), x @ numbers.t(), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("out", [40, 48, 72])
+@pytest.mark.parametrize("bits", [5, 6, 7])
+def test_words_of_awq_may_end_after_the_last_code(bits: int, out: int) -> None:
+    form = FORMATS["awq-5"]
+    tensors, numbers = stored_formats.awq_wide(bits)(out, 64, torch.Generator().manual_seed(0))
+    scheme = read_format("awq", form.config | {"bits": bits}, torch.float32)
+    weight = scheme.read_weight(_OneLayer(tensors), Part("x", out, Shard(0, 0, out)), 64)
+    torch.testing.assert_close(cuts.plain(weight, torch.float32), numbers)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("quark-int4", (4, 8)), ("quark-int4-channel", (8,))])
+def test_zero_points_that_are_zero_cost_nothing(name: str, shape: tuple[int, ...]) -> None:
+    """Quark may have them in symmetric layers, too."""
+    tensors, numbers = FORMATS[name].write(64, 128, torch.Generator().manual_seed(0))
+    tensors["weight_zero_point"] = torch.zeros(shape, dtype=torch.int32)
+    scheme = read_format("quark", FORMATS[name].config, torch.float32)
+    weight = scheme.read_weight(_OneLayer(tensors), Part("x", 64, Shard(0, 0, 64)), 128)
+    assert isinstance(weight, QuantisedWeight)
+    assert weight.offsets is None
+    torch.testing.assert_close(cuts.plain(weight, torch.float32), numbers)
 
 
 def uneven_groups(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
