@@ -17,7 +17,7 @@ from quire.executor.weights.quantisation.fields import block, integer, mapping, 
 from quire.executor.weights.quantisation.four_bit_floats import NV_GROUP, Mxfp4, Nvfp4
 from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.input_orders import ordered_integers, read_order
-from quire.executor.weights.quantisation.notes import WITHOUT_ZEROS, note_plain
+from quire.executor.weights.quantisation.notes import WITHOUT_ZEROS, note_kept
 from quire.executor.weights.quantisation.six_bit_floats import Mxfp6
 from quire.executor.weights.quantisation.sparse_marlin import SparseMarlin
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
@@ -184,7 +184,7 @@ class Sparse:
         is_flat = len(shape) == 1
         if not is_flat and shape != (out, size // 2):
             raise layer.misfit("compressed", "two of four numbers")
-        note_plain(dtype, WITHOUT_ZEROS)
+        note_kept(dtype, WITHOUT_ZEROS)
         kept = layer.read("compressed", shape, dtype, dim=None if is_flat else 0).flatten()
         mask = layer.read("bitmask", (out, -(-size // 8)), torch.uint8, dim=None if is_flat else 0)
         dense = torch.zeros(len(layer.rows), size, dtype=dtype, device=kept.device)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantisation.notes import note_plain
+from quire.executor.weights.quantisation.notes import note_kept
 from quire.ops.backend import LinearWeight
 from quire.ops.quantised import QuantisedWeight, dequantise
 
@@ -30,7 +30,7 @@ def take_inputs(weight: QuantisedWeight, start: int, stop: int, dtype: torch.dty
     if (start, stop) == (0, weight.shape[1]):
         return weight
     if weight.input_order is not None:
-        note_plain(dtype, "in an order of their inputs that ranks cut")
+        note_kept(dtype, "in an order of their inputs that ranks cut")
         return dequantise(weight, dtype)[:, start:stop].contiguous()
     if start % 2 or stop % 2:
         weight = in_bytes(weight)

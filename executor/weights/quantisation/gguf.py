@@ -11,7 +11,7 @@ from quire.core.wire.gguf_table import FILE_NAME, GgufTable, read_gguf_table
 from quire.executor.weights.gguf_names import GgufNames, whole_stack
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.gguf_blocks import FORMATS, PLAIN, BlockFormat, unpack, with_short_scales
-from quire.executor.weights.quantisation.notes import note_plain
+from quire.executor.weights.quantisation.notes import note_kept
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.quantisation.unquantised import Unquantised
 from quire.executor.weights.readers import Shard, TensorSource
@@ -74,5 +74,5 @@ class Gguf:
         stored = self._names.stored_name(f"{source.locate(part.name, part.out_features).name}.weight")
         tensor = None if stored is None else self._table.tensors.get(whole_stack(stored))
         if tensor is not None and tensor.type not in FORMATS and tensor.type not in PLAIN:
-            note_plain(self._dtype, f"as {tensor.type}")
+            note_kept(self._dtype, f"as {tensor.type}")
         return None if tensor is None else FORMATS.get(tensor.type)

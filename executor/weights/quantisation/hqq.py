@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.codes import integers
 from quire.executor.weights.quantisation.fields import integer, mapping
-from quire.executor.weights.quantisation.notes import note_plain
+from quire.executor.weights.quantisation.notes import note_kept
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
@@ -59,7 +59,7 @@ class Hqq:
         if is_grouped and size % group == 0:
             scales, zeros = (each.view(out, -1)[rows].contiguous() for each in (scales, zeros))
             return integers(codes.view(out, size)[rows], bits, scales, zeros)
-        note_plain(layer.dtype, "in groups that are not neighbouring inputs of one output (axis 0)")
+        note_kept(layer.dtype, "in groups that are not neighbouring inputs of one output (axis 0)")
         return ((codes.float() - zeros) * scales).view(out, size)[rows].to(layer.dtype)
 
     def _codes(self, layer: StoredLayer, shape: tuple[int, int]) -> tuple[int, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.codes import integers
 from quire.executor.weights.quantisation.groups import even, find_group
-from quire.executor.weights.quantisation.notes import note_plain
+from quire.executor.weights.quantisation.notes import note_kept
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
@@ -71,6 +71,6 @@ def ordered_integers(
     if size is not None:
         scales, zeros = even(scales, len(inputs), size), None if zeros is None else even(zeros, len(inputs), size)
         return integers(codes[:, inputs], bits, scales, zeros, inputs)
-    note_plain(dtype, "in groups of different lengths")
+    note_kept(dtype, "in groups of different lengths")
     wide = None if zeros is None else zeros[:, groups]
     return cuts.plain(integers(codes, bits, scales[:, groups], wide), dtype)

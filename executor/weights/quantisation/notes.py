@@ -15,7 +15,7 @@ WITHOUT_ZEROS = "without zeros"
 _lock = threading.Lock()
 
 
-def note_plain(kept: torch.dtype | str, how: str) -> None:
+def note_kept(kept: torch.dtype | str, how: str) -> None:
     """Says that layers which are stored in such a way are kept as numbers of a dtype, once in a process."""
     with _lock:  # the cache alone calls twice if two threads ask at the same time
         _say(str(kept).removeprefix("torch."), how)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.checkpoint_format import Layout
-from quire.executor.weights.quantisation.notes import note_plain
+from quire.executor.weights.quantisation.notes import note_kept
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
@@ -38,10 +38,10 @@ class ScaledInputs:
             return weight
         plain = cuts.plain(weight, torch.float32)
         if low_rank is not None:
-            note_plain(layer.dtype, "beside a weight of low rank")
+            note_kept(layer.dtype, "beside a weight of low rank")
             plain += self._product(layer, *low_rank)
         if layer.has(self.factors):
-            note_plain(layer.dtype, "with a factor for each input")
+            note_kept(layer.dtype, "with a factor for each input")
             shape = layer.shape(self.factors, (layer.in_features,))
             plain *= layer.read(self.factors, shape, torch.float32, dim=None).reshape(1, -1)
         return plain.to(layer.dtype)

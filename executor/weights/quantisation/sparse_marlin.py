@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.executor.weights.quantisation.codes import integers, unpack
 from quire.executor.weights.quantisation.groups import num_groups_of
-from quire.executor.weights.quantisation.notes import WITHOUT_ZEROS, note_plain
+from quire.executor.weights.quantisation.notes import WITHOUT_ZEROS, note_kept
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
@@ -43,7 +43,7 @@ class SparseMarlin:
         bits = next((each for each, shape in shapes.items() if shape == stored), None)
         if bits is None:
             raise layer.misfit("weight_packed", f"{list(shapes[4])} for 4 bits or {list(shapes[8])} for 8")
-        note_plain(f"{bits} bits", WITHOUT_ZEROS)
+        note_kept(f"{bits} bits", WITHOUT_ZEROS)
         kept = _kept(unpack(layer.read("weight_packed", stored, torch.int32, dim=None), bits, out * 16), bits)
         meta = layer.read("meta", (size // _INPUTS, 2 * out), torch.int16, dim=None)
         dense = torch.full((out, size // 4, 4), 1 << (bits - 1), dtype=torch.uint8, device=kept.device)
