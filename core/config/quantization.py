@@ -1,5 +1,6 @@
 """Options: formats in which a checkpoint's weights are, or are made as they are loaded."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -61,6 +62,14 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if self.targets is not None and (self.linear, self.moe) != (None, None):
             raise ValueError("targets says the format of each layer: leave linear and moe out")
+        targets = self.targets or {}
+        for field, names in (("ignore", self.ignore), ("targets", targets)):
+            for name in names:
+                if name.startswith("re:"):
+                    _check_pattern(field, name)
+        both = [name for name in self.ignore if name in targets]
+        if both:
+            raise ValueError(f"{' and '.join(both)} is in both ignore and targets: leave it in one of them")
 
     def over(self, base: QuantizationName | None) -> "QuantizationConfig":
         """What both options ask for together; `linear` and `moe` are names or None then.
@@ -85,6 +94,13 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "--quantization-config names no format: give it linear, moe or targets, or give --quantization."
             )
         return msgspec.structs.replace(self, linear=linear, moe=moe)
+
+
+def _check_pattern(field: str, name: str) -> None:
+    try:
+        re.compile(name.removeprefix("re:"))
+    except re.error as error:
+        raise ValueError(f"{field} has {name}, which is no regular expression after re: ({error})") from None
 
 
 def _format(asked: WeightFormat | LayerFormat | None, base: Any) -> Any:

@@ -1,5 +1,6 @@
 """Weights that are made smaller at load in formats that differ by kind of layer, or by name."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,9 +59,14 @@ class ByLayer:
         for name in self.rules.keys() - self.used:
             logger.warning("--quantization-config: no linear layer and no experts are called %s", name)
 
+    @functools.cached_property
+    def _layers(self) -> Mapping[str, Exclusions]:
+        """Those that each rule is for."""
+        return {rule: Exclusions([rule]) for rule in self.rules}
+
     def _scheme(self, names: Sequence[str], otherwise: Scheme) -> Scheme:
         found = {
-            rule: scheme for rule, scheme in self.rules.items() if any(name in Exclusions([rule]) for name in names)
+            rule: self.rules[rule] for rule, layers in self._layers.items() if any(name in layers for name in names)
         }
         self.used.update(found)
         if len(found) > 1:

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.scheme import Part
-from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.executor.weights.quantisation.stored_layer import REMEDY, StoredLayer
 from quire.executor.weights.readers import Stored, TensorSource
 from quire.ops.backend import LinearWeight
 from quire.ops.quantised import QuantisedWeight
@@ -34,20 +34,29 @@ class Layout(Protocol):
 
 
 class Exclusions:
-    """Layers that a config leaves unquantised, by names, beginnings, parts or patterns (`re:…`, or as a shell's)."""
+    """Layers that a config leaves unquantised, by names, beginnings, parts or patterns (`re:…`, or as a shell's).
+
+    Raises:
+        ModelLoadError: what follows `re:` is no regular expression.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._names = frozenset(names)
-        self._patterns = [re.compile(_pattern(name)) for name in self._names]
+        self._finders = [_finder(name) for name in frozenset(names)]
 
     def __contains__(self, layer: str) -> bool:
-        return any(pattern.search(layer) for pattern in self._patterns)
+        return any(find(layer) for find in self._finders)
 
 
-def _pattern(name: str) -> str:
-    if name.startswith("re:"):
-        return f"^(?:{name.removeprefix('re:')})"
-    return rf"(?:^|\.){fnmatch.translate(name)[:-2]}(?:$|\.)"  # without its end, `\Z`
+def _finder(name: str) -> Callable[[str], re.Match[str] | None]:
+    if not name.startswith("re:"):
+        return re.compile(rf"(?:^|\.){fnmatch.translate(name)[:-2]}(?:$|\.)").search  # without its end, `\Z`
+    try:
+        return re.compile(name.removeprefix("re:")).match
+    except re.error as error:
+        raise ModelLoadError(
+            f"config.json's quantization_config has {name!r} as a layer, which is no regular expression ({error}). "
+            f"{REMEDY}"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Formats that are made at load by kind of layer and by name (`--quantization-config`)."""
 
 import contextlib
+import fnmatch
 from dataclasses import replace
 from typing import Any
 
@@ -99,6 +100,7 @@ def test_layers_are_named_by_names_parts_and_patterns(checkpoint: Checkpoints) -
     assert plain("model.layers.1.self_attn.o_proj") == ["1.self_attn.o_proj"]
     assert plain("o_proj", HEAD) == ["0.self_attn.o_proj", "1.self_attn.o_proj", HEAD]
     assert plain(r"re:.*\.0\..*[qo]_proj") == ["0.self_attn.q_proj", "0.self_attn.o_proj"]
+    assert plain(r"re:(?i)MODEL\.LAYERS\.0\..*[qo]_proj") == ["0.self_attn.q_proj", "0.self_attn.o_proj"]
     assert plain("model.layers.1.*.[qo]_proj") == ["1.self_attn.q_proj", "1.self_attn.o_proj"]
     found = forms(checkpoint, "phi3", asked("int8", ignore=["model.layers.0.self_attn.qkv_proj"]))
     assert (found["0.self_attn.q_proj"], found["1.self_attn.q_proj"]) == ("plain", "int8"), "as it is stored"
@@ -130,6 +132,19 @@ def test_patterns_for_no_layer_are_named(checkpoint: Checkpoints, caplog: pytest
 def test_layers_that_two_patterns_name_are_refused(checkpoint: Checkpoints) -> None:
     with pytest.raises(ModelLoadError, match=r"q_proj and re:\.\*q_.* are both for the layer model\.layers\.0\."):
         forms(checkpoint, "llama", asked(None, targets={"q_proj": "int8", "re:.*q_": "fp8"}))
+
+
+def test_patterns_are_compiled_once(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    translate = fnmatch.translate
+
+    def translate_and_note(name: str) -> str:
+        compiled.append(name)
+        return translate(name)
+
+    monkeypatch.setattr(fnmatch, "translate", translate_and_note)
+    forms(checkpoint, "llama", asked("int8", ignore=["*.o_proj", "k_proj"]))
+    assert sorted(compiled) == ["*.o_proj", "k_proj"]
 
 
 def test_a_quantised_checkpoint_is_refused(checkpoint: Checkpoints) -> None:

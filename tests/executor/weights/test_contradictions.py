@@ -78,6 +78,9 @@ DAMAGES: dict[str, Damage] = {
     "a-list-of-groups": Damage("ct-int8", rf"{_HAS}\[1, 2\] as config_groups", config={"config_groups": [1, 2]}),
     "a-list-of-lists-of-layers": Damage("quark-int8", rf"{_HAS}\[\[5\]\] as exclude", config={"exclude": [[5]]}),
     "layers-left-out-by-number": Damage("quark-int8", f"{_HAS}5 as exclude, which has to", config={"exclude": 5}),
+    "a-pattern-that-is-none": Damage(
+        "ct-int8", rf"{_HAS}'re:.*\(' as a layer, .* regular expression \(missing \)", config={"ignore": ["re:.*("]}
+    ),
     "one-layer-left-out": Damage("ct-int8", f"{_HAS}'lm_head' as ignore", config={"ignore": "lm_head"}),
     "signed-words-without-zero-points": Damage(
         "quark-int4-zeros", rf"q_proj.weight_zero_point {_AS}missing{_ASKS}zero points \(.*symmetric: false",

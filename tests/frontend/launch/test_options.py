@@ -47,6 +47,9 @@ def test_states_are_kept_at_the_ends_of_blocks_and_for_the_prefix_cache_alone() 
         ("gptq", {"moe": "fp8"}, "--quantization gptq names a format of checkpoints"),
         (None, {"targets": {"o_proj": "fp8"}, "moe": "fp8"}, "leave linear and moe out"),
         (None, {"moe": {"activation": "mxfp8"}}, "moe: activation is not chosen by layer: leave it out"),
+        ("int8", {"ignore": ["re:layers.(0"]}, r"quantization_config: ignore has re:layers\.\(0, .*missing \), unterm"),
+        (None, {"targets": {"re:*q": "fp8"}}, r"quantization_config: targets has re:\*q, .*nothing to repeat"),
+        (None, {"targets": {"o": "fp8", "q": "int8"}, "ignore": ["o"]}, "o is in both ignore and targets: leave it in"),
         (None, {"moe": {"weight": "nvfp4"}}, r"quantization_config\.moe\.weight: Invalid enum value 'nvfp4'"),
     ],
 )
