@@ -47,8 +47,8 @@ class EngineSubprocess:
         return code
 
     def end(self, reason: PeerLostError) -> None:
-        """As `kill`, and `wait` tells why, if the engine has not ended by itself."""
-        if self._process.poll() is None:
+        """As `kill`, and `wait` tells why, unless the engine has ended by itself, or was killed for another reason."""
+        if not self._is_over and self._process.poll() is None:
             self._reason = reason
         self.kill()
 

@@ -31,6 +31,7 @@ class RemoteEngine:
         self.ended: asyncio.Future[int] = self._loop.create_future()
         self._node = node
         self._data = data
+        self._is_over = False
         self._reason: PeerLostError | None = None
 
     async def wait(self) -> int:
@@ -41,13 +42,14 @@ class RemoteEngine:
         return code
 
     def end(self, reason: PeerLostError) -> None:
-        """As `kill`, and `wait` tells why, if the engine has not ended by itself."""
-        if not self.ended.done():
+        """As `kill`, and `wait` tells why, unless the engine has ended by itself, or was killed for another reason."""
+        if not (self._is_over or self.ended.done()):
             self._reason = reason
         self.kill()
 
     def kill(self) -> None:
         """See `EngineHandle.kill`."""
+        self._is_over = True
         if not (self.ended.done() or self._loop.is_closed()):  # perhaps from another thread, as the program ends
             self._loop.call_soon_threadsafe(self._node.tell, EndEngine(self._data))
 

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 import pytest
 
+from quire.core.errors import PeerLostError
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
@@ -77,12 +78,23 @@ class SlowlyEnding(subprocess.Popen):
         time.sleep(2)
         return super().wait(timeout)
 
+    def poll(self) -> int | None:
+        return self.returncode  # None until `wait` has returned
+
 
 def test_killing_an_engine_holds_up_nobody_else() -> None:
     process = SlowlyEnding([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     engine, started = EngineSubprocess(process, "", None), time.monotonic()
     engine.kill()
     assert time.monotonic() - started < 1
+    assert asyncio.run(engine.wait()) == -signal.SIGKILL
+
+
+def test_a_peer_is_not_blamed_for_the_end_of_an_engine_that_was_killed_before() -> None:
+    process = SlowlyEnding([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    engine = EngineSubprocess(process, "", None)
+    engine.kill()
+    engine.end(PeerLostError("another one has ended."))
     assert asyncio.run(engine.wait()) == -signal.SIGKILL
 
 

@@ -14,7 +14,7 @@ from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import EngineEnded, EngineStarted, HeadStart, NodeStart, Order, StartEngine
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import EngineDeadError, ModelLoadError
+from quire.core.errors import EngineDeadError, ModelLoadError, PeerLostError
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.engine_node import EngineNode
@@ -151,6 +151,23 @@ def test_an_engine_may_end_before_its_start_was_noticed() -> None:
             nodes.on_engine(next(iter(nodes._nodes)), EngineStarted(2, "tcp://127.0.0.3:1"))
             nodes.on_engine(next(iter(nodes._nodes)), EngineEnded(2, 7))
             assert await (await starting).wait() == 7
+            await member.close()
+
+    run(test())
+
+
+def test_a_peer_is_not_blamed_for_the_end_of_an_engine_that_was_killed_before() -> None:
+    async def test() -> None:
+        async with server() as (nodes, address):
+            member = Member(address, 2)
+            starting = asyncio.create_task(nodes.start(engine(2)))
+            assert await member.told_to_start() == 2
+            member.membership.report(EngineStarted(2, "tcp://127.0.0.3:1"))
+            started = await starting
+            started.kill()
+            started.end(PeerLostError("another one has ended."))
+            member.membership.report(EngineEnded(2, -9))
+            assert await started.wait() == -9
             await member.close()
 
     run(test())
