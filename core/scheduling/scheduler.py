@@ -38,7 +38,7 @@ from quire.core.scheduling.ends import Ends
 from quire.core.scheduling.in_flight import StepInFlight, StepsInFlight
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
 from quire.core.scheduling.request import Prompt, Request, RequestStatus
-from quire.core.scheduling.throughput import Throughput
+from quire.core.scheduling.totals import Totals
 from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
 from quire.core.wire.protocol import (
     EngineRequest,
@@ -108,20 +108,13 @@ class Scheduler:
         self._max_num_drafts = limits.largest_chunk - 1  # of one row, whose tokens are at most a chunk
         self._num_arrivals = 0
         self._num_steps = 0
-        self._num_preemptions = 0
-        self._num_steps_with_tokens = 0
-        self._num_prompt_tokens = 0  # planned for the first time
         self._num_left_tokens = 0  # of running requests, that the last plan left to later ones
-        self._num_prefilled_tokens = 0
-        self._num_generated_tokens = 0
-        self._expert_balancedness: float | None = None
-        self._started_at = clock()
-        self._throughput = Throughput(self._started_at)
+        self._totals = Totals(clock())
         self._admission = Admission(
             limits,
             max_model_len=max_model_len,
             kv=self._kv,
-            throughput=self._throughput,
+            throughput=self._totals.throughput,
             whole_prompts=self._whole_prompts,
         )
 
@@ -213,7 +206,7 @@ class Scheduler:
             self._snapshots = []
         self._num_steps += 1
         prefilled, self._prefilled = self._prefilled, []
-        self._in_flight.add(plan, sampling, prefilled, dict(self._scored), self._num_prompt_tokens)
+        self._in_flight.add(plan, sampling, prefilled, dict(self._scored), self._totals.num_planned_prompt_tokens)
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
@@ -223,7 +216,7 @@ class Scheduler:
         """
         slots, num_computed = plan.slots.append, plan.num_computed.append
         num_scheduled, num_wanted = plan.num_scheduled.append, plan.num_wanted.append
-        take, sample, drafting = self._prefill.take, sampling.append, self._drafting
+        take, sample, drafting, totals = self._prefill.take, sampling.append, self._drafting, self._totals
         staged, room = self._num_stages > 1, -(-len(self._running) // self._num_stages)
         for request in self._running:  # preemption removes from its end, at the earliest this request
             start = request.num_planned_tokens
@@ -253,7 +246,7 @@ class Scheduler:
             num_scheduled(num_new)
             request.num_planned_tokens = end
             if start < request.num_prompt_tokens:
-                self._num_prompt_tokens += request.count_prompt(start, end)
+                totals.num_planned_prompt_tokens += request.count_prompt(start, end)
                 if end == request.num_tokens:
                     self._prefilled.append(request)
             if end == request.num_tokens:
@@ -299,7 +292,7 @@ class Scheduler:
             self._admit(self._waiting.pop(), prefix, plan)
             request.num_planned_tokens = end = start + num_new
             self._take_snapshot(request, end)
-            self._num_prompt_tokens += request.count_prompt(start, end)
+            self._totals.num_planned_prompt_tokens += request.count_prompt(start, end)
             self._num_left_tokens += request.num_tokens - end
             done = end == request.num_tokens
             if done:
@@ -353,7 +346,7 @@ class Scheduler:
         self._kv.free(victim)
         victim.status = RequestStatus.WAITING
         victim.num_preemptions += 1
-        self._num_preemptions += 1
+        self._totals.num_preemptions += 1
         self._waiting.push(victim)
         return victim
 
@@ -376,25 +369,17 @@ class Scheduler:
             for slot, part in result.prompt_logprobs
             if scored[slot].status is not RequestStatus.FINISHED
         ]
-        self._count_prefilled(step)
+        self._totals.add_prefilled(step)
         self._drafting = self._drafting or bool(result.num_drafts)
         deltas = self._append_tokens(requests, result)
         num_tokens = len(deltas)
         if self._drafting:
             num_tokens = sum(len(delta.token_ids) for delta in deltas)
             self._settle_drafts(step, result.num_drafts)
-        self._expert_balancedness = result.expert_balancedness
-        self._num_generated_tokens += num_tokens
-        self._num_steps_with_tokens += bool(num_tokens)
-        self._throughput.record(self._clock(), num_tokens, num_before - len(self._requests))
+        num_finished = num_before - len(self._requests)
+        self._totals.add_step(result, self._clock(), num_tokens=num_tokens, num_finished=num_finished)
         self._drop_finished()
         return scores + deltas + failed
-
-    def _count_prefilled(self, step: StepInFlight) -> None:
-        """Counts the prompts whose first token the step brings, without what the cache had of them."""
-        for request in step.prefilled:
-            if request.status is not RequestStatus.FINISHED and not request.output_token_ids:
-                self._num_prefilled_tokens += request.num_prompt_tokens - request.num_cached_tokens
 
     def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
         """Appends sampled tokens and ends sequences. This loop, too, runs once per running request and step."""
@@ -470,18 +455,19 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Current gauges, and totals since the start."""
+        totals = self._totals
         return SchedulerStats(
             len(self._running),
             len(self._waiting),
             self._kv.usage,
-            self._started_at,
+            totals.started_at,
             *self._kv.prefix_cache_counts,
-            self._num_preemptions,
-            self._num_steps_with_tokens,
+            totals.num_preemptions,
+            totals.num_steps,
             self._in_flight.num_prompt_tokens_done,
-            self._num_prefilled_tokens,
-            self._num_generated_tokens,
-            self._expert_balancedness,
+            totals.num_prefilled_tokens,
+            totals.num_generated_tokens,
+            totals.expert_balancedness,
             self._waiting.num_new_tokens + self._num_left_tokens,
         )
 

@@ -1,0 +1,48 @@
+"""What the scheduler has done since its start, as its statistics tell it."""
+
+from quire.core.scheduling.in_flight import StepInFlight
+from quire.core.scheduling.request import RequestStatus
+from quire.core.scheduling.throughput import Throughput
+from quire.core.wire.protocol import StepResult
+
+
+class Totals:
+    """Sums since the start. `SchedulerStats` says what those count that have no note here.
+
+    Args:
+        now: seconds of the scheduler's clock.
+
+    Attributes:
+        started_at: seconds of the scheduler's clock.
+        num_planned_prompt_tokens: of prompts, planned for the first time; steps in flight are among them.
+        expert_balancedness: the last, and no sum.
+        throughput: the recent rate.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.started_at = now
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self.num_planned_prompt_tokens = 0
+        self.num_prefilled_tokens = 0
+        self.num_generated_tokens = 0
+        self.expert_balancedness: float | None = None
+        self.throughput = Throughput(now)
+
+    def add_prefilled(self, step: StepInFlight) -> None:
+        """Counts the prompts whose first token a step is about to bring, without what the cache had of them."""
+        for request in step.prefilled:
+            if request.status is not RequestStatus.FINISHED and not request.output_token_ids:
+                self.num_prefilled_tokens += request.num_prompt_tokens - request.num_cached_tokens
+
+    def add_step(self, result: StepResult, now: float, *, num_tokens: int, num_finished: int) -> None:
+        """Counts what a step has brought.
+
+        Args:
+            num_tokens: sampled for unfinished requests.
+            num_finished: requests that ended with it.
+        """
+        self.expert_balancedness = result.expert_balancedness
+        self.num_generated_tokens += num_tokens
+        self.num_steps += bool(num_tokens)
+        self.throughput.record(now, num_tokens, num_finished)
