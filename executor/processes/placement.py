@@ -4,6 +4,8 @@ import os
 import socket
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from quire.core.cluster.addresses import listen
 from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.messages import HeadStart, StartWorkers
@@ -42,7 +44,7 @@ class OneHost:
     waits_for = None
 
     def __init__(self, config: EngineConfig, meeting: Meeting | None = None) -> None:
-        self._config = config
+        self._config = replace(config, is_led_from_afar=False)  # the engine reports what its workers say, once
         self._meeting = meeting
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
