@@ -60,7 +60,7 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
     targets: dict[str, MadeAtLoad] | None = None
 
     def __post_init__(self) -> None:
-        if self.targets is not None and (self.linear, self.moe) != (None, None):
+        if self.targets and (self.linear, self.moe) != (None, None):
             raise ValueError("targets says the format of each layer: leave linear and moe out")
         targets = self.targets or {}
         for field, names in (("ignore", self.ignore), ("targets", targets)):
@@ -84,7 +84,7 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"--quantization-config is for weights that are made smaller as they are loaded, and --quantization "
                 f"{base} names a format of checkpoints: leave one of them out."
             )
-        if base is not None and self.targets is not None:
+        if base is not None and self.targets:
             raise ConfigError(
                 f"--quantization-config's targets says the format of each layer: leave --quantization {base} out."
             )

@@ -69,7 +69,7 @@ class ByLayer:
             rule: self.rules[rule] for rule, layers in self._layers.items() if any(name in layers for name in names)
         }
         self.used.update(found)
-        if len(found) > 1:
+        if len({id(scheme) for scheme in found.values()}) > 1:
             raise ModelLoadError(
                 f"--quantization-config: {' and '.join(found)} are both for the layer {names[0]}; let one name it."
             )

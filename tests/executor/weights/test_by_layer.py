@@ -102,7 +102,8 @@ def test_layers_are_named_by_names_parts_and_patterns(checkpoint: Checkpoints) -
     assert plain(r"re:.*\.0\..*[qo]_proj") == ["0.self_attn.q_proj", "0.self_attn.o_proj"]
     assert plain(r"re:(?i)MODEL\.LAYERS\.0\..*[qo]_proj") == ["0.self_attn.q_proj", "0.self_attn.o_proj"]
     assert plain("model.layers.1.*.[qo]_proj") == ["1.self_attn.q_proj", "1.self_attn.o_proj"]
-    found = forms(checkpoint, "phi3", asked("int8", ignore=["model.layers.0.self_attn.qkv_proj"]))
+    assert plain("self_attn.o_proj", r"re:.*\.0\..*o_proj", HEAD) == ["0.self_attn.o_proj", "1.self_attn.o_proj", HEAD]
+    found = forms(checkpoint, "phi3", asked("int8", ignore=["model.layers.0.self_attn.qkv_proj"], targets={}))
     assert (found["0.self_attn.q_proj"], found["1.self_attn.q_proj"]) == ("plain", "int8"), "as it is stored"
 
 
@@ -129,7 +130,7 @@ def test_patterns_for_no_layer_are_named(checkpoint: Checkpoints, caplog: pytest
     assert said.endswith("no linear layer and no experts are called attention.o")
 
 
-def test_layers_that_two_patterns_name_are_refused(checkpoint: Checkpoints) -> None:
+def test_layers_to_which_two_patterns_give_different_formats_are_refused(checkpoint: Checkpoints) -> None:
     with pytest.raises(ModelLoadError, match=r"q_proj and re:\.\*q_.* are both for the layer model\.layers\.0\."):
         forms(checkpoint, "llama", asked(None, targets={"q_proj": "int8", "re:.*q_": "fp8"}))
 
