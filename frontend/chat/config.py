@@ -59,11 +59,14 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         if self.tool_call_parser or self.tool_parser_plugin:
             self.make_output_parsers(ReasoningConfig())
 
-    def with_defaults(self, checkpoint: ServingDefaults, template: str | None = None) -> Self:
+    def with_defaults(
+        self, checkpoint: ServingDefaults, template: str | None = None, *, announces: bool = True
+    ) -> Self:
         """The same options; unset ones come from the checkpoint.
 
         Args:
             template: the model's chat template, which shows the form of calls that `enable_auto_tool_choice` needs.
+            announces: log the form of calls if it comes from there.
 
         Raises:
             ConfigError: the checkpoint names a parser that does not exist, or calls are wanted and nothing tells their
@@ -76,7 +79,8 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
             if not self.enable_auto_tool_choice:
                 return self
             name, source = _recognised(template), "the chat template"
-        logger.info("calls of functions are read as %s, by %s", name, source)
+        if announces:
+            logger.info("calls of functions are read as %s, by %s", name, source)
         return msgspec.structs.replace(self, tool_call_parser=name, enable_auto_tool_choice=True)
 
     def make_output_parsers(

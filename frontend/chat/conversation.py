@@ -26,15 +26,18 @@ from quire.frontend.requests.request_stream import RequestStream
 class Conversations:
     """Renders conversations and opens their answers.
 
+    Args:
+        announces: log what is served, such as the form of calls that the checkpoint shows.
+
     Attributes:
         searches: a metric, of a server that was given a parser of calls.
     """
 
-    def __init__(self, engine: AsyncLLM, config: ChatConfig) -> None:
+    def __init__(self, engine: AsyncLLM, config: ChatConfig, *, announces: bool = True) -> None:
         self._engine = engine
         checkpoint, reasoning = read_serving_defaults(Path(engine.model.folder)), engine.model.reasoning
         template = config.read_chat_template() or engine.chat_templates.for_tools
-        parsers = config.with_defaults(checkpoint, template).make_output_parsers(
+        parsers = config.with_defaults(checkpoint, template, announces=announces).make_output_parsers(
             checkpoint.complete(reasoning), read_marks(engine.tokenizer)
         )
         counts = parsers.reads_calls and engine.metrics is not None

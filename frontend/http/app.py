@@ -40,6 +40,7 @@ def create_app(
     registry: CollectorRegistry | None = None,
     page: MetricsPage | None = None,
     entries: KeptEntries | None = None,
+    announces: bool = True,
 ) -> Litestar:
     """The application, ready for any ASGI server.
 
@@ -48,6 +49,7 @@ def create_app(
         registry: the metrics of this process; by default a fresh one.
         page: what /metrics serves, where that is more than this process's metrics.
         entries: what the command's servers keep, where there are several.
+        announces: log what is served; one of several servers does.
     """
     state = state or ServerState()
     registry = registry if registry is not None else CollectorRegistry()
@@ -66,7 +68,7 @@ def create_app(
         has_documentation=documentation is not None,
         root_path=server.path_prefix,
     )
-    conversations = Conversations(engine, server)
+    conversations = Conversations(engine, server, announces=announces)
     if conversations.searches is not None:
         registry.register(conversations.searches)
     guarded = [

@@ -90,7 +90,7 @@ class HttpServer:
         self._server = server
         self._listener = listener
         self._state = ServerState(ready=False)
-        application = _application(engine, server, self._state, registry, page, entries)
+        application = _application(engine, server, self._state, registry, page, entries, announces)
         config = uvicorn_config(application, server, engine.config.logging)
         self._uvicorn = _Uvicorn(config)
         self._certificates = _certificate_watcher(config.ssl, server)
@@ -198,10 +198,11 @@ def _application(
     registry: CollectorRegistry | None,
     page: MetricsPage | None,
     entries: KeptEntries | None,
+    announces: bool,
 ) -> RequestObserver:
     disable_created_metrics()  # needless timestamps beside every counter
     registry = registry or CollectorRegistry()
-    app = create_app(engine, server, state=state, registry=registry, page=page, entries=entries)
+    app = create_app(engine, server, state=state, registry=registry, page=page, entries=entries, announces=announces)
     return RequestObserver(
         wrapped(app, server.middleware),
         HttpMetrics(registry),
