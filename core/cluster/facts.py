@@ -12,12 +12,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from quire.core.errors import ConfigError
+
 CLOCKS_APART_SECONDS = 5.0
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.quire")
 _HEAD_BYTES = 1 << 20
 _PACKAGES = ("torch", "transformers", "xgrammar", "llguidance", "outlines-core", "lm-format-enforcer")
 """Those that workers compute results or masks with."""
-_SOURCES, _SOURCE_ENDINGS = ("core", "executor", "ops"), (".py", ".cpp", ".h")
+_SOURCES, _SOURCE_ENDINGS = ("core", "executor", "frontend", "ops"), (".py", ".cpp", ".h")
 _DIGITS = 12  # hexadecimal ones, of a digest that people compare
 
 
@@ -143,17 +145,32 @@ def digest_of(folder: Path) -> str:
 
 
 def digest_of_sources() -> str:
-    """SHA-256 over the files of Quire that a node runs, by name and content: what nodes say to each other, and what
-    workers compute. Node 0 alone runs the others. Two commits may have one version, and differ in all of that."""
+    """SHA-256 over the files of Quire that nodes run, by name and content: what they say to each other, and what
+    workers compute. Two commits may have one version, and differ in all of that.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
     digest = hashlib.sha256()
     for package in _SOURCES:
         spec = find_spec(f"quire.{package}")
         assert spec is not None
         for root in spec.submodule_search_locations or ():
-            found = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
-            for path in sorted(path for path in found if path.endswith(_SOURCE_ENDINGS)):
-                with open(path, "rb", buffering=0) as file:  # hundreds of files: a start should not wait for them
-                    content = file.read()
+            found = [
+                os.path.join(folder, name)
+                for folder, _, names in os.walk(root)
+                for name in names
+                if name.endswith(_SOURCE_ENDINGS) and not name.startswith(".")  # as an editor's lock is named
+            ]
+            for path in sorted(found):
+                try:
+                    with open(path, "rb", buffering=0) as file:  # hundreds of files: a start should not wait for them
+                        content = file.read()
+                except OSError as error:
+                    raise ConfigError(
+                        f"{path} of Quire cannot be read: {error.strerror}. Make it readable or remove it, or install "
+                        "Quire again; nodes compare their files."
+                    ) from None
                 digest.update(f"{package}{path[len(root) :]} {len(content)} ".encode() + content)
     return digest.hexdigest()
 

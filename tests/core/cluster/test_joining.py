@@ -170,12 +170,15 @@ def test_whoever_says_what_cannot_be_read_is_told_so(frames: list[bytes], caplog
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.parametrize("package", ["core", "executor", "frontend", "ops"])
 def test_a_node_is_told_of_another_version_by_a_digest_of_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = [str(tmp_path / "a")]
-    found = SimpleNamespace(submodule_search_locations=places)
-    monkeypatch.setattr("quire.core.cluster.facts.find_spec", lambda name: found)
+    found, empty = (SimpleNamespace(submodule_search_locations=each) for each in (places, []))
+    monkeypatch.setattr(
+        "quire.core.cluster.facts.find_spec", lambda name: found if name == f"quire.{package}" else empty
+    )
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "kernel.cpp").write_text("int x;")
     (tmp_path / "a" / "__init__.py").touch()
@@ -183,10 +186,14 @@ def test_a_node_is_told_of_another_version_by_a_digest_of_its_files(
     (tmp_path / "a").rename(tmp_path / "c")
     places[0] = str(tmp_path / "c")
     (tmp_path / "c" / "__init__.pyc").write_text("bytecode")
+    (tmp_path / "c" / ".#__init__.py").symlink_to("user@host.1234")  # an editor's lock
     assert digest_of_sources() == first
     assert NodeFacts.of_this_host("workers", [0], 2, "", None).quire.endswith("+" + first[:12])
     (tmp_path / "c" / "b" / "kernel.cpp").write_text("int y;")
     assert digest_of_sources() != first
+    (tmp_path / "c" / "gone.py").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"gone.py of Quire cannot be read: No such file.*install"):
+        digest_of_sources()
 
 
 def test_a_node_of_another_engine_is_refused_and_not_waited_for() -> None:
