@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.ops.backend import AttentionForm, Backend
-from quire.ops.cache_rows import decode_parts, gather, row_size, split_rows
+from quire.ops.cache_rows import LARGEST_CODE, decode_parts, gather, row_size, split_rows
 
 
 class LayerKV(NamedTuple):
@@ -91,7 +91,8 @@ class LatentKV(NamedTuple):
 
     def store(self, ops: Backend, x: Tensor, pages: Tensor, slots: Tensor) -> None:
         """Stores `x` [num_tokens, size] in `slots` [num_tokens] int64 of the layer's cache."""
-        for part, rows in zip(x.split(self.parts, dim=-1), split_rows(pages, self.parts), strict=True):
+        parts = self.parts if pages.dtype in LARGEST_CODE else (self.size,)  # plain rows are one
+        for part, rows in zip(x.split(parts, dim=-1), split_rows(pages, parts), strict=True):
             ops.latent.store_rows(part, rows, slots)
 
     def read(self, pages: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:

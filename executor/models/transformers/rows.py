@@ -106,7 +106,7 @@ def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
         if keys is not None and keys.dim() == 4:
             kv_index, key_dim, value_dim = len(kv), keys.shape[3], values.shape[3]  # type: ignore[union-attr]
             is_latent = keys.shape[1] == 1 and key_dim != value_dim
-            kv.append(LatentKV((key_dim, value_dim)) if is_latent else LayerKV(keys.shape[1], max(key_dim, value_dim)))
+            kv.append(_latents(key_dim, value_dim) if is_latent else LayerKV(keys.shape[1], max(key_dim, value_dim)))
         chooses_by = getattr(layer, "indexer_keys", None) if isinstance(layer, DynamicIndexedLayer) else None
         if chooses_by is None:
             chooses_by = getattr(layer, "idx_keys", None)
@@ -280,9 +280,14 @@ class _Pages(CacheLayerMixin):
         return -1
 
 
+def _latents(*sizes: int) -> LatentKV:
+    """Rows of so many numbers, one after the other; a row of none has neither codes nor a scale."""
+    return LatentKV(tuple(size for size in sizes if size))
+
+
 def _stored(ops: Backend, new: Tensor, parts: tuple[int, ...], pages: Tensor, slots: Tensor, past: int) -> Tensor:
     """What is in `slots` [num_tokens], in the dtype of `new`, which is stored after the first `past` of them."""
-    kv = LatentKV(parts)
+    kv = _latents(*parts)
     kv.store(ops, new, pages, slots[past:])
     return kv.read(pages, slots, new.dtype)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 from transformers.models.axk1.modeling_axk1 import AXK1Attention
 
 from quire.core.config.model import ModelConfig
@@ -15,8 +16,10 @@ from quire.executor.layers.layer_kv import LatentKV, LayerKV
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.transformers.latents import RotatedLatentAttention
 from quire.executor.models.transformers.model import TransformersModel
+from quire.executor.models.transformers.rows import _Pages, read_plan
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
+from quire.ops import bind
 from tests.executor.models.coverage import measure
 from tests.executor.models.test_models import prompts
 from tests.executor.models.test_transformers_programs import VIEWS
@@ -107,3 +110,18 @@ def test_keys_that_are_read_elsewhere_are_not_left_out(tmp_path: Path, monkeypat
     model = load_model(spec_of(tmp_path, "axk1"))
     assert all(isinstance(kept, LayerKV) for kept in model.kv_layers)
     assert measure(tmp_path, Reference(tmp_path), "transformers").holds
+
+
+def test_a_layer_that_keeps_keys_alone_takes_codes() -> None:
+    """Values of no numbers have neither codes nor a scale."""
+    kept, ops = DynamicCache(), bind("cuda")
+    keys, no_values = torch.randn(1, 1, 3, 8), torch.empty(1, 1, 3, 0)
+    kept.update(keys, no_values, 0)
+    plan = read_plan(kept, gives_positions=False)
+    assert plan.kv == [LatentKV((8,))]
+    view: Any = _Pages()
+    view.ops, view.layer, view.past, view.slots = ops, plan.layers[0], 0, torch.tensor([5, 1, 6])
+    view.pages = torch.zeros(plan.kv[0].cache_shape(ops, 2, 4, torch.int8), dtype=torch.int8)
+    got, values = view.update(keys, no_values)
+    torch.testing.assert_close(got, keys, rtol=0, atol=0.02)
+    assert values.shape == no_values.shape

@@ -12,6 +12,7 @@ from quire.core.config.cache import CacheConfig, KVCacheDtype
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.layer_kv import LatentKV, LayerKV
 from quire.executor.memory.kv_dtypes import layer_dtypes
+from quire.ops import bind
 from tests.executor.doubles import make_config
 from tests.executor.paged_driver import Checkpoints
 from tests.executor.step import test_sameness as sameness
@@ -28,6 +29,18 @@ def start(folder: Path, name: str, *skipped: str) -> Served:
             num_gpu_blocks_override=600, kv_cache_dtype=name, kv_cache_dtype_skip_layers=list(skipped)  # type: ignore[arg-type]
         ),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "calls"), [(torch.bfloat16, 1), (torch.int8, 2)])
+def test_plain_latents_are_stored_at_once(dtype: torch.dtype, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops, kv, stored = bind("cuda"), LatentKV((24, 16)), []
+    store_rows = ops.latent.store_rows
+    monkeypatch.setattr(ops.latent, "store_rows", lambda *args: stored.append(store_rows(*args)))
+    x, slots = torch.randn(3, 40).bfloat16().float(), torch.tensor([5, 1, 6])
+    pages = torch.zeros(kv.cache_shape(ops, 2, 4, dtype), dtype=dtype)
+    kv.store(ops, x, pages, slots)
+    assert len(stored) == calls
+    torch.testing.assert_close(kv.read(pages, slots, torch.float32), x, rtol=0, atol=0 if calls == 1 else 0.02)
 
 
 def test_pages_take_the_bytes_of_codes_and_scales(checkpoint: Checkpoints) -> None:
