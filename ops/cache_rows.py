@@ -18,6 +18,9 @@ LARGEST_CODE = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0,
 """The greatest value of a code, by the type of the cache. In uint8 lie two codes of four bits in two's complement, the
 lower half first."""
 
+LARGEST = 1e18
+"""The cache holds this instead of infinity: its product with a query is still finite in float32."""
+
 _SMALLEST = 1e-30
 """A row of smaller numbers is a row of zeros, so that the inverse of its scale is finite."""
 
@@ -42,6 +45,16 @@ def row_size(size: int, dtype: torch.dtype) -> int:
 def plain_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of the numbers that are read from a cache of `dtype`."""
     return torch.float32 if dtype in LARGEST_CODE else dtype
+
+
+def decoded_bytes(size: int, cache_dtype: torch.dtype, dtype: torch.dtype) -> int:
+    """Bytes of `size` numbers that are read from a cache of `cache_dtype` as `dtype`, in the larger type on the way."""
+    return size * max(plain_dtype(cache_dtype).itemsize, dtype.itemsize)
+
+
+def largest_stored(cache_dtype: torch.dtype) -> float:
+    """The number that a cache of this dtype holds instead of infinity."""
+    return LARGEST if cache_dtype in LARGEST_CODE else min(LARGEST, torch.finfo(cache_dtype).max)
 
 
 def in_octets(rows: Tensor) -> Tensor:
@@ -75,7 +88,10 @@ def encode(x: Tensor, dtype: torch.dtype, fixed: Tensor | None = None) -> Tensor
 
 
 def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers of `rows` [..., row_size], as `encode` made them, in `dtype`: [..., head_dim]."""
+    """The numbers of `rows` [..., row_size], as `encode` made them, in `dtype`: [..., head_dim].
+
+    Other bytes give finite numbers, too: a page may have served another kind of layer, and masked positions are read.
+    """
     if rows.dtype not in LARGEST_CODE:
         return rows.to(dtype)
     codes, scales = rows.view(torch.uint8).split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), dim=-1)
@@ -85,9 +101,8 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
         signed = codes.contiguous().view(rows.dtype)
     # A copy, because the bytes of a scale may lie anywhere.
     numbers = signed.float() * scales.clone(memory_format=torch.contiguous_format).view(torch.float32)
-    if dtype == torch.float16:
-        numbers.clamp_(-65504, 65504)  # a masked position may hold more, see `Backend.write_kv`
-    return numbers.to(dtype)
+    largest = largest_stored(dtype)
+    return numbers.nan_to_num_(0.0).clamp_(-largest, largest).to(dtype)
 
 
 def gather(cache: Tensor, slots: Tensor) -> Tensor:

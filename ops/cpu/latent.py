@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.cache_rows import largest_stored
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
 from quire.ops.cpu.plan import NativePlan
-from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.latent import CacheRows, LatentOperations, Selection
 

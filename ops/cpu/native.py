@@ -19,6 +19,7 @@ from quire.ops.backend import (
     LinearWeight,
     PlainActivation,
 )
+from quire.ops.cache_rows import largest_stored
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, CACHE_DTYPES, CHUNKS, DTYPES
@@ -35,7 +36,6 @@ from quire.ops.cpu.recurrent import NativeRecurrent
 from quire.ops.cpu.sampling import NativeSampling
 from quire.ops.cpu.streams import NativeStreams
 from quire.ops.cpu.widened import Panels, WidenedLinear, WidenedWeight
-from quire.ops.eager.attention import largest_stored
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantised import QuantisedLayer
 from quire.ops.latent import Selection

@@ -12,17 +12,9 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm
-from quire.ops.cache_rows import LARGEST_CODE, decode, in_octets
+from quire.ops.cache_rows import decode, decoded_bytes, in_octets
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
-
-LARGEST = 1e18
-"""The cache holds this instead of infinity: its product with a query is still finite in float32."""
-
-
-def largest_stored(cache_dtype: torch.dtype) -> float:
-    """The number that a cache of this dtype holds instead of infinity."""
-    return LARGEST if cache_dtype in LARGEST_CODE else min(LARGEST, torch.finfo(cache_dtype).max)
 
 
 def attend_partly(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> tuple[Tensor, Tensor]:
@@ -36,8 +28,8 @@ def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionFor
 
     `lse` [num_tokens, num_heads] float32 is filled with the logarithms of the softmaxes' denominators.
     """
-    _, _, num_kv_heads, block_size, row_size = kv_cache.shape
-    page_bytes = num_kv_heads * block_size * row_size * kv_cache.element_size()
+    _, _, num_kv_heads, block_size, _ = kv_cache.shape
+    page_bytes = decoded_bytes(num_kv_heads * block_size * q.shape[2], kv_cache.dtype, q.dtype)
     groups = batch.groups(Sight(form.window, form.chunk, form.chunks), q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
         return _attend_group(q, kv_cache, groups[0], form, lse)

@@ -148,7 +148,7 @@ class AttentionPlan:
         return self.prefix_lens is not None and bool((self.seq_lens - self.query_lens + 1 < self.prefix_lens).any())
 
     def groups(self, sight: Sight, num_heads: int, page_bytes: int) -> list[Group]:
-        """Groups that together contain each query once; `page_bytes` is the size of one page's keys.
+        """Groups that together contain each query once; `page_bytes` is the size of one page's keys once read.
 
         Raises:
             ValueError: a limited sight, and tokens that see those after them.

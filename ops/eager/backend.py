@@ -21,8 +21,8 @@ from quire.ops.backend import (
     PackedLinear,
     PlainActivation,
 )
-from quire.ops.cache_rows import decode, encode, in_octets, plain_dtype, row_size
-from quire.ops.eager.attention import attend, attend_partly, largest_stored, merge
+from quire.ops.cache_rows import decode, encode, in_octets, largest_stored, plain_dtype, row_size
+from quire.ops.eager.attention import attend, attend_partly, merge
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run, tensors
 from quire.ops.eager.latent import EagerLatent
@@ -250,7 +250,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         return attend(q, kv_cache, batch, form)
 
     def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
-        return attend_tokens(q, lambda slots: self.read_kv(kv_cache, slots), kv_cache.shape[2], selection, scale)
+        return attend_tokens(q, kv_cache, self.read_kv, selection, scale)
 
     def partial_attention(
         self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.cache_rows import decode, decode_parts, gather, in_octets
+from quire.ops.cache_rows import decode, decode_parts, decoded_bytes, gather, in_octets
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
 from quire.ops.latent import CacheRows, Selection
@@ -15,10 +15,11 @@ def select_tokens(
     q: Tensor, weights: Tensor, cache: Tensor, batch: AttentionPlan, top_k: int, scale: float
 ) -> Selection:
     """See `LatentOperations.select_tokens`."""
-    num_tokens, num_heads, _ = q.shape
+    num_tokens, num_heads, size = q.shape
+    page_bytes = decoded_bytes(cache.shape[1] * size, cache.dtype, torch.float32)
     slots = torch.empty(num_tokens, top_k, dtype=torch.int32, device=q.device)
     counts = torch.empty(num_tokens, dtype=torch.int64, device=q.device)
-    for group in batch.groups(Sight(None, None), num_heads, cache[0].numel() * cache.element_size()):
+    for group in batch.groups(Sight(None, None), num_heads, page_bytes):
         tokens: slice | Tensor = group.tokens
         rows = in_octets(cache).index_select(0, group.pages).view(group.num_rows, group.key_len, -1)
         keys = decode(rows.view(cache.dtype), torch.float32)
@@ -60,7 +61,8 @@ def _select(q: Tensor, weights: Tensor, keys: Tensor, group: Group, begin: int, 
 def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Selection, scale: float) -> Tensor:
     """See `LatentOperations.latent_attention`, with a selection."""
     queries, (num_tokens, top_k) = torch.cat((q, q_rotated), dim=-1), selection.slots.shape
-    step = max(1, attention_plan.WORKSPACE_BYTES // (top_k * cache.shape[2] * cache.element_size()))
+    token_bytes = decoded_bytes(top_k * queries.shape[2], cache.dtype, q.dtype)
+    step = max(1, attention_plan.WORKSPACE_BYTES // token_bytes)
     hidden = torch.arange(top_k, device=q.device) >= selection.counts.unsqueeze(1)
     out = torch.empty_like(q)
     for begin in range(0, num_tokens, step):
@@ -77,21 +79,24 @@ def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Sele
 
 def attend_tokens(
     q: Tensor,
-    read_kv: Callable[[Tensor], tuple[Tensor, Tensor]],
-    num_kv_heads: int,
+    kv_cache: Tensor,
+    read_kv: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     selection: Selection,
     scale: float,
 ) -> Tensor:
-    """See `Backend.selected_attention`; `read_kv` is `Backend.read_kv` of the cache."""
-    (num_tokens, _, head_dim), most = q.shape, selection.slots.shape[1]
+    """See `Backend.selected_attention`; `read_kv` is `Backend.read_kv`."""
+    (num_tokens, _, head_dim), num_kv_heads, most = q.shape, kv_cache.shape[2], selection.slots.shape[1]
     queries = q.view(num_tokens, num_kv_heads, -1, head_dim)
-    step = max(1, attention_plan.WORKSPACE_BYTES // (most * num_kv_heads * head_dim * q.element_size()))
+    token_bytes = decoded_bytes(most * num_kv_heads * head_dim, kv_cache.dtype, q.dtype)
+    step = max(1, attention_plan.WORKSPACE_BYTES // token_bytes)
     hidden = torch.arange(most, device=q.device) >= selection.counts.unsqueeze(1)
     out = torch.empty_like(queries)
     for begin in range(0, num_tokens, step):
         part = slice(begin, begin + step)
         slots = selection.slots[part].long()
-        keys, values = (x.to(q.dtype).unflatten(0, slots.shape).transpose(1, 2) for x in read_kv(slots.flatten()))
+        keys, values = (
+            x.to(q.dtype).unflatten(0, slots.shape).transpose(1, 2) for x in read_kv(kv_cache, slots.flatten())
+        )
         scores = torch.matmul(queries[part], keys.transpose(2, 3))  # [tokens, num_kv_heads, heads a KV head, most]
         if q.dtype == torch.float16:
             scores.clamp_(-65504, 65504)
@@ -103,7 +108,7 @@ def attend_tokens(
 def best_rows(q: Tensor, weights: Tensor, rows: CacheRows, top_k: int, scale: float) -> Tensor:
     """See `LatentOperations.best_rows`."""
     found = rows.slots.new_empty(len(q), min(top_k, rows.slots.shape[1]))
-    for part in _parts(rows):
+    for part in _parts([rows], q.shape[2], torch.float32):
         keys, hidden = _gathered(rows, part, torch.float32)
         scores = torch.bmm(q[part].float(), keys.transpose(1, 2)).mul_(scale).relu_()
         scores = scores.mul_(weights[part].float().unsqueeze(-1)).sum(dim=1).masked_fill_(hidden, float("-inf"))
@@ -116,7 +121,7 @@ def best_rows(q: Tensor, weights: Tensor, rows: CacheRows, top_k: int, scale: fl
 def attend_rows(q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, scale: float) -> Tensor:
     """See `LatentOperations.attend_rows`."""
     out = torch.empty_like(q)
-    for part in _parts(*rows):
+    for part in _parts(rows, q.shape[2], q.dtype):
         gathered = [_gathered(each, part, q.dtype) for each in rows]
         keys, hidden = (torch.cat(each, dim=1) for each in zip(*gathered, strict=True))
         scores = torch.bmm(q[part], keys.transpose(1, 2))
@@ -128,9 +133,9 @@ def attend_rows(q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, scale: floa
     return out
 
 
-def _parts(*rows: CacheRows) -> Iterator[slice]:
-    """Tokens whose rows are gathered at once."""
-    token_bytes = sum(each.slots.shape[1] * each.cache.shape[2] * each.cache.element_size() for each in rows)
+def _parts(rows: Sequence[CacheRows], size: int, dtype: torch.dtype) -> Iterator[slice]:
+    """Tokens whose rows, of `size` numbers, are gathered at once and read as `dtype`."""
+    token_bytes = sum(decoded_bytes(each.slots.shape[1] * size, each.cache.dtype, dtype) for each in rows)
     step = max(1, attention_plan.WORKSPACE_BYTES // max(token_bytes, 1))
     for begin in range(0, len(rows[0].slots), step):
         yield slice(begin, begin + step)

@@ -17,6 +17,13 @@ from quire.ops.latent import Selection
 torch.set_num_threads(1)
 
 
+def garbage_bytes(shape: tuple[int, ...], byte: int | None) -> Tensor:
+    """uint8 of this value, or any; 0x46 is a scale of 12,689."""
+    if byte is not None:
+        return torch.full(shape, byte, dtype=torch.uint8)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
+
+
 class Step:
     """Random rows in a cache with shuffled pages; places that were not written hold garbage."""
 
@@ -35,11 +42,12 @@ class Step:
         page_gap: int = 0,
         cache_dtype: torch.dtype | None = None,
         prefix_lens: list[int] | None = None,
+        garbage: int | None = 0x46,
     ) -> None:
         """The cache has the dtype of keys and values, if no other is given.
 
         With `given_back`, a window, page 0 replaces the pages that no token of the step sees. Between pages lie
-        `page_gap` numbers that belong to no page.
+        `page_gap` numbers that belong to no page. In a cache of codes, the `garbage` is this byte; None: any bytes.
         """
         random = torch.Generator().manual_seed(seed)
         self.query_lens = np.array([query_len for query_len, _ in rows])
@@ -53,7 +61,7 @@ class Step:
         _, *page = ops.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim, cache_dtype)
         shape = (num_pages, math.prod(page) + page_gap)
         if cache_dtype in LARGEST_CODE:
-            memory = torch.full(shape, 0x46, dtype=torch.uint8)  # a scale of 12,689
+            memory = garbage_bytes(shape, garbage)
             memory[0] = 0xFF  # NaN
             memory = memory.view(cache_dtype)
         else:

@@ -1,10 +1,17 @@
 """Keys and values as codes with a scale for each token and head: their rounding, and attention that reads them."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
+from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import LARGEST_CODE, SCALE_BYTES, decode, encode, row_size
+from quire.ops.eager import attention, attention_plan, backend, latent, selection
+from quire.ops.latent import Selection
 from tests.ops.test_attention import MIXED, Step
 
 torch.set_num_threads(1)
@@ -12,6 +19,28 @@ torch.set_num_threads(1)
 CODES = list(LARGEST_CODE)
 STEPS = {torch.int8: 1 / 127, torch.uint8: 1 / 7, torch.float8_e4m3fn: 2**-3, torch.float8_e5m2: 2**-2}
 """Distances of codes: of integers as a part of the greatest number, of floats as a part of the number itself."""
+
+
+GARBAGE = [0x7F, 0xFF, None]
+"""Bytes of a page that served another kind of layer; None: any."""
+
+
+def note_decoded(monkeypatch: pytest.MonkeyPatch, cache_dtype: torch.dtype) -> list[int]:
+    """The bytes that plain torch decodes at once, of codes in float32, grow with each call."""
+    sizes: list[int] = []
+
+    def noted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*args: Any) -> Tensor:
+            numbers = function(*args)
+            sizes.append(numbers.numel() * (4 if cache_dtype in LARGEST_CODE else numbers.element_size()))
+            return numbers
+
+        return run
+
+    for module in (attention, backend, latent, selection):
+        for name in {"decode", "decode_parts"} & vars(module).keys():
+            monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    return sizes
 
 
 @pytest.mark.parametrize("dtype", CODES)
@@ -105,6 +134,37 @@ def test_attention_reads_codes_in_place(
     tolerance = 3e-2 * STEPS[dtype] + 2e-5  # a few numbers half-way between two codes may have the other one
     assert (got - expected).abs().mean() < 2e-5
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-3)
+
+
+@pytest.mark.parametrize("cache_dtype", CODES)
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_another_kind_of_layer_left_behind_does_no_harm(
+    cache_dtype: torch.dtype, garbage: int | None, dtype: torch.dtype
+) -> None:
+    """Plain torch reads masked positions, too."""
+    step, own = (
+        Step(bind("cuda"), [(1, 37), (5, 40)], dtype=dtype, cache_dtype=cache_dtype, garbage=each)
+        for each in (garbage, 0)
+    )
+    for form in ({}, {"softcap": 5.0, "window": 33}):
+        assert torch.equal(step.run(**form), own.run(**form))
+
+
+@pytest.mark.parametrize("cache_dtype", CODES)
+def test_what_is_decoded_at_once_stays_within_the_workspace(
+    cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Step(bind("cuda"), [(1, 30)] * 24, dtype=torch.bfloat16, cache_dtype=cache_dtype)
+    limit = 6 * 16 * 2 * 32 * 4  # bytes of six pages' keys in float32
+    monkeypatch.setattr(attention_plan, "WORKSPACE_BYTES", limit)
+    sizes = note_decoded(monkeypatch, cache_dtype)
+    step.run()
+    slots = torch.from_numpy(step.block_tables[:, :1] * 16).int() + torch.arange(11)
+    step.ops.selected_attention(
+        step.q, step.kv_cache, Selection(slots.int(), torch.full((24,), 11)), scale=step.scale
+    )  # fmt: skip
+    assert limit / 2 < max(sizes) <= limit
 
 
 @pytest.mark.parametrize("dtype", CODES)

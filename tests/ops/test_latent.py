@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import LARGEST_CODE, decode_parts, encode, in_octets, row_size
 from quire.ops.cpu import NativeBackend
+from quire.ops.eager import attention_plan
 from quire.ops.eager.latent import EagerLatent
-from quire.ops.latent import Selection
-from tests.ops.test_cache_rows import CODES, STEPS
+from quire.ops.latent import CacheRows, Selection
+from tests.ops.test_attention import garbage_bytes
+from tests.ops.test_cache_rows import CODES, GARBAGE, STEPS, note_decoded
 
 torch.set_num_threads(1)
 
@@ -41,8 +44,9 @@ class Step:
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
         more: tuple[int, ...] = (),
+        garbage: int | None = 0x46,
     ) -> None:
-        """`more` are the sizes of what lies behind a token's latent and rotated key."""
+        """`more` are the sizes of what lies behind a token's latent and rotated key; `garbage` is as for heads."""
         random = torch.Generator().manual_seed(0)
         cache_dtype, sizes = cache_dtype or dtype, (rank, rotary_dim, *more)
         row = sum(row_size(size, cache_dtype) for size in sizes)
@@ -55,7 +59,7 @@ class Step:
         tables = np.full((len(rows), int(counts.max()) + 1), 10**6, np.int32)  # ids past a row's pages do not exist
         shape = (num_pages, block_size + 1, row + 8)
         if cache_dtype in LARGEST_CODE:
-            memory = torch.full(shape, 0x46, dtype=torch.uint8)  # a scale of 12,689
+            memory = garbage_bytes(shape, garbage)
             memory[0] = 0xFF  # NaN; no row has this page
         else:
             memory = torch.full(shape, 1e4).to(cache_dtype)
@@ -337,6 +341,7 @@ class Sparse(Step):
         super().__init__(ops, rows, rank=rank, rotary_dim=rotary_dim, more=(size,), **options)
         latent_row = sum(row_size(each, self.cache.dtype) for each in (rank, rotary_dim))
         self.latent_cache, self.key_cache = self.cache.tensor_split((latent_row,), dim=-1)
+        self.cache = self.latent_cache
         random = torch.Generator().manual_seed(1)
         self.index_q = torch.randn(len(self.q), 5, size, generator=random).to(self.q.dtype)
         self.index_weights = torch.randn(len(self.q), 9, generator=random).to(self.q.dtype)[:, 2:7]
@@ -427,6 +432,38 @@ def test_the_kernels_take_codes(
     native.latent.store_rows(step.index_q[:, 0], step.key_cache, step.slots)
     assert step.attend(step.select(9)).isfinite().all()
     assert step.run_partly()[0].isfinite().all()
+
+
+@pytest.mark.parametrize("cache_dtype", CODES)
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_another_kind_of_layer_left_behind_does_no_harm(
+    cache_dtype: torch.dtype, garbage: int | None, dtype: torch.dtype
+) -> None:
+    """Plain torch reads masked positions, too."""
+    step, own = (
+        Sparse(bind("cuda"), [(1, 37), (5, 40)], dtype=dtype, cache_dtype=cache_dtype, garbage=each)
+        for each in (garbage, 0)
+    )
+    for got, expected in zip((*step.run_partly(), *step.select(9)), (*own.run_partly(), *own.select(9)), strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("cache_dtype", [*CODES, torch.bfloat16])
+def test_what_is_decoded_at_once_stays_within_the_workspace(
+    cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Sparse(bind("cuda"), [(2, 30)] * 24, dtype=torch.bfloat16, cache_dtype=cache_dtype)
+    limit = 6 * 16 * 36 * 4  # bytes of six pages in float32
+    monkeypatch.setattr(attention_plan, "WORKSPACE_BYTES", limit)
+    sizes = note_decoded(monkeypatch, cache_dtype)
+    step.run()
+    selection = step.select(7)
+    step.attend(selection)
+    rows = CacheRows(step.key_cache, selection.slots, selection.counts)
+    step.ops.latent.best_rows(step.index_q, step.index_weights, rows, top_k=3, scale=1.0)
+    step.ops.latent.attend_rows(step.index_q, [rows], torch.zeros(5), scale=1.0)
+    assert limit / 2 < max(sizes) <= limit
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
