@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from quire.core.cluster.check_messages import (
     checking,
 )
 from quire.core.cluster.facts import name_ranks, obstacle
+from quire.core.cluster.peer_clock import PeerClock
 from quire.core.cluster.probe import LIMIT_SECONDS, Probe
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
@@ -61,10 +62,10 @@ class _Peer(NamedTuple):
 class _Node:
     """A node that is there, seen from node 0."""
 
-    def __init__(self, peer: _Peer, hello: Hello, seconds_apart: float) -> None:
+    def __init__(self, peer: _Peer, hello: Hello, clock: PeerClock) -> None:
         self.peer = peer
         self.hello = hello
-        self.seconds_apart = seconds_apart
+        self.clock = clock
         self.has_left = asyncio.Event()
         self.measured: asyncio.Queue[float | None] = asyncio.Queue()
 
@@ -86,6 +87,7 @@ class CheckHead:
         self._start = start
         self._report = start.report
         self._nodes: dict[int, _Node] = {}  # by number
+        self._clocks: defaultdict[_Peer, PeerClock] = defaultdict(PeerClock)
         self._refused: dict[_Peer, str] = {}  # sentences
         self._misfits = misfits
         self._num_strangers = 0
@@ -112,10 +114,10 @@ class CheckHead:
         own = self._report.facts
         for rank, node in sorted(self._nodes.items()):
             report = findings.reports[rank] = node.hello.report
-            findings.seconds_apart[rank] = node.seconds_apart
+            findings.seconds_apart[rank] = node.clock.seconds_apart
             if bool(report.facts.digest) != bool(own.digest):
                 findings.problems.append(f"{_name(report)}: MODEL was named there or on node 0, but not on both.")
-            elif (problem := obstacle(own, report.facts, node.seconds_apart)) is not None:
+            elif (problem := obstacle(own, report.facts, node.clock.seconds_apart)) is not None:
                 findings.problems.append(f"{_name(report)}: {problem}")
         findings.problems += self._say_who_is_missing(patience)
         for quantity in _QUANTITIES:
@@ -233,10 +235,11 @@ class CheckHead:
     def _on_hello(self, peer: _Peer, hello: Hello) -> None:
         own, facts = self._report.facts, hello.report.facts
         rank = facts.ranks[0] if len(facts.ranks) == 1 else -1
-        seconds_apart = hello.clock - time.time()
+        clock = self._clocks[peer]
+        clock.hear(hello.clock)
         before = self._nodes.get(rank)
         if facts.num_ranks != own.num_ranks or not 0 < rank < own.num_ranks:
-            problem = obstacle(own, facts, seconds_apart)
+            problem = obstacle(own, facts, clock.seconds_apart)
         elif before is not None and before.peer != peer and before.hello.report.facts.address != facts.address:
             problem = f"There is already {before.hello.report.facts}; give each node a number of its own."
         else:
@@ -244,9 +247,11 @@ class CheckHead:
         if problem is not None:
             self._refuse(peer, f"{_name(hello.report)}: {problem}")
             return
+        if clock.may_have_waited:
+            return
         if before is None or before.peer != peer:
             logger.info("%s is there", facts)
-            self._nodes[rank] = _Node(peer, hello, seconds_apart)
+            self._nodes[rank] = _Node(peer, hello, clock)
             self._changed.set()
         self._tell(peer, Welcome())
 

@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from quire.core.cluster.check_messages import CHECK
-from quire.core.cluster.facts import ADDRESS_FLAGS, CLOCKS_APART_SECONDS, NodeFacts, name_ranks, obstacle
+from quire.core.cluster.facts import ADDRESS_FLAGS, NodeFacts, name_ranks, obstacle
 from quire.core.cluster.messages import (
     WORKER,
     Beat,
@@ -29,6 +29,7 @@ from quire.core.cluster.messages import (
     ToNode,
     control,
 )
+from quire.core.cluster.peer_clock import PeerClock
 from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS, Silence
 from quire.core.errors import ConfigError, EngineDeadError, EngineError, HostLostError, PeerLostError
 from quire.core.logging import get_logger
@@ -39,9 +40,6 @@ logger = get_logger(__name__)
 
 REMINDER_SECONDS = 10.0
 SELDOM_SECONDS = 60.0
-LATE_SECONDS = 1.0
-"""A message that waited, because this process was busy or the network was cut, looks like a clock that is behind. So do
-those that waited after it, and they come at once; a clock is behind for longer."""
 
 
 class NodeListener(Protocol):
@@ -156,7 +154,7 @@ class ClusterHead:
         self._waiting: set[asyncio.Future[None]] = set()  # for nodes
         self._said = (0.0, "")  # the last reminder, and when: CLOCK_MONOTONIC seconds
         self._decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
-        self._late: dict[bytes, float] = {}  # by identity: since when a node's clock seems to be behind
+        self._clocks: dict[bytes, PeerClock] = {}  # by identity, of nodes that are not judged yet
         self._num_strangers = 0
         self._strangers, self._unread = _Seldom(), _Seldom()
         try:
@@ -267,11 +265,12 @@ class ClusterHead:
         facts = join.facts
         if identity in self._nodes:  # it has not seen our answer yet
             return
-        seconds_apart, now = join.clock - time.time(), time.monotonic()
-        if seconds_apart < -CLOCKS_APART_SECONDS and now - self._late.setdefault(identity, now) < LATE_SECONDS:
+        clock = self._clocks.setdefault(identity, PeerClock())
+        clock.hear(join.clock)
+        if clock.may_have_waited:
             return
-        self._late.pop(identity, None)
-        problem = obstacle(self._facts, facts, seconds_apart)
+        del self._clocks[identity]
+        problem = obstacle(self._facts, facts, clock.seconds_apart)
         if problem is None and self._elsewhere & set(facts.ranks):
             problem = "It has workers of another engine; give all nodes one --master-port and --data-parallel-size."
         if problem is not None:

@@ -1,13 +1,26 @@
 """Node 0's end of a check, over a real socket, and nodes that say what it cannot take."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from quire.core.cluster.check import CheckHead
-from quire.core.cluster.check_messages import CHECK, CheckStart, Hello, NodeReport, ToChecked, Verdict, checking
+from quire.core.cluster.check_messages import (
+    CHECK,
+    CheckStart,
+    Farewell,
+    Hello,
+    Measure,
+    Measured,
+    NodeReport,
+    ToChecked,
+    Verdict,
+    checking,
+)
+from quire.core.cluster.probe import Probe
 from quire.core.wire.channel import connect_dealer
 from tests.core.cluster.test_joining import HEAD, KEYS, NODE, run
 from tests.servers import free_port
@@ -42,3 +55,43 @@ def test_a_node_that_cannot_be_understood_is_told_so(
 
     run(test())
     assert caplog.text.count(problem) == 1  # and not each time
+
+
+@pytest.mark.parametrize(
+    ("ages", "pause", "problems"),
+    [
+        ([8, 7, 6, 0], 0.0, []),
+        ([20, 20], 0.5, ["Node 1 (there, 127.0.0.2): Its clock is -20 s from node 0's; synchronise the clocks (NTP)."]),
+    ],
+    ids=["messages-that-waited", "a-clock-that-is-behind"],
+)
+def test_a_message_that_waited_is_not_taken_for_a_clock_that_is_behind(
+    ages: list[float], pause: float, problems: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.core.cluster.peer_clock.LATE_SECONDS", 0.3)
+
+    async def test() -> None:
+        address, answers = f"127.0.0.1:{free_port()}", asyncio.Queue[list[bytes]]()
+        head, probe = CheckHead(CheckStart([address], KEYS, NodeReport(HEAD, "", 0, []))), Probe("127.0.0.1", KEYS)
+        node = connect_dealer(f"tcp://{address}", KEYS, answers.put_nowait)
+        try:
+            checking_all = asyncio.create_task(head.run(patience=30))
+            for age in ages:
+                node.send(checking(Hello(NodeReport(NODE, "", 0, []), probe.endpoint, time.time() - age)))
+                await asyncio.sleep(pause)
+            message: ToChecked | None = None
+            while not isinstance(message, Verdict):
+                _, payload = await answers.get()
+                message = msgspec.msgpack.decode(payload, type=ToChecked)
+                if isinstance(message, Measure):
+                    node.send(checking(Measured(1.0)))
+            node.send(checking(Farewell()))
+            findings = await checking_all
+            assert message.problems == findings.problems == problems
+            assert findings.seconds_apart[1] == pytest.approx(-ages[-1], abs=2)
+        finally:
+            node.close()
+            probe.close()
+            head.close()
+
+    run(test())

@@ -227,7 +227,7 @@ def test_a_clock_that_is_far_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_message_that_waited_is_not_taken_for_a_clock_that_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.core.cluster.head.LATE_SECONDS", 0.3)
+    monkeypatch.setattr("quire.core.cluster.peer_clock.LATE_SECONDS", 0.3)
 
     async def answer_to(address: str, *ages: float, pause: float = 0.0) -> ToNode:
         """Node 0's answer to messages that say that they are so many seconds old."""
