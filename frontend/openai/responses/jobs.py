@@ -110,6 +110,8 @@ class Jobs:
                     yield builder.start()
                     started = True
                 logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
+                if _ends_by_token(output) and not request.include_stop_str_in_output:
+                    logprobs = logprobs[:-1]  # that token is not of the text
                 job.note(output)
                 if frames := builder.add(events, logprobs):
                     yield frames
@@ -206,3 +208,8 @@ def _failure_code(error: Exception) -> str:
     if isinstance(error, OverloadedError):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, RequestError) else "server_error"
+
+
+def _ends_by_token(output: CompletionOutput) -> bool:
+    """Whether the last of the output's tokens is one that ended the answer."""
+    return output.finish_reason == "stop" and not isinstance(output.stop_reason, str)

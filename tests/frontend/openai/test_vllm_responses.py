@@ -91,8 +91,10 @@ def test_response_messages_are_told_on_request_alone_and_hide_what_is_hidden(url
     assert (len(hidden["input_messages"]), hidden["output_messages"]) == (1, [])
 
 
-def test_every_text_delta_has_its_logprobs(url: str) -> None:
-    events = events_of(url, PARIS, include=["message.output_text.logprobs"], top_logprobs=3)
+@pytest.mark.parametrize("stream_interval", [1, 100], ids=["tokens-alone", "tokens-together"])
+def test_every_text_delta_has_its_logprobs(url: str, stream_interval: int) -> None:
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 3, "stream_interval": stream_interval}
+    events = events_of(url, PARIS, **asked)
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     tokens = [entry["token"] for delta in deltas for entry in delta["logprobs"]]
     assert "".join(tokens) == "".join(delta["delta"] for delta in deltas) == "The capital of France is Paris."
