@@ -91,16 +91,20 @@ def test_response_messages_are_told_on_request_alone_and_hide_what_is_hidden(url
     assert (len(hidden["input_messages"]), hidden["output_messages"]) == (1, [])
 
 
-@pytest.mark.parametrize("stream_interval", [1, 100], ids=["tokens-alone", "tokens-together"])
-def test_every_text_delta_has_its_logprobs(url: str, stream_interval: int) -> None:
-    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 3, "stream_interval": stream_interval}
-    events = events_of(url, PARIS, **asked)
+def test_every_text_delta_has_its_logprobs(url: str) -> None:
+    events = events_of(url, PARIS, include=["message.output_text.logprobs"], top_logprobs=3)
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     tokens = [entry["token"] for delta in deltas for entry in delta["logprobs"]]
     assert "".join(tokens) == "".join(delta["delta"] for delta in deltas) == "The capital of France is Paris."
     for delta in deltas:
         assert delta["logprobs"]
         assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 3 for entry in delta["logprobs"])
+
+
+def test_logprobs_of_a_text_have_no_token_that_ended_it(url: str) -> None:
+    [message] = ask(url, PARIS, include=["message.output_text.logprobs"]).json()["output"]
+    [part] = message["content"]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"] == "The capital of France is Paris."
 
 
 @pytest.mark.parametrize("fields", [{"given": THINK}, {"given": QUESTION, "tools": TOOLS}, {"given": PARIS}])
