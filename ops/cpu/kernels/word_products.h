@@ -12,7 +12,7 @@ namespace quire {
 namespace widened {
 
 constexpr long WORDS_AHEAD = 4096;                // bytes from the codes that are read to those that are prefetched
-constexpr long MOST_FETCHING = 4;
+constexpr long MOST_FETCHING = 4;                 // passes of rows that share the prefetch of the next part
 constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;  // of a tile that is not alone
 
 // Rows of a tile that pass by at once. Where blocks end with few instructions, there are so few that their float32 sums
@@ -260,7 +260,7 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
     const long most_blocks = keeps ? Kept<X>::MOST_BLOCKS : blocks.count();
     std::fill_n(sums, count * tiles.rows * PANEL, 0.0f);
     alignas(64) Kept<X> kept;
-    // The passes that fetch the next part: few, so that it comes in time, but not one alone, which would wait for memory.
+    // The passes behind the first one fetch the next part. One alone would wait for memory.
     long num_fetching = -1;
     for (long tile = 0; tile < tiles.count; tile++) num_fetching += tiles.size(tile) > PASS_ROWS<X> ? 2 : 1;
     num_fetching = std::clamp(num_fetching, 1L, MOST_FETCHING);

@@ -182,6 +182,9 @@ def test_engines_that_read_gguf_files_share_one_of_each_kind(tmp_path: Path) -> 
         "OpenVINO": [{"output tok/s": 7.0}] * 2,
     }
     assert (tmp_path / "to_gguf.log").read_text().count("made\n") == 1
+    [row] = [row for row in ROWS if row.name == "offline-128-64-q8_0-kv8"]
+    compare.measure(row, engines, bench, 1, results)
+    assert list(results.rows[row.name]["runs"]) == ["OpenVINO"], "llama.cpp's script has no such cache"
     [row] = [row for row in ROWS if row.name == "stream-128-64"]
     compare.measure(row, engines, bench, 1, results)
     assert list(results.rows[row.name]["runs"]) == ["llama.cpp"]
