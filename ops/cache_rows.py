@@ -90,7 +90,7 @@ def encode(x: Tensor, dtype: torch.dtype, fixed: Tensor | None = None) -> Tensor
 def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The numbers of `rows` [..., row_size], as `encode` made them, in `dtype`: [..., head_dim].
 
-    Other bytes give finite numbers, too: a page may have served another kind of layer, and masked positions are read.
+    Bytes that it did not make may give infinities and NaN.
     """
     if rows.dtype not in LARGEST_CODE:
         return rows.to(dtype)
@@ -101,8 +101,9 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
         signed = codes.contiguous().view(rows.dtype)
     # A copy, because the bytes of a scale may lie anywhere.
     numbers = signed.float() * scales.clone(memory_format=torch.contiguous_format).view(torch.float32)
-    largest = largest_stored(dtype)
-    return numbers.nan_to_num_(0.0).clamp_(-largest, largest).to(dtype)
+    if dtype == torch.float16:
+        numbers.clamp_(-65504, 65504)  # a code may be greater than the number that was rounded to it
+    return numbers.to(dtype)
 
 
 def gather(cache: Tensor, slots: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
     """`q` [R * Q, heads, head_dim] of one group → the same shape. `lse` [R * Q, heads] is as in `attend`."""
     _, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[2]
-    keys, values = (decode(_gather(kv_cache, which, group), q.dtype) for which in (0, 1))
+    keys, values = (group.clear_unseen(decode(_gather(kv_cache, which, group), q.dtype)) for which in (0, 1))
     # Query heads that share a KV head lie side by side.
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]

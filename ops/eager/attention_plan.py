@@ -82,10 +82,21 @@ class Group:
     targets: Tensor | None  # flat indices for the results of `valid`; None: `tokens`
     query_positions: Tensor  # [R, Q] int64
     key_positions: Tensor  # [R, L] int64
+    unseen: Tensor | None  # indices into R * L of the keys after all that a row's queries see; None: none
     prefix: Tensor | None  # [R] int64: leading tokens that see each other; None: no query is one of them
     sight: Sight
     sees_all: bool  # every query sees every key
     _bias: Tensor | None = field(default=None, repr=False)
+
+    def clear_unseen(self, numbers: Tensor) -> Tensor:
+        """Writes zeros into `numbers` [heads * R, L, size], keys or values from the group's pages, where none is seen.
+
+        These may be any bytes: a page may have served another kind of layer. An infinity or NaN would stay, as neither
+        an addition of -inf to a score nor a product with a weight of 0 hides it.
+        """
+        if self.unseen is not None:
+            numbers.view(-1, self.num_rows * self.key_len, numbers.shape[-1]).index_fill_(1, self.unseen, 0)
+        return numbers
 
     def bias(self, begin: int, end: int) -> Tensor | None:
         """[R, 1, end - begin, L] float32 for queries `begin:end`: 0 for keys that a query sees, -inf for the others.
@@ -199,6 +210,8 @@ class AttentionPlan:
         key_start = first_page * self.block_size
         # Not cut within a page: a batched product of half-precision matrices is many times slower on a slice.
         key_len = num_pages * self.block_size
+        key_positions = key_start[:, None] + np.arange(key_len)
+        unseen = np.flatnonzero(key_positions >= pieces.reach[:, None])
         query_len = int(pieces.query_len.max())
         offsets = np.arange(query_len)
         is_valid = offsets < pieces.query_len[:, None]
@@ -216,7 +229,8 @@ class AttentionPlan:
             valid=None if valid is None else self._send(valid),
             targets=None if valid is None else self._send(tokens[valid]),
             query_positions=self._send((pieces.end - pieces.query_len)[:, None] + clipped),
-            key_positions=self._send(key_start[:, None] + np.arange(key_len)),
+            key_positions=self._send(key_positions),
+            unseen=self._send(unseen) if len(unseen) else None,
             prefix=self._send(pieces.prefix) if (pieces.end - pieces.query_len < pieces.prefix).any() else None,
             sight=sight,
             sees_all=query_len == 1 and sight == Sight(None, None) and bool((pieces.reach == key_len).all()),

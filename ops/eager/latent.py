@@ -106,7 +106,7 @@ def _attend_group(q: Tensor, cache: Tensor, group: Group, scale: float, rank: in
     """`q` [R * Q, heads, rank + rotary_dim] of one group → [R * Q, heads, rank]. `lse` [R * Q, heads] is filled."""
     num_heads = q.shape[1]
     rows = in_octets(cache).index_select(0, group.pages).view(group.num_rows, group.key_len, -1)
-    keys = decode_parts(rows.view(cache.dtype), (rank, q.shape[2] - rank), q.dtype)
+    keys = group.clear_unseen(decode_parts(rows.view(cache.dtype), (rank, q.shape[2] - rank), q.dtype))
     queries = q.view(group.num_rows, group.query_len, num_heads, -1)
     sums = None if lse is None else lse.view(group.num_rows, group.query_len, num_heads)
     step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))

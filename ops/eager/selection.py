@@ -22,7 +22,7 @@ def select_tokens(
     for group in batch.groups(Sight(None, None), num_heads, page_bytes):
         tokens: slice | Tensor = group.tokens
         rows = in_octets(cache).index_select(0, group.pages).view(group.num_rows, group.key_len, -1)
-        keys = decode(rows.view(cache.dtype), torch.float32)
+        keys = group.clear_unseen(decode(rows.view(cache.dtype), torch.float32))
         queries, factors = (x[tokens].view(group.num_rows, group.query_len, *x.shape[1:]).float() for x in (q, weights))
         step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
         parts = [
@@ -67,7 +67,7 @@ def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Sele
     out = torch.empty_like(q)
     for begin in range(0, num_tokens, step):
         part = slice(begin, begin + step)
-        rows = gather(cache, selection.slots[part].long())
+        rows = gather(cache, _seen_slots(selection, hidden, part))
         keys = decode_parts(rows, (q.shape[2], q_rotated.shape[2]), q.dtype)
         scores = torch.bmm(queries[part], keys.transpose(1, 2))
         if q.dtype == torch.float16:
@@ -93,7 +93,7 @@ def attend_tokens(
     out = torch.empty_like(queries)
     for begin in range(0, num_tokens, step):
         part = slice(begin, begin + step)
-        slots = selection.slots[part].long()
+        slots = _seen_slots(selection, hidden, part)
         keys, values = (
             x.to(q.dtype).unflatten(0, slots.shape).transpose(1, 2) for x in read_kv(kv_cache, slots.flatten())
         )
@@ -103,6 +103,12 @@ def attend_tokens(
         scores = (scores.float() * scale).masked_fill_(hidden[part, None, None], float("-inf"))
         out[part] = torch.matmul(torch.softmax(scores, dim=-1).to(q.dtype), values)
     return out.view(q.shape)
+
+
+def _seen_slots(selection: Selection, hidden: Tensor, part: slice) -> Tensor:
+    """The slots of some tokens, int64, with the first one in place of the hidden ones, where any bytes may lie."""
+    slots = selection.slots[part].long()
+    return torch.where(hidden[part], slots[:, :1], slots)
 
 
 def best_rows(q: Tensor, weights: Tensor, rows: CacheRows, top_k: int, scale: float) -> Tensor:

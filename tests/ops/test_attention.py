@@ -17,11 +17,17 @@ from quire.ops.latent import Selection
 torch.set_num_threads(1)
 
 
-def garbage_bytes(shape: tuple[int, ...], byte: int | None) -> Tensor:
-    """uint8 of this value, or any; 0x46 is a scale of 12,689."""
+GARBAGE = [0x7F, 0xFF, None]
+"""Bytes of a page that served another kind of layer; None: any."""
+
+
+def garbage_memory(shape: tuple[int, ...], dtype: torch.dtype, byte: int | None) -> Tensor:
+    """Memory in which each byte has this value, or any; 0x46 is a number, or a scale, of 12,689."""
+    num_bytes = (*shape[:-1], shape[-1] * dtype.itemsize)
     if byte is not None:
-        return torch.full(shape, byte, dtype=torch.uint8)
-    return torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
+        return torch.full(num_bytes, byte, dtype=torch.uint8).view(dtype)
+    random = torch.Generator().manual_seed(7)
+    return torch.randint(256, num_bytes, dtype=torch.uint8, generator=random).view(dtype)
 
 
 class Step:
@@ -47,7 +53,7 @@ class Step:
         """The cache has the dtype of keys and values, if no other is given.
 
         With `given_back`, a window, page 0 replaces the pages that no token of the step sees. Between pages lie
-        `page_gap` numbers that belong to no page. In a cache of codes, the `garbage` is this byte; None: any bytes.
+        `page_gap` numbers that belong to no page. The `garbage` is this byte; None: any bytes.
         """
         random = torch.Generator().manual_seed(seed)
         self.query_lens = np.array([query_len for query_len, _ in rows])
@@ -60,13 +66,9 @@ class Step:
         cache_dtype = cache_dtype or dtype
         _, *page = ops.kv_cache_shape(num_pages, block_size, num_kv_heads, head_dim, cache_dtype)
         shape = (num_pages, math.prod(page) + page_gap)
-        if cache_dtype in LARGEST_CODE:
-            memory = garbage_bytes(shape, garbage)
-            memory[0] = 0xFF  # NaN
-            memory = memory.view(cache_dtype)
-        else:
-            memory = torch.full(shape, 1e4).to(cache_dtype)
-            memory[0] = torch.nan
+        memory = garbage_memory(shape, cache_dtype, garbage)
+        memory.view(torch.uint8)[0] = 0xFF  # NaN
+        if cache_dtype not in LARGEST_CODE:
             memory[:, math.prod(page) :] = torch.nan
         self.between = memory[:, math.prod(page) :]
         self.kv_cache = memory[:, : math.prod(page)].unflatten(1, page)

@@ -12,17 +12,13 @@ from quire.ops.backend import Backend
 from quire.ops.cache_rows import LARGEST_CODE, SCALE_BYTES, decode, encode, row_size
 from quire.ops.eager import attention, attention_plan, backend, latent, selection
 from quire.ops.latent import Selection
-from tests.ops.test_attention import MIXED, Step
+from tests.ops.test_attention import GARBAGE, MIXED, Step
 
 torch.set_num_threads(1)
 
 CODES = list(LARGEST_CODE)
 STEPS = {torch.int8: 1 / 127, torch.uint8: 1 / 7, torch.float8_e4m3fn: 2**-3, torch.float8_e5m2: 2**-2}
 """Distances of codes: of integers as a part of the greatest number, of floats as a part of the number itself."""
-
-
-GARBAGE = [0x7F, 0xFF, None]
-"""Bytes of a page that served another kind of layer; None: any."""
 
 
 def note_decoded(monkeypatch: pytest.MonkeyPatch, cache_dtype: torch.dtype) -> list[int]:
@@ -136,19 +132,24 @@ def test_attention_reads_codes_in_place(
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-3)
 
 
-@pytest.mark.parametrize("cache_dtype", CODES)
+@pytest.mark.parametrize("cache_dtype", [*CODES, None])
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_another_kind_of_layer_left_behind_does_no_harm(
-    cache_dtype: torch.dtype, garbage: int | None, dtype: torch.dtype
+    ops: Backend, cache_dtype: torch.dtype | None, garbage: int | None, dtype: torch.dtype
 ) -> None:
-    """Plain torch reads masked positions, too."""
+    """Plain torch reads masked positions, too. The last token of both rows' selections is not written."""
     step, own = (
-        Step(bind("cuda"), [(1, 37), (5, 40)], dtype=dtype, cache_dtype=cache_dtype, garbage=each)
-        for each in (garbage, 0)
+        Step(ops, [(1, 37), (5, 40)], dtype=dtype, cache_dtype=cache_dtype, garbage=each) for each in (garbage, 0)
     )
     for form in ({}, {"softcap": 5.0, "window": 33}):
         assert torch.equal(step.run(**form), own.run(**form))
+    slots = torch.from_numpy(step.block_tables[[0, 1, 1, 1, 1, 1], 2:3] * 16) + torch.tensor([0, 3, 4, 15])
+    selection = Selection(slots.int(), torch.full((6,), 3))
+    got, expected = (
+        each.ops.selected_attention(each.q, each.kv_cache, selection, scale=step.scale) for each in (step, own)
+    )
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("cache_dtype", CODES)

@@ -15,8 +15,8 @@ from quire.ops.cpu import NativeBackend
 from quire.ops.eager import attention_plan
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.latent import CacheRows, Selection
-from tests.ops.test_attention import garbage_bytes
-from tests.ops.test_cache_rows import CODES, GARBAGE, STEPS, note_decoded
+from tests.ops.test_attention import GARBAGE, garbage_memory
+from tests.ops.test_cache_rows import CODES, STEPS, note_decoded
 
 torch.set_num_threads(1)
 
@@ -58,13 +58,9 @@ class Step:
         order = (torch.randperm(num_pages - 1, generator=random) + 1).tolist()
         tables = np.full((len(rows), int(counts.max()) + 1), 10**6, np.int32)  # ids past a row's pages do not exist
         shape = (num_pages, block_size + 1, row + 8)
-        if cache_dtype in LARGEST_CODE:
-            memory = garbage_bytes(shape, garbage)
-            memory[0] = 0xFF  # NaN; no row has this page
-        else:
-            memory = torch.full(shape, 1e4).to(cache_dtype)
-            memory[0] = torch.nan
-        self.cache = memory.view(cache_dtype)[:, :block_size, :row]
+        memory = garbage_memory(shape, cache_dtype, garbage)
+        memory.view(torch.uint8)[0] = 0xFF  # NaN; no row has this page
+        self.cache = memory[:, :block_size, :row]
         self.latents: list[Tensor] = []
         slots = []
         for row, (query_len, seq_len) in enumerate(rows):
@@ -434,18 +430,21 @@ def test_the_kernels_take_codes(
     assert step.run_partly()[0].isfinite().all()
 
 
-@pytest.mark.parametrize("cache_dtype", CODES)
+@pytest.mark.parametrize("cache_dtype", [*CODES, None])
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_another_kind_of_layer_left_behind_does_no_harm(
-    cache_dtype: torch.dtype, garbage: int | None, dtype: torch.dtype
+    ops: Backend, cache_dtype: torch.dtype | None, garbage: int | None, dtype: torch.dtype
 ) -> None:
     """Plain torch reads masked positions, too."""
-    step, own = (
-        Sparse(bind("cuda"), [(1, 37), (5, 40)], dtype=dtype, cache_dtype=cache_dtype, garbage=each)
-        for each in (garbage, 0)
-    )
-    for got, expected in zip((*step.run_partly(), *step.select(9)), (*own.run_partly(), *own.select(9)), strict=True):
+    results = []
+    for each in (garbage, 0):
+        step = Sparse(ops, [(1, 37), (5, 40)], dtype=dtype, cache_dtype=cache_dtype, garbage=each)
+        selection = step.select(9)
+        past = torch.from_numpy(step.tables[:, 2:3] * 16 + 15).repeat_interleave(torch.tensor([1, 5]), dim=0)
+        padded = Selection(torch.cat((selection.slots, past.int()), dim=1), selection.counts)
+        results.append((*step.run_partly(), *selection, step.attend(padded)))
+    for got, expected in zip(*results, strict=True):
         assert torch.equal(got, expected)
 
 
