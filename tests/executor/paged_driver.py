@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.ops.backend import AttentionBatch
 from quire.ops.cache_rows import LARGEST_CODE
 from quire.ops.recurrent import StateRows
+
+DEVICE = os.environ.get("QUIRE_TEST_DEVICE", "cpu")
+"""Where tests compute what they compare with Transformers; see `scripts/gpu_check`."""
 
 _OTHER_NAMES = {
     "n_head": "num_attention_heads", "n_embd": "hidden_size", "n_layer": "num_hidden_layers",
@@ -60,7 +64,7 @@ def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> M
 def model_context(
     spec: ModelSpec,
     *,
-    device: str = "cpu",
+    device: str = DEVICE,
     group: ParallelGroup | None = None,
     load: LoadConfig | None = None,
     layers: range | None = None,
@@ -108,7 +112,7 @@ class PagedDriver:
         max_tokens: int,
         *,
         block_size: int = 16,
-        device: str = "cpu",
+        device: str = DEVICE,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """`dtype` is that of the cache; layers that take no codes have float32 instead of them."""
@@ -180,7 +184,7 @@ class PagedDriver:
         for row in rows:
             self.tokens[row] += new_tokens[row]
             self._give_back(row)
-        return dict(zip(rows, logits.split(query_lens.tolist()), strict=True))
+        return dict(zip(rows, logits.cpu().split(query_lens.tolist()), strict=True))
 
     def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Greedy continuations of all prompts together; the whole prompts in the first step."""
