@@ -90,7 +90,7 @@ def test_weights_become_the_codes_that_they_become_on_the_cpu(
     folder = checkpoint("qwen3_moe")
     gpu, cpu = (scores_on(device, folder, quantization=quantization) for device in ("cuda", "cpu"))
     plain = scores_on("cuda", folder)
-    assert 0 < (gpu - plain).abs().mean(), "weights of few bits change the scores"
+    assert (gpu - plain).abs().mean() > 0, "weights of few bits change the scores"
     assert (gpu - cpu).abs().mean() < max(0.1 * (gpu - plain).abs().mean().item(), 1e-2)
 
 

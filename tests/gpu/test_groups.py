@@ -1,4 +1,4 @@
-"""Collectives over NCCL, as far as one device goes: a group of one rank. Skipped without one; see `scripts/gpu_check`."""
+"""Collectives over NCCL, as far as one device goes: a group of one rank. See `scripts/gpu_check`."""
 
 from collections.abc import Iterator
 from pathlib import Path
