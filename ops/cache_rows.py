@@ -26,7 +26,7 @@ _SMALLEST = 1e-30
 
 
 def row_size(size: int, dtype: torch.dtype) -> int:
-    """Elements of a row of `size` numbers in a cache of `dtype`.
+    """Elements of a row of `size` numbers in a cache of `dtype`; codes have a scale even for none.
 
     Raises:
         ValueError: codes of four bits cannot hold an odd number of numbers.
@@ -74,7 +74,7 @@ def encode(x: Tensor, dtype: torch.dtype, fixed: Tensor | None = None) -> Tensor
         scales = fixed.expand(*x.shape[:-1], 1).contiguous()
         values = (full / scales).clamp(-most_code, most_code)
     else:
-        most = full.abs().amax(dim=-1, keepdim=True)
+        most = full.abs().amax(dim=-1, keepdim=True) if full.shape[-1] else full.sum(dim=-1, keepdim=True)
         is_empty = most < _SMALLEST
         scales = (most / most_code).masked_fill(is_empty, 0)
         values = full * (most_code / most).masked_fill(is_empty, 0)

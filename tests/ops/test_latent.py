@@ -137,6 +137,7 @@ def test_a_cache_of_another_dtype(ops: Backend) -> None:
 @pytest.mark.parametrize("cache_dtype", CODES)
 @pytest.mark.parametrize(("heads", "rank", "rotary_dim", "dtype"), [
     (4, 24, 12, torch.float32), (16, 66, 10, torch.float32), (1, 512, 64, torch.bfloat16), (40, 64, 32, torch.float16),
+    (4, 24, 0, torch.float32),
 ])  # fmt: skip
 def test_latents_are_read_as_codes(
     ops: Backend, cache_dtype: torch.dtype, heads: int, rank: int, rotary_dim: int, dtype: torch.dtype
@@ -262,13 +263,14 @@ def test_rotate_and_store(ops: Backend, dtype: torch.dtype, is_interleaved: bool
 
 @pytest.mark.parametrize("cache_dtype", CODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_latents_are_stored_as_codes(ops: Backend, cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("size", [12, 0])
+def test_latents_are_stored_as_codes(ops: Backend, cache_dtype: torch.dtype, dtype: torch.dtype, size: int) -> None:
     """Latents and rotated keys with a scale each; what is not finite has become so; nothing else is written."""
     torch.manual_seed(0)
-    rank, size, slots = 30, 12, torch.tensor([7, 0, 11])
+    rank, slots = 30, torch.tensor([7, 0, 11])
     latent = torch.randn(3, rank + size).to(dtype)
     latent[0, rank:] *= 50
-    latent[1, rank + 2], latent[2, rank + 3] = torch.nan, torch.inf
+    latent[1, rank + 2 :][:1], latent[2, rank + 3 :][:1] = torch.nan, torch.inf
     weight, (cos, sin) = (torch.rand(rank) + 0.5).to(dtype), torch.randn(2, 3, 1, size).to(dtype)
     row = row_size(rank, cache_dtype) + row_size(size, cache_dtype)
     plain, memory = torch.zeros(3, 4, rank + size, dtype=dtype), torch.zeros(3, 4, row + 4, dtype=torch.uint8)
@@ -283,7 +285,8 @@ def test_latents_are_stored_as_codes(ops: Backend, cache_dtype: torch.dtype, dty
         for rows in (stored, in_rows(expected, (rank, size), cache_dtype))
     )
     assert got.isfinite().all()
-    for part, own in zip(got.split((rank, size), dim=1), expected.split((rank, size), dim=1), strict=True):
+    sizes = (rank, size) if size else (rank,)
+    for part, own in zip(got.split(sizes, dim=1), expected.split(sizes, dim=1), strict=True):
         step = own.abs().amax(dim=-1, keepdim=True) * max(STEPS[cache_dtype], 1e-3)
         assert ((part - own).abs() <= 1.001 * step).all()
     assert (got == expected).float().mean() > 0.95
