@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantisation import cuts
+from quire.executor.weights.quantisation.by_layer import check_mxfp4
 from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, mxfp4
 from quire.executor.weights.quantisation.scheme import Part
 from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource
@@ -153,6 +154,7 @@ class Mxfp4Experts(FusedExperts):
 
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         _, hidden_size, size = shape
+        check_mxfp4(context.scheme, _mixture(self.gate_up, self.down))
         gate_up = self._quantised(context, self.gate_up, shape.num_experts, index, (2 * size, hidden_size))
         down = self._quantised(context, self.down, shape.num_experts, index, (hidden_size, size))
         rows = torch.arange(2 * size)

@@ -10,8 +10,9 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.weights.quantisation.checkpoint_format import Exclusions
-from quire.executor.weights.quantisation.online import Online
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantisation.notes import note_experts
+from quire.executor.weights.quantisation.online import Online, to_mxfp4
+from quire.executor.weights.quantisation.scheme import LinearScheme, Part
 from quire.executor.weights.quantisation.unquantised import Unquantised
 from quire.executor.weights.readers import TensorSource
 from quire.ops.backend import LinearWeight
@@ -51,6 +52,15 @@ class ByLayer:
     def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
         return self._scheme([part.name, "lm_head"], self.linear).for_head(rows, part)
 
+    def check_mxfp4(self, mixture: str) -> None:
+        """See `check_mxfp4`."""
+        asked = self._scheme([mixture], self.experts)
+        if isinstance(asked, Online) and asked is not self.linear and asked.rounding is not to_mxfp4:
+            raise ModelLoadError(
+                f"--quantization-config asks for another format of {mixture}, which the checkpoint has in MXFP4, and "
+                "which stay so: let moe and targets leave them out, or take a checkpoint of 16 bits."
+            )
+
     def say_plain(self) -> None:
         """See `Online.say_plain`; and warns of names and patterns that are for no layer."""
         for scheme in {id(each): each for each in (self.linear, self.experts, *self.rules.values())}.values():
@@ -74,3 +84,15 @@ class ByLayer:
                 f"--quantization-config: {' and '.join(found)} are both for the layer {names[0]}; let one name it."
             )
         return next(iter(found.values()), otherwise)
+
+
+def check_mxfp4(scheme: LinearScheme, mixture: str) -> None:
+    """Says that experts which a checkpoint has in MXFP4 stay so, if `scheme` makes other layers smaller.
+
+    Raises:
+        ModelLoadError: it has another format for these experts than for layers in general.
+    """
+    if isinstance(scheme, ByLayer):
+        scheme.check_mxfp4(mixture)
+    if isinstance(scheme, Online | ByLayer):
+        note_experts()

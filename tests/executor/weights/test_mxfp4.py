@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +12,18 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire.core.config.load import LoadConfig
+from quire.core.config.quantization import Quantization
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import held_bytes
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.weights.quantisation import notes
 from quire.executor.weights.quantisation.four_bit_floats import mxfp4
 from quire.ops.quantised import dequantise
 from tests.executor.memory.test_dry_build import dry_model
 from tests.executor.models.test_models import expected_logprobs
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
 from tests.executor.thread_group import on_every_rank
+from tests.executor.weights.test_by_layer import asked
 
 torch.set_num_threads(1)
 
@@ -107,3 +111,32 @@ def test_other_gates_are_computed_by_the_class_of_transformers(
         ModelLoadError, match=r"swiglu_\w+ [\d.]+ is not supported with experts that are quantised; only "
     ):
         load_model(read_spec(folders[0], **gates))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "says"),
+    [
+        (None, False),
+        ("int8", True),
+        (asked(None, linear="int8"), True),
+        (asked("int8", ignore=["experts"]), True),
+        (asked(None, linear="int8", moe="mxfp4"), True),
+    ],
+)
+def test_experts_stay_and_the_log_says_so(
+    quantization: Quantization | None, says: bool, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    notes._say.cache_clear()  # another test may have heard it
+    caplog.set_level("INFO")
+    load_model(read_spec(folders[0]), quantization=quantization)
+    said = [record.getMessage() for record in caplog.records if "experts" in record.getMessage()]
+    assert [each.partition(",")[0] for each in said] == ["experts stay in MXFP4"] * says
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"moe": "int8"}, {"linear": "fp8", "moe": "int4"}, {"targets": {"experts": "int8"}}, {"targets": {"*": "fp8"}}],
+)
+def test_another_format_of_these_experts_is_refused(config: dict[str, Any], folders: tuple[Path, Path]) -> None:
+    with pytest.raises(ModelLoadError, match=r"another format of model\.layers\.0\.mlp\.experts, .* MXFP4"):
+        load_model(read_spec(folders[0]), quantization=asked(None, **config))
