@@ -6,9 +6,11 @@ callback as a list of frames. On TCP, CURVE keys encrypt messages and admit peer
 
 import asyncio
 import hashlib
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import zmq
@@ -21,6 +23,9 @@ faster than we read would stop it."""
 CONNECT_SECONDS = 3.0
 """How long a peer to come may leave a connection unanswered; another attempt looks its name up again. The system's own
 limit is two minutes."""
+
+UNBIND_MS = 1000
+"""How long the end of a listening socket is waited for. It takes the time in which two threads take turns."""
 
 OnMessage = Callable[[list[bytes]], None]
 
@@ -52,12 +57,20 @@ class Channel:
 
     Args:
         attendants: channels that end with this one.
+        before_close: called before the socket is closed.
     """
 
-    def __init__(self, socket: zmq.Socket, on_message: OnMessage, attendants: Sequence["Channel"] = ()) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket,
+        on_message: OnMessage,
+        attendants: Sequence["Channel"] = (),
+        before_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._socket = socket
         self._on_message = on_message
         self._attendants = attendants
+        self._before_close = before_close
         self._loop = asyncio.get_running_loop()
         self._fd: int = socket.FD
         self._loop.add_reader(self._fd, self._drain)
@@ -89,10 +102,13 @@ class Channel:
         return True
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stops listening. Unsent messages get `linger_ms` to leave."""
+        """Stops listening; the port is free at once. Unsent messages get `linger_ms` to leave."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
-            self._socket.close(linger=linger_ms)
+            self._socket.linger = linger_ms
+            self._before_close()
+            self._socket.disable_monitor()  # else ZeroMQ's thread waits for ever with news that nobody hears any more
+            self._socket.close()
             for attendant in self._attendants:
                 attendant.close()
 
@@ -146,17 +162,18 @@ def bind_router(
     socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret
     if listen_fd is not None:
         socket.setsockopt(zmq.USE_FD, listen_fd)
-    failures = _watch_handshakes(socket, on_stranger)
+    failures = _watch_handshakes(socket, on_stranger, zmq.EVENT_CLOSED)
     try:
         socket.bind(address)
     except zmq.ZMQError:
+        socket.disable_monitor()
         failures.close()
         context.destroy(linger=0)
         raise
-    channel = Channel(socket, on_message, [failures, _keep_door(door, keys.client_public)])
+    attendants = [failures, _keep_door(door, keys.client_public)]
+    channel = Channel(socket, on_message, attendants, partial(_stop_listening, socket, failures._socket))
     # If nobody closes the channel: a context that is garbage together with its sockets would wait for them for ever.
-    sockets = socket, door, failures._socket
-    weakref.finalize(channel, lambda *_: context.destroy(linger=0), *sockets).atexit = False
+    weakref.finalize(channel, _destroy, context, socket, door, failures._socket).atexit = False
     return channel
 
 
@@ -206,12 +223,41 @@ def _keep_door(door: zmq.Socket[bytes], client_public: bytes) -> Channel:
     return channel
 
 
-def _watch_handshakes(socket: zmq.Socket[bytes], on_failure: Callable[[], None]) -> Channel:
-    """Calls `on_failure` for each connection of `socket` whose handshake fails, whichever side refuses."""
+def _watch_handshakes(socket: zmq.Socket[bytes], on_failure: Callable[[], None], others: int = 0) -> Channel:
+    """Calls `on_failure` for each connection of `socket` whose handshake fails, whichever side refuses.
+
+    Args:
+        others: events that somebody else awaits.
+    """
     failures = (
         zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     )
-    return Channel(socket.get_monitor_socket(failures), lambda frames: on_failure())
+
+    def on_event(frames: list[bytes]) -> None:
+        if _event_of(frames) & failures:
+            on_failure()
+
+    return Channel(socket.get_monitor_socket(failures | others), on_event)
+
+
+def _stop_listening(socket: zmq.Socket[bytes], events: zmq.Socket[bytes]) -> None:
+    """Returns when ZeroMQ's thread has closed the listening socket, so that another one may have its port."""
+    socket.unbind(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    while events.poll(UNBIND_MS):
+        if _event_of(events.recv_multipart()) == zmq.EVENT_CLOSED:
+            break
+
+
+def _event_of(frames: list[bytes]) -> int:
+    """The number of an event: see zmq_socket_monitor(3)."""
+    return int.from_bytes(frames[0][:2], sys.byteorder)
+
+
+def _destroy(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], *others: zmq.Socket[bytes]) -> None:
+    """Ends a context with its sockets, of which the first is watched: see `Channel.close`. They are kept until then."""
+    if not socket.closed:
+        socket.disable_monitor()
+    context.destroy(linger=0)
 
 
 def _unbounded(socket: zmq.Socket) -> None:
