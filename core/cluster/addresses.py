@@ -1,15 +1,20 @@
 """Addresses of this host and of other nodes. Sockets between nodes are bound to one address, never to all."""
 
+import asyncio
+import contextlib
 import socket
+import threading
 
 import psutil
 
 from quire.core import envs
 from quire.core.errors import ConfigError
 
+_ANY = "0.0.0.0"
+
 
 def resolve(host: str, source: str) -> str:
-    """The IPv4 address of a host name; an address stays as it is.
+    """The IPv4 address of a host name; an address stays as it is. May take as long as a name server does.
 
     Args:
         source: the option that has it, for the message.
@@ -17,28 +22,93 @@ def resolve(host: str, source: str) -> str:
     Raises:
         ConfigError: there is no such host, or the address stands for all interfaces.
     """
+    check_host(host, source)
     try:
-        address = socket.gethostbyname(host)  # of IPv4
-    except (OSError, UnicodeError):
+        [address, *_] = _addresses_of(host)
+    except OSError:
         raise ConfigError(f"{source} {host!r} has no IPv4 address; name a host that all nodes reach.") from None
-    if address == "0.0.0.0":
-        raise ConfigError(f"{source} {host} stands for all interfaces; name one address that all nodes reach.")
+    check_host(address, source)
     return address
 
 
-def own_address(towards: str) -> str:
-    """This host's address for other nodes: QUIRE_HOST_IP, else the one from which packets go to `towards`."""
-    named = envs.read("HOST_IP")
-    if named:
-        return resolve(named, "QUIRE_HOST_IP")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def check_host(host: str, source: str) -> None:
+    """Refuses what can never be another host's name or address. Looks nothing up. As `resolve`."""
+    if host == _ANY:
+        raise ConfigError(f"{source} {host} stands for all interfaces; name one address that all nodes reach.")
+    if not _can_be_host(host):
+        raise ConfigError(f"{source} {host!r} is neither a name nor an IPv4 address; name a host that all nodes reach.")
+
+
+def _can_be_host(host: str) -> bool:
+    if not host.strip("0123456789."):  # a name has a letter in its last part
         try:
-            probe.connect((towards, 9))  # sends nothing
+            socket.inet_aton(host)
+        except OSError:
+            return False
+    try:
+        return ":" not in host and bool(host.encode("idna"))
+    except UnicodeError:
+        return False
+
+
+async def look_up(host: str) -> list[str]:
+    """The IPv4 addresses that a host name has now; an address stays as it is.
+
+    A name server may take many seconds to answer. Neither the event loop waits for it nor the end of this process.
+
+    Raises:
+        OSError: it has none, or no name server says so.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def give(addresses: list[str], error: OSError | None) -> None:
+        if found.done():  # nobody waits any more
+            return
+        if error is None:
+            found.set_result(addresses)
+        else:
+            found.set_exception(error)
+
+    def ask() -> None:
+        addresses, failure = [], None
+        try:
+            addresses = _addresses_of(host)
         except OSError as error:
-            raise ConfigError(
-                f"There is no route to {towards} ({error.strerror}); see --master-addr, or name this host's own "
-                "address in QUIRE_HOST_IP."
-            ) from None
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(give, addresses, failure)
+
+    threading.Thread(target=ask, name="look-up", daemon=True).start()
+    return await found
+
+
+def _addresses_of(host: str) -> list[str]:
+    return [str(place[0]) for *_, place in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)]
+
+
+def named_address() -> str:
+    """This host's address for other nodes, if QUIRE_HOST_IP says it; else empty.
+
+    Raises:
+        ConfigError: no interface of this host has it.
+    """
+    named = envs.read("HOST_IP")
+    if not named:
+        return ""
+    address = resolve(named, "QUIRE_HOST_IP")
+    interface_of(address)
+    return address
+
+
+def address_towards(other: str) -> str:
+    """This host's address from which packets go to another one.
+
+    Raises:
+        OSError: there is no way to it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))  # sends nothing
         return probe.getsockname()[0]
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import time
+from typing import Any
 
 import msgspec
 import zmq
+from msgspec.structs import replace
 
 from quire.core.cluster.check_messages import (
     CHECK,
@@ -22,6 +24,7 @@ from quire.core.cluster.check_messages import (
 )
 from quire.core.cluster.membership import MANY_REBUFFS
 from quire.core.cluster.probe import Probe
+from quire.core.cluster.way_to_head import WayToHead
 from quire.core.errors import EngineError
 from quire.core.logging import get_logger
 from quire.core.wire.channel import connect_dealer
@@ -36,13 +39,14 @@ class CheckNode:
 
     def __init__(self, start: CheckStart) -> None:
         self._start = start
-        self._probe = Probe(start.report.facts.address, start.keys)
+        self._probe: Probe | None = None  # once this host's address is known
         self._decoder: msgspec.msgpack.Decoder[ToChecked] = msgspec.msgpack.Decoder(ToChecked)
         self._verdict: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._heard_at: float | None = None
         self._num_rebuffs = 0
         self._measuring: set[asyncio.Task[None]] = set()
-        self._channel = connect_dealer(f"tcp://{start.head}", start.keys, self._on_frames, on_rebuff=self._on_rebuff)
+        self._channel = connect_dealer(None, start.keys, self._on_frames, on_rebuff=self._on_rebuff)
+        self._way = WayToHead(start.head, self._channel, start.report.facts.address)
 
     async def run(self, patience: float) -> list[str]:
         """Takes part until node 0 ends the check. Returns the problems of the cluster.
@@ -51,8 +55,16 @@ class CheckNode:
             patience: seconds to wait for node 0's first answer.
 
         Raises:
+            ConfigError: this host does not have its address.
             EngineError: node 0 does not answer (any more).
         """
+        following = asyncio.create_task(self._way.follow())
+        try:
+            return await self._take_part(patience, following)
+        finally:
+            following.cancel()
+
+    async def _take_part(self, patience: float, following: asyncio.Task[None]) -> list[str]:
         logger.info("waiting for node 0 at %s, %.0f s at most", self._start.head, patience)
         started_at = time.monotonic()
         while not self._verdict.done():
@@ -61,15 +73,28 @@ class CheckNode:
                 raise EngineError(self._why_nobody_answers(patience))
             if self._heard_at is not None and now - self._heard_at > SILENCE_SECONDS:
                 raise EngineError(f"Node 0 at {self._start.head} has been silent for {SILENCE_SECONDS:.0f} s.")
-            self._tell(Hello(self._start.report, self._probe.endpoint, time.time()))
-            await asyncio.wait([self._verdict], timeout=HELLO_SECONDS)
+            self._say_hello()
+            news: list[asyncio.Future[Any]] = [self._verdict, following]
+            await asyncio.wait(news, timeout=HELLO_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
         return self._verdict.result()
+
+    def _say_hello(self) -> None:
+        address = self._way.own_address
+        if not address:
+            return
+        if self._probe is None:
+            self._probe = Probe(address, self._start.keys)
+        report = replace(self._start.report, facts=replace(self._start.report.facts, address=address))
+        self._way.is_connected = self._tell(Hello(report, self._probe.endpoint, time.time()))
 
     def close(self) -> None:
         """Closes the connections. Idempotent."""
         for task in self._measuring:
             task.cancel()
-        self._probe.close()
+        if self._probe is not None:
+            self._probe.close()
         self._channel.close(linger_ms=500)
 
     def _why_nobody_answers(self, patience: float) -> str:
@@ -79,7 +104,7 @@ class CheckNode:
                 "QUIRE_JOIN_TOKEN on all nodes."
             )
         return (
-            f"No `quire check-cluster` of node 0 answered at {self._start.head} within {patience:g} s; see "
+            f"No `quire check-cluster` of node 0 answered at {self._way} within {patience:g} s; see "
             "--master-addr and --master-port, and whether a firewall or a server that already runs is there."
         )
 
@@ -102,8 +127,11 @@ class CheckNode:
         self._num_rebuffs += 1
 
     async def _measure(self, quantity: Quantity, endpoint: str) -> None:
+        assert self._probe is not None  # node 0 has seen its endpoint
         self._tell(Measured(await self._probe.measure(quantity, endpoint)))
 
-    def _tell(self, message: FromChecked) -> None:
-        with contextlib.suppress(zmq.Again):  # there is no connection
-            self._channel.send(checking(message))
+    def _tell(self, message: FromChecked) -> bool:
+        """False: there is no connection."""
+        with contextlib.suppress(zmq.Again):
+            return self._channel.send(checking(message))
+        return False

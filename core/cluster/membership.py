@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 import zmq
+from msgspec.structs import replace
 
 from quire.core.cluster.facts import ADDRESS_FLAGS, NodeFacts
 from quire.core.cluster.messages import (
@@ -35,6 +36,7 @@ from quire.core.cluster.messages import (
     control,
 )
 from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS, Silence
+from quire.core.cluster.way_to_head import WayToHead
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.core.wire.channel import Channel, CurveKeys, connect_dealer
@@ -63,10 +65,10 @@ class Membership:
     """One membership, from joining to its end. Use from one event loop.
 
     Args:
-        head: node 0's name or address, and port. A name is looked up whenever a connection is tried, because node 0
-            may come back at another address.
+        head: node 0's name or address, and port. A name is looked up until there is a connection, because a name server
+            may know it late, and node 0 may come back at another address.
         keys: of the join token.
-        facts: this node's.
+        facts: this node's. Without an address, it has the one from which packets go to node 0.
     """
 
     def __init__(self, head: str, keys: CurveKeys, facts: NodeFacts, listener: MemberListener) -> None:
@@ -78,7 +80,13 @@ class Membership:
         self._num_rebuffs = 0  # since the last reminder
         self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._channel: Channel = connect_dealer(f"tcp://{head}", keys, self._on_frames, on_rebuff=self._on_rebuff)
+        self._channel: Channel = connect_dealer(None, keys, self._on_frames, on_rebuff=self._on_rebuff)
+        self._way = WayToHead(head, self._channel, facts.address)
+
+    @property
+    def facts(self) -> NodeFacts:
+        """This node's. They have its address once it has joined."""
+        return replace(self._facts, address=self._way.own_address)
 
     async def run(self, on_joined: Callable[[], None] = lambda: None) -> str:
         """Joins, and returns when this node is no member any more, with the reason.
@@ -91,7 +99,7 @@ class Membership:
         """
         await self._join()
         if not self._ended.done():
-            logger.info("%s has joined node 0 at %s", self._facts, self._head)
+            logger.info("%s has joined node 0 at %s", self.facts, self._head)
             on_joined()
         while not self._ended.done():
             if self._silence.is_too_long():
@@ -105,16 +113,21 @@ class Membership:
         """Returns when node 0 has taken this node in, or the membership has ended. Says now and then that it waits."""
         said_at = time.monotonic() - REMINDER_SECONDS + 2 * JOIN_SECONDS  # nothing if node 0 is there at once
         pause = FIRST_JOIN_SECONDS
-        while not (self._joined.done() or self._ended.done()):
-            self._try_to_tell(Join(self._facts, time.time()))
-            news: list[asyncio.Future[Any]] = [self._joined, self._ended]
-            await asyncio.wait(news, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            pause = min(2 * pause, JOIN_SECONDS)
-            if time.monotonic() - said_at >= REMINDER_SECONDS and not self._joined.done():
-                said_at = time.monotonic()
-                logger.warning("%s", self._what_is_missing())
-        if self._joined.done():
-            self._joined.result()
+        following = asyncio.create_task(self._way.follow())
+        news: list[asyncio.Future[Any]] = [self._joined, self._ended, following]
+        try:
+            while not any(each.done() for each in news):
+                self._way.is_connected = self._try_to_tell(Join(self.facts, time.time()))
+                await asyncio.wait(news, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                pause = min(2 * pause, JOIN_SECONDS)
+                if time.monotonic() - said_at >= REMINDER_SECONDS and not self._joined.done():
+                    said_at = time.monotonic()
+                    logger.warning("%s", self._what_is_missing())
+            for each in (following, self._joined):
+                if each.done():
+                    each.result()
+        finally:
+            following.cancel()
 
     def send_output(self, message: bytes) -> None:
         """Sends a `WorkerOutput` to node 0. Without a connection it is lost, as this membership soon is."""
@@ -165,9 +178,11 @@ class Membership:
             case StartEngine() | EndEngine() | MeetAt() | NoMeeting() | LifeEnded() | Waits() as order:
                 self._listener.on_order(order)
 
-    def _try_to_tell(self, message: FromNode) -> None:
-        with contextlib.suppress(zmq.Again):  # there is no connection
-            self._channel.send(control(message))
+    def _try_to_tell(self, message: FromNode) -> bool:
+        """False: there is no connection."""
+        with contextlib.suppress(zmq.Again):
+            return self._channel.send(control(message))
+        return False
 
     def _on_rebuff(self) -> None:
         self._num_rebuffs += 1
@@ -179,5 +194,5 @@ class Membership:
                 f"what listens at {self._head} does not know this node's join token; "
                 "set the same QUIRE_JOIN_TOKEN on all nodes"
             )
-        address, port = ADDRESS_FLAGS[self._facts.part]
-        return f"node 0 does not answer at {self._head} yet; see {address} and {port}"
+        address, port = ADDRESS_FLAGS[self.facts.part]
+        return f"node 0 does not answer at {self._way} yet; see {address} and {port}"

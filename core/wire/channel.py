@@ -21,8 +21,7 @@ MESSAGES_PER_TURN, SECONDS_PER_TURN = 64, 0.005
 faster than we read would stop it."""
 
 CONNECT_SECONDS = 3.0
-"""How long a peer to come may leave a connection unanswered; another attempt looks its name up again. The system's own
-limit is two minutes."""
+"""How long a peer to come may leave a connection unanswered. The system's own limit is two minutes."""
 
 UNBIND_MS = 1000
 """How long the end of a listening socket is waited for. It takes the time in which two threads take turns."""
@@ -73,6 +72,7 @@ class Channel:
         self._before_close = before_close
         self._loop = asyncio.get_running_loop()
         self._fd: int = socket.FD
+        self._connected_to: str | None = None
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
@@ -80,6 +80,18 @@ class Channel:
     def address(self) -> str:
         """The endpoint, with the port that a wildcard bind was given."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def connect(self, address: str) -> None:
+        """Has a dealer connect there, and no more where it has been told before.
+
+        Args:
+            address: with numbers. ZeroMQ would look a name up in the thread that moves the messages of all sockets.
+        """
+        if self._connected_to is not None:
+            self._socket.disconnect(self._connected_to)
+        self._connected_to = None
+        self._socket.connect(address)
+        self._connected_to = address
 
     def send(self, frames: Sequence[bytes]) -> bool:
         """Queues one message. It is lost if the peer goes before the message arrives.
@@ -178,16 +190,16 @@ def bind_router(
 
 
 def connect_dealer(
-    address: str,
+    address: str | None,
     keys: CurveKeys | None,
     on_message: OnMessage,
     *,
     on_rebuff: Callable[[], None] | None = None,
 ) -> Channel:
-    """The end that connects; frames are [message]. The other may not have bound yet: ZeroMQ keeps trying, and looks the
-    name in `address` up each time, if it is one.
+    """The end that connects; frames are [message]. The other may not have bound yet: ZeroMQ keeps trying.
 
     Args:
+        address: see `Channel.connect`; None: it is not known yet.
         on_rebuff: called when the other end does not know our keys. With it, the channel keeps no messages for a peer
             to come: see `Channel.send`.
     """
@@ -204,8 +216,14 @@ def connect_dealer(
     if keys is not None:
         socket.curve_serverkey = keys.server_public
         socket.curve_publickey, socket.curve_secretkey = keys.client_public, keys.client_secret
-    socket.connect(address)
-    return Channel(socket, on_message, attendants)
+    channel = Channel(socket, on_message, attendants)
+    try:
+        if address is not None:
+            channel.connect(address)
+    except zmq.ZMQError:
+        channel.close()
+        raise
+    return channel
 
 
 def _keep_door(door: zmq.Socket[bytes], client_public: bytes) -> Channel:

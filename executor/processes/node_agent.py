@@ -97,7 +97,7 @@ class _Session:
             self._host.send(message)
 
     def _open_meeting(self) -> None:
-        address = self._start.facts.address
+        address = self._membership.facts.address
         self._listener = listen(address)
         self._membership.report(MeetingOpened(endpoint_of(self._listener)))
 
@@ -109,7 +109,7 @@ class _Session:
             is_led_from_afar=True,
         )
         logger.info("this node starts %s", ", ".join(f"worker {rank}" for rank in order.ranks))
-        address = self._start.facts.address
+        address = self._membership.facts.address
         meeting = Meeting(order.init_method, address=address)
         if self._listener is not None:  # the first worker is given the socket itself, so that nobody takes its port
             meeting = listening_at(self._listener, address)

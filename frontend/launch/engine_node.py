@@ -96,7 +96,7 @@ class _Session:
                     engine.kill()
 
     def _start_engine(self, order: StartEngine) -> None:
-        facts, config, data = self._start.facts, order.config, order.config.place.data
+        facts, config, data = self._membership.facts, order.config, order.config.place.data
         if (before := self._engines.pop(data, None)) is not None:
             before.kill()
         own = replace(

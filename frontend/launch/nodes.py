@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import to_builtins
 
 from quire.core import envs
-from quire.core.cluster.addresses import interface_of, own_address, resolve
+from quire.core.cluster.addresses import check_host, interface_of, named_address, resolve
 from quire.core.cluster.check_messages import CheckStart, GPUMemory, NodeReport
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
@@ -42,8 +42,7 @@ def head_starts(parallel: ParallelConfig, folder: Path) -> list[HeadStart | None
         return [None for _ in engine_places(parallel)]
     if parallel.node_rank:
         raise ConfigError(f"--node-rank {parallel.node_rank} needs --headless: node 0 alone serves.")
-    address = resolve(parallel.master_addr, "--master-addr")
-    interface_of(address)
+    address = _address_of_head(parallel.master_addr, "--master-addr")
     facts = NodeFacts.of_this_host("workers", [0], parallel.nnodes, address, folder)
     keys, hosts = _token(parallel, parallel.master_port).keys(), hosts_of_engine(parallel)
     others = range(1, parallel.nnodes)
@@ -63,8 +62,8 @@ def _port(parallel: ParallelConfig, data: int) -> int:
 
 def engines_head_start(parallel: ParallelConfig, folder: Path) -> HeadStart:
     """What a server is told whose other engines run on other hosts. Raises ConfigError as `head_start` does."""
-    _, address, port = _engines_head(parallel)
-    interface_of(address)
+    head, flag, port = _engines_head(parallel)
+    address = _address_of_head(head, flag)
     ranks = [place.data for place in engine_places(parallel)]
     facts = NodeFacts.of_this_host("engines", ranks, parallel.data_parallel_size, address, folder)
     return HeadStart(f"{address}:{port}", _token(parallel, port).keys(), facts)
@@ -77,10 +76,8 @@ def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingC
             "--headless with --data-parallel-size needs --nnodes and --node-rank, or --data-parallel-start-rank "
             "and --data-parallel-size-local: which engines this host runs."
         )
-    head, head_address, port = _engines_head(parallel)
-    address = own_address(head_address)
-    interface_of(address)
-    ranks = [place.data for place in engine_places(parallel)]
+    head, flag, port = _engines_head(parallel)
+    address, ranks = _address_of_node(head, flag), [place.data for place in engine_places(parallel)]
     facts = NodeFacts.of_this_host("engines", ranks, parallel.data_parallel_size, address, folder)
     return NodeStart(f"{head}:{port}", _token_of_all().keys(), facts, str(folder), logging)
 
@@ -98,10 +95,9 @@ def companions(args: EngineArgs, config: EngineConfig, folder: Path, nodes: Engi
         return None
     if len(config.served_engines) == config.layout.data:
         return EnginesTogether(nodes)
-    head, head_address, port = _engines_head(args.parallel)
+    head, flag, port = _engines_head(args.parallel)
     is_first = 0 in config.served_engines
-    address = head_address if is_first else own_address(head_address)
-    interface_of(address)
+    address = _address_of_head(head, flag) if is_first else _address_of_node(head, flag)
     facts = NodeFacts.of_this_host(
         "servers", list(config.served_engines), config.layout.data, address, folder, _shared_settings(args, config)
     )
@@ -131,18 +127,31 @@ def _shared_settings(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
 
 
 def _engines_head(parallel: ParallelConfig) -> tuple[str, str, int]:
-    """Node 0's name or address as it was given, its address now, and the port at which nodes with engines join."""
+    """Node 0's name or address, the option that has it, and the port at which nodes with engines join."""
     head, flag = parallel.data_parallel_address, "--data-parallel-address"
     if head is None:
         head, flag = parallel.master_addr, "--master-addr"
-    return head, resolve(head, flag), parallel.data_parallel_rpc_port or parallel.master_port
+    return head, flag, parallel.data_parallel_rpc_port or parallel.master_port
+
+
+def _address_of_head(host: str, flag: str) -> str:
+    """Node 0's, which is this host."""
+    address = resolve(host, flag)
+    interface_of(address)
+    return address
+
+
+def _address_of_node(head: str, flag: str) -> str:
+    """That of this host, which is not node 0; empty: see `Membership`. Node 0's name need not be known yet."""
+    check_host(head, flag)
+    return named_address()
 
 
 def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
     """What the process of a headless node is told.
 
     Raises:
-        ConfigError: the options contradict each other, node 0 has no address, or there is no join token.
+        ConfigError: the options contradict each other, or there is no join token.
     """
     if parallel.nnodes == 1:
         raise ConfigError("--headless needs --nnodes with the number of hosts, 2 or more, and this host's --node-rank.")
@@ -150,8 +159,7 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
     if not parallel.node_rank:
         raise ConfigError("--headless is for nodes 1 and up: give --node-rank, or leave --headless out on node 0.")
     engine_places(parallel)  # refuses options that contradict each other, as on node 0
-    address = own_address(resolve(parallel.master_addr, "--master-addr"))
-    interface_of(address)
+    address = _address_of_node(parallel.master_addr, "--master-addr")
     facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
     port = _port(parallel, parallel.node_rank // hosts_of_engine(parallel))
     return NodeStart(f"{parallel.master_addr}:{port}", _token_of_all().keys(), facts, str(folder), logging)
@@ -178,13 +186,16 @@ def check_start(
             "two a multiple of the other."
         )
     if engines == 1 or hosts_of_engine(parallel) > 1:
-        head, port = resolve(parallel.master_addr, "--master-addr"), parallel.master_port
-        heads = [f"{head}:{_port(parallel, data)}" for data in range(engines)]
+        head, flag, port = parallel.master_addr, "--master-addr", parallel.master_port
+        ports = [_port(parallel, data) for data in range(engines)]
     else:
-        _, head, port = _engines_head(parallel)
-        heads = [f"{head}:{port}"]
-    address = own_address(head) if parallel.node_rank else head
-    interface_of(address)
+        head, flag, port = _engines_head(parallel)
+        ports = [port]
+    if parallel.node_rank:
+        address = _address_of_node(head, flag)
+    else:
+        head = address = _address_of_head(head, flag)
+    heads = [f"{head}:{each}" for each in ports]
     token = _token_of_all() if parallel.node_rank else _token(parallel, port)
     facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
     return CheckStart(heads, token.keys(), NodeReport(facts, devices, ram_bytes, gpus))

@@ -257,8 +257,8 @@ class FurtherServer:
                 self._missing = what
             case MeetAt(data, init_method):
                 asked = self._asked.get(data)
-                if asked is not None and not asked.done():
-                    self._lives[data] = CommonLife(MeetingElsewhere(init_method, self._facts.address))
+                if asked is not None and not asked.done() and self._membership is not None:
+                    self._lives[data] = CommonLife(MeetingElsewhere(init_method, self._membership.facts.address))
                     asked.set_result(order)
             case NoMeeting(data, reason):
                 asked = self._asked.get(data)

@@ -5,10 +5,12 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -250,6 +252,93 @@ def test_a_message_that_waited_is_not_taken_for_a_clock_that_is_behind(monkeypat
             assert isinstance(await answer_to(address, 8, 7, 6, 5, 4), Joined)
 
     run(test())
+
+
+class NameServer:
+    """Tells the addresses of one name, which are not known at first."""
+
+    NAME = "node-0.test"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: list[str] = []
+        self.num_asked = self.num_answered = 0
+        self.answers = threading.Event()
+        self.answers.set()
+        self._ask_system = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._ask)
+        monkeypatch.setattr("quire.core.cluster.way_to_head.LOOK_UP_SECONDS", 0.05)
+        monkeypatch.setattr("quire.core.cluster.way_to_head.CONNECT_SECONDS", 0.3)
+
+    def _ask(self, host: str | bytes | None, *args: Any) -> Any:
+        if host != self.NAME:
+            return self._ask_system(host, *args)
+        self.num_asked += 1
+        self.answers.wait(100)
+        self.num_answered += 1
+        if not self.addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in self.addresses]
+
+
+def named(address: str) -> str:
+    return f"{NameServer.NAME}:{address.rpartition(':')[2]}"
+
+
+def test_a_name_that_is_not_known_yet_is_waited_for_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire.core.cluster.membership.REMINDER_SECONDS", 2 * JOIN_SECONDS)  # the first one at once
+    names = NameServer(monkeypatch)
+
+    async def test() -> None:
+        async with head() as (cluster, address), member(named(address), replace(NODE, address="")) as (_, _, running):
+            while "(Name or service not known)" not in caplog.text:
+                await asyncio.sleep(0.01)
+            assert not running.done()
+            names.addresses = ["127.0.0.1"]
+            [node] = await cluster.all_joined()
+            assert node.facts.address == "127.0.0.1"  # from which packets go there
+
+    run(test())
+    assert f"node 0 does not answer at {NameServer.NAME}:" in caplog.text
+
+
+def test_a_name_is_looked_up_until_there_is_a_connection_and_all_its_addresses_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = NameServer(monkeypatch)
+    names.addresses = ["127.0.0.9"]  # nobody listens there
+
+    async def test() -> None:
+        async with head() as (cluster, address), member(named(address)) as (_, there, _):
+            while names.num_asked < 3:
+                await asyncio.sleep(0.01)
+            assert cluster.missing == [1]
+            names.addresses = ["127.0.0.8", "127.0.0.1"]
+            [node] = await cluster.all_joined()
+            num_asked = names.num_asked
+            await asyncio.sleep(0.6)
+            assert names.num_asked <= num_asked + 1
+            node.send_to_workers(b"1")
+            assert await there.inputs.get() == b"1"
+
+    run(test())
+
+
+def test_a_name_server_that_is_slow_holds_up_no_socket_and_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = NameServer(monkeypatch)
+    names.answers.clear()
+
+    async def test() -> None:
+        async with head() as (cluster, address), member(named(address)):
+            while not names.num_asked:
+                await asyncio.sleep(0.01)
+            async with member(address):
+                await cluster.all_joined()
+
+    run(test())
+    assert names.num_answered == 0
+    names.answers.set()
 
 
 def test_a_rank_that_is_started_twice_is_refused_while_the_first_lives() -> None:
