@@ -62,7 +62,7 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
     # Query heads that share a KV head lie side by side.
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
-    step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
+    step = max(1, attention_plan.max_scores(q.device) // (group.num_rows * num_heads * group.key_len))
     sums = None
     if lse is not None:
         sums = lse.view(group.num_rows, group.query_len, num_kv_heads, -1).permute(2, 0, 3, 1)

@@ -2,8 +2,8 @@
 
 A layer must not loop over requests, so rows of similar size are padded to one shape and computed together. Prompts are
 first cut into pieces of at most `MAX_QUERY_LEN` tokens, which skips most of the masked upper triangle. A group gathers
-the pages of all its rows into one workspace of at most `WORKSPACE_BYTES` for keys and as much for values, and has at
-most `MAX_SCORES` scores. A single row that exceeds these limits is a group of its own.
+the pages of all its rows into one workspace of at most `workspace_bytes` for keys and as much for values, and has at
+most `max_scores` scores. A single row that exceeds these limits is a group of its own.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,28 @@ MAX_QUERY_LEN = 128
 """Most tokens of one row that share one gathering of its pages."""
 
 WORKSPACE_BYTES = 4 << 20
-"""Most bytes of a group's gathered keys: near the size of a core's cache, and enough to amortise a kernel's start."""
+"""Most bytes of a group's gathered keys: near the size of a core's cache, and enough to amortise a kernel's start.
+
+An accelerator, where a kernel's start costs the host more, takes `ACCELERATED` times as many.
+"""
 
 MAX_SCORES = 4 << 20
-"""Most attention scores (heads * queries * keys) that exist at once, in float32."""
+"""Most attention scores (heads * queries * keys) that exist at once, in float32; as many more on an accelerator."""
+
+ACCELERATED = 8
 
 MAX_KEPT_BIAS = 1 << 20
 """Most elements of a bias that a group keeps for the next layer; a larger bias is computed in each layer."""
+
+
+def workspace_bytes(device: torch.device) -> int:
+    """See `WORKSPACE_BYTES`."""
+    return WORKSPACE_BYTES if device.type == "cpu" else ACCELERATED * WORKSPACE_BYTES
+
+
+def max_scores(device: torch.device) -> int:
+    """See `MAX_SCORES`."""
+    return MAX_SCORES if device.type == "cpu" else ACCELERATED * MAX_SCORES
 
 
 class Sight(NamedTuple):
@@ -180,8 +195,8 @@ class AttentionPlan:
         while begin < len(order):
             first = order[begin]
             queries, pages = int(pieces.query_len[first]), int(num_pages[first])
-            by_workspace = WORKSPACE_BYTES // (pages * page_bytes)
-            by_scores = MAX_SCORES // (num_heads * queries * pages * self.block_size)
+            by_workspace = workspace_bytes(self._device) // (pages * page_bytes)
+            by_scores = max_scores(self._device) // (num_heads * queries * pages * self.block_size)
             candidates = order[begin : begin + max(1, min(by_workspace, by_scores))]
             similar = (
                 (pieces.query_len[candidates] * 4 >= queries * 3)

@@ -24,7 +24,7 @@ def select_tokens(
         rows = in_octets(cache).index_select(0, group.pages).view(group.num_rows, group.key_len, -1)
         keys = group.clear_unseen(decode(rows.view(cache.dtype), torch.float32))
         queries, factors = (x[tokens].view(group.num_rows, group.query_len, *x.shape[1:]).float() for x in (q, weights))
-        step = max(1, attention_plan.MAX_SCORES // (group.num_rows * num_heads * group.key_len))
+        step = max(1, attention_plan.max_scores(q.device) // (group.num_rows * num_heads * group.key_len))
         parts = [
             _select(queries[:, i : i + step], factors[:, i : i + step], keys, group, i, top_k, scale)
             for i in range(0, group.query_len, step)
@@ -62,7 +62,7 @@ def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Sele
     """See `LatentOperations.latent_attention`, with a selection."""
     queries, (num_tokens, top_k) = torch.cat((q, q_rotated), dim=-1), selection.slots.shape
     token_bytes = decoded_bytes(top_k * queries.shape[2], cache.dtype, q.dtype)
-    step = max(1, attention_plan.WORKSPACE_BYTES // token_bytes)
+    step = max(1, attention_plan.workspace_bytes(q.device) // token_bytes)
     hidden = torch.arange(top_k, device=q.device) >= selection.counts.unsqueeze(1)
     out = torch.empty_like(q)
     for begin in range(0, num_tokens, step):
@@ -88,7 +88,7 @@ def attend_tokens(
     (num_tokens, _, head_dim), num_kv_heads, most = q.shape, kv_cache.shape[2], selection.slots.shape[1]
     queries = q.view(num_tokens, num_kv_heads, -1, head_dim)
     token_bytes = decoded_bytes(most * num_kv_heads * head_dim, kv_cache.dtype, q.dtype)
-    step = max(1, attention_plan.WORKSPACE_BYTES // token_bytes)
+    step = max(1, attention_plan.workspace_bytes(q.device) // token_bytes)
     hidden = torch.arange(most, device=q.device) >= selection.counts.unsqueeze(1)
     out = torch.empty_like(queries)
     for begin in range(0, num_tokens, step):
@@ -142,7 +142,7 @@ def attend_rows(q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, scale: floa
 def _parts(rows: Sequence[CacheRows], size: int, dtype: torch.dtype) -> Iterator[slice]:
     """Tokens whose rows, of `size` numbers, are gathered at once and read as `dtype`."""
     token_bytes = sum(decoded_bytes(each.slots.shape[1] * size, each.cache.dtype, dtype) for each in rows)
-    step = max(1, attention_plan.WORKSPACE_BYTES // max(token_bytes, 1))
+    step = max(1, attention_plan.workspace_bytes(rows[0].cache.device) // max(token_bytes, 1))
     for begin in range(0, len(rows[0].slots), step):
         yield slice(begin, begin + step)
 
