@@ -99,7 +99,7 @@ class KernelBuild:
             _, told = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PGRP, process.pid, _BACKGROUND_NICENESS)
+                os.setpriority(os.PRIO_PGRP, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _BACKGROUND_NICENESS)
             threading.Thread(target=self._await_late, args=(process, started), daemon=True).start()
             raise BuildError(
                 f"building them takes longer than {max_wait_s:.0f} s. It goes on in the background; the next start "
