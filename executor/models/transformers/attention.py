@@ -120,7 +120,7 @@ class FlatCode:
         finally:
             self._attention.run_part = None
 
-    def exchange_attention(self, program: Program, ops: Backend) -> None:
+    def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
         """Nothing: the code calls ours."""
 
 

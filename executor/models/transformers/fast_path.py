@@ -60,7 +60,7 @@ class TracedCode(Protocol):
         """
         ...
 
-    def exchange_attention(self, program: Program, ops: Backend) -> None:
+    def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
         """Puts our attention where the code computes it, unless it is there already.
 
         Raises:
@@ -143,7 +143,7 @@ class FastPath:
     def _make(self) -> tuple[Runner, Runner | None]:
         ops = self._context.ops
         forward = trace(self._forward, _TRACED, self._parts)
-        self._code.exchange_attention(forward, ops)
+        self._code.exchange_attention(forward, ops, self._context.device)
         embeddings = [call for call in forward.calls if call.function is self._embed]
         if len(embeddings) != self._part.is_first:
             raise Untraceable("it reads the embeddings of tokens in its own way")

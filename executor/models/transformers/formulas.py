@@ -1,4 +1,7 @@
-"""What a few calls of a program compute, in float32 and on numbers of our choice, to be compared with formulas."""
+"""What a few calls of a program compute, in float32 and on numbers of our choice, to be compared with formulas.
+
+Formulas are compared on the CPU, wherever the program runs.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +23,8 @@ def evaluated(calls: Sequence[Call], given: Mapping[int, Tensor], num_tokens: in
     """
     values: dict[int, Any] = dict(given)
     for call in calls:
-        args = _widened(resolved(call.args, values, num_tokens))  # type: ignore[arg-type]
-        kwargs = _widened(resolved(call.kwargs, values, num_tokens))  # type: ignore[arg-type]
+        args = _on_cpu(resolved(call.args, values, num_tokens))  # type: ignore[arg-type]
+        kwargs = _on_cpu(resolved(call.kwargs, values, num_tokens))  # type: ignore[arg-type]
         function = call.function.in_float32 if isinstance(call.function, parts.RMSNorm) else call.function
         out = function(*args, **kwargs)
         for index, each in zip(call.outs, (out,) if call.is_single else out, strict=True):
@@ -56,13 +59,15 @@ def constants_of(arguments: Any) -> list[Tensor]:
     return [found for each in arguments for found in constants_of(each)] if type(arguments) in (tuple, list) else []
 
 
-def _widened(value: Any) -> Any:
+def _on_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALVES else value
+        return value.cpu().float() if value.dtype in _HALVES else value.cpu()
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
     if isinstance(value, torch.dtype):
         return torch.float32 if value in _HALVES else value
     if isinstance(value, dict):
-        return {name: _widened(each) for name, each in value.items()}
+        return {name: _on_cpu(each) for name, each in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_widened(each) for each in value)
+        return type(value)(_on_cpu(each) for each in value)
     return value

@@ -176,7 +176,7 @@ def _read_form(program: Program, call: Call, cache_dim: int, positions: Position
     norm = _read_norm(program, call, calls, num_heads, num_kv_heads)
     if norm is not None:
         weight, eps = norm
-        qk = qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * weight.float()
+        qk = qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * weight.cpu().float()
     factor = ratio(q, qk[:, :num_heads]) / ratio(k, qk[:, num_heads:])
     factor = factor if abs(factor - 1) > 1e-5 else 1.0
     turn = read_turn(torch.cat((q / factor, k), dim=1), qk, calls, positions.compared)

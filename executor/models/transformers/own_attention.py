@@ -60,11 +60,11 @@ class RowCode:
             raise Untraceable(f"in a trace it raises {type(error).__name__}: {error}") from error
         return first_tensor(out)[0]
 
-    def exchange_attention(self, program: Program, ops: Backend) -> None:
+    def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
         """See `TracedCode.exchange_attention`."""
         for keep in [call for call in program.calls if isinstance(call.function, Keep)]:
             is_latent = keep.function.layer.is_latent  # type: ignore[attr-defined]
-            if is_latent or not any(_exchange(program, keep, query, ops) for query in _queries(program, keep)):
+            if is_latent or not any(_exchange(program, keep, query, ops, device) for query in _queries(program, keep)):
                 raise Untraceable("it computes attention of an unknown form itself")
         program.drop_unused()
 
@@ -148,7 +148,7 @@ def _made_of(program: Program, source: int | None) -> set[int | None]:
     return made
 
 
-def _exchange(program: Program, keep: Call, query: Ref, ops: Backend) -> bool:
+def _exchange(program: Program, keep: Call, query: Ref, ops: Backend, device: torch.device) -> bool:
     """Puts our attention in the place of a layer's own, if that has a form of ours."""
     kinds = [_made_of(program, out) for out in keep.outs]
     product = next((call for call in program.calls if all(kind.intersection(call.reads()) for kind in kinds)), None)
@@ -158,6 +158,8 @@ def _exchange(program: Program, keep: Call, query: Ref, ops: Backend) -> bool:
         return False
     layer: LayerPlan = keep.function.layer  # type: ignore[attr-defined]
     assert layer.kv is not None
+    if form.slopes is not None:
+        form = form._replace(slopes=form.slopes.to(device))
     # Ranks that divide sequences refuse such classes.
     num_kv_heads = program.metas[keep.outs[0]].shape[1]  # type: ignore[index]
     attention = Attention(ops, layer.kv, form, max(layer.key_dim, layer.value_dim), num_kv_heads, sequences=None)

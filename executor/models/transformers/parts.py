@@ -225,8 +225,8 @@ class RMSNorm(Part):
         return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps).view(x.shape)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """The formula, for comparisons."""
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
+        """The formula, for comparisons, which are on the CPU."""
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.cpu().float()
 
 
 class Embedding(Part):

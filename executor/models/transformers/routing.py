@@ -65,7 +65,7 @@ def _read_router(program: Program, call: Call) -> tuple[int, Router] | None:
     expected = _sorted(values[ids], values[weights])
     num_experts = call.function.num_experts  # type: ignore[attr-defined]
     for router in _candidates(calls, num_experts, hidden_size, expected[0].shape[-1]):
-        got_ids, got_weights = _sorted(*route(x, router))
+        got_ids, got_weights = _sorted(*route(x, _on_cpu(router)))
         if not torch.equal(got_ids, expected[0]):
             continue
         scale = float((expected[1] / got_weights).median())
@@ -80,6 +80,10 @@ def _sorted(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """A token's experts in the order of their numbers."""
     ids, order = ids.sort(dim=-1)
     return ids, weights.float().gather(-1, order)
+
+
+def _on_cpu(router: Router) -> Router:
+    return Router._make(each.cpu() if isinstance(each, Tensor) else each for each in router)
 
 
 def _candidates(calls: Sequence[Call], num_experts: int, hidden_size: int, top_k: int) -> Iterator[Router]:

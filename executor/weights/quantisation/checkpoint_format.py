@@ -87,7 +87,7 @@ class CheckpointFormat:
         if layout is None:
             return source.read(f"{name}.weight", (out_features, in_features), shard)
         weight = layout.read(layer)
-        if index is not None and not torch.equal(index, torch.arange(len(rows))):
+        if index is not None and not torch.equal(index, torch.arange(len(rows), device=index.device)):
             weight = _take_outputs(weight, index)
         if shard.dim == 0:
             return weight

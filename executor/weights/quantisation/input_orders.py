@@ -53,11 +53,16 @@ def read_order(
         return None  # a value below zero says that the checkpoint has no order
     if (largest := int(groups.max())) >= num_groups:
         raise layer.misfit(kind, f"groups below {num_groups}, as many as have scales, and the largest is {largest}")
-    if group is not None and torch.equal(groups, torch.arange(size) // group):
+    if group is not None and torch.equal(groups, _neighbours(groups, group)):
         return None
     inputs = groups.argsort(stable=True)
     first = max(1, int((groups == 0).sum()))
-    return InputOrder(groups, inputs, first if torch.equal(groups[inputs], torch.arange(size) // first) else None)
+    return InputOrder(groups, inputs, first if torch.equal(groups[inputs], _neighbours(groups, first)) else None)
+
+
+def _neighbours(groups: Tensor, group_size: int) -> Tensor:
+    """What `groups` would be if the inputs were in their order."""
+    return torch.arange(len(groups), device=groups.device) // group_size
 
 
 def ordered_integers(

@@ -17,7 +17,7 @@ from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.ops.cpu import NativeBackend
 from tests.executor.models.test_dense_models import _Recorded as Recorded
-from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.paged_driver import Checkpoints, PagedDriver, batch_tolerance, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
@@ -110,8 +110,7 @@ def test_log_probabilities_are_those_of_the_formula(variant: str, checkpoint: Ch
 def test_tokens_depend_neither_on_the_batch_nor_on_chunks_or_a_cached_prefix(checkpoint: Checkpoints) -> None:
     model = load_model(spec_of(checkpoint("qwen2"), VARIANTS["qwen2"]))
     driver = PagedDriver(model, 6, 128, block_size=4)
-    tolerance = 0 if isinstance(driver.ops, NativeBackend) else 1e-5
-    assert_same = partial(torch.testing.assert_close, atol=tolerance, rtol=0)
+    assert_same = partial(torch.testing.assert_close, atol=batch_tolerance(driver.ops), rtol=0)
     alone = PagedDriver(model, 1, 128, block_size=4).step({0: TOKENS})[0]
     # Beside shorter ones, among them one within its first chunk.
     together = driver.step({0: TOKENS[5:9], 1: TOKENS, 2: TOKENS[20:70], 3: TOKENS[:40]})

@@ -19,7 +19,15 @@ from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.test_models import VARIANTS, prompts
 from tests.executor.models.test_transformers import universal_spec
 from tests.executor.models.tiny_models import Reference, write_checkpoint
-from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
+from tests.executor.paged_driver import (
+    DEVICE,
+    IS_ACCELERATED,
+    Checkpoints,
+    PagedDriver,
+    batch_tolerance,
+    load_model,
+    read_spec,
+)
 
 torch.set_num_threads(1)
 
@@ -43,7 +51,8 @@ def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints)
     drivers = [PagedDriver(each, 2, 100) for each in (model, native)]
     for feed in (together, {0: [8], 1: [9]}):
         got, expected = (driver.step(feed, only_last=True) for driver in drivers)
-        assert all(torch.equal(got[row], expected[row]) for row in feed)
+        for row in feed:
+            torch.testing.assert_close(got[row], expected[row], atol=1e-5 if IS_ACCELERATED else 0, rtol=0)
     programs = programs_of(model)
     assert set().union(*(program.foreign() for program in programs)) <= VIEWS
     assert programs[0].selects
@@ -75,12 +84,15 @@ def test_steps_use_our_operations_alone(model_type: str, tmp_path: Path) -> None
     token_ids = prompts(1, spec.vocab_size)[0]
     alone = PagedDriver(model, 1, 100).step({0: token_ids})[0]
     beside = PagedDriver(model, 2, 100).step({1: token_ids[::-1], 0: token_ids})[0]
-    assert torch.equal(alone, beside)
+    torch.testing.assert_close(alone, beside, atol=batch_tolerance(ops.bind(DEVICE)), rtol=0)
     expected = Reference(tmp_path).logprobs(token_ids)
     torch.testing.assert_close(alone.log_softmax(-1), expected, atol=1e-4, rtol=0)
     assert isinstance(model, TransformersModel)
     assert model.fast_path is not None
+    assert model.fast_path.programs is not None
     context = model.fast_path._context
+    if IS_ACCELERATED:
+        return  # plain torch records nothing
     decode = SmallSequences(model, model._part, context, spec.vocab_size, 2, 4).step({0: 1, 1: 1})
     _, recording = context.ops.record(lambda: model.compute_logits(model.forward(*decode)))
     assert recording is not None
@@ -189,7 +201,7 @@ def test_experts_and_their_routers_are_ours(
     token_ids = prompts(1, spec.vocab_size)[0]
     alone = PagedDriver(model, 1, 100).step({0: token_ids})[0]
     beside = PagedDriver(model, 2, 100).step({1: token_ids[::-1], 0: token_ids})[0]
-    assert torch.equal(alone, beside)
+    torch.testing.assert_close(alone, beside, atol=batch_tolerance(ops.bind(DEVICE)), rtol=0)
     expected = Reference(folder).logprobs(token_ids)
     torch.testing.assert_close(alone.log_softmax(-1), expected, atol=1e-4, rtol=0)
     names = [type(function).__name__ for function in programs_of(model)[0].functions]
@@ -199,7 +211,7 @@ def test_experts_and_their_routers_are_ours(
 def test_queries_that_are_scaled_from_a_position_on(tmp_path: Path) -> None:
     """The formula of shorter contexts, in which nothing is scaled, is not taken for that of all."""
     rope = {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 220,
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 222,
         "llama_4_scaling_beta": 0.5,
     }  # fmt: skip
     write_checkpoint(tmp_path, "ministral3", rope_parameters=rope)

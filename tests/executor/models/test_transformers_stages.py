@@ -20,7 +20,7 @@ from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.test_models import prompts
 from tests.executor.models.test_transformers import feed_in_chunks
 from tests.executor.models.tiny_models import Reference, write_checkpoint
-from tests.executor.paged_driver import PagedDriver, load_model, model_context
+from tests.executor.paged_driver import IS_ACCELERATED, PagedDriver, load_model, model_context
 from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
@@ -122,8 +122,9 @@ def test_a_stage_has_its_own_weights_alone(tmp_path: Path) -> None:
     stages = chain(spec, [1, 3]).parts
     sizes = [held_bytes(stage) for stage in stages]
     assert [held_bytes(stage) for stage in dry] == sizes
-    whole = held_bytes(load_model(spec))  # the head is packed, beside the rows of the embedding
-    assert sum(sizes) == pytest.approx(whole, rel=0.01)
+    whole = held_bytes(load_model(spec))
+    if not IS_ACCELERATED:  # where the head is packed, beside the rows of the embedding
+        assert sum(sizes) == pytest.approx(whole, rel=0.01)
     assert sizes[1] < whole / 2
 
 
