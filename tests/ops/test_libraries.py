@@ -73,6 +73,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(shipping, "SOURCES", sources)
     monkeypatch.setattr(libraries, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
     libraries.SHIPPED.mkdir()
     libraries.load_kernels.cache_clear()
     yield tmp_path / "cache"
