@@ -144,6 +144,12 @@ class Membership:
             self._try_to_tell(NodeLost(reason, cause))
             self._ended.set_result(reason)
 
+    def on_failure(self, error: Exception) -> None:
+        """An order cannot be carried out. Ends the membership: node 0 would wait for what it has asked for."""
+        if not isinstance(error, OSError | ConfigError):
+            logger.error("an order of node 0 could not be carried out", exc_info=error)
+        self.leave(f"it cannot do what node 0 says: {error}")
+
     def close(self) -> None:
         """Closes the connection; what `leave` said gets a moment to go out. Idempotent."""
         self._channel.close(linger_ms=500)
@@ -154,10 +160,8 @@ class Membership:
             return
         try:
             self._hear(frames)
-        except Exception as error:  # node 0 would wait for what it has asked for, and never come
-            if not isinstance(error, OSError | ConfigError):
-                logger.exception("a message of node 0 could not be handled")
-            self.leave(f"it cannot do what node 0 says: {error}")
+        except Exception as error:
+            self.on_failure(error)
 
     def _hear(self, frames: list[bytes]) -> None:
         kind, payload = frames

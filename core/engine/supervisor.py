@@ -7,7 +7,6 @@ dead, and never as healthy.
 """
 
 import asyncio
-import contextlib
 import errno
 import os
 import time
@@ -28,6 +27,9 @@ from quire.core.wire.protocol import EngineReady
 logger = get_logger(__name__)
 
 CLOSE_SECONDS = 5.0
+FREE_SECONDS = 10.0
+"""How long the next engine waits for the processes of the one before, which were killed: with much memory that takes
+seconds."""
 LAST_WORDS_SECONDS = 0.05
 """How long after an engine's end its last message may still be on the way."""
 
@@ -70,9 +72,13 @@ class EngineHandle(Protocol):
         """Ends the process and its workers at once, without waiting for its end; of another one's engine, makes `wait`
         return. Harmless when it has ended."""
 
+    async def gone(self, seconds: float) -> None:
+        """After `kill`: returns when the process and its workers have ended, so that what they held is free for others.
+        After so many seconds at most: then it says what still lives. At once for processes of other hosts, or of
+        others."""
+
     def join(self) -> None:
-        """After `kill`, where no event loop is held up: blocks until a process of this host has ended, so that its
-        memory is free again, for a few seconds at most."""
+        """As `gone`, where no event loop is held up: blocks, for a few seconds at most."""
 
 
 class Launcher(Protocol):
@@ -155,6 +161,7 @@ class EngineSupervisor:
         self._started: asyncio.Future[EngineReady] | None = None
         self._task: asyncio.Task[QuireError] | None = None
         self._life: _Life | None = None
+        self._handle: EngineHandle | None = None  # of the last engine that was launched
         self._heard_at: float | None = None  # from any engine
         self._last_end: QuireError | None = None
         self._dead: QuireError | None = None
@@ -232,7 +239,6 @@ class EngineSupervisor:
         """Stops the engine, politely when it is serving, by force while it loads or when it does not answer; returns
         when a process of this host has ended."""
         self._dead = self._dead or EngineDeadError("the engine was shut down.")
-        handle = self.handle
         try:
             if self._task is not None and self.is_ready and self._life is not None and self._life.handle.is_owned:
                 self.send(protocol.Shutdown())
@@ -242,8 +248,8 @@ class EngineSupervisor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        if handle is not None:
-            await _until_freed(handle)
+        if self._handle is not None:
+            await self._handle.gone(CLOSE_SECONDS)
 
     def close_nowait(self) -> None:
         """Ends the engine by force, without waiting for anything."""
@@ -254,8 +260,8 @@ class EngineSupervisor:
 
     def join(self) -> None:
         """After `close_nowait`, where no event loop is held up: see `EngineHandle.join`."""
-        if os.getpid() == self._process_id and (handle := self.handle) is not None:
-            handle.join()
+        if os.getpid() == self._process_id and self._handle is not None:
+            self._handle.join()
 
     # ----------------------------------------------------------------------------------------- one engine after another
 
@@ -295,19 +301,20 @@ class EngineSupervisor:
             fault = "elsewhere" if _is_elsewhere(error) else "own"  # not as the engine says, but as is known
         finally:
             self._bury(life, end, fault)
+        await life.handle.gone(FREE_SECONDS)  # or the next engine finds its memory and devices taken
         return end
 
     async def _launch(self) -> _Life:
         if self._launcher.waits_for is not None:
             self._restarts.acquit()
-        handle = await self._launcher.launch()
+        self._handle = handle = await self._launcher.launch()
         try:
             if self._dead is not None:  # closed meanwhile
                 raise self._dead
             channel = connect_dealer(handle.address, handle.keys, self._on_frames)
         except BaseException:
             handle.kill()
-            await _until_freed(handle)
+            await handle.gone(CLOSE_SECONDS)
             raise
         return _Life(handle, channel, time.monotonic())
 
@@ -339,7 +346,7 @@ class EngineSupervisor:
         ready_seconds = None if life.ready_at is None else time.monotonic() - life.ready_at
         had_work, had_output = self._user.has_work, life.had_output
         self._restarts.add(ready_seconds=ready_seconds, had_work=had_work, had_output=had_output, fault=fault)
-        self._life = None
+        self._life, self._last_end = None, end
         life.channel.close()
         life.handle.kill()  # and workers that outlived it
         if ready_seconds is not None:
@@ -394,14 +401,6 @@ class EngineSupervisor:
                 self._condemn(life, _end_of(message))
             case _:
                 self._user.on_message(message)
-
-
-async def _until_freed(handle: EngineHandle) -> None:
-    """Returns when an engine of this host that was killed has ended, and its memory is free again; or soon."""
-    if handle.is_owned and handle.pid is not None:
-        with contextlib.suppress(OSError, QuireError):  # it takes too long, or there is no descriptor to wait with
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await handle.wait()
 
 
 def _end_of(failed: protocol.EngineFailed) -> QuireError:

@@ -40,6 +40,9 @@ class Visit:
         """Ends the use. The engine notices, and goes on for others."""
         self._end(0)
 
+    async def gone(self, seconds: float) -> None:
+        """The engine does not end with its use."""
+
     def join(self) -> None:
         """The engine does not end with its use."""
 

@@ -21,6 +21,7 @@ from quire.core import envs
 from quire.core.cluster.addresses import interface_of
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import EngineError, PeerLostError
+from quire.core.logging import get_logger
 from quire.core.wire.meeting import Meeting
 from quire.core.wire.protocol import encoder
 from quire.core.wire.rank import Rank
@@ -28,6 +29,8 @@ from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.ring import RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle, create_ring
 from quire.executor.processes.worker_process import LOST_PEER_EXIT_CODE, WorkerAssignment
+
+logger = get_logger(__name__)
 
 TERMINATE_GRACE_SECONDS = 5.0
 _PF_EXITING = 0x4  # Linux, include/linux/sched.h; the flags are field 9 of proc_pid_stat(5)
@@ -179,6 +182,7 @@ class LocalHost:
         finally:
             self._signal_all(signal.SIGKILL)
             await self._all_exited()
+            self._say_what_lives()
             self._free()
 
     # --------------------------------------------------------------------------------------------------- processes
@@ -242,6 +246,11 @@ class LocalHost:
             async with asyncio.timeout(TERMINATE_GRACE_SECONDS):
                 for link in self._links:
                     await link.exited.wait()
+
+    def _say_what_lives(self) -> None:
+        living = [f"{link.rank} (pid {link.process.pid})" for link in self._links if not link.exited.is_set()]
+        if living:
+            logger.warning("workers that were killed have not ended, and hold their devices: %s", ", ".join(living))
 
     def _free(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,7 +1,6 @@
 """A headless node with whole engines: joins node 0, and starts the engines that it is told to."""
 
 import asyncio
-import contextlib
 import signal
 
 from msgspec.structs import replace
@@ -18,7 +17,7 @@ from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Lis
 logger = get_logger(__name__)
 
 END_SECONDS = 10.0
-"""For engines that were killed; with much memory, that takes seconds."""
+"""For the processes of engines that were killed; with much memory, that takes seconds."""
 
 
 class EngineNode:
@@ -58,6 +57,8 @@ class _Session:
         self._start = start
         self._membership = Membership(start.head, start.keys, start.facts, self)
         self._engines: dict[int, EngineSubprocess] = {}  # by number
+        self._former: dict[int, EngineSubprocess] = {}  # by number: the one before
+        self._starts: dict[int, asyncio.Task[None]] = {}  # by number of the engine
         self._watches: set[asyncio.Task[None]] = set()
 
     async def run(self) -> str:
@@ -65,14 +66,13 @@ class _Session:
         try:
             return await self._membership.run()
         finally:
-            for watch in self._watches:
-                watch.cancel()
+            for task in (*self._starts.values(), *self._watches):
+                task.cancel()
             for engine in self._engines.values():
                 engine.kill()
             self._membership.close()
-            with contextlib.suppress(TimeoutError):  # the next ones find their memory free
-                async with asyncio.timeout(END_SECONDS):
-                    await asyncio.gather(*(each.wait() for each in self._engines.values()), return_exceptions=True)
+            ending = (*self._engines.values(), *self._former.values())
+            await asyncio.gather(*(engine.gone(END_SECONDS) for engine in ending))  # the next ones find memory free
 
     def leave(self, reason: str) -> None:
         """Ends `run`."""
@@ -85,20 +85,32 @@ class _Session:
         """See `MemberListener.on_order`."""
         match order:
             case StartEngine():
-                try:
-                    self._start_engine(order)
-                except (OSError, ConfigError) as error:  # the others go on
-                    data, reason = order.config.place.data, f"cannot be started: {error}"
-                    logger.error("engine %d %s", data, reason)
-                    self._membership.report(EngineEnded(data, 1, reason))
+                data = order.config.place.data
+                if data in self._starts:
+                    self._starts[data].cancel()
+                if (before := self._engines.pop(data, None)) is not None:
+                    self._former[data] = before
+                    before.kill()
+                self._starts[data] = asyncio.create_task(self._start_in_turn(data, order))
             case EndEngine(data):
                 if (engine := self._engines.get(data)) is not None:
                     engine.kill()
 
-    def _start_engine(self, order: StartEngine) -> None:
-        facts, config, data = self._membership.facts, order.config, order.config.place.data
-        if (before := self._engines.pop(data, None)) is not None:
-            before.kill()
+    async def _start_in_turn(self, data: int, order: StartEngine) -> None:
+        """Starts an engine when the one before with its number is gone, which may hold the same devices."""
+        try:
+            if data in self._former:
+                await self._former[data].gone(END_SECONDS)
+            self._start_engine(data, order)
+        except (OSError, ConfigError) as error:  # the others go on
+            reason = f"cannot be started: {error}"
+            logger.error("engine %d %s", data, reason)
+            self._membership.report(EngineEnded(data, 1, reason))
+        except Exception as error:
+            self._membership.on_failure(error)
+
+    def _start_engine(self, data: int, order: StartEngine) -> None:
+        facts, config = self._membership.facts, order.config
         own = replace(
             config,
             spec=replace(config.spec, path=self._start.folder),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -17,14 +18,18 @@ from quire.core.cluster.addresses import listen
 from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, PeerLostError
+from quire.core.logging import get_logger
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.meeting import Meeting, endpoint_of
 from quire.frontend.launch.engine_main import EngineStart
+from quire.frontend.launch.process_group import members, names_of_living, until_ended, wait_ended
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.together import CommonLives
 
 JOIN_SECONDS = 5.0
 """How long an engine's end is waited for where that holds up everything else."""
+
+logger = get_logger(__name__)
 
 
 class EngineSubprocess:
@@ -36,7 +41,7 @@ class EngineSubprocess:
         self.keys = keys
         self.pid: int | None = process.pid
         self.is_owned = True
-        self._is_over = False
+        self._is_over = self._is_gone = False
         self._reason: PeerLostError | None = None
 
     async def wait(self) -> int:
@@ -55,15 +60,7 @@ class EngineSubprocess:
     async def _exit_code(self) -> int:
         if (code := self._process.poll()) is not None:
             return code
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        pidfd = os.pidfd_open(self._process.pid)
-        loop.add_reader(pidfd, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
+        await until_ended(self._process.pid)
         return self._process.wait()
 
     def kill(self) -> None:
@@ -77,10 +74,43 @@ class EngineSubprocess:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
+    async def gone(self, seconds: float) -> None:
+        """See `EngineHandle.gone`."""
+        if self._is_gone:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._exit_code()
+                for pid in members(self._process.pid):
+                    await until_ended(pid)
+            self._is_gone = True
+        except TimeoutError:
+            self._say_what_lives(seconds)
+        except OSError as error:  # there is no descriptor to wait with
+            logger.warning("the end of the engine's processes cannot be waited for: %s", error)
+
     def join(self) -> None:
         """See `EngineHandle.join`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        if self._is_gone:
+            return
+        deadline = time.monotonic() + JOIN_SECONDS
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
             self._process.wait(JOIN_SECONDS)
+            for pid in members(self._process.pid):
+                wait_ended(pid, deadline - time.monotonic())
+        self._is_gone = time.monotonic() < deadline
+        if not self._is_gone:
+            self._say_what_lives(JOIN_SECONDS)
+
+    def _say_what_lives(self, seconds: float) -> None:
+        """Says which processes have not ended in so many seconds."""
+        if living := names_of_living(self._process.pid):
+            logger.warning(
+                "processes of an engine that was killed %g s ago have not ended, and hold what they had (memory, "
+                "devices, ports): %s",
+                seconds,
+                ", ".join(living),
+            )
 
 
 class Listening(NamedTuple):

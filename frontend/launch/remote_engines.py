@@ -53,8 +53,11 @@ class RemoteEngine:
         if not (self.ended.done() or self._loop.is_closed()):  # perhaps from another thread, as the program ends
             self._loop.call_soon_threadsafe(self._node.tell, EndEngine(self._data))
 
+    async def gone(self, seconds: float) -> None:
+        """The memory is another host's, which waits for the engine's end before it starts the next one."""
+
     def join(self) -> None:
-        """The memory is another host's."""
+        """As `gone`."""
 
 
 class RemoteNodes:

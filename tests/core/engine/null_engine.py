@@ -1,9 +1,14 @@
 """Engine processes for tests, with a worker that answers at once instead of a model, and requests to them."""
 
 import asyncio
+import contextlib
+import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal
+
+import pytest
 
 from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
@@ -75,3 +80,14 @@ class Stream:
             await self.done.wait()
         assert self.last is not None
         return self.last.finish_reason
+
+
+def kill_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has process groups that are killed live for a while, as with much memory."""
+
+    def kill(group: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            at_once(group, number)
+
+    at_once = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda *group: threading.Timer(0.5, kill, group).start())

@@ -27,6 +27,9 @@ class _Visitor:
     def kill(self) -> None:
         self._left.set()
 
+    async def gone(self, seconds: float) -> None:
+        """Its host ends it."""
+
     def join(self) -> None:
         """Its host ends it."""
 

@@ -10,6 +10,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,10 @@ from quire.core.engine.supervisor import NoMoreEnginesError, _end_of
 from quire.core.errors import ConfigError, EngineDeadError, HostLostError, PeerLostError
 from quire.core.wire.protocol import EngineFailed, FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess
-from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
+from quire.frontend.launch.process_group import names_of_living
+from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config, kill_late
+
+ROOT = Path(__file__).parents[3]
 
 MAX_LENGTH = 100_000
 ENDLESS = 90_000  # tokens: more than any engine here produces before it is killed
@@ -39,6 +43,21 @@ class LimitedLauncher(EngineLauncher):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._num_left -= 1
         return await super().launch()
+
+
+class NotingLauncher(EngineLauncher):
+    """Launches engines that have a process which outlives them, and notes what lives of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__(engine_config(), worker_factory="tests.frontend.launch.parent_worker:make")
+        self.living: list[list[str]] = []
+        self._groups: list[int] = []
+
+    async def launch(self) -> EngineSubprocess:
+        self.living += [names_of_living(group) for group in self._groups[-1:]]
+        engine = await super().launch()
+        self._groups.append(engine.pid or 0)
+        return engine
 
 
 class RepeatedLauncher(EngineLauncher):
@@ -218,6 +237,21 @@ def test_an_engine_that_is_ended_by_force_has_ended_when_that_returns() -> None:
                 await client.start()
             with pytest.raises(ProcessLookupError):
                 os.kill(unreachable.engine.pid or 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_is_launched_when_all_processes_of_the_one_before_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    kill_late(monkeypatch)
+
+    async def scenario() -> None:
+        own = NotingLauncher()
+        async with client_of(own) as client:
+            await client.start()
+            assert any("(sleep)" in each for each in names_of_living(client.engine_pids[0] or 0))
+            await kill(client)
+            assert own.living == [[]]
 
     asyncio.run(scenario())
 

@@ -107,3 +107,40 @@ def test_closing_a_launcher_returns_when_an_engine_that_nobody_took_has_ended() 
     launcher.close()
     with pytest.raises(ProcessLookupError):
         os.kill(engine.pid, 0)
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], stdout=-1)
+child.stdout.readline()
+print(child.pid, flush=True)
+input()
+"""
+
+
+def test_an_engine_is_gone_when_its_workers_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "killpg", os.kill)  # the workers end later
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    engine = EngineSubprocess(process, "", None)
+
+    async def scenario() -> None:
+        engine.kill()
+        await engine.wait()
+        await engine.gone(0.1)
+        assert f"have not ended, and hold what they had (memory, devices, ports): {worker} (python" in caplog.text
+        going = asyncio.create_task(engine.gone(60))
+        await asyncio.sleep(0.2)
+        assert not going.done()
+        os.kill(worker, signal.SIGKILL)
+        await going
+
+    asyncio.run(scenario())
+    process.stdout.close()
+    engine.join()
+    assert caplog.text.count("have not ended") == 1

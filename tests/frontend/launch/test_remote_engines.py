@@ -20,7 +20,7 @@ from quire.core.wire.rank import EnginePlace, Layout
 from quire.frontend.launch.engine_node import EngineNode
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
-from tests.core.engine.null_engine import NULL_WORKER, client_of, engine_config
+from tests.core.engine.null_engine import NULL_WORKER, client_of, engine_config, kill_late
 from tests.servers import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -138,6 +138,29 @@ def test_engines_of_a_lost_server_have_ended_when_their_node_waits_again(
         assert set(psutil.Process().children()) <= before
         node.close()
         await serving
+
+    run(test())
+
+
+def test_a_node_starts_an_engine_when_the_one_before_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EngineLauncher.__init__.__kwdefaults__, "worker_factory", NULL_WORKER)
+    kill_late(monkeypatch)
+
+    async def test() -> None:
+        before = set(psutil.Process().children())
+        async with server() as (nodes, address):
+            node = EngineNode(NodeStart(address, KEYS, facts(3), "", LoggingConfig()))
+            serving = asyncio.create_task(node.run())
+            config = replace(engine_config(), place=EnginePlace(3))
+            first = await nodes.start(config)
+            [process] = set(psutil.Process().children()) - before
+            second = await nodes.start(config)
+            assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+            assert not second.ended.done()
+            assert first.address != second.address
+            node.close()
+            await serving
+        assert set(psutil.Process().children()) <= before
 
     run(test())
 
