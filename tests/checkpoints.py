@@ -40,6 +40,8 @@ from transformers import (
     LlamaConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -64,7 +66,7 @@ Family = Literal[
     *("falcon", "gpt2", "gpt_neox", "openai_gpt", "opt", "starcoder2"),
     *("cohere", "cohere2", "gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "glm", "glm4"),
     *("glm4_moe", "granite", "llama", "llama4", "mistral", "phimoe"),
-    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "mistral4", "youtu"),
     *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("ernie4_5_moe", "gpt_oss", "granite_moe", "minimax_m2", "olmoe"),
 ]
@@ -99,6 +101,7 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "minicpm3": (MiniCPM3Config, "MiniCPM3ForCausalLM"),
     "minimax_m2": (MiniMaxM2Config, "MiniMaxM2ForCausalLM"),
     "mistral": (MistralConfig, "MistralForCausalLM"),
+    "mistral4": (Mistral4Config, "Mistral4ForCausalLM"),
     "mixtral": (MixtralConfig, "MixtralForCausalLM"),
     "olmo2": (Olmo2Config, "Olmo2ForCausalLM"),
     "olmo3": (Olmo3Config, "Olmo3ForCausalLM"),
@@ -112,6 +115,8 @@ FAMILIES: dict[Family, tuple[type[PretrainedConfig], str]] = {
     "starcoder2": (Starcoder2Config, "Starcoder2ForCausalLM"),
     "youtu": (YoutuConfig, "YoutuForCausalLM"),
 }
+# The library has this model only within one that reads images, and `register` passes over classes of its own.
+AutoModelForCausalLM._model_mapping._extra_content[Mistral4Config] = Mistral4ForCausalLM
 
 _SPARSE_SIZES = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "first_k_dense_replace": 1,
@@ -128,6 +133,7 @@ EXPERT_SIZES: dict[Family, dict[str, Any]] = {
     },
     "deepseek_v32": _SPARSE_SIZES,
     "glm_moe_dsa": _SPARSE_SIZES,
+    "mistral4": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
     "glm4_moe_lite": {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
     "ernie4_5_moe": {
         "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 20, "moe_num_shared_experts": 2,

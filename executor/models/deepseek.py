@@ -3,15 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.latent_attention import LatentAttention, LatentShape
+from quire.executor.layers.query_heat import QueryHeat, query_heat
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.rotary_kinds import yarn_mscale
 from quire.executor.layers.token_selection import TokenSelector
-from quire.executor.models.decoder import PreNormDecoder, size_of
+from quire.executor.models.decoder import PreNormDecoder, SettingError, size_of
 from quire.executor.models.glm4_moe import mixture_maker
 from quire.ops.routing import Routing
 
@@ -42,6 +45,24 @@ class YoutuForCausalLM(PreNormDecoder):
         super().__init__(spec, context, LatentAttentionMaker(spec, context))
 
 
+class Mistral4ForCausalLM(PreNormDecoder):
+    """Mistral Small 4: experts with softmax scores, and queries that grow with their positions."""
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        rope = spec.hf_config.get("rope_parameters") or {}
+        # Of a head, which has parts that are not rotated; the rotated part is rotated whole.
+        config = {**spec.hf_config, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}}
+        spec = msgspec.structs.replace(spec, hf_config=config)
+        if (config.get("n_group") or 1) > 1:
+            raise SettingError(f"{spec.name}: n_group {config['n_group']} is not supported in {spec.architecture}.")
+        routing = Routing(
+            size_of(spec, "num_experts_per_tok"),
+            renormalise=config.get("norm_topk_prob", True),
+            scale=config.get("routed_scaling_factor", 1.0),
+        )
+        super().__init__(spec, context, LatentAttentionMaker(spec, context), mixture_maker(spec, context, routing))
+
+
 SelectorMaker = Callable[[LayerPlace, RotaryEmbedding], TokenSelector]
 """Builds what chooses the tokens that a layer sees; it may rotate as the layer does."""
 
@@ -69,6 +90,7 @@ class LatentAttentionMaker:
         self._bias = config.get("attention_bias", False)
         self._is_interleaved = config.get("rope_interleave", is_interleaved)
         self._has_head_gates = has_head_gates
+        self._heat = _heat(spec, context)
         self._make_selector = make_selector
 
     def __call__(self, place: LayerPlace) -> LatentAttention:
@@ -76,7 +98,7 @@ class LatentAttentionMaker:
             self._context, place, self._shape, self._rotary, scale=self._scale, bias=self._bias,
             is_interleaved=self._is_interleaved,
             selector=self._make_selector and self._make_selector(place, self._rotary),
-            has_head_gates=self._has_head_gates,
+            has_head_gates=self._has_head_gates, heat=self._heat,
         )  # fmt: skip
 
 
@@ -119,6 +141,24 @@ def _softmax_routing(spec: ModelSpec) -> Routing:
     if method == "greedy":
         return routing
     return routing._replace(num_groups=size_of(spec, "n_group"), top_groups=size_of(spec, "topk_group"))
+
+
+def _heat(spec: ModelSpec, context: ModelContext) -> QueryHeat | None:
+    """What Mistral's models multiply queries by.
+
+    Raises:
+        ModelLoadError: the positions after which they grow are missing.
+    """
+    rope = spec.hf_config.get("rope_parameters") or {}
+    beta, period = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
+    if not beta:
+        return None
+    if not isinstance(period, int) or period < 1:
+        raise ModelLoadError(
+            f"{spec.name}: rope_parameters of config.json has llama_4_scaling_beta, but "
+            f"{period!r} as original_max_position_embeddings, the positions after which queries grow."
+        )
+    return query_heat(context, beta, period)
 
 
 def _temperature(config: Mapping[str, Any]) -> float:

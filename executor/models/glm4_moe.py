@@ -6,7 +6,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.layers.stored_experts import ExpertShape, SeparateExperts
+from quire.executor.layers.stored_experts import ExpertShape, stored_experts
 from quire.executor.models.decoder import (
     FeedForward,
     MLPMaker,
@@ -77,7 +77,7 @@ def mixture_maker(
             return mlp(place)
         name = f"{place.name}.mlp"
         routed = RoutedExperts(
-            context, f"{name}.gate", routing, SeparateExperts(f"{name}.experts.{{}}"), shape, activation,
+            context, f"{name}.gate", routing, stored_experts(context, f"{name}.experts"), shape, activation,
             correction=f"{name}.gate.{correction}" if has_correction else None,
         )  # fmt: skip
         shared_size = size * (config.get("n_shared_experts") or 0)

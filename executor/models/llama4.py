@@ -1,7 +1,6 @@
 """Llama 4, text: most layers see a chunk, the others no positions; mixtures of one routed and one shared expert."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
+from quire.executor.layers.query_heat import QueryHeat, query_heat
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.stored_experts import ExpertShape, stored_experts
@@ -36,25 +36,14 @@ class Llama4Attention(Attention):
             shape_of_heads = (self._num_heads + self.kv.num_kv_heads, spec.head_dim)
             weight = torch.full(shape_of_heads, 1 / rotary.scale, dtype=context.dtype, device=context.device)
             self._qk_norm = (weight, config.get("rms_norm_eps", 1e-5) / rotary.scale**2)
-        self._heat: Tensor | None = None
+        self._heat: QueryHeat | None = None
         if rotary is None and config.get("attn_temperature_tuning", True):
-            self._heat = _heat(context, config)
+            beta, period = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
+            self._heat = query_heat(context, beta, period, first=1)
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
         q = super()._store(heads, step, pages, slot_mapping)
-        if self._heat is None:
-            return q
-        heat = self._ops.take_rows(self._heat, step.positions)
-        return self._ops.streams.predict(q.flatten(1).unsqueeze(0), heat)[0].unflatten(1, q.shape[1:])
-
-
-def _heat(context: ModelContext, config: dict[str, Any]) -> Tensor | None:
-    """By position, what the factor of queries is more than 1 (arXiv:2501.19399): [max_model_len, 1], if it ever is."""
-    floor, scale = config.get("floor_scale", 8192), config.get("attn_scale", 0.1)
-    if context.max_model_len < floor:
-        return None
-    positions = torch.arange(1, context.max_model_len + 1, device=context.device, dtype=torch.float32)
-    return (positions.div(floor).floor_().log1p_() * scale).to(context.dtype).unsqueeze(1)
+        return q if self._heat is None else self._heat(self._ops, q, step)
 
 
 class Llama4ForCausalLM(PreNormDecoder):

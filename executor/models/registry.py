@@ -65,6 +65,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "MiniMaxForCausalLM": ("minimax", "MiniMaxForCausalLM"),
     "MiniMaxM2ForCausalLM": ("minimax_m2", "MiniMaxM2ForCausalLM"),
     "MistralForCausalLM": ("llama", "MistralForCausalLM"),
+    "Mistral4ForCausalLM": ("deepseek", "Mistral4ForCausalLM"),
     "MixtralForCausalLM": ("mixtral", "MixtralForCausalLM"),
     "NemotronHForCausalLM": ("nemotron_h", "NemotronHForCausalLM"),
     "OPTForCausalLM": ("opt", "OPTForCausalLM"),

@@ -37,6 +37,9 @@ YARN = {
     "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 1.0,
 }  # fmt: skip
 
+HOT = {**YARN, "mscale": 1.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}
+"""Queries grow."""
+
 YOUTU = {"pad_token_id": None}  # Transformers clears the padding token's embedding when it loads this family
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -55,6 +58,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm_moe_dsa-shared": ("glm_moe_dsa", {"indexer_types": ["full", "shared"]}),
     "minicpm3": ("minicpm3", {"tie": True, "dim_model_base": 24, "scale_depth": 6.0, "scale_emb": 0.5}),
     "minicpm3-untied": ("minicpm3", {"v_head_dim": None, "dim_model_base": 48, "scale_depth": 0.7, "scale_emb": 3}),
+    "mistral4": ("mistral4", {"rope": HOT, "first_k_dense_replace": 1}),
+    "mistral4-shares": ("mistral4", {"rope": HOT, "norm_topk_prob": False, "routed_scaling_factor": 0.8}),
     "youtu": ("youtu", YOUTU),
     "youtu-tied": ("youtu", {**YOUTU, "tie": True}),
     "youtu-biases": ("youtu", {**YOUTU, "attention_bias": True}),
