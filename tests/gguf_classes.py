@@ -6,6 +6,7 @@ from transformers import (
     AfmoeConfig,
     ApertusConfig,
     ArceeConfig,
+    BloomConfig,
     Ernie4_5Config,
     Exaone4Config,
     ExaoneMoeConfig,
@@ -14,6 +15,7 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     LlamaConfig,
+    MiMoV2FlashConfig,
     Ministral3Config,
     NemotronConfig,
     OlmoConfig,
@@ -26,6 +28,23 @@ from transformers import (
 
 WINDOWS = [True, False] * 2
 TYPES = ["sliding_attention", "full_attention"] * 2
+
+MIMO: dict[str, Any] = {
+    "num_key_value_heads": 1, "head_dim": 24, "v_head_dim": 16, "sliding_window": 5,
+    "layer_types": ["full_attention", "sliding_attention"] * 2, "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.334},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.334},
+    },
+}  # fmt: skip
+MIMO_METADATA: dict[str, Any] = {
+    "attention.key_length": 24, "attention.value_length": 16, "attention.head_count_kv": [1, 2, 1, 2],
+    "attention.sliding_window": 4, "attention.sliding_window_pattern": [False, True] * 2, "expert_count": 6,
+    "expert_used_count": 2, "expert_feed_forward_length": 32, "rope.dimension_count": 8, "rope.freq_base": 5e6,
+    "rope.freq_base_swa": 1e4, "attention.layer_norm_rms_epsilon": 1e-5, "expert_group_count": 1,
+    "expert_group_used_count": 1,
+}  # fmt: skip
 
 BY_CLASSES: dict[str, tuple[type[PretrainedConfig], str, str, dict[str, Any], dict[str, Any]]] = {
     "smollm3": (
@@ -166,6 +185,28 @@ BY_CLASSES: dict[str, tuple[type[PretrainedConfig], str, str, dict[str, Any], di
             "attention.sliding_window": 4, "expert_count": 6, "expert_used_count": 2, "expert_shared_count": 2,
             "expert_feed_forward_length": 40, "expert_weights_scale": 1.5, "expert_weights_norm": True,
             "leading_dense_block_count": 1, "expert_gating_func": 2, "rope.dimension_count": 24,
+        },
+    ),
+    "bloom": (
+        BloomConfig,
+        "BloomForCausalLM",
+        "bloom",
+        {"n_layer": 4, "n_head": 4, "tie_word_embeddings": True},
+        {
+            "attention.head_count_kv": 4, "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": None,
+            "attention.layer_norm_rms_epsilon": None, "feed_forward_length": 256,
+        },
+    ),
+    "mimo-v2-flash": (MiMoV2FlashConfig, "MiMoV2FlashForCausalLM", "mimo2", MIMO, MIMO_METADATA),
+    "mimo-v2.5": (
+        MiMoV2FlashConfig,
+        "MiMoV2FlashForCausalLM",
+        "mimo2",
+        {**MIMO, "attention_value_scale": 0.6},
+        {
+            **MIMO_METADATA, "attention.value_scale": 0.6, "nextn_predict_layers": 1, "block_count": 5,
+            "attention.sliding_window_pattern": [False, True, False, True, True],
+            "attention.head_count_kv": [1, 2, 1, 2, 2],
         },
     ),
     "starcoder": (

@@ -17,7 +17,7 @@ _MEMBER = re.compile(r"(.*(?:\.experts|altup_\w*projections))\.(\d+)(\..*)")
 _PLAIN = re.compile(r"embd|altup|laurel|norm|conv1d|ssm_[ad]$|_inp|proj_b|per_layer")
 """Names of tensors that llama.cpp does not quantise, or that a test does not."""
 
-_FUSES = ("chatglm", "bailingmoe2")
+_FUSES = ("chatglm", "bailingmoe2", "mimo2")
 """Architectures whose repositories have queries, keys and values in one tensor, unlike Transformers' class."""
 
 
@@ -294,6 +294,24 @@ def _gptneox(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
     yield name, tensor
 
 
+def _bloom(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """All queries, then all keys, then all values; checkpoints have them by head."""
+    if "query_key_value" in name:
+        tensor = tensor.unflatten(0, (config["n_head"], 3, -1)).transpose(0, 1).flatten(0, 2).contiguous()
+    yield name.removeprefix("transformer."), tensor
+
+
+def _mistral4(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """Experts lie in two stacks, of which one has gates and ups."""
+    yield from _deepseek2(f"{name}.weight" if ".experts." in name else name, tensor, config)
+
+
+def _mimo2(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
+    """`_FUSES` queries, keys and values afterwards."""
+    name = re.sub(r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.", r"blk.\1.attn_\2.", name)
+    yield from _corrected(f"{name}.weight" if "attention_sink" in name else name, tensor, config)
+
+
 def _corrected(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
     yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
 
@@ -322,6 +340,9 @@ def _kimi_linear(name: str, tensor: Tensor, config: dict[str, Any]) -> Changed:
 CHANGES: dict[str, Callable[[str, Tensor, dict[str, Any]], Changed]] = {
     "gpt2": _gpt2,
     "falcon": _falcon,
+    "bloom": _bloom,
+    "mimo2": _mimo2,
+    "mistral4": _mistral4,
     "deepseek2": _deepseek2,
     "glm-dsa": _deepseek2,
     "llama4": _llama4,

@@ -68,7 +68,10 @@ class FileWeights:
             raise ModelLoadError(
                 f"Tensor {stored!r} in {path} is {list(file.shape(stored))}; config.json asks for {list(shape)}."
             )
-        tensor = self._names.arrange(name, file.read(stored, shard, dtype))
+        if shard is not None and shard.dim == 0 and self._names.mixes_rows(name):
+            tensor = self._names.arrange(name, file.read(stored, None, dtype))[shard.start : shard.stop]
+        else:
+            tensor = self._names.arrange(name, file.read(stored, shard, dtype))
         if tensor.dtype != dtype and not (tensor.is_floating_point() and dtype.is_floating_point):
             raise ModelLoadError(
                 f"Tensor {stored!r} in {path} holds {str(tensor.dtype).removeprefix('torch.')}, where "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.core.wire.gguf_table import GgufTensor, read_gguf_table
+from quire.executor.weights.gguf_names import BOTH, GATES, UPS
 from quire.executor.weights.quantisation.gguf_blocks import FORMATS, PLAIN, unpack
 from quire.executor.weights.readers import Shard, shard_index
 from quire.ops.quantised import dequantise
@@ -114,10 +115,18 @@ def _members(name: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
     """The tensors that are stacked in one."""
     stem, _, kind = name.rpartition(".")
     size = math.prod(tensor.shape[1:-1]) * _row_bytes(tensor)
-    return {
+    members = {
         f"{stem}.{index}.{kind}": GgufTensor(tensor.type, tensor.shape[1:], tensor.file, tensor.offset + index * size)
         for index in range(tensor.shape[0])
     }
+    if BOTH not in name:
+        return members
+    halves = {}
+    for member, both in members.items():
+        rows, *rest = both.shape
+        for half, offset in ((GATES, both.offset), (UPS, both.offset + size // 2)):
+            halves[member.replace(BOTH, half)] = GgufTensor(both.type, (rows // 2, *rest), both.file, offset)
+    return members | halves
 
 
 def _block(tensor: GgufTensor) -> tuple[int, int]:

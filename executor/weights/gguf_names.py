@@ -40,6 +40,9 @@ _TURNS_NEIGHBOURS = (
     "smollm3", "deepseek", "bailingmoe",
 )  # fmt: skip
 """Architectures whose files have the rows of queries and keys in another order than the hub."""
+_PARTS_APART = ("bloom",)
+"""Architectures whose files have all queries, then all keys, then all values; the hub has them by head."""
+_FUSED = re.compile(r"query_key_value\.")
 _ADDS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 """Architectures whose files have 1 added to the weights of norms."""
 
@@ -54,6 +57,7 @@ class GgufNames:
         self._map = gguf.get_tensor_name_map(kind, num_layers)
         self._head_dim = head_dim
         self._turns_neighbours = architecture in _TURNS_NEIGHBOURS
+        self._has_parts_apart = architecture in _PARTS_APART
         self._adds_one = architecture in _ADDS_ONE
 
     def find(self, name: str, present: Container[str]) -> str | None:
@@ -70,7 +74,8 @@ class GgufNames:
             name = known.sub(used, name)
         member = _MEMBER_OF_STACK.fullmatch(name)
         whole = name if member is None else member[1] + member[3]
-        stored = self._map.get_name(whole, try_suffixes=(".weight", ".bias"))
+        names = (self._map.get_name(each, (".weight", ".bias")) for each in (whole, whole.removeprefix("transformer.")))
+        stored = next((each for each in names if each is not None), None)
         if stored is None or member is None:
             return stored
         stem, _, kind = stored.rpartition(".")
@@ -80,13 +85,28 @@ class GgufNames:
         """See `Names.arrange`; blocks of bytes may stand for the numbers of a row."""
         if self._turns_neighbours and _ROTATED.search(name):
             return halves_apart(tensor, self._head_dim)
+        if self.mixes_rows(name):
+            return tensor.unflatten(0, (3, -1, self._head_dim)).transpose(0, 1).flatten(0, 2)
         if self._adds_one and _NORM.search(name):
             return tensor - 1
         if name.endswith(".A_log"):  # files have -exp of it
             return tensor.neg().log()
         return tensor
 
+    def mixes_rows(self, name: str) -> bool:
+        """See `Names.mixes_rows`."""
+        return self._has_parts_apart and _FUSED.search(name) is not None
+
 
 def whole_stack(stored: str) -> str:
     """The name of the stack that holds the member called `stored`; other names are their own."""
     return _MEMBER.sub(r"\1", stored)
+
+
+GATES, UPS, BOTH = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
+"""Stacks of experts' gates and ups, and the one that a file may have of both: first an expert's gate, then its up."""
+
+
+def stack_of_both(stored: str) -> str:
+    """The name of the stack of both that a file may have in place of the stack called `stored`."""
+    return stored.replace(GATES, BOTH).replace(UPS, BOTH)

@@ -20,6 +20,10 @@ class Names(Protocol):
         """The tensor that is stored for the model's `name`, or a shard of it, in the model's order."""
         ...
 
+    def mixes_rows(self, name: str) -> bool:
+        """Whether `arrange` needs all rows of the tensor at once."""
+        ...
+
 
 class HubNames:
     """Names as on the Hugging Face hub. A checkpoint may lack the prefix of the whole model, or have one more:
@@ -30,6 +34,9 @@ class HubNames:
 
     def arrange(self, name: str, tensor: Tensor) -> Tensor:
         return tensor
+
+    def mixes_rows(self, name: str) -> bool:
+        return False
 
 
 def _candidates(name: str) -> Iterator[str]:
@@ -75,6 +82,9 @@ class MistralNames:
 
     def arrange(self, name: str, tensor: Tensor) -> Tensor:
         return halves_apart(tensor, self._head_dim) if _ROTATED.search(name) else tensor
+
+    def mixes_rows(self, name: str) -> bool:
+        return False
 
 
 def halves_apart(tensor: Tensor, head_dim: int) -> Tensor:

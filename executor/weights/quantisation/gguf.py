@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.wire.gguf_table import FILE_NAME, GgufTable, read_gguf_table
-from quire.executor.weights.gguf_names import GgufNames, whole_stack
+from quire.executor.weights.gguf_names import GgufNames, stack_of_both, whole_stack
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.gguf_blocks import FORMATS, PLAIN, BlockFormat, unpack, with_short_scales
 from quire.executor.weights.quantisation.notes import note_kept
@@ -72,7 +72,8 @@ class Gguf:
     def _format(self, source: TensorSource, part: Part) -> BlockFormat | None:
         """The format of the blocks of a layer's weight; None: it is read as plain numbers."""
         stored = self._names.stored_name(f"{source.locate(part.name, part.out_features).name}.weight")
-        tensor = None if stored is None else self._table.tensors.get(whole_stack(stored))
+        stack, tensors = whole_stack(stored or ""), self._table.tensors
+        tensor = tensors.get(stack) or tensors.get(stack_of_both(stack))
         if tensor is not None and tensor.type not in FORMATS and tensor.type not in PLAIN:
             note_kept(self._dtype, f"as {tensor.type}")
         return None if tensor is None else FORMATS.get(tensor.type)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from quire.frontend.checkpoint.gguf.dense import (
     apertus,
     arcee,
+    bloom,
     chatglm,
     ernie4_5,
     exaone4,
@@ -35,8 +36,8 @@ from quire.frontend.checkpoint.gguf.hybrids import (
     qwen3_5_moe,
     qwen3_next,
 )
-from quire.frontend.checkpoint.gguf.latent import deepseek2, glm_dsa, minicpm3
-from quire.frontend.checkpoint.gguf.mixtures import afmoe, deepseek, exaone_moe, glm4_moe, hunyuan_moe
+from quire.frontend.checkpoint.gguf.latent import deepseek2, glm_dsa, minicpm3, mistral4
+from quire.frontend.checkpoint.gguf.mixtures import afmoe, deepseek, exaone_moe, glm4_moe, hunyuan_moe, mimo2
 from quire.frontend.checkpoint.gguf.rotation import make_rope
 from quire.frontend.checkpoint.gguf.state_space import falcon_h1, jamba, mamba, mamba2
 
@@ -227,7 +228,9 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], Config]] = {
     "mistral3": mistral3,
     "apertus": apertus,
     "arcee": arcee,
+    "bloom": bloom,
     "afmoe": afmoe,
+    "mimo2": mimo2,
     **dict.fromkeys(("qwen2", "qwen2vl"), _qwen2),
     **dict.fromkeys(("qwen3", "qwen3vl"), _qwen3),
     "qwen2moe": _qwen2moe,
@@ -245,6 +248,7 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], Config]] = {
     **dict.fromkeys(("deepseek", "bailingmoe"), deepseek),
     "deepseek2": deepseek2,
     "glm-dsa": glm_dsa,
+    "mistral4": mistral4,
     "minicpm3": minicpm3,
     "kimi-linear": kimi_linear,
     "qwen3next": qwen3_next,

@@ -74,6 +74,13 @@ def arcee(_: Fields) -> Config:
     return named("ArceeForCausalLM", "arcee", hidden_act="relu2")
 
 
+def bloom(fields: Fields) -> Config:
+    return named(
+        "BloomForCausalLM", "bloom", n_layer=fields.need("block_count"), n_head=fields.need("attention.head_count"),
+        layer_norm_epsilon=fields.need("attention.layer_norm_epsilon"), pad_token_id=None,
+    )  # fmt: skip
+
+
 def apertus(_: Fields) -> Config:
     return named("ApertusForCausalLM", "apertus", hidden_act="xielu", pad_token_id=None)
 

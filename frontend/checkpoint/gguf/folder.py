@@ -26,7 +26,7 @@ from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, mak
 
 logger = get_logger(__name__)
 
-_VERSION = 4
+_VERSION = 5
 """Of the folders' content; a new one makes them anew."""
 _VALUES = "values.bin"
 """Float32 numbers that models have as tensors, and files as metadata."""

@@ -7,7 +7,7 @@ from typing import Any
 from quire.frontend.checkpoint.gguf.fields import Fields
 from quire.frontend.checkpoint.gguf.header import TensorInfo
 
-_FUSED = ("bailingmoe2", "chatglm", "phi2")
+_FUSED = ("bailingmoe2", "chatglm", "mimo2", "phi2")
 """Architectures of which files have one tensor; of some, others have three."""
 _NAMES = ("attn_q", "attn_k", "attn_v")
 
@@ -19,20 +19,22 @@ def apart(fields: Fields, tensors: Mapping[str, tuple[int, TensorInfo]]) -> dict
     found: dict[str, tuple[int, TensorInfo]] = {}
     for name, (file, info) in tensors.items():
         if ".attn_qkv." in name:
-            found |= {part.join(name.split("attn_qkv")): (file, rows) for part, rows in _parts(fields, info)}
+            found |= {part.join(name.split("attn_qkv")): (file, rows) for part, rows in _parts(fields, name, info)}
         else:
             found[name] = (file, info)
     return found
 
 
-def _parts(fields: Fields, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
+def _parts(fields: Fields, name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
     import gguf  # imported here: 0.2 s, for these files only
 
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[info.type]]
     row_bytes = math.prod(info.shape[1:]) * size // block
-    offset, keys = info.offset, fields.num_kv_heads * fields.head_dim
-    for name, rows in zip(_NAMES, (info.shape[0] - 2 * keys, keys, keys), strict=True):
-        yield name, TensorInfo(info.type, (rows, *info.shape[1:]), offset)
+    heads = fields.by_layer("attention.head_count_kv")[int(name.split(".")[1])] or fields.need("attention.head_count")
+    keys, values = heads * fields.head_dim, heads * fields.get("attention.value_length", fields.head_dim)
+    offset = info.offset
+    for part, rows in zip(_NAMES, (info.shape[0] - keys - values, keys, values), strict=True):
+        yield part, TensorInfo(info.type, (rows, *info.shape[1:]), offset)
         offset += rows * row_bytes
 
 

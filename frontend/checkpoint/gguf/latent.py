@@ -17,6 +17,8 @@ def deepseek2(fields: Fields) -> Config:
     rope = own["rope_parameters"]
     if (log := fields.get("rope.scaling.yarn_log_multiplier")) is not None:
         rope |= dict.fromkeys(("mscale", "mscale_all_dim"), log / _LOG_FACTOR)
+    if beta := fields.get("attention.temperature_scale"):  # of Mistral Large 3
+        rope["llama_4_scaling_beta"] = beta
     if not fields.get("expert_count"):
         return named("YoutuForCausalLM", "youtu", **own)
     groups = fields.get("expert_group_count", 1)
@@ -49,6 +51,16 @@ def glm_dsa(fields: Fields) -> Config:
         "index_topk": fields.need("attention.indexer.top_k"),
         "indexer_types": ["full" if fields.has(layer, "indexer.attn_k.weight") else "shared" for layer in layers],
     }
+
+
+_MISTRAL_BETA = 0.1
+"""Of Mistral Small 4's queries, which grow with their positions; llama.cpp's converter leaves it out."""
+
+
+def mistral4(fields: Fields) -> Config:
+    own = deepseek2(fields)
+    own["rope_parameters"].setdefault("llama_4_scaling_beta", _MISTRAL_BETA)
+    return {**own, **named("Mistral4ForCausalLM", "mistral4")}
 
 
 _SCALE_EMBEDDING, _SCALE_DEPTH, _BASE_SIZE = 12.0, 1.4, 256

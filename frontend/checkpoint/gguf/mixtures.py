@@ -2,6 +2,7 @@
 
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, named, windows
+from quire.frontend.checkpoint.gguf.rotation import make_rope
 
 SIGMOID = 2
 """llama.cpp's number of a router's scores."""
@@ -75,4 +76,37 @@ def afmoe(fields: Fields) -> Config:
         num_shared_experts=fields.get("expert_shared_count", 0),
         num_dense_layers=fields.get("leading_dense_block_count", 0),
         route_scale=fields.get("expert_weights_scale", 1.0),
+    )  # fmt: skip
+
+
+_MIMO_VALUES = 0.707
+"""What MiMo V2 Flash multiplies values by; llama.cpp's converter left it out until other models had other factors."""
+
+
+def mimo2(fields: Fields) -> Config:
+    """MiMo V2: layers with windows have twice the KV heads, and sinks. A file's window leaves out the token itself."""
+    layers = fields.need("block_count") - fields.get("nextn_predict_layers", 0)
+    has_window = [bool(each) for each in fields.by_layer("attention.sliding_window_pattern")[:layers]]
+    types = ["sliding_attention" if each else "full_attention" for each in has_window]
+    kv_heads = fields.by_layer("attention.head_count_kv")[:layers]
+    full = kv_heads[has_window.index(False)] if False in has_window else kv_heads[0] // 2
+    if kv_heads != [2 * full if each else full for each in has_window]:
+        raise ConfigError(
+            f"{fields.path}: layers with windows need twice the KV heads of the others, got {kv_heads}. Serve the "
+            "repository that the file was made from."
+        )
+    rope = make_rope(fields)
+    local = {**rope, "rope_theta": fields.get("rope.freq_base_swa", rope["rope_theta"])}
+    return named(
+        "MiMoV2FlashForCausalLM", "mimo_v2_flash", hidden_act="silu", num_hidden_layers=layers,
+        num_key_value_heads=full, head_dim=fields.head_dim, v_head_dim=fields.need("attention.value_length"),
+        sliding_window=fields.need("attention.sliding_window") + 1, layer_types=types,
+        attention_value_scale=fields.get("attention.value_scale", _MIMO_VALUES),
+        mlp_layer_types=["sparse" if fields.has(layer, "ffn_gate_inp.weight") else "dense" for layer in range(layers)],
+        n_routed_experts=fields.need("expert_count"), num_experts_per_tok=fields.need("expert_used_count"),
+        moe_intermediate_size=fields.need("expert_feed_forward_length"),
+        norm_topk_prob=fields.get("expert_weights_norm", True),
+        routed_scaling_factor=fields.get("expert_weights_scale", 1.0),
+        n_group=fields.get("expert_group_count", 1), topk_group=fields.get("expert_group_used_count", 1),
+        rope_parameters={"full_attention": rope, "sliding_attention": local}, pad_token_id=None,
     )  # fmt: skip

@@ -7,8 +7,6 @@ _ENCODER = "it embeds texts and does not write any"
 _BOTH = "it has an encoder beside its decoder"
 _DIFFUSION = "it writes all tokens at once, by diffusion"
 _CODE = "neither Quire nor Transformers has its model"
-_LATENTS = "its latents' keys and values lie apart in GGUF files, which its class in Transformers does not know"
-_HEADS = "its queries, keys and values lie together in another order than in its class of Transformers"
 _METADATA = "its metadata and tensors are not known here"
 _READER = "it is the text part of a model that reads images, and is of no use without these"
 
@@ -24,11 +22,8 @@ REASONS: Mapping[str, str] = {
     "t5": _BOTH,
     "wavtokenizer-dec": "it makes sound, not text",
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
-    "mistral4": _LATENTS,
-    "bloom": _HEADS,
     **dict.fromkeys(("mpt", "jais", "jais2", "gptj", "dbrx", "bitnet", "chameleon"), _METADATA),
     **dict.fromkeys(("deepseek2-ocr", "hunyuan_vl", "paddleocr"), _READER),
-    "mimo2": "files differ in whether a window counts the token itself, and in the scale of values",
     **dict.fromkeys(
         (
             "deci", "baichuan", "grok", "refact", "qwen", "plamo", "plamo2", "plamo3", "codeshell", "orion", "xverse",

@@ -67,6 +67,7 @@ SPLITS: dict[str, list[str]] = {
     "a.x-4.0": [_GPT2],
     "mellum": [_GPT2],
     "exaone4": [_GPT2],
+    "bloom": [r" ?[^(\s|.,!?…。，、।۔،)]+"],
     "falcon": _FALCON,
     "dbrx": [_LLAMA3],
     "smaug-bpe": [_LLAMA3],
