@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("core", "executor", "frontend", "ops")
 MAY_IMPORT = {"core": set(), "ops": set(), "executor": {"ops", "core"}, "frontend": {"core"}}
 EXECUTOR_MAY_USE_OF_CORE = {
-    *("cluster", "config", "wire", "errors", "logging", "envs", "ram", "trace", "light_import"),
+    *("cluster", "config", "wire", "errors", "logging", "envs", "processes", "ram", "trace", "light_import"),
 }
 ENGINE_MAIN = Path("frontend/launch/engine_main.py")
 
@@ -82,7 +82,7 @@ A room is a folder, or a file in the folder's root. `http/app.py` puts the proto
 what comes of it, so they stand above the rest of http/.
 """
 HELPERS = {
-    "core": {"envs", "errors", "light_import", "logging", "process_start", "ram", "trace"},
+    "core": {"envs", "errors", "light_import", "logging", "process_start", "processes", "ram", "trace"},
     "executor": {"light_torch", "torch_library"},
 }
 """Files that all rooms of their folder may import, and that import no room."""

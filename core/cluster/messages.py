@@ -126,6 +126,7 @@ class EngineEnded(Struct, array_like=True, tag="engine_ended", frozen=True):
     data: int
     code: int  # the exit code; negative is the signal that ended it
     reason: str | None = None  # why it could not be started
+    was_killed: bool = False  # by the node, as `EndEngine` says
 
 
 class ShareFile(Struct, array_like=True, tag="share", frozen=True):

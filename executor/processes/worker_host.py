@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from quire.core import envs
@@ -22,6 +21,7 @@ from quire.core.cluster.addresses import interface_of
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import EngineError, PeerLostError
 from quire.core.logging import get_logger
+from quire.core.processes import is_ending
 from quire.core.wire.meeting import Meeting
 from quire.core.wire.protocol import encoder
 from quire.core.wire.rank import Rank
@@ -33,7 +33,6 @@ from quire.executor.processes.worker_process import LOST_PEER_EXIT_CODE, WorkerA
 logger = get_logger(__name__)
 
 TERMINATE_GRACE_SECONDS = 5.0
-_PF_EXITING = 0x4  # Linux, include/linux/sched.h; the flags are field 9 of proc_pid_stat(5)
 
 
 class HostListener(Protocol):
@@ -96,12 +95,8 @@ class _Link:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the process has begun to end. It has before the system closes its connections."""
-        if self.exited.is_set():
-            return False
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2].split()
-        state, flags = fields[0], int(fields[6])
-        return state in "ZX" or bool(flags & _PF_EXITING)
+        """Whether the process is about to end."""
+        return not self.exited.is_set() and is_ending(self.process.pid)
 
     def close(self) -> None:
         self.results.close()

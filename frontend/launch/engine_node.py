@@ -133,7 +133,7 @@ class _Session:
         self._membership.report(EngineStarted(data, engine.address, opened))
 
     async def _watch(self, data: int, engine: EngineSubprocess) -> None:
-        code = await engine.wait()
+        code, was_killed = await engine.wait(), engine.was_killed
         engine.kill()  # and workers that outlived it
         if self._engines.get(data) is engine:
-            self._membership.report(EngineEnded(data, code))
+            self._membership.report(EngineEnded(data, code, was_killed=was_killed))

@@ -19,10 +19,10 @@ from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, PeerLostError
 from quire.core.logging import get_logger
+from quire.core.processes import is_ending, members, names_of_living, until_ended, wait_ended
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.meeting import Meeting, endpoint_of
 from quire.frontend.launch.engine_main import EngineStart
-from quire.frontend.launch.process_group import members, names_of_living, until_ended, wait_ended
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.together import CommonLives
 
@@ -33,7 +33,11 @@ logger = get_logger(__name__)
 
 
 class EngineSubprocess:
-    """A running engine process, seen from its parent."""
+    """A running engine process, seen from its parent.
+
+    Attributes:
+        was_killed: `kill` has ended it, and not something else before.
+    """
 
     def __init__(self, process: subprocess.Popen, address: str, keys: CurveKeys | None) -> None:
         self._process = process
@@ -41,6 +45,7 @@ class EngineSubprocess:
         self.keys = keys
         self.pid: int | None = process.pid
         self.is_owned = True
+        self.was_killed = False
         self._is_over = self._is_gone = False
         self._reason: PeerLostError | None = None
 
@@ -52,10 +57,11 @@ class EngineSubprocess:
         return code
 
     def end(self, reason: PeerLostError) -> None:
-        """As `kill`, and `wait` tells why, unless the engine has ended by itself, or was killed for another reason."""
-        if not self._is_over and self._process.poll() is None:
-            self._reason = reason
+        """As `kill`, and `wait` tells why, unless the engine ends by itself, or was killed for another reason."""
+        is_first = not self._is_over
         self.kill()
+        if is_first and self.was_killed:
+            self._reason = reason
 
     async def _exit_code(self) -> int:
         if (code := self._process.poll()) is not None:
@@ -69,6 +75,7 @@ class EngineSubprocess:
         if self._is_over:
             return
         self._is_over = True
+        self.was_killed = self._process.poll() is None and not is_ending(self._process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.stdin is not None:

@@ -28,7 +28,7 @@ class RemoteEngine:
         self.pid: int | None = None
         self.is_owned = True
         self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[int] = self._loop.create_future()
+        self.ended: asyncio.Future[EngineEnded] = self._loop.create_future()
         self._node = node
         self._data = data
         self._is_over = False
@@ -36,13 +36,13 @@ class RemoteEngine:
 
     async def wait(self) -> int:
         """See `EngineHandle.wait`. Raises EngineError when the engine's node is lost, or `end` has ended it."""
-        code = await asyncio.shield(self.ended)
-        if self._reason is not None:
+        ended = await asyncio.shield(self.ended)
+        if self._reason is not None and ended.was_killed:
             raise self._reason
-        return code
+        return ended.code
 
     def end(self, reason: PeerLostError) -> None:
-        """As `kill`, and `wait` tells why, unless the engine has ended by itself, or was killed for another reason."""
+        """As `kill`, and `wait` tells why, unless the engine ends by itself, or was killed for another reason."""
         if not (self._is_over or self.ended.done()):
             self._reason = reason
         self.kill()
@@ -157,7 +157,7 @@ class RemoteNodes:
                     how = news.reason or f"ended with exit code {news.code}."
                     starting.set_exception(EngineDeadError(f"engine {news.data} {how}"))
                 if engine is not None and not engine.ended.done():
-                    engine.ended.set_result(news.code)
+                    engine.ended.set_result(news)
 
     def on_lost(self, node: NodeLink, error: EngineError) -> None:
         """A node is lost, and its engines with it."""

@@ -19,9 +19,9 @@ from quire.core.engine.process import _cause_of
 from quire.core.engine.restarts import Restarts
 from quire.core.engine.supervisor import NoMoreEnginesError, _end_of
 from quire.core.errors import ConfigError, EngineDeadError, HostLostError, PeerLostError
+from quire.core.processes import names_of_living
 from quire.core.wire.protocol import EngineFailed, FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess
-from quire.frontend.launch.process_group import names_of_living
 from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config, kill_late
 
 ROOT = Path(__file__).parents[3]

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from quire.core.errors import PeerLostError
+from quire.core.processes import is_ending
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
@@ -96,6 +97,30 @@ def test_a_peer_is_not_blamed_for_the_end_of_an_engine_that_was_killed_before() 
     engine.kill()
     engine.end(PeerLostError("another one has ended."))
     assert asyncio.run(engine.wait()) == -signal.SIGKILL
+
+
+ENDING = """
+import ctypes, platform, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+print(flush=True)
+ctypes.CDLL(None).syscall(93 if platform.machine() == "aarch64" else 60, 0)  # ends this thread alone
+"""
+
+
+def test_a_peer_is_not_blamed_for_the_end_of_an_engine_that_the_system_is_ending() -> None:
+    """As one with much memory is for seconds: it cannot be waited for yet."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    while not is_ending(process.pid):
+        time.sleep(0.01)
+    assert process.poll() is None
+    engine = EngineSubprocess(process, "", None)
+    engine.end(PeerLostError("another one has ended."))
+    assert asyncio.run(engine.wait()) == -signal.SIGKILL
+    process.stdout.close()
 
 
 def test_closing_a_launcher_returns_when_an_engine_that_nobody_took_has_ended() -> None:

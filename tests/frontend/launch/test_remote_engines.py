@@ -189,9 +189,51 @@ def test_a_peer_is_not_blamed_for_the_end_of_an_engine_that_was_killed_before() 
             started = await starting
             started.kill()
             started.end(PeerLostError("another one has ended."))
-            member.membership.report(EngineEnded(2, -9))
+            member.membership.report(EngineEnded(2, -9, was_killed=True))
             assert await started.wait() == -9
             await member.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_peer_is_blamed_for_the_end_of_an_engine_that_the_node_has_killed_alone(was_killed: bool) -> None:
+    async def test() -> None:
+        async with server() as (nodes, address):
+            member = Member(address, 2)
+            starting = asyncio.create_task(nodes.start(engine(2)))
+            assert await member.told_to_start() == 2
+            member.membership.report(EngineStarted(2, "tcp://127.0.0.3:1"))
+            started = await starting
+            started.end(PeerLostError("another one has ended."))
+            member.membership.report(EngineEnded(2, -9, was_killed=was_killed))
+            with pytest.raises(PeerLostError) if was_killed else contextlib.nullcontext():
+                assert await started.wait() == -9
+            await member.close()
+
+    run(test())
+
+
+def test_a_node_says_whether_it_has_killed_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EngineLauncher.__init__.__kwdefaults__, "worker_factory", NULL_WORKER)
+
+    async def test() -> None:
+        before = set(psutil.Process().children())
+        async with server() as (nodes, address):
+            node = EngineNode(NodeStart(address, KEYS, facts(3), "", LoggingConfig()))
+            serving = asyncio.create_task(node.run())
+            config = replace(engine_config(), place=EnginePlace(3))
+            first = await nodes.start(config)
+            [process] = set(psutil.Process().children()) - before
+            process.kill()
+            assert await first.wait() == -9
+            second = await nodes.start(config)
+            second.end(PeerLostError("another one has ended."))
+            with pytest.raises(PeerLostError, match="another one"):
+                await second.wait()
+            assert [each.ended.result().was_killed for each in (first, second)] == [False, True]
+            node.close()
+            await serving
 
     run(test())
 

@@ -1,4 +1,4 @@
-"""The ends of processes that were killed together: an engine and its workers, which are in one group."""
+"""The ends of this host's processes: of one, or of a group that is killed together, as an engine and its workers."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,18 @@ import os
 import select
 from collections.abc import Iterator
 from pathlib import Path
+
+_PF_EXITING = 0x4  # Linux, include/linux/sched.h; the flags are field 9 of proc_pid_stat(5)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a child that has not been waited for has begun to end, as far as can be seen. It has before the system
+    closes its connections and frees its memory, which may take seconds."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        state, flags = fields[0], int(fields[6])
+        return state in "ZX" or bool(flags & _PF_EXITING)
+    return False
 
 
 def members(group: int) -> list[int]:
@@ -22,10 +34,9 @@ def names_of_living(group: int) -> list[str]:
     """For logs: the processes of a group that have not ended, each by its id and name."""
     found = []
     for pid in members(group):
-        with contextlib.suppress(OSError):
-            name, state = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(") ")[::2]
-            if state[0] not in "ZX":
-                found.append(f"{pid} ({name})")
+        with contextlib.suppress(OSError), _descriptor(pid) as pidfd:
+            if pidfd is not None and not select.select([pidfd], [], [], 0)[0]:
+                found.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
     return found
 
 
