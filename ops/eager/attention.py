@@ -120,6 +120,9 @@ def _products(
     if lse is not None:
         lse.copy_(scores.logsumexp(dim=-1))
     weights = _softmax(scores, form.sinks).to(q.dtype)
+    if lse is not None or form.chunks != "own":
+        # Of a query that sees no key. Matrix units reach past a row's end, where this would be another query's NaN * 0.
+        weights.nan_to_num_(0.0)
     return torch.bmm(weights.view(len(k), -1, k.shape[1]), v).view(shape)
 
 
