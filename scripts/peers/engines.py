@@ -135,7 +135,7 @@ class Quire:
         if self._files and setting.weights != BF16:
             model = self._files.file(model, setting.weights)
         out = self._work / "quire.json"
-        command = [*self._quire, "bench", "throughput", "--model", str(model), *_load(batch, out)]
+        command = [*self._quire, "bench", "throughput", "--model", str(model), "--device", "cpu", *_load(batch, out)]
         command += ["--kv-cache-memory-bytes", str(CACHE_GIB * GIB), "--kv-cache-dtype", setting.kv_cache_dtype]
         run(command, {}, self._limit_seconds, self._work / "quire.log")
         return _output_rate(self.name, json.loads(out.read_text()), batch)
@@ -143,7 +143,8 @@ class Quire:
     def server(
         self, model: Path, *, cache_gib: int = CACHE_GIB, max_model_len: int = MAX_MODEL_LEN, quick_start: bool = False
     ) -> Server:
-        command = [*self._quire, "serve", str(model), "--kv-cache-memory-bytes", str(cache_gib * GIB)]
+        command = [*self._quire, "serve", str(model), "--device", "cpu"]
+        command += ["--kv-cache-memory-bytes", str(cache_gib * GIB)]
         command += ["--max-model-len", str(max_model_len)]
         return Server(command, {}, self._limit_seconds, self._work / "quire.log")
 
