@@ -52,7 +52,7 @@ def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints)
     for feed in (together, {0: [8], 1: [9]}):
         got, expected = (driver.step(feed, only_last=True) for driver in drivers)
         for row in feed:
-            torch.testing.assert_close(got[row], expected[row], atol=1e-5 if IS_ACCELERATED else 0, rtol=0)
+            torch.testing.assert_close(got[row], expected[row], atol=1e-4 if IS_ACCELERATED else 0, rtol=0)
     programs = programs_of(model)
     assert set().union(*(program.foreign() for program in programs)) <= VIEWS
     assert programs[0].selects
