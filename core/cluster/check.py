@@ -96,7 +96,13 @@ class CheckHead:
         self._channels: list[Channel] = []
         for number, head in enumerate(start.heads):
             try:
-                channel = bind_router(f"tcp://{head}", start.keys, partial(self._on_frames, number), self._on_stranger)
+                channel = bind_router(
+                    f"tcp://{head}",
+                    start.keys,
+                    partial(self._on_frames, number),
+                    self._on_stranger,
+                    asks_for_senders=True,
+                )
             except zmq.ZMQError as error:
                 self._close_channels()
                 raise ConfigError(
@@ -218,7 +224,10 @@ class CheckHead:
             kind, payload = said
             message = self._decoder.decode(payload) if kind == CHECK else None
         except (ValueError, msgspec.DecodeError) as error:
-            self._refuse(peer, f"A node says what node 0 cannot read ({error}); install one version of Quire on all.")
+            where = self._channels[channel].sender or "an unknown address"
+            self._refuse(
+                peer, f"A node at {where} says what node 0 cannot read ({error}); install one version of Quire on all."
+            )
             return
         match message:
             case None:  # a headless node of a server waits

@@ -158,7 +158,9 @@ class ClusterHead:
         self._num_strangers = 0
         self._strangers, self._unread = _Seldom(), _Seldom()
         try:
-            self._channel = bind_router(f"tcp://{start.address}", start.keys, self._on_frames, self._on_stranger)
+            self._channel = bind_router(
+                f"tcp://{start.address}", start.keys, self._on_frames, self._on_stranger, asks_for_senders=True
+            )
         except zmq.ZMQError as error:
             address, port = ADDRESS_FLAGS[start.facts.part]
             raise ConfigError(
@@ -308,7 +310,7 @@ class ClusterHead:
             self._lose(identity, reason, "other")
             return
         if self._unread.is_due():
-            logger.error("a node is refused: %s", reason)
+            logger.error("a node at %s is refused: %s", self._channel.sender or "an unknown address", reason)
         self._channel.send([identity, *control(Refused(reason))])
 
     def _node_of(self, ranks: list[int]) -> NodeLink | None:

@@ -57,6 +57,10 @@ class Channel:
     Args:
         attendants: channels that end with this one.
         before_close: called before the socket is closed.
+
+    Attributes:
+        sender: the IP address that the message came from which is being handled; None where ZeroMQ does not know, or
+            the channel does not ask.
     """
 
     def __init__(
@@ -65,7 +69,11 @@ class Channel:
         on_message: OnMessage,
         attendants: Sequence["Channel"] = (),
         before_close: Callable[[], None] = lambda: None,
+        *,
+        asks_for_senders: bool = False,
     ) -> None:
+        self.sender: str | None = None
+        self._asks_for_senders = asks_for_senders
         self._socket = socket
         self._on_message = on_message
         self._attendants = attendants
@@ -130,7 +138,7 @@ class Channel:
             if self._socket.closed:
                 return
             try:
-                frames = self._socket.recv_multipart(flags=zmq.NOBLOCK)
+                frames = self._receive()
             except zmq.Again:
                 return
             try:
@@ -142,6 +150,16 @@ class Channel:
                 break
         self._loop.call_soon(self._drain)
 
+    def _receive(self) -> list[bytes]:
+        if not self._asks_for_senders:
+            return self._socket.recv_multipart(flags=zmq.NOBLOCK)
+        frames = self._socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+        try:
+            self.sender = str(frames[-1].get("Peer-Address"))
+        except zmq.ZMQError:
+            self.sender = None
+        return [frame.bytes for frame in frames]
+
 
 def bind_router(
     address: str,
@@ -150,19 +168,21 @@ def bind_router(
     on_stranger: Callable[[], None] = lambda: None,
     *,
     listen_fd: int | None = None,
+    asks_for_senders: bool = False,
 ) -> Channel:
     """The end that others connect to; frames are [identity of the peer, message].
 
     Args:
         on_stranger: called when somebody without the keys, or who speaks no ZeroMQ, is turned away.
         listen_fd: descriptor of a socket that listens at `address` already, for the channel to have. It needs keys.
+        asks_for_senders: see `Channel.sender`.
     """
     if keys is None:
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         _unbounded(socket)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.bind(address)
-        return Channel(socket, on_message)
+        return Channel(socket, on_message, asks_for_senders=asks_for_senders)
     context = zmq.Context()  # of its own, because a context has one door
     door = context.socket(zmq.ROUTER)
     door.bind("inproc://zeromq.zap.01")
@@ -183,7 +203,8 @@ def bind_router(
         context.destroy(linger=0)
         raise
     attendants = [failures, _keep_door(door, keys.client_public)]
-    channel = Channel(socket, on_message, attendants, partial(_stop_listening, socket, failures._socket))
+    stop_listening = partial(_stop_listening, socket, failures._socket)
+    channel = Channel(socket, on_message, attendants, stop_listening, asks_for_senders=asks_for_senders)
     # If nobody closes the channel: a context that is garbage together with its sockets would wait for them for ever.
     weakref.finalize(channel, _destroy, context, socket, door, failures._socket).atexit = False
     return channel

@@ -29,8 +29,11 @@ from tests.servers import free_port
 @pytest.mark.parametrize(
     ("frames", "problem"),
     [
-        ([CHECK, msgspec.msgpack.encode(["hello", "of another version"])], "A node says what node 0 cannot read"),
-        ([CHECK], "A node says what node 0 cannot read"),
+        (
+            [CHECK, msgspec.msgpack.encode(["hello", "of another version"])],
+            "A node at 127.0.0.1 says what node 0 cannot read",
+        ),
+        ([CHECK], "A node at 127.0.0.1 says what node 0 cannot read"),
         (checking(Hello(NodeReport(replace(NODE, ranks=[]), "", 0, []), "", 0.0)), "gives it number none"),
     ],
     ids=["another-version", "one-frame", "no-number"],

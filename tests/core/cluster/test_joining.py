@@ -168,7 +168,9 @@ def test_whoever_says_what_cannot_be_read_is_told_so(frames: list[bytes], caplog
                 await running
 
     run(test())
-    assert caplog.text.count("a node is refused: It says what node 0 cannot read") == 1  # and not each time
+    assert (
+        caplog.text.count("a node at 127.0.0.1 is refused: It says what node 0 cannot read") == 1
+    )  # and not each time
     assert "Traceback" not in caplog.text
 
 
