@@ -6,7 +6,7 @@ additions a second.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -27,6 +27,7 @@ class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         operations_per_second: multiplications and additions of 16-bit numbers.
         link_bytes_per_second: to the other devices of the node together, in one direction.
         link_seconds: that a collective over the node takes with hardly any bytes.
+        transport: what ranks on such devices talk over: gloo where these are processors.
     """
 
     memory_bytes: Annotated[int, Meta(gt=0)]
@@ -34,6 +35,7 @@ class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     operations_per_second: Rate
     link_bytes_per_second: Rate
     link_seconds: Annotated[float, Meta(ge=0)] = 10e-6
+    transport: Literal["nccl", "gloo"] = "nccl"
 
 
 class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

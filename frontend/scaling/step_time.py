@@ -150,16 +150,18 @@ class StepTime:
         """Each rank sends its engine's tokens to the ranks of its tensor coordinate in other engines.
 
         These return their sums. As engines have equally many tokens, the two directions are equally many rows. If it
-        saves enough, a token goes only where it chose an expert, and a message before tells how many tokens come.
+        saves enough, a token goes only where it chose an expert. Over NCCL, a message before tells how many tokens
+        come; over gloo, they bring their number.
         """
         cost, layout = self._cost, self._layout
         row_bytes = 2 * cost.hidden_size * cost.activation_bytes + cost.experts_per_token * CHOICE_BYTES
         engines_per_node = max(1, self._cluster.devices_per_node // (layout.tensor * layout.pipeline))
         across = max(0, layout.data - engines_per_node)
         inside = layout.data - 1 - across
-        share, messages = chosen_share(cost.num_experts, layout.expert, cost.experts_per_token), 3
-        if saved_bytes(rows.tokens, layout.data, row_bytes, share) <= COUNTS_COST:
-            share, messages = 1.0, 2
+        share, messages = chosen_share(cost.num_experts, layout.expert, cost.experts_per_token), 2
+        if self._cluster.device.transport == "nccl":
+            is_worth_counting = saved_bytes(rows.tokens, layout.data, row_bytes, share) > COUNTS_COST
+            share, messages = (share, 3) if is_worth_counting else (1.0, 2)
         transfer = share * rows.tokens * row_bytes * (inside / self._link + across / self._network)
         message = self._cluster.device.link_seconds + (self._cluster.network.seconds if across else 0.0)
         seconds[EXCHANGE] += num_layers * (transfer + messages * message)

@@ -161,6 +161,10 @@ def test_divided_experts_see_the_tokens_of_all_engines() -> None:
     share = 1 - 6 / 8 * 5 / 7
     [terms] = step(layout, part, cluster(2, 2), **sizes).stages(Rows(1000))
     assert terms[EXCHANGE] == pytest.approx(10 * (share * 1000 * row * (1 / 1e8 + 2 / 1e7) + 3 * (1e-3 + 2e-3)))
+    # Over gloo, rows bring their number, so that is worth it for any.
+    over_gloo = msgspec.structs.replace(cluster(2, 2), device=msgspec.structs.replace(DEVICE, transport="gloo"))
+    [terms] = step(layout, part, over_gloo, **sizes).stages(Rows(1))
+    assert terms[EXCHANGE] == pytest.approx(10 * (share * row * (1 / 1e8 + 2 / 1e7) + 2 * (1e-3 + 2e-3)))
 
 
 def test_an_unbalanced_mixture_waits_for_its_busiest_rank() -> None:

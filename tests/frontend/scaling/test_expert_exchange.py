@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from quire.core.wire.rank import Layout, Rank
 from quire.executor.layers.expert_exchange import ExpertExchange
 from quire.executor.layers.expert_parallel import ExpertPlaces
 from quire.executor.parallel.expert_placement import Placement
-from quire.executor.parallel.groups import Messages
+from quire.executor.parallel.groups import DistributedGroup, GlooGroup, Messages
 from quire.executor.parallel.lockstep import Lockstep
 from quire.frontend.scaling.hardware import Network
 from quire.frontend.scaling.layouts import ClusterLayout
@@ -25,6 +25,9 @@ from tests.frontend.scaling.test_estimate import DEVICE, cluster, shard, step
 EXPERTS, CHOICES = 24, 3
 IDS = torch.tensor(list(combinations(range(EXPERTS), CHOICES)))
 """All choices that there are, one of each token: so each expert is chosen equally often."""
+
+
+KINDS = {"nccl": DistributedGroup, "gloo": GlooGroup}
 
 
 class CountingGroup(ThreadGroup):
@@ -40,7 +43,7 @@ class CountingGroup(ThreadGroup):
         return super().begin_exchange(sent, received)
 
 
-def sent_bytes(layout: Layout, hidden: int) -> dict[Rank, list[int]]:
+def sent_bytes(layout: Layout, hidden: int, counts_cost: int) -> dict[Rank, list[int]]:
     """What each rank sends to each engine in one layer of experts, where every engine has the tokens of `IDS`."""
     size, num_tokens = layout.data * layout.tensor, len(IDS)
     placement = Placement.initial(EXPERTS, size, ExpertPlacement(), is_balanced=False)
@@ -49,6 +52,7 @@ def sent_bytes(layout: Layout, hidden: int) -> dict[Rank, list[int]]:
 
     def run(rank: Rank) -> list[int]:
         group = groups[rank.tensor][rank.data]
+        group.counts_cost = counts_cost
         lockstep = Lockstep(torch.distributed, rank, layout, group, (torch.distributed.group.WORLD, None, None))
         lockstep.num_tokens = [num_tokens] * layout.data
         exchange = ExpertExchange(lockstep)
@@ -66,20 +70,26 @@ def sent_bytes(layout: Layout, hidden: int) -> dict[Rank, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("engines", "tensor", "nodes", "hidden", "chooses"),
+    ("engines", "tensor", "nodes", "hidden", "transport", "chooses"),
     [
-        (2, 1, 1, 48, False),
-        (4, 1, 2, 48, False),
-        (4, 1, 2, 1000, True),
-        (3, 2, 3, 48, False),
-        (4, 2, 1, 48, False),
-        (4, 2, 2, 1000, True),
+        (2, 1, 1, 48, "nccl", False),
+        (4, 1, 2, 48, "nccl", False),
+        (4, 1, 2, 1000, "nccl", True),
+        (3, 2, 3, 48, "nccl", False),
+        (4, 2, 1, 48, "nccl", False),
+        (4, 2, 2, 1000, "nccl", True),
+        (4, 1, 2, 48, "gloo", True),
+        (4, 2, 1, 48, "gloo", True),
     ],
 )
-def test_the_plan_counts_what_ranks_send(engines: int, tensor: int, nodes: int, hidden: int, chooses: bool) -> None:
+def test_the_plan_counts_what_ranks_send(
+    engines: int, tensor: int, nodes: int, hidden: int, transport: Literal["nccl", "gloo"], chooses: bool
+) -> None:
     """Also where tokens go only to the engines with experts that they chose."""
     seconds_inside, seconds_across = 1.0, 1000.0  # for each byte
-    device = msgspec.structs.replace(DEVICE, link_bytes_per_second=1 / seconds_inside, link_seconds=0)
+    device = msgspec.structs.replace(
+        DEVICE, link_bytes_per_second=1 / seconds_inside, link_seconds=0, transport=transport
+    )
     network = Network(bytes_per_second=1 / seconds_across, seconds=0, is_shared=False)
     per_node = engines * tensor // nodes
     where = msgspec.structs.replace(cluster(nodes, per_node), device=device, network=network)
@@ -94,7 +104,8 @@ def test_the_plan_counts_what_ranks_send(engines: int, tensor: int, nodes: int, 
     )
     [terms] = planned.stages(Rows(len(IDS)))
     all_bytes = len(IDS) * (2 * 2 * hidden + 12 * CHOICES) * (engines - 1)
-    for rank, sent in sent_bytes(Layout(data=engines, tensor=tensor, expert=engines * tensor), hidden).items():
+    layout, kind = Layout(data=engines, tensor=tensor, expert=engines * tensor), KINDS[transport]
+    for rank, sent in sent_bytes(layout, hidden, kind.counts_cost).items():
         assert (sum(sent) < all_bytes) == chooses
         node = rank.data * tensor // per_node
         inside = sum(size for engine, size in enumerate(sent) if engine * tensor // per_node == node)
