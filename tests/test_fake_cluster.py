@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,21 @@ def namespaces() -> set[str]:
     return {line.split()[0] for line in subprocess.check_output(["ip", "netns", "list"], text=True).splitlines()}
 
 
-def test_two_stages_on_two_hosts_exchange_what_a_step_needs() -> None:
-    """Hidden states of 192 numbers go to the second host, and a token comes back."""
+@pytest.fixture
+def other_cluster() -> Iterator[None]:
+    """Another process of the script has the same addresses, as seen from here."""
     if not can_make_hosts():
         pytest.skip("it needs root, /dev/net/tun and network namespaces")
+    name = f"quire{os.getpid()}"[:15]
+    for command in (f"tuntap add dev {name} mode tap", f"addr add 10.99.0.100/24 dev {name}", f"link set {name} up"):
+        subprocess.run(["ip", *command.split()], check=True, timeout=60)
+    yield
+    subprocess.run(["ip", "tuntap", "del", "dev", name, "mode", "tap"], check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("other_cluster")
+def test_two_stages_on_two_hosts_exchange_what_a_step_needs() -> None:
+    """Hidden states of 192 numbers go to the second host, and a token comes back."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "--table", "--layouts", "PP 2"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

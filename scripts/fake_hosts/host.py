@@ -1,6 +1,7 @@
 """A host: a network namespace with an address, and the `quire serve` that runs in it."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 from fake_hosts.switch import Switch
+
+_CLONE_NEWNET = 0x40000000  # unshare(2)
 
 SECRET = "the token of a fake cluster, " + "x" * 8
 
@@ -74,6 +77,13 @@ class Host:
         """Ends what runs here, and removes the namespace."""
         self.end(signal.SIGKILL)
         sh(f"ip netns del {self.name}")
+
+
+def leave_network() -> None:
+    """Moves this process to a network of its own, before it has threads: others have hosts at the same addresses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "a network namespace cannot be made")
 
 
 def sh(command: str) -> str:
