@@ -50,7 +50,8 @@ class PackedOutputs:
     has_zeros: bool = True
 
     def is_in(self, layer: StoredLayer) -> bool:
-        return layer.has(self.codes, torch.int32) and len(layer.shape(self.scales, ())) == 2
+        is_packed = layer.shape(self.codes, ()) != (layer.in_features, layer.out_features)  # of Quark's int2
+        return layer.has(self.codes, torch.int32) and len(layer.shape(self.scales, ())) == 2 and is_packed
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features

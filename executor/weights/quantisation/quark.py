@@ -1,6 +1,7 @@
-"""AMD's Quark: which layouts its config describes, and the one that it alone has. https://quark.docs.amd.com"""
+"""AMD's Quark: which layouts its config describes. https://quark.docs.amd.com"""
 
-from collections.abc import Mapping, Sequence
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,19 +10,22 @@ import torch
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.awq import GEMM, PackedOutputs
 from quire.executor.weights.quantisation.checkpoint_format import Layout
-from quire.executor.weights.quantisation.codes import PER_WORD, integers, unpack, zeros_of_signed
+from quire.executor.weights.quantisation.codes import PER_WORD
 from quire.executor.weights.quantisation.fields import block, integer, mapping
 from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
+from quire.executor.weights.quantisation.quark_integers import Columns, PackedRows, PackedThrees
 from quire.executor.weights.quantisation.six_bit_floats import Mxfp6
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.executor.weights.quantisation.whole_bytes import Float8, Int8Codes
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.backend import LinearWeight
 
 _Numbers = Mapping[str, Any]
 """What Quark says of one rounding of numbers."""
 
 _NVFP4 = ("fp4", "fp8_e4m3")
 """Numbers that are rounded to the first, and the scales of their groups to the second."""
+_COLUMNS = {"int8": torch.int8, "uint8": torch.uint8, "int2": torch.int32}
+"""Numbers whose groups lie in columns, and the types of their codes."""
 _INT4_OF_FP8 = (("fp8_e4m3", "int4"), ("fp8_e4m3", "uint4"))
 """Numbers that are rounded to the first, and then to the second, with scales of both."""
 
@@ -49,9 +53,11 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
         raise ModelLoadError("Quark's int4 and uint4 in one checkpoint are not read; take one with either.")
     is_signed = not int4 or int4[0]["dtype"] == "int4"
     has_zeros = bool(int4) and all(each.get("symmetric", is_signed) is False for each in int4)
-    group_size = integer(weight, "group_size", 128)
+    group_size, is_of_groups = integer(weight, "group_size", 128), weight.get("qscheme") == "per_group"
     layouts: dict[str, Layout] = {
         "rows": PackedRows(places, is_signed=is_signed, has_zeros=has_zeros, is_of_fp8=bool(more)),
+        "columns": Columns(_COLUMNS.get(dtype, torch.int8), group_size),
+        "int3": PackedThrees(group_size if is_of_groups else None),
         "fp4": Mxfp4("weight"),
         "nvfp4": Nvfp4("weight", "weight_scale_2", divides=False),
         "fp6": Mxfp6(mantissa=3 if "fp6_e2m3" in dtypes else 2),
@@ -66,8 +72,48 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
         kind = "nvfp4" if dtype == "fp4" else "rows"
     elif kind == "int4" and weight.get("qscheme") in ("per_channel", "per_tensor"):
         kind = "rows"
+    elif dtype in _COLUMNS and is_of_groups:
+        kind = "columns"
     first = layouts.get(kind, layouts["int8"])
-    return [first, *(layout for layout in layouts.values() if layout is not first)]
+    ordered = [first, *(layout for layout in layouts.values() if layout is not first)]
+    return [WithZeros(layout, [*_asymmetries(of_layers)], _is_asymmetric(of_all)) for layout in ordered]
+
+
+def _asymmetries(of_layers: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """For each pattern of layers' names, in order, whether these have zero points."""
+    for pattern in of_layers:
+        yield pattern, _is_asymmetric(mapping(of_layers, pattern))
+
+
+def _is_asymmetric(setting: _Numbers) -> bool:
+    """Whether the weights of a setting are integers around zero points."""
+    last = (_roundings(setting, "weight") or [{}])[-1]
+    dtype = str(last.get("dtype"))
+    return "int" in dtype and last.get("symmetric", not dtype.startswith("u")) is False
+
+
+@dataclass(frozen=True)
+class WithZeros:
+    """See `Layout`: another one, of which a layer has to have zero points if the configuration says so of it.
+
+    Attributes:
+        of_layers: patterns of layers' names, of which the first that fits says it.
+        of_others: whether layers that fit none have zero points.
+    """
+
+    layout: Layout
+    of_layers: Sequence[tuple[str, bool]]
+    of_others: bool
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        return self.layout.is_in(layer)
+
+    def read(self, layer: StoredLayer) -> LinearWeight:
+        kind = "weight_zero_point"
+        fitting = (is_needed for pattern, is_needed in self.of_layers if fnmatch.fnmatch(layer.name, pattern))
+        if next(fitting, self.of_others) and layer.is_known and not layer.has(kind):
+            raise layer.misfit(kind, "zero points (symmetric: false)")
+        return self.layout.read(layer)
 
 
 def _roundings(setting: Mapping[str, Any], kind: str) -> list[_Numbers]:
@@ -85,47 +131,3 @@ def _check(roundings: Sequence[_Numbers]) -> None:
             "are read only as NVFP4 (fp4 and fp8_e4m3) and INT4-FP8 (fp8_e4m3 and int4). Take a checkpoint with one "
             "rounding, such as fp8_e4m3 or int4."
         )
-
-
-@dataclass(frozen=True)
-class PackedRows:
-    """See `Layout`: int4 with a scale an output (or one): `weight` int32 [out, in / 8], whose zero points are int32
-    [out / 8], and `weight_scale` [out]. Numbers that were rounded to FP8 before have the scale of that as
-    `weight_scale`, and `weight_scale_2` [out].
-
-    Attributes:
-        places: where each of eight inputs lies in a word.
-        is_signed: codes are numbers from -8 to 7 instead of from 0 to 15.
-        has_zeros: whether there have to be zero points.
-        is_of_fp8: expected where the tensors are not known.
-    """
-
-    places: tuple[int, ...]
-    is_signed: bool = True
-    has_zeros: bool = False
-    is_of_fp8: bool = False
-
-    def is_in(self, layer: StoredLayer) -> bool:
-        scales = layer.find("weight_scale_2") or layer.find("weight_scale")
-        return layer.has("weight", torch.int32) and scales is not None and len(scales.shape) < 2
-
-    def read(self, layer: StoredLayer) -> QuantisedWeight:
-        out, size = layer.out_features, layer.in_features
-        codes = self._unpacked(layer.read("weight", (out, -(-size // PER_WORD)), torch.int32))[:, :size]
-        scales = layer.scales("weight_scale")
-        if layer.has("weight_scale_2") or (not layer.is_known and self.is_of_fp8):
-            scales = scales.float() * layer.scales("weight_scale_2").float()
-        kind, zeros = "weight_zero_point", None
-        if self.has_zeros or layer.has(kind):
-            if layer.is_known and not layer.has(kind):
-                raise layer.misfit(kind, "zero points (symmetric: false)")
-            words = layer.read(kind, (-(-out // PER_WORD),), torch.int32, dim=None)
-            zeros = self._unpacked(words.unsqueeze(0)).t()[layer.rows.start : layer.rows.stop]
-            zeros = zeros_of_signed(zeros) if self.is_signed else zeros
-        if size % 2:
-            raise ModelLoadError(f"{layer.name}: {size} inputs are an odd number, which codes of four bits cannot be.")
-        return integers((codes ^ 8 if self.is_signed else codes).contiguous(), 4, scales, zeros)
-
-    def _unpacked(self, words: torch.Tensor) -> torch.Tensor:
-        codes = unpack(words, 4, words.shape[1] * PER_WORD)
-        return codes.unflatten(1, (-1, PER_WORD))[..., list(self.places)].flatten(1)

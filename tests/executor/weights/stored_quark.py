@@ -56,6 +56,42 @@ def quark_rows(*, zeros: bool, signed: bool) -> Writer:
     return write
 
 
+def quark_columns(dtype: torch.dtype, *, zeros: bool = False) -> Writer:
+    """int8, uint8 or int2 of groups: a code a number, in columns."""
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        low, high = {torch.int8: (-128, 128), torch.uint8: (0, 256), torch.int32: (-2, 2)}[dtype]
+        num_groups, groups = -(-size // 32), torch.arange(size) // 32
+        codes, scales = draw(generator, low, high, size, out), draw_scales(generator, high, num_groups, out)
+        middle = draw(generator, low, high, num_groups, out) if zeros else torch.zeros(num_groups, out, dtype=torch.int)
+        tensors = {"weight": codes.to(dtype), "weight_scale": scales, "weight_zero_point": middle.to(dtype)}
+        return tensors, ((codes - middle[groups]) * scales[groups]).t()
+
+    return write
+
+
+def quark_threes(group: int | None, *, zeros: bool = False) -> Writer:
+    """int3: eight codes in three bytes, of the zero points also of groups in rows of outputs."""
+
+    def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        num_groups = 1 if group is None else size // group
+        groups = torch.arange(size) // (group or size)
+        codes, scales = draw(generator, -4, 4, out, size), draw_scales(generator, 4, out, num_groups)
+        middle = draw(generator, -4, 4, out, num_groups) if zeros else torch.zeros(out, num_groups, dtype=torch.long)
+        tensors = {"weight": threes(codes), "weight_scale": scales.t().contiguous() if group else scales.flatten()}
+        tensors["weight_zero_point"] = threes(middle) if group else threes(middle.t())[0]
+        return tensors, (codes - middle[:, groups]) * scales[:, groups]
+
+    return write
+
+
+def threes(codes: Tensor) -> Tensor:
+    """Rows of codes of three bits in two's complement as bytes, filled from the lowest bit on."""
+    bits = (codes.unsqueeze(-1) >> torch.arange(3)) & 1
+    octets = bits.flatten(1).unflatten(1, (-1, 8))
+    return (octets << torch.arange(8)).sum(dim=-1).to(torch.uint8)
+
+
 _QUARK = {"quant_method": "quark", "exclude": ["lm_head"]}
 
 
@@ -93,6 +129,29 @@ FORMATS: dict[str, Format] = {
     ),
     "quark-uint4-channel": Format(
         _quark("uint4", qscheme="per_channel", symmetric=False), quark_rows(zeros=True, signed=False)
+    ),
+    "quark-int8-groups": Format(_quark("int8", qscheme="per_group", group_size=32), quark_columns(torch.int8)),
+    "quark-int8-groups-zeros": Format(
+        _quark("int8", qscheme="per_group", group_size=32, symmetric=False), quark_columns(torch.int8, zeros=True)
+    ),
+    "quark-uint8-groups": Format(
+        _quark("uint8", qscheme="per_group", group_size=32, symmetric=False), quark_columns(torch.uint8, zeros=True)
+    ),
+    "quark-int2": Format(_quark("int2", qscheme="per_group", group_size=32), quark_columns(torch.int32)),
+    "quark-int2-zeros": Format(
+        _quark("int2", qscheme="per_group", group_size=32, symmetric=False), quark_columns(torch.int32, zeros=True)
+    ),
+    "quark-int2-beside-int4": Format(
+        _quark("int4", group_size=32)
+        | {"layer_quant_config": {"*o_proj": {"weight": {"dtype": "int2", "qscheme": "per_group", "group_size": 32}}}},
+        mixed(quark_int4, quark_columns(torch.int32)),
+    ),
+    "quark-int3": Format(_quark("int3", qscheme="per_channel"), quark_threes(None)),
+    "quark-int3-zeros": Format(
+        _quark("int3", qscheme="per_channel", symmetric=False), quark_threes(None, zeros=True)
+    ),
+    "quark-int3-groups": Format(
+        _quark("int3", qscheme="per_group", group_size=4, symmetric=False), quark_threes(4, zeros=True)
     ),
     "quark-int4-of-fp8": Format(
         _QUARK | {"global_quant_config": {"weight": [{"dtype": "fp8_e4m3"}, {"dtype": "int4"}]}},

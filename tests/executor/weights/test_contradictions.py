@@ -90,6 +90,18 @@ DAMAGES: dict[str, Damage] = {
         "quark-int4-channel-zeros", rf"q_proj.weight_zero_point {_AS}missing{_ASKS}zero points \(symmetric: false",
         "weight_zero_point",
     ),
+    "zero-points-of-some-layers": Damage(
+        "quark-int4-zeros", rf"layers.0.self_attn.o_proj.weight_zero_point {_AS}missing{_ASKS}zero points \(symm",
+        "weight_zero_point", config={
+            "global_quant_config": {"weight": {"dtype": "int4", "group_size": 32}},
+            "layer_quant_config": {
+                "*0.self_attn.o_proj": {"weight": {"dtype": "int4", "group_size": 32, "symmetric": False}}
+            },
+        },
+    ),
+    "zero-points-of-groups-of-bytes": Damage(
+        "quark-int8-groups-zeros", rf"q_proj.weight_zero_point {_AS}missing{_ASKS}zero points", "weight_zero_point"
+    ),
     "quark-rounded-twice": Damage(
         "quark-int4", "rounded twice, here to int8 and int4",
         config={"global_quant_config": {"weight": [{"dtype": "int8"}, {"dtype": "int4"}]}},
