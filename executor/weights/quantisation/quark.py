@@ -56,8 +56,8 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     group_size, is_of_groups = integer(weight, "group_size", 128), weight.get("qscheme") == "per_group"
     layouts: dict[str, Layout] = {
         "rows": PackedRows(places, is_signed=is_signed, has_zeros=has_zeros, is_of_fp8=bool(more)),
-        "columns": Columns(_COLUMNS.get(dtype, torch.int8), group_size),
-        "int3": PackedThrees(group_size if is_of_groups else None),
+        "columns": Columns(_COLUMNS.get(dtype, torch.int8), group_size, _is_asymmetric(of_all)),
+        "int3": PackedThrees(group_size if is_of_groups else None, _is_asymmetric(of_all)),
         "fp4": Mxfp4("weight"),
         "nvfp4": Nvfp4("weight", "weight_scale_2", divides=False),
         "fp6": Mxfp6(mantissa=3 if "fp6_e2m3" in dtypes else 2),

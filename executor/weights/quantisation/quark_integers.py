@@ -71,11 +71,12 @@ class Columns:
     With `weight_scale` [groups, out], and zero points of its shape and the codes' type.
 
     Attributes:
-        dtype, group_size: expected where the tensors are not known.
+        dtype, group_size, has_zeros: expected where the tensors are not known.
     """
 
     dtype: torch.dtype = torch.int8
     group_size: int = 128
+    has_zeros: bool = False
 
     def is_in(self, layer: StoredLayer) -> bool:
         found = layer.find("weight")
@@ -89,8 +90,9 @@ class Columns:
         codes = layer.read("weight", (size, out), dtype, dim=1).t().contiguous()
         scales, group = _group_scales(layer, self.group_size)
         zeros = None
-        if layer.has(_ZEROS):
-            stored = layer.read(_ZEROS, layer.shape(_SCALES, ()), layer.stored_dtype(_ZEROS, dtype), dim=1).t().float()
+        if layer.has(_ZEROS) or (not layer.is_known and self.has_zeros):
+            shape = layer.shape(_SCALES, (num_groups_of(size, self.group_size), out))
+            stored = layer.read(_ZEROS, shape, layer.stored_dtype(_ZEROS, dtype), dim=1).t().float()
             is_middle = not stored.is_meta and not stored.any() and dtype != torch.uint8
             zeros = None if is_middle else even(stored.contiguous(), size, group)
         if dtype == torch.uint8:
@@ -106,9 +108,13 @@ class PackedThrees:
     """See `Layout`: int3: `weight` uint8 [out, in * 3 / 8], each row a stream from the lowest bit on.
 
     With `weight_scale` [out] and zero points uint8 [out * 3 / 8]; of groups: [groups, out] and [out, groups * 3 / 8].
+
+    Attributes:
+        group_size, has_zeros: expected where the tensors are not known; None: a scale an output.
     """
 
     group_size: int | None = None
+    has_zeros: bool = False
     _middle: int = 4
 
     def is_in(self, layer: StoredLayer) -> bool:
@@ -125,9 +131,9 @@ class PackedThrees:
         is_of_groups = len(layer.shape(_SCALES, (1,) if self.group_size is None else (1, 1))) > 1
         scales, group = _group_scales(layer, self.group_size or -1) if is_of_groups else (layer.scales(_SCALES), size)
         zeros = None
-        if layer.has(_ZEROS):
+        if layer.has(_ZEROS) or (not layer.is_known and self.has_zeros):
             if is_of_groups:
-                num_groups = layer.shape(_SCALES, ())[0]
+                num_groups, *_ = layer.shape(_SCALES, (num_groups_of(size, self.group_size or -1), out))
                 packed = layer.read(_ZEROS, (out, num_groups * 3 // 8), torch.uint8)
                 zeros = even(unpack(packed, 3, num_groups), size, group)
             else:
