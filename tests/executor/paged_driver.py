@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,9 @@ from quire.ops.backend import AttentionBatch, Backend
 from quire.ops.cache_rows import LARGEST_CODE
 from quire.ops.cpu import NativeBackend
 from quire.ops.recurrent import StateRows
+from tests.executor.pretend_device import DEVICE, IS_ACCELERATED, enter_pretended_device
 
-DEVICE = os.environ.get("QUIRE_TEST_DEVICE", "cpu")
-"""Where tests compute what they compare with Transformers; see `scripts/gpu_check`."""
-
-IS_ACCELERATED = DEVICE != "cpu"
+enter_pretended_device()
 
 _OTHER_NAMES = {
     "n_head": "num_attention_heads", "n_embd": "hidden_size", "n_layer": "num_hidden_layers",
@@ -169,6 +166,8 @@ class PagedDriver:
 
         The first tokens of a request are its prompt, unless `prompt_lens` already has its length.
         """
+        if given is not None:
+            given = GivenRows(*(each.to(self.device) for each in given))
         rows = list(new_tokens)
         for row in rows:
             self.prompt_lens.setdefault(row, len(new_tokens[row]))
@@ -194,8 +193,6 @@ class PagedDriver:
             self._tensor(positions), self.caches, attention, given=given, wanted=wanted, states=self.states,
             rows=state_rows,
         )  # fmt: skip
-        if given is not None:
-            given = GivenRows(*(each.to(self.device) for each in given))
         logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:
             self.tokens[row] += new_tokens[row]

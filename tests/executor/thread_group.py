@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.parallel.groups import Messages, ParallelGroup
+from tests.executor.pretend_device import enter_pretended_device
 
 Result = TypeVar("Result")
 
@@ -157,7 +158,7 @@ def on_every_rank(size: int, job: Callable[[ThreadGroup], Result]) -> list[Resul
             group.meeting.abort()  # the others would wait for ever
             return None
 
-    with ThreadPoolExecutor(size) as pool:
+    with ThreadPoolExecutor(size, initializer=enter_pretended_device) as pool:
         results = list(pool.map(run, ThreadGroup.all_of(size)))
     if failures:
         raise failures[0]

@@ -38,10 +38,12 @@ class MaskOf:
     """Makes what is added to scores: 0 where a token is seen, else the least number; [1, 1, num_tokens, num_tokens]."""
 
     visible: Visible
+    device: torch.device
 
     def __call__(self, num_tokens: int) -> Tensor:
-        scores = torch.zeros(1, 1, num_tokens, num_tokens)
-        return scores.masked_fill_(~self.visible.mask(num_tokens), torch.finfo(torch.float32).min)
+        hidden = ~self.visible.mask(num_tokens).to(self.device)
+        scores = torch.zeros(1, 1, num_tokens, num_tokens, device=self.device)
+        return scores.masked_fill_(hidden, torch.finfo(torch.float32).min)
 
 
 class Mask(Tensor):

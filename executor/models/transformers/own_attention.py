@@ -52,7 +52,7 @@ class RowCode:
         rows = received_rows(step)
         embeds = None if rows is None else rows.unsqueeze(0)
         try:
-            with _noting_masks(self._backbone, run_part):
+            with _noting_masks(self._backbone, run_part, token_ids.device):
                 out = run_row(self._backbone, token_ids.unsqueeze(0), Cache(layers=layers), positions, embeds)
         except Untraceable:
             raise
@@ -105,7 +105,7 @@ class _NewSequence(CacheLayerMixin):
 
 
 @contextlib.contextmanager
-def _noting_masks(backbone: nn.Module, run_part: RunPart) -> Iterator[None]:
+def _noting_masks(backbone: nn.Module, run_part: RunPart, device: torch.device) -> Iterator[None]:
     """Masks that the library makes for `backbone` are calls of `MaskOf` meanwhile."""
     name = f"quire-trace-{id(backbone)}"
 
@@ -113,7 +113,7 @@ def _noting_masks(backbone: nn.Module, run_part: RunPart) -> Iterator[None]:
         batch_size: int, q_length: int, kv_length: int, *_: Any, mask_function: MaskFunction, **__: Any
     ) -> Tensor:
         with torch._C.DisableTorchFunction():
-            mask = MaskOf(read_mask(mask_function))
+            mask = MaskOf(read_mask(mask_function), device)
         if mask.visible.is_bidirectional:
             raise Untraceable("tokens see later ones")
         return run_part(mask, mask, (q_length,))

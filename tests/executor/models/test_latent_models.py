@@ -24,6 +24,7 @@ from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.models.tiny_models import write_checkpoint
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.pretend_device import IS_ACCELERATED
 from tests.executor.step.test_model_runner import (
     LIMITS,
     engine_config,
@@ -122,7 +123,9 @@ def test_latents_in_few_bits_change_little(family: str, tmp_path: Path) -> None:
     changes = {dtype: (logprobs(dtype) - plain).abs().mean().item() for dtype in LARGEST_CODE}
     assert changes[torch.int8] < CHANGED.get(family, 0.05)
     assert changes[torch.int8] < changes[torch.float8_e4m3fn] < changes[torch.float8_e5m2] < changes[torch.uint8]
-    torch.testing.assert_close(logprobs(torch.int8, 17, 1, 30, 200), logprobs(torch.int8), atol=1e-4, rtol=0)
+    # Plain torch sums other shapes in another order, after which a number may be rounded to the next code.
+    tolerance = 5e-3 if IS_ACCELERATED else 1e-4
+    torch.testing.assert_close(logprobs(torch.int8, 17, 1, 30, 200), logprobs(torch.int8), atol=tolerance, rtol=0)
 
 
 FAMILIES = [

@@ -20,14 +20,13 @@ from tests.executor.models.test_models import VARIANTS, prompts
 from tests.executor.models.test_transformers import universal_spec
 from tests.executor.models.tiny_models import Reference, write_checkpoint
 from tests.executor.paged_driver import (
-    DEVICE,
-    IS_ACCELERATED,
     Checkpoints,
     PagedDriver,
     batch_tolerance,
     load_model,
     read_spec,
 )
+from tests.executor.pretend_device import DEVICE, IS_ACCELERATED
 
 torch.set_num_threads(1)
 

@@ -20,7 +20,8 @@ from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.test_models import prompts
 from tests.executor.models.test_transformers import feed_in_chunks
 from tests.executor.models.tiny_models import Reference, write_checkpoint
-from tests.executor.paged_driver import IS_ACCELERATED, PagedDriver, load_model, model_context
+from tests.executor.paged_driver import PagedDriver, load_model, model_context
+from tests.executor.pretend_device import IS_ACCELERATED
 from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)

@@ -1,0 +1,138 @@
+"""An accelerator that is not there: its tensors lie on the CPU, and like a real one's mix with no tensors of the CPU.
+
+It tells whether code that is to run on an accelerator keeps its tensors together, and nothing of kernels or time. Tests
+that take their device from here run on it with `QUIRE_TEST_DEVICE=pretend`, and with `cuda` on a real one.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, overrides
+from torch.overrides import TorchFunctionMode
+
+_CHOSEN = os.environ.get("QUIRE_TEST_DEVICE", "cpu")
+
+DEVICE = "cuda" if _CHOSEN == "pretend" else _CHOSEN
+"""Where tests compute what they compare with Transformers: cpu or cuda."""
+
+IS_ACCELERATED = DEVICE != "cpu"
+
+_MIXES = frozenset({"copy_", "to", "type_as", "set_", "__getitem__", "index", "isinstance", "__get__", "__set__"}) | {
+    "_has_compatible_shallow_copy_type"
+}
+"""Functions that take tensors of both, `__getitem__` for an index on the host."""
+
+
+class Elsewhere(Tensor):
+    """A tensor on the device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class PretendDevice(TorchFunctionMode):
+    """While it is entered, tensors may be put on the device `cuda`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if func is torch.device or name == "_parse_to":
+            return func(*args, **kwargs)
+        tensors = list(_tensors((args, kwargs)))
+        is_there = any(isinstance(each, Elsewhere) for each in tensors)
+        attribute = getattr(func, "__self__", None) if name == "__get__" else None
+        if attribute is torch.Tensor.device and is_there:
+            return torch.device("cuda:0")
+        if attribute is torch.Tensor.is_cuda:
+            return is_there
+        if func is torch.Tensor.numpy and is_there:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+        if is_there and name not in _MIXES and any(not isinstance(x, Elsewhere) and _is_on_host(x) for x in tensors):
+            raise RuntimeError(f"Expected all tensors of {name} to be on the same device, but some are on the CPU")
+        asked = _asked((args, kwargs))
+        args, kwargs = _on_cpu(args), _on_cpu(kwargs)
+        if name == "cpu" or (asked is not None and asked.type == "cpu" and name == "to"):
+            out = func(*args, **kwargs)
+            return _plain(out)
+        if name == "cuda":
+            return args[0].clone().as_subclass(Elsewhere)
+        if name == "to" and len(tensors) == 2:
+            is_there = isinstance(tensors[1], Elsewhere)
+        if name == "copy_":
+            is_there = isinstance(args[0], Elsewhere)
+        out = func(*args, **kwargs)
+        if asked is not None and asked.type != "meta":
+            is_there = asked.type == "cuda"
+        return _there(out) if is_there else out
+
+
+def enter_pretended_device() -> None:
+    """For each thread that computes on it: once and for all, if it is chosen."""
+    if _CHOSEN == "pretend":
+        torch.__future__.set_overwrite_module_params_on_conversion(True)  # parameters' types are to change
+        torch._C.DisableTorchFunction = _OtherModesOff  # type: ignore[misc]  # code that hides from a mode stays on it
+        PretendDevice().__enter__()
+
+
+class _OtherModesOff:
+    """All modes are off, but for the pretended device below them."""
+
+    def __enter__(self) -> None:
+        self._modes = []
+        while overrides._len_torch_function_stack() > 1:
+            self._modes.append(overrides._pop_mode())
+
+    def __exit__(self, *_: object) -> None:
+        for mode in reversed(self._modes):
+            overrides._push_mode(mode)
+
+
+def _is_on_host(x: Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.dim() > 0 and x.device.type == "cpu"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _asked(value: Any) -> torch.device | None:
+    """The device that is named among arguments."""
+    args, kwargs = value
+    for each in (kwargs.get("device"), *args):
+        if isinstance(each, torch.device) or (isinstance(each, str) and each.split(":")[0] in ("cpu", "cuda", "meta")):
+            return torch.device(each)
+    return None
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    if isinstance(value, str) and value.split(":")[0] == "cuda":
+        return "cpu"
+    if isinstance(value, dict):
+        return {name: _on_cpu(each) for name, each in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_on_cpu(each) for each in value)
+    return value
+
+
+def _there(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if isinstance(value, Elsewhere) else value.as_subclass(Elsewhere)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_there, value))
+    if isinstance(value, tuple | list):
+        return type(value)(map(_there, value))
+    return value
+
+
+def _plain(value: Tensor) -> Tensor:
+    return value.clone().as_subclass(Tensor) if isinstance(value, Elsewhere) else value
