@@ -143,6 +143,12 @@ class Worker:
         ops.settle(config.device)
         seconds = time.monotonic() - started
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(loaded.weights_bytes), seconds)
+        if config.device != "cpu":
+            logger.info(
+                "%s computes with torch's own operations, because Quire has no kernels for accelerators yet; weights "
+                "of few bits are widened at each product, which saves memory and costs time",
+                device_name(self._device),
+            )
         if self._drafter is not None and any(model.state_layers for model in loaded.stages):
             raise ModelLoadError(
                 f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "
