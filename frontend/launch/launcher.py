@@ -105,7 +105,7 @@ class EngineSubprocess:
             self._process.wait(JOIN_SECONDS)
             for pid in members(self._process.pid):
                 wait_ended(pid, deadline - time.monotonic())
-        self._is_gone = time.monotonic() < deadline
+            self._is_gone = time.monotonic() < deadline
         if not self._is_gone:
             self._say_what_lives(JOIN_SECONDS)
 

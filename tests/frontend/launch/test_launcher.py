@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Literal
@@ -14,8 +15,9 @@ import msgspec
 import pytest
 
 from quire.core.errors import PeerLostError
-from quire.core.processes import is_ending
+from quire.core.processes import is_ending, names_of_living
 from quire.core.wire.channel import CurveKeys
+from quire.frontend.launch import launcher as launcher_module
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
 from tests.core.engine.null_engine import NULL_WORKER, engine_config
@@ -143,16 +145,22 @@ input()
 """
 
 
-def test_an_engine_is_gone_when_its_workers_are(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(os, "killpg", os.kill)  # the workers end later
+def engine_with_worker(monkeypatch: pytest.MonkeyPatch) -> tuple[EngineSubprocess, int]:
+    """An engine whose workers are not killed with it, and the id of its worker."""
+    monkeypatch.setattr(os, "killpg", os.kill)
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
     assert process.stdout is not None
-    worker = int(process.stdout.readline())
-    engine = EngineSubprocess(process, "", None)
+    with process.stdout:
+        worker = int(process.stdout.readline())
+    return EngineSubprocess(process, "", None), worker
+
+
+def test_an_engine_is_gone_when_its_workers_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, worker = engine_with_worker(monkeypatch)
 
     async def scenario() -> None:
         engine.kill()
@@ -166,6 +174,20 @@ def test_an_engine_is_gone_when_its_workers_are(
         await going
 
     asyncio.run(scenario())
-    process.stdout.close()
     engine.join()
+    assert caplog.text.count("have not ended") == 1
+
+
+def test_whoever_joins_an_engine_waits_for_its_workers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, worker = engine_with_worker(monkeypatch)
+    monkeypatch.setattr(launcher_module, "JOIN_SECONDS", 0.5)
+    engine.kill()
+    engine.join()
+    assert f"{worker} (python" in caplog.text
+    monkeypatch.setattr(launcher_module, "JOIN_SECONDS", 60)
+    threading.Timer(0.5, os.kill, (worker, signal.SIGKILL)).start()
+    engine.join()
+    assert names_of_living(engine.pid or 0) == []
     assert caplog.text.count("have not ended") == 1
