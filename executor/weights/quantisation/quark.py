@@ -36,7 +36,9 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     Raises:
         ModelLoadError: numbers that are rounded twice, or two types of 6 bits, which tensors do not tell apart.
     """
-    of_all, of_layers = mapping(config, "global_quant_config"), mapping(config, "layer_quant_config")
+    of_types, of_layers = mapping(config, "layer_type_quant_config"), mapping(config, "layer_quant_config")
+    # By name, else by type, else that of all; no layers of other types are read here.
+    of_all = mapping(of_types, "Linear") or mapping(config, "global_quant_config")
     settings = [of_all, *(mapping(of_layers, name) for name in of_layers)]
     roundings = [found for each in settings if (found := _roundings(each, "weight"))]
     for each in roundings:

@@ -130,6 +130,15 @@ FORMATS: dict[str, Format] = {
     "quark-uint4-channel": Format(
         _quark("uint4", qscheme="per_channel", symmetric=False), quark_rows(zeros=True, signed=False)
     ),
+    "quark-uint4-by-type": Format(
+        _quark("fp8_e4m3")
+        | {
+            "layer_type_quant_config": {
+                "Linear": {"weight": {"dtype": "uint4", "qscheme": "per_channel", "symmetric": False}}
+            }
+        },
+        quark_rows(zeros=True, signed=False),
+    ),
     "quark-int8-groups": Format(_quark("int8", qscheme="per_group", group_size=32), quark_columns(torch.int8)),
     "quark-int8-groups-zeros": Format(
         _quark("int8", qscheme="per_group", group_size=32, symmetric=False), quark_columns(torch.int8, zeros=True)
