@@ -20,6 +20,7 @@ from quire.core import envs
 from quire.core.engine.restarts import Fault, Restarts
 from quire.core.errors import EngineDeadError, HostLostError, ModelLoadError, PeerLostError, QuireError
 from quire.core.logging import get_logger
+from quire.core.processes import is_ending
 from quire.core.wire import protocol
 from quire.core.wire.channel import Channel, CurveKeys, connect_dealer
 from quire.core.wire.protocol import EngineReady
@@ -30,6 +31,8 @@ CLOSE_SECONDS = 5.0
 FREE_SECONDS = 10.0
 """How long the next engine waits for the processes of the one before, which were killed: with much memory that takes
 seconds."""
+DISCONNECTED_SECONDS = 1.0
+"""How long after the end of its connection an engine's own end may be told, which is the reason as a rule."""
 LAST_WORDS_SECONDS = 0.05
 """How long after an engine's end its last message may still be on the way."""
 
@@ -137,6 +140,7 @@ class _Life(Struct):
     channel: Channel
     heard_at: float  # CLOCK_MONOTONIC seconds of its last message; of its launch, before the first
     ready_at: float | None = None
+    is_heard: bool = False
     had_output: bool = False
     waits_for: str | None = None  # as of its last heartbeat
     end: QuireError | None = None  # set before the process has ended, where more is known than its exit code
@@ -311,7 +315,9 @@ class EngineSupervisor:
         try:
             if self._dead is not None:  # closed meanwhile
                 raise self._dead
-            channel = connect_dealer(handle.address, handle.keys, self._on_frames)
+            channel = connect_dealer(
+                handle.address, handle.keys, self._on_frames, on_disconnected=self._on_disconnected
+            )
         except BaseException:
             handle.kill()
             await handle.gone(CLOSE_SECONDS)
@@ -374,13 +380,25 @@ class EngineSupervisor:
     def _on_frames(self, frames: list[bytes]) -> None:
         life = self._life
         assert life is not None
-        life.heard_at = self._heard_at = time.monotonic()
+        life.heard_at, life.is_heard = time.monotonic(), True
+        self._heard_at = life.heard_at
         try:
             self._on_message(life, self._decoder.decode(frames[0]))
         except Exception:
             logger.exception("a message of the engine could not be handled, so the engine is killed")
             self._condemn(life, EngineDeadError("a message of the engine could not be handled."))
             life.channel.close()  # after a lost message no later one may be processed
+            life.handle.kill()
+
+    def _on_disconnected(self) -> None:
+        asyncio.get_running_loop().call_later(DISCONNECTED_SECONDS, self._miss, self._life)
+
+    def _miss(self, life: _Life | None) -> None:
+        """Ends an engine that has not ended with its connection: messages are lost, and it takes ours for gone."""
+        if life is None or life is not self._life or not life.is_heard:
+            return
+        if life.handle.pid is None or not is_ending(life.handle.pid):
+            self._condemn(life, EngineDeadError("the connection to the engine was lost, and messages with it."))
             life.handle.kill()
 
     def _on_message(self, life: _Life, message: protocol.EngineOutput) -> None:

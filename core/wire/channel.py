@@ -5,12 +5,13 @@ callback as a list of frames. On TCP, CURVE keys encrypt messages and admit peer
 """
 
 import asyncio
+import functools
 import hashlib
+import operator
 import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import msgspec
 import zmq
@@ -25,6 +26,9 @@ CONNECT_SECONDS = 3.0
 
 UNBIND_MS = 1000
 """How long the end of a listening socket is waited for. It takes the time in which two threads take turns."""
+
+_REBUFFS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+"""Events of a connection whose handshake fails, whichever side refuses."""
 
 OnMessage = Callable[[list[bytes]], None]
 
@@ -194,19 +198,19 @@ def bind_router(
     socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret
     if listen_fd is not None:
         socket.setsockopt(zmq.USE_FD, listen_fd)
-    failures = _watch_handshakes(socket, on_stranger, zmq.EVENT_CLOSED)
+    events = _watch(socket, {_REBUFFS: on_stranger}, zmq.EVENT_CLOSED)
     try:
         socket.bind(address)
     except zmq.ZMQError:
         socket.disable_monitor()
-        failures.close()
+        events.close()
         context.destroy(linger=0)
         raise
-    attendants = [failures, _keep_door(door, keys.client_public)]
-    stop_listening = partial(_stop_listening, socket, failures._socket)
+    attendants = [events, _keep_door(door, keys.client_public)]
+    stop_listening = functools.partial(_stop_listening, socket, events._socket)
     channel = Channel(socket, on_message, attendants, stop_listening, asks_for_senders=asks_for_senders)
     # If nobody closes the channel: a context that is garbage together with its sockets would wait for them for ever.
-    weakref.finalize(channel, _destroy, context, socket, door, failures._socket).atexit = False
+    weakref.finalize(channel, _destroy, context, socket, door, events._socket).atexit = False
     return channel
 
 
@@ -216,6 +220,7 @@ def connect_dealer(
     on_message: OnMessage,
     *,
     on_rebuff: Callable[[], None] | None = None,
+    on_disconnected: Callable[[], None] | None = None,
 ) -> Channel:
     """The end that connects; frames are [message]. The other may not have bound yet: ZeroMQ keeps trying.
 
@@ -223,21 +228,24 @@ def connect_dealer(
         address: see `Channel.connect`; None: it is not known yet.
         on_rebuff: called when the other end does not know our keys. With it, the channel keeps no messages for a peer
             to come: see `Channel.send`.
+        on_disconnected: called when a connection ends. ZeroMQ makes another one, but messages may be lost.
     """
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     _unbounded(socket)
-    attendants = []
+    calls: dict[int, Callable[[], None]] = {}
+    if on_disconnected is not None:
+        calls[zmq.EVENT_DISCONNECTED] = on_disconnected
     if on_rebuff is None:
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
     else:
         socket.setsockopt(zmq.RECONNECT_IVL, 200)  # perhaps for hours
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, int(1000 * CONNECT_SECONDS))
-        attendants.append(_watch_handshakes(socket, on_rebuff))
+        calls[_REBUFFS] = on_rebuff
     if keys is not None:
         socket.curve_serverkey = keys.server_public
         socket.curve_publickey, socket.curve_secretkey = keys.client_public, keys.client_secret
-    channel = Channel(socket, on_message, attendants)
+    channel = Channel(socket, on_message, [_watch(socket, calls)] if calls else [])
     try:
         if address is not None:
             channel.connect(address)
@@ -262,21 +270,19 @@ def _keep_door(door: zmq.Socket[bytes], client_public: bytes) -> Channel:
     return channel
 
 
-def _watch_handshakes(socket: zmq.Socket[bytes], on_failure: Callable[[], None], others: int = 0) -> Channel:
-    """Calls `on_failure` for each connection of `socket` whose handshake fails, whichever side refuses.
+def _watch(socket: zmq.Socket[bytes], calls: dict[int, Callable[[], None]], others: int = 0) -> Channel:
+    """Calls the function of each event of `socket` that happens.
 
     Args:
         others: events that somebody else awaits.
     """
-    failures = (
-        zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    )
 
     def on_event(frames: list[bytes]) -> None:
-        if _event_of(frames) & failures:
-            on_failure()
+        for events, call in calls.items():
+            if events & _event_of(frames):
+                call()
 
-    return Channel(socket.get_monitor_socket(failures | others), on_event)
+    return Channel(socket.get_monitor_socket(functools.reduce(operator.or_, calls, others)), on_event)
 
 
 def _stop_listening(socket: zmq.Socket[bytes], events: zmq.Socket[bytes]) -> None:

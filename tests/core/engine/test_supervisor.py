@@ -60,6 +60,41 @@ class NotingLauncher(EngineLauncher):
         return engine
 
 
+class DistantLauncher(EngineLauncher):
+    """Launches engines behind connections that can be cut."""
+
+    def __init__(self) -> None:
+        super().__init__(engine_config(max_model_len=MAX_LENGTH), "tcp", worker_factory=NULL_WORKER)
+        self.pids: list[int | None] = []
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    async def launch(self) -> EngineSubprocess:
+        engine = await super().launch()
+        self.pids.append(engine.pid)
+        host, port = engine.address.removeprefix("tcp://").split(":")
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while part := await reader.read(1 << 16):
+                writer.write(part)
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            theirs, ours = await asyncio.open_connection(host, int(port))
+            both = carry(reader, ours), carry(theirs, writer)
+            self._carrying = {asyncio.create_task(each) for each in both}
+            await asyncio.wait(self._carrying, return_when=asyncio.FIRST_COMPLETED)
+            for end in (ours, writer):
+                end.transport.abort()
+
+        line = await asyncio.start_server(take, "127.0.0.1", 0)
+        engine.address = "tcp://127.0.0.1:{}".format(line.sockets[0].getsockname()[1])
+        return engine
+
+    def cut(self) -> None:
+        """Ends the connections of now."""
+        for each in self._carrying:
+            each.cancel()
+
+
 class RepeatedLauncher(EngineLauncher):
     """Launches an engine that ends at once because of another one, and then one more; notes when it is retired."""
 
@@ -254,6 +289,22 @@ def test_an_engine_is_launched_when_all_processes_of_the_one_before_have_ended(m
             assert own.living == [[]]
 
     asyncio.run(scenario())
+
+
+def test_an_engine_whose_connection_is_lost_is_restarted_and_streams_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        distant = DistantLauncher()
+        async with client_of(distant) as client:
+            await client.start()
+            stream = Stream(client, "a", [1, 2], LONG)
+            await until(lambda: bool(stream.token_ids))
+            distant.cut()
+            assert await stream.finish_reason() is FinishReason.LENGTH
+            assert len(stream.token_ids) == LONG
+            assert len(set(distant.pids)) == 2
+
+    asyncio.run(asyncio.wait_for(scenario(), 50))  # before an engine counts as silent
+    assert "the connection to the engine was lost" in caplog.text
 
 
 def test_without_descriptors_a_start_can_be_closed() -> None:
