@@ -31,7 +31,9 @@ class PendingCalls:
         return WorkerCall(self._num_calls, name, payload), future
 
     def add(self, answer: WorkerAnswer) -> None:
-        """Takes one rank's answer; the last one settles the call."""
+        """Takes one rank's answer; the last one settles the call. After `fail`, nobody waits for it."""
+        if self._failure is not None:
+            return
         future, answers = self._waiting[answer.call_id]
         answers.append(answer)
         if len(answers) < self._num_ranks:
