@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -28,6 +29,9 @@ from quire.frontend.launch.together import CommonLives
 
 JOIN_SECONDS = 5.0
 """How long an engine's end is waited for where that holds up everything else."""
+
+PIPE_BUFFER_BYTES = 64 << 10
+"""That of a pipe by default."""
 
 logger = get_logger(__name__)
 
@@ -212,6 +216,10 @@ class EngineLauncher:
         start = msgspec.msgpack.encode(
             EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting, listen_fd)
         )
+        with contextlib.suppress(OSError):  # more than the system allows
+            # Beside what an engine is told, others are served here: a pipe that is too small would have them wait until
+            # the engine reads it.
+            fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, len(start) + PIPE_BUFFER_BYTES)
         with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
             process.stdin.write(len(start).to_bytes(8, "little") + start)
             process.stdin.flush()

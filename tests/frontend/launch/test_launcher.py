@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from quire.core.errors import PeerLostError
 from quire.core.processes import is_ending, names_of_living
@@ -83,6 +84,26 @@ class SlowlyEnding(subprocess.Popen):
 
     def poll(self) -> int | None:
         return self.returncode  # None until `wait` has returned
+
+
+def test_an_engine_that_reads_late_what_it_is_told_holds_up_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = tmp_path / "late"
+    late.write_text("#!/bin/sh\nexec sleep 600\n")
+    late.chmod(0o755)
+    config = engine_config()
+    large = replace(config, spec=replace(config.spec, hf_config={"ignore": ["model.layers.0.mlp.gate"] * 20_000}))
+    monkeypatch.setattr(sys, "executable", str(late))
+    engines: list[EngineSubprocess] = []
+    launcher = EngineLauncher(large, worker_factory=NULL_WORKER)
+    starting = threading.Thread(target=lambda: engines.append(launcher.start()), daemon=True)
+    starting.start()
+    starting.join(30)
+    assert engines
+    engines[0].kill()
+    engines[0].join()
+    launcher.close()
 
 
 def test_killing_an_engine_holds_up_nobody_else() -> None:
