@@ -42,6 +42,7 @@ _REMEDIES = {
     errno.ENOMEM: "Free memory on this machine.",
     errno.EAGAIN: "Raise the limit on the user's processes (ulimit -u).",
     errno.ENOSPC: "Free space on the disk.",
+    errno.ENAMETOOLONG: "Name a folder with a shorter path in QUIRE_RPC_BASE_PATH.",
 }
 
 

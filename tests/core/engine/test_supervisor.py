@@ -86,7 +86,7 @@ class DistantLauncher(EngineLauncher):
                 end.transport.abort()
 
         line = await asyncio.start_server(take, "127.0.0.1", 0)
-        engine.address = "tcp://127.0.0.1:{}".format(line.sockets[0].getsockname()[1])
+        engine.address = f"tcp://127.0.0.1:{line.sockets[0].getsockname()[1]}"
         return engine
 
     def cut(self) -> None:
@@ -305,6 +305,21 @@ def test_an_engine_whose_connection_is_lost_is_restarted_and_streams_go_on(caplo
 
     asyncio.run(asyncio.wait_for(scenario(), 50))  # before an engine counts as silent
     assert "the connection to the engine was lost" in caplog.text
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("QUIRE_RPC_BASE_PATH", str(folder))
+
+    async def scenario() -> None:
+        async with client_of(launcher()) as client:
+            with pytest.raises(EngineDeadError, match=r"File name too long.* shorter path in QUIRE_RPC_BASE_PATH"):
+                await client.start()
+
+    asyncio.run(scenario())
 
 
 def test_without_descriptors_a_start_can_be_closed() -> None:
