@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from quire.core.engine.supervisor import NoMoreEnginesError
 from quire.core.engine.visit import VisitingLauncher
 from quire.core.errors import UnavailableError
-from quire.core.logging import configure
+from quire.core.logging import configure, get_logger
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.server import HttpServer
 from quire.frontend.launch.setup import EngineSetup
@@ -37,6 +37,8 @@ from quire.frontend.servers.messages import (
 )
 from quire.frontend.servers.shared_entries import SharedEntries
 from quire.frontend.servers.shared_routing import PlacedPrompts, blocks_of
+
+logger = get_logger(__name__)
 
 SNAPSHOT_SECONDS = 1.0
 """A server that is killed takes the counts of so much time with it."""
@@ -120,29 +122,36 @@ class ApiServer:
             self._link.close()
 
     async def _listen(self) -> None:
-        while (message := await self._link.receive()) is not None:
-            match message:
-                case EngineStarted():
-                    self._visits[message.number].on_started(message.engine)
-                case EngineEnded():
-                    self._visits[message.number].on_ended(message.lost_peer)
-                case EngineWaits():
-                    self._visits[message.number].waits_for = message.waits_for
-                case EngineGone():
-                    self._visits[message.number].on_gone(message.reason)
-                case TakeSnapshot():
-                    self._link.send(self._snapshot(message.scrape_id))
-                case AskedOfServer():
-                    task = asyncio.create_task(self._answer(message))
-                    self._answering.add(task)
-                    task.add_done_callback(self._answering.discard)
-                case Answer():
-                    self._calls.on_answer(message)
-                case Placed():
-                    for number, names in message.prompts:
-                        self._engine.client.on_placed_elsewhere(number, blocks_of(names))
-        self._calls.end()
-        self._http.stop()
+        try:
+            while (message := await self._link.receive()) is not None:
+                self._on_message(message)
+        except Exception:
+            logger.exception("news of the parent could not be handled, so this server ends: it hears no others")
+        finally:
+            self._calls.end()
+            self._http.stop()
+
+    def _on_message(self, message: ToServer) -> None:
+        match message:
+            case EngineStarted():
+                self._visits[message.number].on_started(message.engine)
+            case EngineEnded():
+                self._visits[message.number].on_ended(message.lost_peer)
+            case EngineWaits():
+                self._visits[message.number].waits_for = message.waits_for
+            case EngineGone():
+                self._visits[message.number].on_gone(message.reason)
+            case TakeSnapshot():
+                self._link.send(self._snapshot(message.scrape_id))
+            case AskedOfServer():
+                task = asyncio.create_task(self._answer(message))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+            case Answer():
+                self._calls.on_answer(message)
+            case Placed():
+                for number, names in message.prompts:
+                    self._engine.client.on_placed_elsewhere(number, blocks_of(names))
 
     async def _answer(self, asked: AskedOfServer) -> None:
         self._link.send(Answer.of(asked.call_id, await self._entries.answer(asked.question)))

@@ -151,6 +151,8 @@ class Snapshot(Struct, array_like=True, tag="snapshot"):
 
 FromServer = Serving | Snapshot | AskedOfParent | Answer | Placed
 
+BEHIND_BYTES = 1 << 20
+
 M = TypeVar("M")
 
 
@@ -167,6 +169,11 @@ class ControlLink(Generic[M]):
     async def open(cls, end: socket.socket, kind: Any) -> "ControlLink[M]":
         """The link over a connected Unix socket; `kind` is M."""
         return cls(*await asyncio.open_unix_connection(sock=end), kind)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the other process has not read much of what was sent to it, as one that hangs."""
+        return self._writer.transport.get_write_buffer_size() > BEHIND_BYTES
 
     def send(self, message: ToServer | FromServer) -> None:
         """Queues a message; it is lost if the other process is gone."""

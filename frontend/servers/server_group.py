@@ -237,7 +237,8 @@ class ServerGroup:
 
     def _tell(self, message: ToServer, *, but: int | None = None) -> None:
         for number, server in self._servers.items():
-            if number != but:
+            # A server that hangs need not know where prompts are, and this process would keep all such news for it.
+            if number != but and not (isinstance(message, Placed) and server.link.is_behind):
                 server.link.send(message)
 
     # -------------------------------------------------------------------------------------------------------------- end

@@ -11,6 +11,7 @@ from quire.frontend.kept.access import Look
 from quire.frontend.kept.entries import Entry, EntryStore
 from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
+    BEHIND_BYTES,
     AskedOfParent,
     AskMaker,
     ControlLink,
@@ -37,6 +38,27 @@ def test_what_is_sent_to_a_process_that_has_ended_is_lost() -> None:
         assert await link.receive() is None
         link.close()
         link.send(Placed([]))
+
+    uvloop.run(main())
+
+
+def test_a_process_that_reads_nothing_is_behind() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        link: ControlLink[Any] = await ControlLink.open(ours, FromServer)
+        news = Placed([(0, bytes(BEHIND_BYTES // 8))])
+        link.send(Placed([]))
+        assert not link.is_behind
+        for _ in range(20):
+            link.send(news)
+        assert link.is_behind
+        theirs.setblocking(False)
+        while link.is_behind:
+            theirs.recv(1 << 20)
+            await asyncio.sleep(0)
+        theirs.close()
+        link.close()
 
     uvloop.run(main())
 
