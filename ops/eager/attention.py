@@ -58,7 +58,7 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
     """`q` [R * Q, heads, head_dim] of one group → the same shape. `lse` [R * Q, heads] is as in `attend`."""
     _, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[2]
-    keys, values = (group.clear_unseen(decode(_gather(kv_cache, which, group), q.dtype)) for which in (0, 1))
+    keys, values = (decode(rows, q.dtype) for rows in _gather(kv_cache, group).unbind())
     # Query heads that share a KV head lie side by side.
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
@@ -82,19 +82,17 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
     return out.permute(1, 3, 0, 2, 4).contiguous().view(q.shape)
 
 
-def _gather(kv_cache: Tensor, which: int, group: Group) -> Tensor:
-    """The keys (`which` 0) or values (1) of the group's pages as [num_kv_heads * R, L, the size of a row]."""
-    _, _, num_kv_heads, _, row_size = kv_cache.shape
+def _gather(kv_cache: Tensor, group: Group) -> Tensor:
+    """The keys and values of the group's pages as [2, num_kv_heads * R, L, the size of a row]; unseen: zeros."""
+    num_kv_heads = kv_cache.shape[2]
     memory = in_octets(kv_cache)
-    if not kv_cache.is_contiguous():  # pages that lie apart
-        pages = memory.index_select(0, group.pages).select(1, which)
-        rows = pages.transpose(0, 1).reshape(num_kv_heads * group.num_rows, group.key_len, row_size)
-        return rows.view(kv_cache.dtype)
-    heads = torch.arange(which * num_kv_heads, (which + 1) * num_kv_heads, device=kv_cache.device)
-    index = heads.unsqueeze(1) + group.pages * (2 * num_kv_heads)
-    # Selected along the first dimension, because along a later one torch copies element by element.
-    gathered = memory.flatten(0, 2).index_select(0, index.view(-1)).view(kv_cache.dtype)
-    return gathered.view(num_kv_heads * group.num_rows, group.key_len, row_size)
+    if kv_cache.is_contiguous():
+        # Selected along the first dimension, because along a later one torch copies element by element.
+        rows = memory.flatten(0, 2).index_select(0, group.heads_of_pages(num_kv_heads))
+    else:  # pages that lie apart
+        rows = memory.index_select(0, group.pages).permute(1, 2, 0, 3, 4).contiguous()
+    rows = group.clear_unseen(rows.view(2, num_kv_heads * group.num_rows, group.key_len, -1))
+    return rows.view(kv_cache.dtype)
 
 
 def _products(

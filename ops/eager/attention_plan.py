@@ -102,9 +102,20 @@ class Group:
     sight: Sight
     sees_all: bool  # every query sees every key
     _bias: Tensor | None = field(default=None, repr=False)
+    _heads: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def heads_of_pages(self, num_kv_heads: int) -> Tensor:
+        """[2 * num_kv_heads * R * pages a row] int64: where each head's keys of a page lie, then each head's values.
+
+        A cache has the keys of all heads of a page, then the values of all.
+        """
+        if num_kv_heads not in self._heads:
+            heads = torch.arange(2 * num_kv_heads, device=self.pages.device).unsqueeze(1)
+            self._heads[num_kv_heads] = (heads + self.pages * (2 * num_kv_heads)).view(-1)
+        return self._heads[num_kv_heads]
 
     def clear_unseen(self, numbers: Tensor) -> Tensor:
-        """Writes zeros into `numbers` [heads * R, L, size], keys or values from the group's pages, where none is seen.
+        """Writes zeros into `numbers` [.. * R, L, size], rows of the group's pages, where none is seen.
 
         These may be any bytes: a page may have served another kind of layer. An infinity or NaN would stay, as neither
         an addition of -inf to a score nor a product with a weight of 0 hides it.
