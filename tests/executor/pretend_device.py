@@ -22,7 +22,7 @@ IS_ACCELERATED = DEVICE != "cpu"
 _MIXES = frozenset({"copy_", "to", "type_as", "set_", "__getitem__", "index", "isinstance", "__get__", "__set__"}) | {
     "_has_compatible_shallow_copy_type"
 }
-"""Functions that take tensors of both, `__getitem__` for an index on the host."""
+"""Functions that take tensors of both, `__getitem__` for an index on the host, or one number."""
 
 
 class Elsewhere(Tensor):
@@ -45,10 +45,13 @@ class PretendDevice(TorchFunctionMode):
             return torch.device("cuda:0")
         if attribute is torch.Tensor.is_cuda:
             return is_there
-        if func is torch.Tensor.numpy and is_there:
+        if func in (torch.Tensor.numpy, torch.Tensor.__array__) and is_there:
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
         if is_there and name not in _MIXES and any(not isinstance(x, Elsewhere) and _is_on_host(x) for x in tensors):
             raise RuntimeError(f"Expected all tensors of {name} to be on the same device, but some are on the CPU")
+        is_indexed = name == "__getitem__" and not isinstance(args[0], Elsewhere)
+        if is_indexed and any(isinstance(x, Elsewhere) and x.dim() > 0 for x in tensors):
+            raise RuntimeError("indices should be on the same device as the indexed tensor (cpu)")
         asked = _asked((args, kwargs))
         args, kwargs = _on_cpu(args), _on_cpu(kwargs)
         if name == "cpu" or (asked is not None and asked.type == "cpu" and name == "to"):

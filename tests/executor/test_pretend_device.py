@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,8 +39,15 @@ def test_tensors_of_two_devices_do_not_mix() -> None:
         ]  # fmt: skip
         assert (there + torch.tensor(2.0)).tolist() == [3, 3, 3]
         assert torch.zeros(3, device="cuda").copy_(here).sum() == 3
-        for mixed in (lambda: here + there, lambda: torch.equal(here, there), lambda: torch.cat((here, there))):
+        assert there[here.long()].tolist() == [1, 1, 1]
+        for mixed in (
+            lambda: here + there,
+            lambda: torch.equal(here, there),
+            lambda: torch.cat((here, there)),
+            lambda: here[there.long()],
+        ):
             with pytest.raises(RuntimeError, match="same device"):
                 mixed()
-        with pytest.raises(TypeError, match="to numpy"):
-            there.numpy()
+        for taken in (there.numpy, lambda: np.asarray(there)):
+            with pytest.raises(TypeError, match="to numpy"):
+                taken()
