@@ -31,8 +31,9 @@ CLOSE_SECONDS = 5.0
 FREE_SECONDS = 10.0
 """How long the next engine waits for the processes of the one before, which were killed: with much memory that takes
 seconds."""
-DISCONNECTED_SECONDS = 1.0
-"""How long after the end of its connection an engine's own end may be told, which is the reason as a rule."""
+DISCONNECTED_SECONDS, DISCONNECTED_AFAR_SECONDS = 1.0, 5.0
+"""How long after the end of its connection an engine's own end may be told, which is the reason as a rule; of another
+host's, that host's end, which silence tells within 3 s."""
 LAST_WORDS_SECONDS = 0.05
 """How long after an engine's end its last message may still be on the way."""
 
@@ -392,7 +393,9 @@ class EngineSupervisor:
             life.handle.kill()
 
     def _on_disconnected(self) -> None:
-        asyncio.get_running_loop().call_later(DISCONNECTED_SECONDS, self._miss, self._life)
+        is_afar = self._life is not None and self._life.handle.pid is None
+        seconds = DISCONNECTED_AFAR_SECONDS if is_afar else DISCONNECTED_SECONDS
+        asyncio.get_running_loop().call_later(seconds, self._miss, self._life)
 
     def _miss(self, life: _Life | None) -> None:
         """Ends an engine that has not ended with its connection: messages are lost, and it takes ours for gone."""

@@ -16,6 +16,8 @@ from quire.core.cluster.messages import EngineEnded, EngineStarted, HeadStart, N
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import EngineDeadError, ModelLoadError, PeerLostError
 from quire.core.logging import LoggingConfig
+from quire.core.wire.channel import bind_router
+from quire.core.wire.protocol import Heartbeat, SchedulerStats, encoder
 from quire.core.wire.rank import EnginePlace, Layout
 from quire.frontend.launch.engine_node import EngineNode
 from quire.frontend.launch.launcher import EngineLauncher
@@ -236,6 +238,40 @@ def test_a_node_says_whether_it_has_killed_an_engine(monkeypatch: pytest.MonkeyP
             await serving
 
     run(test())
+
+
+def test_a_host_that_is_lost_with_its_engine_s_connection_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Also at the first start. The connection's end is seen before the host's silence."""
+
+    async def test() -> None:
+        async with server() as (nodes, address):
+            member = Member(address, 2)
+            async with client_of(RemoteLauncher(engine(2), nodes)) as client:
+                starting = asyncio.create_task(client.start())
+                assert await member.told_to_start() == 2
+                greeted = asyncio.Event()
+
+                def on_message(frames: list[bytes]) -> None:
+                    router.send([frames[0], encoder().encode(Heartbeat(SchedulerStats()))])
+                    greeted.set()
+
+                router = bind_router("tcp://127.0.0.3:*", KEYS, on_message)
+                member.membership.report(EngineStarted(2, router.address))
+                await greeted.wait()
+                while client.status_of(0).silent_seconds is None:
+                    await asyncio.sleep(0.01)
+                router.close()
+                member.running.cancel()
+                member.membership.close()
+                member = Member(address, 2)
+                assert await member.told_to_start() == 2
+                assert not starting.done()
+                await member.close()
+            await asyncio.gather(starting, return_exceptions=True)
+
+    run(test())
+    assert "host-2" in caplog.text
+    assert "connection to the engine" not in caplog.text
 
 
 def test_a_node_does_not_speak_for_the_engines_of_another() -> None:
