@@ -39,13 +39,6 @@ template <class T> Bytes16 in_bytes(const T* from, long count, float inverse) {
 
 // Bytes order[0], order[1], .. of x.
 inline Bytes16 shuffled(Bytes16 x, const int8_t* order) { return vqtbl1q_s8(x, vld1q_u8((const uint8_t*)order)); }
-
-// Sums of a block's numbers, of eight pairs: those of the first and of the last pairs of quads take turns.
-struct SumsOfPairs {
-    int16x8_t sums = vdupq_n_s16(0);
-    void add(Bytes16 x) { sums = vpadalq_s8(sums, x); }
-    void store(int16_t* to) const { vst1q_s16(to, sums); }
-};
 #else
 using Bytes16 = __m128i;
 
@@ -67,13 +60,6 @@ template <class T> Bytes16 in_bytes(const T* from, long count, float inverse) {
 
 // Bytes order[0], order[1], .. of x.
 inline Bytes16 shuffled(Bytes16 x, const int8_t* order) { return _mm_shuffle_epi8(x, read<__m128i>(order)); }
-
-// Sums of a block's numbers, of eight pairs: those of the first and of the last pairs of quads take turns.
-struct SumsOfPairs {
-    __m128i sums = _mm_setzero_si128();
-    void add(Bytes16 x) { sums = _mm_add_epi16(sums, _mm_maddubs_epi16(_mm_set1_epi8(1), x)); }
-    void store(int16_t* to) const { std::memcpy(to, &sums, sizeof(sums)); }
-};
 #endif
 
 }  // namespace widened

@@ -97,21 +97,18 @@ struct Tokens {
             if (ids[pair] >= 0) order[starts[ids[pair]]++] = (int32_t)pair;
     }
 
-    // Calls body(tile, row in the tile, rows of the tile, the tile's first place in `order`) for each pair of a block.
-    template <class Body> void for_pairs(const Block& block, Body body) const {
-        for (long tile = 0; tile < block.tiles.count; tile++)
-            for (int row = 0; row < block.tiles.size(tile); row++)
-                body(tile, row, block.tiles.size(tile), block.first + block.tiles.start(tile));
-    }
-
     // Packs the rows of a layer; from(place in `order`) is where a pair's numbers of `dtype` lie.
     template <class From> void pack(const Weight& weight, const int64_t* inputs, long dtype, From from) const {
         const long bytes = weight.row_bytes(), size = weight.form.in_features;
         for_each((long)blocks.size(), call.num_threads, [&](long i) {
             const int64_t* own_inputs = inputs ? inputs + blocks[i].expert * size : nullptr;
-            for_pairs(blocks[i], [&](long, int row, int count, long first) {
-                weight.pack_row(from(first + row), dtype, own_inputs, row, count, rows + first * bytes);
-            });
+            const Tiles& tiles = blocks[i].tiles;
+            for (long tile = 0; tile < tiles.count; tile++) {
+                const long first = blocks[i].first + tiles.start(tile);
+                const void* own[MOST_ROWS];
+                for (int row = 0; row < tiles.size(tile); row++) own[row] = from(first + row);
+                weight.pack_tile(own, dtype, own_inputs, tiles.size(tile), rows + first * bytes);
+            }
         });
     }
 
@@ -122,11 +119,9 @@ struct Tokens {
             tasks.run(blocks, task, [&](const Block& block, long panel, int group) {
                 alignas(64) float sums[MOST_SUMS];
                 layer.multiply(block, panel, group, rows, sums);
-                for_pairs(block, [&](long tile, int row, int, long first) {
-                    const float* at = sums + (block.tiles.start(tile) + row) * PANEL;
-                    for (int i = 0; i < group; i++, at += block.tiles.rows * PANEL)
-                        body(block.expert, first + row, panel + i, at);
-                });
+                for (long row = 0; row < block.tiles.rows; row++)
+                    for (int i = 0; i < group; i++)
+                        body(block.expert, block.first + row, panel + i, sums + (i * block.tiles.rows + row) * PANEL);
             });
         });
     }

@@ -76,7 +76,7 @@ struct WidenedLinearCall {
     const void* x;         // [rows, in_features], rows x_stride apart
     const uint8_t* panels; // from quire_pack_widened
     const float* table;    // what the codec needs, or null
-    const int64_t* order;  // [in_features]: see pack_row; or null
+    const int64_t* order;  // [in_features]: see pack_tile (widened.h); or null
     const void* bias;      // [out_features] of x's type, or null
     void* out;             // [rows, out_features, or half as many if gated], dense
     int64_t rows, x_stride;
@@ -115,7 +115,7 @@ struct ExpertsCall {
     // Of all experts, from quire_pack_widened. If gates and ups are packed apart, gate_up are the gates; else up is null.
     const uint8_t *gate_up, *up, *down;
     const float *gate_up_table, *up_table, *down_table;  // what their codecs need, or null
-    const int64_t *gate_up_order, *up_order;    // [num_experts, hidden]: see pack_row; or null
+    const int64_t *gate_up_order, *up_order;    // [num_experts, hidden]: see pack_tile (widened.h); or null
     const int64_t* down_order;                  // [num_experts, size], or null
     const float *gate_up_bias, *down_bias;      // [num_experts, outputs], or null
     const int64_t* ids;                         // [rows, top_k], dense

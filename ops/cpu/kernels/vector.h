@@ -120,6 +120,15 @@ inline void store(BFloat16* to, Floats x) {
     std::memcpy(to, &half, sizeof(half));
 }
 
+template <class T> inline void store_pair(T* to, Floats x, Floats y) { store(to, x), store(to + LANES, y); }
+
+#if defined(QUIRE_HAS_AVX512_BF16)
+inline void store_pair(BFloat16* to, Floats x, Floats y) {  // in one store
+    const __m512bh both = _mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
+    std::memcpy(to, &both, sizeof(both));
+}
+#endif
+
 #if defined(QUIRE_HAS_FLOAT16)
 inline Floats load(const Half* from) {
 #if defined(QUIRE_HAS_AVX512)
@@ -143,9 +152,20 @@ inline void store(Half* to, Floats x) {
 }
 #endif
 
+#if defined(__AVX2__) && !defined(QUIRE_HAS_AVX512)
+inline __m256i lanes_below(long count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
 // Loads the first `count` elements; the other lanes are zero.
 template <class T> inline Floats load(const T* from, long count) {
     if (count >= LANES) return load(from);
+#if defined(QUIRE_HAS_AVX512)
+    if constexpr (sizeof(T) == sizeof(float)) return (Floats)_mm512_maskz_loadu_ps((__mmask16)((1 << count) - 1), from);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == sizeof(float)) return (Floats)_mm256_maskload_ps((const float*)from, lanes_below(count));
+#endif
     T padded[LANES] = {};
     std::memcpy(padded, from, count * sizeof(T));
     return load(padded);
@@ -153,10 +173,17 @@ template <class T> inline Floats load(const T* from, long count) {
 
 template <class T> inline void store(T* to, Floats x, long count) {
     if (count >= LANES) return store(to, x);
+#if defined(QUIRE_HAS_AVX512)
+    if constexpr (sizeof(T) == sizeof(float)) return _mm512_mask_storeu_ps(to, (__mmask16)((1 << count) - 1), (__m512)x);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == sizeof(float)) return _mm256_maskstore_ps((float*)to, lanes_below(count), (__m256)x);
+#endif
     T padded[LANES];
     store(padded, x);
     std::memcpy(to, padded, count * sizeof(T));
 }
+
+inline void store(int32_t* to, Ints x, long count) { store((float*)to, bits_as<Floats>(x), count); }
 
 // Rounds x to type T, as a store and a load would.
 template <class T> inline Floats rounded(Floats x) {

@@ -81,10 +81,11 @@ template <class C> struct Layout {
 
 // Rows in tiles of nearly the same size.
 struct Tiles {
-    long rows, count;
-    explicit Tiles(long rows) : rows(rows), count((rows + MOST_ROWS - 1) / MOST_ROWS) {}
-    long start(long tile) const { return tile * (rows / count) + std::min(tile, rows % count); }
-    int size(long tile) const { return (int)(rows / count + (tile < rows % count)); }
+    long rows, count, least, num_larger;  // least: rows of a tile; the first num_larger tiles have one more
+    explicit Tiles(long rows)
+        : rows(rows), count((rows + MOST_ROWS - 1) / MOST_ROWS), least(rows / count), num_larger(rows % count) {}
+    long start(long tile) const { return tile * least + std::min(tile, num_larger); }
+    int size(long tile) const { return (int)(least + (tile < num_larger)); }
 };
 
 // Panels in groups, the tasks of a product. The last group may be smaller.
@@ -136,8 +137,8 @@ struct Weight {
     virtual long panel_bytes() const = 0;
     // Of x, whose tiles follow one another.
     virtual long row_bytes() const = 0;
-    // Writes row `row` of a tile of x. Number i of the row is that at order[i] of `from`, unless order is null.
-    virtual void pack_row(const void* from, long dtype, const int64_t* order, int row, int rows, uint8_t* tile) const = 0;
+    // Writes a tile of x, of up to MOST_ROWS rows. Number i of a row is that at order[i] of `from`, unless order is null.
+    virtual void pack_tile(const void* const* from, long dtype, const int64_t* order, int rows, uint8_t* tile) const = 0;
     // sums [count][rows][PANEL] of `count` panels from `panel` on.
     virtual void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const = 0;
 };
@@ -149,9 +150,10 @@ template <class C> struct CodedWeight : Weight {
           layout{C(table), form.in_features, form.group, form.scale_dtype, form.has_offsets != 0} {}
     long panel_bytes() const override { return layout.panel_bytes(); }
     long row_bytes() const override { return layout.inputs * (long)sizeof(float); }
-    void pack_row(const void* from, long dtype, const int64_t* order, int row, int rows, uint8_t* tile) const override {
+    void pack_tile(const void* const* from, long dtype, const int64_t* order, int rows, uint8_t* tile) const override {
         with_type(dtype, [&](auto* type) {
-            widened::pack_row((decltype(type))from, order, layout.inputs, row, rows, (float*)tile);
+            for (int row = 0; row < rows; row++)
+                widened::pack_row((decltype(type))from[row], order, layout.inputs, row, rows, (float*)tile);
         });
     }
     void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {
@@ -164,8 +166,10 @@ template <class C, class X> struct WordWeight final : CodedWeight<C> {
     using CodedWeight<C>::CodedWeight, CodedWeight<C>::layout;
     const Blocks<X> blocks = layout.template blocks<X>();
     long row_bytes() const override { return blocks.row_bytes(); }
-    void pack_row(const void* from, long dtype, const int64_t* order, int row, int rows, uint8_t* tile) const override {
-        with_type(dtype, [&](auto* type) { pack_words<X, C>((decltype(type))from, order, blocks, row, rows, tile); });
+    void pack_tile(const void* const* from, long dtype, const int64_t* order, int rows, uint8_t* tile) const override {
+        with_type(dtype, [&](auto* type) {
+            pack_words<X, C>((std::remove_pointer_t<decltype(type)> const* const*)from, order, blocks, rows, tile);
+        });
     }
     void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {
         multiply_words(X(), layout, panel, count, x, tiles, sums);
@@ -194,9 +198,11 @@ template <class C> struct TiledWeight final : CodedWeight<C> {
         return rows >= LEAST_TILED_ROWS && tile_depth(blocks) && may_use_tiles();
     }
     long row_bytes() const override { return round_up(blocks.row_bytes(), 64) | 64; }
-    void pack_row(const void* from, long dtype, const int64_t* order, int row, int, uint8_t* tile) const override {
+    void pack_tile(const void* const* from, long dtype, const int64_t* order, int rows, uint8_t* tile) const override {
         with_type(dtype, [&](auto* type) {
-            pack_words<InQuads, C>((decltype(type))from, order, blocks, 0, 1, tile + row * row_bytes());
+            const auto* const* row = (std::remove_pointer_t<decltype(type)> const* const*)from;
+            for (int i = 0; i < rows; i++)
+                pack_words<InQuads, C>(row + i, order, blocks, 1, tile + i * row_bytes());
         });
     }
     void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {

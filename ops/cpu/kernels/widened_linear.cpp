@@ -25,25 +25,42 @@ struct Product {
         weight.multiply(call.panels + first * weight.panel_bytes(), count, x, tiles, sums);
         with_type(call.dtype, [&](auto* type) {
             using T = std::remove_pointer_t<decltype(type)>;
-            for (long row = 0; row < tiles.rows; row++)
-                for (int i = 0; i < count; i++)
-                    write<T>(first + i, row, sums + (i * tiles.rows + row) * PANEL);
+            for (int i = 0; i < count; i++)
+                if (call.form.is_gated) write_gated<T>(first + i, sums + i * tiles.rows * PANEL);
+                else write_panel<T>(first + i, sums + i * tiles.rows * PANEL);
         });
     }
 
-    template <class T> void write(long panel, long row, const float* sums) const {
-        const long half = call.form.out_features / 2, outputs = call.form.is_gated ? half : call.form.out_features;
+    // The outputs of a panel from its sums, [rows][PANEL].
+    template <class T> void write_panel(long panel, const float* sums) const {
+        const long outputs = call.form.out_features, at = panel * PANEL, left = std::min(outputs - at, PANEL);
         const T* bias = static_cast<const T*>(call.bias);
-        T* out = static_cast<T*>(call.out) + (first_row + row) * outputs;
-        if (call.form.is_gated) {  // both rounded first, as `quire_activate_and_mul` would compute it
-            const long at = panel * LANES, left = std::min<long>(LANES, half - at);
-            Floats gate = load(sums), up = load(sums + LANES);
-            if (bias) gate += load(bias + at, left), up += load(bias + half + at, left);
-            return store(out + at, gated(rounded<T>(gate), rounded<T>(up), call.activation), left);
+        T* out = static_cast<T*>(call.out) + first_row * outputs + at;
+        Floats added[2] = {};
+        if (bias)
+            for (int half = 0; half < 2 && half * LANES < left; half++)
+                added[half] = load(bias + at + half * LANES, left - half * LANES);
+        for (long row = 0; row < tiles.rows; row++, sums += PANEL, out += outputs) {
+            Floats low = load(sums), high = load(sums + LANES);
+            if (bias) low += added[0], high += added[1];
+            if (left == PANEL) {
+                store_pair(out, low, high);
+                continue;
+            }
+            store(out, low, left);
+            if (left > LANES) store(out + LANES, high, left - LANES);
         }
-        for (long at = panel * PANEL, end = std::min(at + PANEL, outputs); at < end; at += LANES, sums += LANES) {
-            const long left = std::min<long>(LANES, end - at);
-            store(out + at, bias ? load(sums) + load(bias + at, left) : load(sums), left);
+    }
+
+    // The same for gates and their ups. Both are rounded first, as `quire_activate_and_mul` would compute it.
+    template <class T> void write_gated(long panel, const float* sums) const {
+        const long outputs = call.form.out_features / 2, at = panel * LANES, left = std::min<long>(LANES, outputs - at);
+        const T* bias = static_cast<const T*>(call.bias);
+        T* out = static_cast<T*>(call.out) + first_row * outputs + at;
+        for (long row = 0; row < tiles.rows; row++, sums += PANEL, out += outputs) {
+            Floats gate = load(sums), up = load(sums + LANES);
+            if (bias) gate += load(bias + at, left), up += load(bias + outputs + at, left);
+            store(out, gated(rounded<T>(gate), rounded<T>(up), call.activation), left);
         }
     }
 
@@ -52,8 +69,9 @@ struct Product {
         for_each(tiles.count, call.num_threads, [&](long tile) {
             const long start = tiles.start(tile);
             const auto* rows = (const uint8_t*)call.x + (first_row + start) * row_size;
-            for (int row = 0; row < tiles.size(tile); row++)
-                weight.pack_row(rows + row * row_size, call.dtype, call.order, row, tiles.size(tile), x + start * bytes);
+            const void* from[MOST_ROWS];
+            for (int row = 0; row < tiles.size(tile); row++) from[row] = rows + row * row_size;
+            weight.pack_tile(from, call.dtype, call.order, tiles.size(tile), x + start * bytes);
         });
         const Groups groups(weight.num_panels(), tiles, bytes, call.num_threads);
         for_each(groups.count(), call.num_threads,

@@ -77,12 +77,14 @@ inline Floats as_floats(SumPairs x) {
 }
 #endif
 
-// float32 sums of a pass, [ROWS][PANEL]: in memory, or in registers from `load` to `store`.
+// float32 sums of a pass, [ROWS][PANEL]: in memory, or in registers from `begin` to `end`. The first part's begin at 0.
 template <class X, int ROWS, bool HAS_ORIGINS = X::HAS_ORIGINS> struct Totals {
     float* memory;
     explicit Totals(float* memory) : memory(memory) {}
-    void load() {}
-    void store() {}
+    void begin(bool is_first) {
+        if (is_first) std::fill_n(memory, ROWS * PANEL, 0.0f);
+    }
+    void end() {}
     // Adds a block's own sums. `scale(part, half)` is the weight's scale times a part.
     template <class Scale>
     inline __attribute__((always_inline)) void add(const typename X::Sum (&sum)[ROWS][2], Scale scale,
@@ -111,13 +113,14 @@ template <class X, int ROWS> struct Totals<X, ROWS, true> {
     float* memory;
     Floats total[ROWS][2];
     explicit Totals(float* memory) : memory(memory) {}
-    inline __attribute__((always_inline)) void load() {
+    inline __attribute__((always_inline)) void begin(bool is_first) {
 #pragma GCC unroll 12
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; half++) total[row][half] = quire::load(memory + (row * 2 + half) * LANES);
+            for (int half = 0; half < 2; half++)
+                total[row][half] = is_first ? Floats{} : quire::load(memory + (row * 2 + half) * LANES);
     }
-    inline __attribute__((always_inline)) void store() {
+    inline __attribute__((always_inline)) void end() {
 #pragma GCC unroll 12
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 2
@@ -150,10 +153,11 @@ inline __attribute__((always_inline)) void for_steps(Body body, std::integer_seq
     (body(std::integral_constant<int, STEPS * I>()), ...);
 }
 
-// sums [ROWS][PANEL] += x times `count` blocks of a panel, from `at` on. If KEEPS, the blocks are written to `kept`.
+// sums [ROWS][PANEL] += x times `count` blocks of a panel, from `at` on; if `is_first`, sums = it. If KEEPS, the blocks are
+// written to `kept`.
 template <class C, class X, int ROWS, bool KEEPS>
 void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> at, long count, WordRows<X> x,
-                     float* sums, Kept<X>* kept) {
+                     bool is_first, float* sums, Kept<X>* kept) {
     using Codes = typename X::Codes;
     const C codec = weight.codec;
     constexpr int WORDS = C::UNIT / X::STEPS;
@@ -161,7 +165,7 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
     Codes(*keep)[2] = KEEPS ? kept->codes : nullptr;
     const long stride = KEEPS ? x.stride : ROWS;
     Totals<X, ROWS> totals(sums);
-    totals.load();
+    totals.begin(is_first);
     for (long block = 0; block < count; block++, at.advance()) {
         const uint8_t* group = panel + at.group * weight.group_bytes();
         const uint8_t* units = group + weight.header() + at.first / C::UNIT * C::BYTES;
@@ -193,23 +197,26 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
                 for (int part = 0; part < NUM_PARTS<X>; part++) own.scale[part][half] = scale[half] * PARTS[part];
             }
             kept->num_words[block] = num_units * WORDS;
+            totals.add(sum, [&](int part, int half) { return own.scale[part][half]; }, offset, has_offsets, x);
+        } else {
+            totals.add(sum, [&](int part, int half) { return scale[half] * PARTS[part]; }, offset, has_offsets, x);
         }
-        totals.add(sum, [&](int part, int half) { return scale[half] * PARTS[part]; }, offset, has_offsets, x);
         x.advance(0, 1);
     }
-    totals.store();
+    totals.end();
     if constexpr (KEEPS) kept->num_blocks = count;
 }
 
-// sums [ROWS][PANEL] += x times the blocks of `kept`. Meanwhile `fetch` bytes from `ahead` on are prefetched for each word.
+// The same for the blocks of `kept`. Meanwhile `fetch` bytes from `ahead` on are prefetched for each word.
 template <class X, int ROWS>
-void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, float* sums, const uint8_t* ahead,
-                   long fetch) {
+void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, bool is_first, float* sums,
+                   const uint8_t* ahead, long fetch) {
     const typename X::Codes(*codes)[2] = kept.codes;
     const long stride = X::HAS_ORIGINS ? x.stride : ROWS;
     Totals<X, ROWS> totals(sums);
-    totals.load();
-    for (long block = 0; block < kept.num_blocks; block++, x.advance(0, 1)) {
+    totals.begin(is_first);
+    const Scales<X>* scales = kept.scales;
+    for (long block = 0; block < kept.num_blocks; block++, scales++, x.advance(0, 1)) {
         typename X::Sum sum[ROWS][2];
         x.template start<ROWS>(sum);
         for (long i = 0; i < kept.num_words[block]; i++, codes++, x.words += stride, ahead += fetch) {
@@ -222,15 +229,15 @@ void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, float* 
                 sum[row][1] = add_products(sum[row][1], factor, high);
             }
         }
-        const Scales<X>& scales = kept.scales[block];
-        totals.add(sum, [&](int part, int half) { return scales.scale[part][half]; }, scales.offset, has_offsets, x);
+        totals.add(sum, [&](int part, int half) { return scales->scale[part][half]; }, scales->offset, has_offsets, x);
     }
-    totals.store();
+    totals.end();
 }
 
 template <class C, class X> using MultiplyBlocks = void (*)(const Layout<C>&, const uint8_t*, BlockAt<X>, long,
-                                                            WordRows<X>, float*, Kept<X>*);
-template <class X> using MultiplyKept = void (*)(const Kept<X>&, bool, WordRows<X>, float*, const uint8_t*, long);
+                                                            WordRows<X>, bool, float*, Kept<X>*);
+template <class X> using MultiplyKept = void (*)(const Kept<X>&, bool, WordRows<X>, bool, float*,
+                                                      const uint8_t*, long);
 
 template <class C, class X, bool KEEPS, int LEAST, int... I>
 constexpr std::array<MultiplyBlocks<C, X>, sizeof...(I)> block_functions(std::integer_sequence<int, I...>) {
@@ -258,7 +265,6 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
     const bool keeps = tiles.rows > PASS_ROWS<X>;
     const long most_steps = keeps ? Kept<X>::STEPS : blocks.words() * X::STEPS;
     const long most_blocks = keeps ? Kept<X>::MOST_BLOCKS : blocks.count();
-    std::fill_n(sums, count * tiles.rows * PANEL, 0.0f);
     alignas(64) Kept<X> kept;
     // The passes behind the first one fetch the next part. One alone would wait for memory.
     long num_fetching = -1;
@@ -285,12 +291,12 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
                 float* to = sums + (i * tiles.rows + tiles.start(tile)) * PANEL;
                 for (int done = 0, count; done < rows; done += count, part.skip(count), to += count * PANEL, pass++) {
                     count = std::min(most, rows - done);
-                    if (!keeps) WIDEN<C, X>[count - 1](weight, own, at, num_blocks, part, to, nullptr);
+                    if (!keeps) WIDEN<C, X>[count - 1](weight, own, at, num_blocks, part, first == 0, to, nullptr);
                     else if (pass == 0)
-                        KEEP<C, X>[count - LEAST_PASS<X>](weight, own, at, num_blocks, part, to, &kept);
+                        KEEP<C, X>[count - LEAST_PASS<X>](weight, own, at, num_blocks, part, first == 0, to, &kept);
                     else {
                         const bool fetches = pass <= num_fetching;
-                        TAKE_KEPT<X>[count - LEAST_PASS<X>](kept, weight.adds_offsets(), part, to, ahead,
+                        TAKE_KEPT<X>[count - LEAST_PASS<X>](kept, weight.adds_offsets(), part, first == 0, to, ahead,
                                                             fetches ? fetch : 0);
                         if (fetches) ahead += fetch * (steps / X::STEPS);
                     }
