@@ -169,7 +169,10 @@ def test_what_is_decoded_at_once_stays_within_the_workspace(
 
 
 @pytest.mark.parametrize("dtype", CODES)
-@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 64), ((8, 1), 96), ((6, 2), 128), ((2, 2), 40)])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    [((4, 2), 64), ((8, 1), 96), ((6, 2), 128), ((2, 2), 40), ((2, 2), 112), ((3, 1), 48), ((8, 2), 80)],
+)
 def test_queries_in_bfloat16(ops: Backend, dtype: torch.dtype, heads: tuple[int, int], head_dim: int) -> None:
     """In place and packed: groups of a few and of many queries, heads that do not fill the registers."""
     step = Step(ops, MIXED, num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, cache_dtype=dtype)

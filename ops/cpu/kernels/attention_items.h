@@ -301,7 +301,7 @@ template <class Unit, class Cache> struct Attention {
                 if constexpr (IN_TURNS<Unit, Cache> > 0)
                     if (item.in_place) {
                         for (long d = 0; d < head_dim; d++)
-                            work.split[d] = from[place_of_value<IN_TURNS<Unit, Cache>>(d)];
+                            work.split[d] = from[place_of_value<Unit, Cache>(d)];
                         from = work.split;
                     }
                 float share = 1 / (sums ? mine[1] : sum(work.total[index]));

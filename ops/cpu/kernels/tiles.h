@@ -7,12 +7,20 @@
 #include "vector.h"
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
+#include <utility>
 
 namespace quire {
 
 constexpr int SUMS = 8;  // of rows and columns of keys in place that are in registers at once
 constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of columns: BLOCK * COLUMNS accumulators
+
+// Bytes of keys, and values, that are fetched at once: few where memory is the limit, many where instructions are.
+template <class Cache> constexpr long AT_ONCE = IS_CODED<Cache> ? 2048 : 512;
+template <class Cache> constexpr long values_at_once(long size) {  // of so many numbers
+    return std::max<long>(8, AT_ONCE<Cache> / (elements<Cache>(size) * (long)sizeof(Cache)));
+}
 
 struct NoRegisters {};
 
@@ -82,38 +90,47 @@ void multiply(NoRegisters, long rows, const Unit* a, long a_stride, const Unit* 
     });
 }
 
-// Interleaves the elements of the lower, or UPPER, halves of a and b.
-template <bool UPPER> inline Words interleave(Words a, Words b) {
-    constexpr int S = UPPER ? LANES / 2 : 0, L = LANES;
+// A vector whose lane i is lane `of(i)` of a, or from LANES on of b.
+template <class Of, int... I> inline Words pick_lanes(Words a, Words b, Of of, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
-#define QUIRE_SHUFFLE(...) __builtin_shufflevector(a, b, __VA_ARGS__)
+    return __builtin_shufflevector(a, b, of(I)...);
 #else
-#define QUIRE_SHUFFLE(...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
+    return __builtin_shuffle(a, b, (Ints){of(I)...});
 #endif
-#if defined(QUIRE_HAS_AVX512)
-    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1, S + 2, S + L + 2, S + 3, S + L + 3, S + 4, S + L + 4, S + 5,
-                         S + L + 5, S + 6, S + L + 6, S + 7, S + L + 7);
-#elif defined(__AVX__)
-    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1, S + 2, S + L + 2, S + 3, S + L + 3);
-#else
-    return QUIRE_SHUFFLE(S, S + L, S + 1, S + L + 1);
-#endif
-#undef QUIRE_SHUFFLE
 }
 
-// Transposes LANES x LANES words: each round moves one bit of the row index to the column index.
-inline void transpose(Words (&rows)[LANES]) {
-#pragma GCC unroll 8
-    for (int size = 1; size < LANES; size *= 2) {
-        Words mixed[LANES];
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES / 2; i++) {
-            mixed[2 * i] = interleave<false>(rows[i], rows[i + LANES / 2]);
-            mixed[2 * i + 1] = interleave<true>(rows[i], rows[i + LANES / 2]);
+template <class Of> inline Words pick_lanes(Words a, Words b, Of of) {
+    return pick_lanes(a, b, of, std::make_integer_sequence<int, LANES>());
+}
+
+// The lower, or UPPER, words of each 128 bits of a and b in turns.
+template <bool UPPER> inline Words interleave_words(Words a, Words b) {
+    return pick_lanes(a, b, [](int i) { return i / 4 * 4 + 2 * UPPER + i % 4 / 2 + i % 2 * LANES; });
+}
+
+// The even, or ODD, 128 bits of a and then of b.
+template <bool ODD> inline Words take_blocks(Words a, Words b) {
+    return pick_lanes(a, b, [](int i) { return (i / 4 * 2 + ODD) * 4 + i % 4; });
+}
+
+// Exchanges a bit of the index of rows of words for one of the index of columns. Of the latter the lowest two bits are
+// within 128 bits, where words are moved faster.
+template <int BIT> inline void exchange(Words (&rows)[LANES]) {
+    each<LANES>([&](auto constant) {
+        constexpr int i = constant();
+        if constexpr (!(i & BIT)) {
+            const Words a = rows[i], b = rows[i + BIT];
+            rows[i] = BIT < 4 ? interleave_words<false>(a, b) : take_blocks<false>(a, b);
+            rows[i + BIT] = BIT < 4 ? interleave_words<true>(a, b) : take_blocks<true>(a, b);
         }
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) rows[i] = mixed[i];
-    }
+    });
+}
+
+// Transposes LANES x LANES words.
+inline void transpose(Words (&rows)[LANES]) {
+    exchange<2>(rows), exchange<1>(rows);
+    if constexpr (LANES > 4) exchange<4>(rows);
+    if constexpr (LANES > 8) exchange<8>(rows);
 }
 
 template <class Unit> constexpr int ROWS_AT_ONCE = BLOCK;   // most rows of `multiply`
@@ -146,22 +163,17 @@ template <class Cache> struct Operands {
 // Elements of a key in LANES words of it.
 template <class Unit, class Cache> constexpr long WORDS_WIDTH = LANES * UNITS_OF_WORD<Unit, Cache> * ELEMENTS<Unit>;
 
-// Loads LANES words of LANES keys, from element `first` and key `column` on, transposed: each vector has one word of
-// all keys. WHOLE: no word is past head_dim.
-template <class Unit, bool WHOLE, class Cache>
-inline void take_keys(const Operands<Cache>& tile, long column, long first, Words (&block)[LANES]) {
-    const auto [keys, values, count, head_dim, ahead] = tile;
-    constexpr long WIDTH = WORDS_WIDTH<Unit, Cache>;
-    const long whole = WHOLE ? first + WIDTH : head_dim, row = row_size<Cache>(head_dim);
-    // Most often the keys are neighbours on a page.
-    if (keys.are_neighbours[column / LANES]) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) block[i] = words_of<Unit>(keys[column] + i * row, first, whole);
-    } else {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) block[i] = words_of<Unit>(keys[column + i], first, whole);
-    }
+// Loads LANES words of LANES keys, from element `first` and key `column` on, and calls put(i, words) with word i of all
+// keys. WHOLE: no word is past head_dim.
+template <class Unit, bool WHOLE, class Cache, class Put>
+__attribute__((always_inline)) inline void take_keys(const Operands<Cache>& tile, long column, long first, Put put) {
+    constexpr long FETCHED = std::max(WORDS_WIDTH<Unit, Cache>, AT_ONCE<Cache> / (LANES * (long)sizeof(Cache)));
+    if (first % FETCHED == 0) tile.fetch_ahead(std::min<long>(LANES, tile.count - column), first, first + FETCHED);
+    const long whole = WHOLE ? first + WORDS_WIDTH<Unit, Cache> : tile.head_dim;
+    Words block[LANES];
+    each<LANES>([&](auto i) { block[i] = words_of<Unit>(tile.keys[column + i], first, whole); });
     transpose(block);
+    each<LANES>([&](auto i) { put(i, block[i]); });
 }
 
 // Packs keys as [units of head_dim][KEYS]. Columns are filled up to a multiple of LANES; the scores of the extra
@@ -170,15 +182,13 @@ template <class Unit, class Cache> void pack_keys(const Operands<Cache>& tile, U
     constexpr long WIDTH = WORDS_WIDTH<Unit, Cache>, COUNT = UNITS_OF_WORD<Unit, Cache>;
     for (long column = 0; column < tile.count; column += LANES) {
         for (long first = 0; first < tile.head_dim; first += WIDTH) {
-            tile.fetch_ahead(std::min<long>(LANES, tile.count - column), first, first + WIDTH);
-            Words block[LANES];
-            take_keys<Unit, false>(tile, column, first, block);
             Unit* to = packed + first / ELEMENTS<Unit> * KEYS + column;
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++)
-                each_unit<Unit, Cache>(block[i], [&](Words unit, int n) {
+            take_keys<Unit, false>(tile, column, first, [&](int i, Words words) {
+                each<UNITS_OF_WORD<Unit, Cache>>([&](auto n) {
+                    const Words unit = unit_at<Unit, Cache, n()>(words);
                     std::memcpy(to + (i * COUNT + n) * KEYS, &unit, sizeof(unit));
                 });
+            });
         }
     }
 }
@@ -193,24 +203,23 @@ inline void multiply_columns(const Unit* queries, long stride, const Operands<Ca
     const long head_dim = tile.head_dim;
     for (long n = 0; n < N; n++)
         for (long first = 0; first < head_dim; first += WIDTH) {
-            tile.fetch_ahead(std::min((long)LANES, tile.count - column - n * LANES), first, first + WIDTH);
-            Words block[LANES];
-            if (first + WIDTH <= head_dim) take_keys<Unit, true>(tile, column + n * LANES, first, block);
-            else take_keys<Unit, false>(tile, column + n * LANES, first, block);
             uint32_t* to = scratch + (first / IN_WORD * N + n) * LANES;
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) std::memcpy(to + i * N * LANES, &block[i], sizeof(block[i]));
+            const auto put = [&](int i, Words words) { std::memcpy(to + i * N * LANES, &words, sizeof(words)); };
+            if (first + WIDTH <= head_dim) take_keys<Unit, true>(tile, column + n * LANES, first, put);
+            else take_keys<Unit, false>(tile, column + n * LANES, first, put);
         }
     Floats total[ROWS][N] = {};
     const long num_words = head_dim / IN_WORD;
     for (long i = 0; i < num_words; i++, queries += COUNT)
+        each<UNITS_OF_WORD<Unit, Cache>>([&](auto k) {
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++)
-            each_unit<Unit, Cache>(read<Words>(scratch + (i * N + n) * LANES), [&](Words unit, int k) {
+            for (int n = 0; n < N; n++) {
+                const Words unit = unit_at<Unit, Cache, k()>(read<Words>(scratch + (i * N + n) * LANES));
 #pragma GCC unroll 4
                 for (int row = 0; row < ROWS; row++)
                     total[row][n] = add_product(total[row][n], queries[row * stride + k], unit);
-            });
+            }
+        });
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
@@ -244,35 +253,40 @@ template <class Unit, class Cache> void pack_values(const Operands<Cache>& tile,
         tile.fetch_ahead(E, 0, head_dim);
         for (long d = 0; d < head_dim; d += SPAN) {
             const Cache* rows[2] = {at(values[i], d), i + 1 < count ? at(values[i + E - 1], d) : zeros};
-            Cache padded[2][SPAN] = {};
+            Cache padded[2][SPAN];
             if (head_dim - d < SPAN)
                 for (int k = 0; k < 2; k++) {
+                    std::memset(padded[k], 0, sizeof(padded[k]));
                     std::memcpy(padded[k], rows[k], elements<Cache>(head_dim - d) * sizeof(Cache));
                     rows[k] = padded[k];
                 }
             const Two two = units_of(packed, rows[0], rows[1]);
-            std::memcpy(packed + i / E * stride + d, &two, sizeof(two));
+            Unit* to = packed + i / E * stride + d;  // one vector at a time, because GCC copies two through memory
+            std::memcpy(to, &two.lower, sizeof(two.lower));
+            std::memcpy(to + LANES, &two.upper, sizeof(two.upper));
         }
     }
 }
 
-// out = keep * out + weights * values of a tile, for ROWS rows and N pieces of dimensions from `d` on.
-template <int ROWS, int N, bool IS_HALF, class Unit, class Cache>
+// out = keep * out + weights * values of a tile, for ROWS rows and N pieces of dimensions from `d` on, of each piece TAKEN
+// vectors from the FIRST on.
+template <int ROWS, int N, int FIRST, int TAKEN, bool IS_HALF, class Unit, class Cache>
 inline void multiply_values_block(const Unit* weights, long weights_stride, const Operands<Cache>& tile, long d,
                                   float* out, long out_stride, const float* keep) {
     const auto [keys, values, count, head_dim, ahead] = tile;
     using Values = InPlace<Unit, Cache>;
-    constexpr long E = ELEMENTS<Unit>, FETCHED = 8, PIECE = Values::WIDTH * LANES;
-    constexpr int VECTORS = N * Values::WIDTH;
+    constexpr long E = ELEMENTS<Unit>, PIECE = Values::WIDTH * LANES;
+    constexpr long FETCHED = values_at_once<Cache>(N * PIECE);
+    constexpr int VECTORS = N * TAKEN;
     static const Cache zeros[N * PIECE] = {};
     Floats total[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int n = 0; n < VECTORS; n++) total[row][n] = keep[row] * load(out + row * out_stride + n * LANES);
+        for (int n = 0; n < VECTORS; n++) total[row][n] = keep[row] * load(out + row * out_stride + (FIRST + n) * LANES);
     for (long i = 0; i < count; i += E) {
         // For several values at once, because the call that finds the next page has the sums leave the registers.
-        if (i % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, count - i), d, d + N * PIECE);
+        if (FIRST == 0 && i % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, count - i), d, d + N * PIECE);
         const Cache* first = at(values[i], d);
         const Cache* second = i + 1 < count ? at(values[i + E - 1], d) : zeros;
 #pragma GCC unroll 8
@@ -283,9 +297,9 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
             for (int row = 0; row < ROWS; row++) {
                 const Unit weight = weights[row * weights_stride + i / E];
 #pragma GCC unroll 4
-                for (int k = 0; k < Values::WIDTH; k++) {
-                    Floats& sum = total[row][n * Values::WIDTH + k];
-                    sum = add_product(sum, weight, units[k]);
+                for (int k = 0; k < TAKEN; k++) {
+                    Floats& sum = total[row][n * TAKEN + k];
+                    sum = add_product(sum, weight, units[FIRST + k]);
                 }
             }
         }
@@ -293,7 +307,7 @@ inline void multiply_values_block(const Unit* weights, long weights_stride, cons
 #pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int n = 0; n < VECTORS; n++) store(out + row * out_stride + n * LANES, total[row][n]);
+        for (int n = 0; n < VECTORS; n++) store(out + row * out_stride + (FIRST + n) * LANES, total[row][n]);
 }
 
 // `multiply` by values that are not packed, for so few rows that packing does not pay. head_dim is a multiple of SPAN.
@@ -301,9 +315,13 @@ template <int ROWS, class Unit, class Cache>
 void multiply_values(NoRegisters, const Unit* weights, long weights_stride, const Operands<Cache>& tile, float* out,
                      long out_stride, const float* keep, Unit*) {
     constexpr int WIDTH = InPlace<Unit, Cache>::WIDTH, N = std::max(1, COLUMNS * (ROWS <= BLOCK / 2 ? 2 : 1) / WIDTH);
+    constexpr int TAKEN = std::min(WIDTH, BLOCK * COLUMNS / (ROWS == 3 ? 4 : ROWS));
     constexpr long PIECE = WIDTH * LANES;
     const auto add = [&](auto pieces, auto is_half, long d) {
-        multiply_values_block<ROWS, pieces(), is_half()>(weights, weights_stride, tile, d, out + d, out_stride, keep);
+        each<WIDTH / TAKEN>([&](auto part) {
+            multiply_values_block<ROWS, pieces(), part() * TAKEN, TAKEN, is_half()>(weights, weights_stride, tile, d, out + d,
+                                                                                   out_stride, keep);
+        });
     };
     long d = 0;
     for (; d + N * PIECE <= tile.head_dim; d += N * PIECE) add(std::integral_constant<int, N>(), std::false_type(), d);

@@ -45,6 +45,11 @@ inline void pack_values(const Operands<BFloat16>& tile, TiledPair* packed, long 
     }
 }
 
+// The lower, or UPPER, halves of a and b in turns.
+template <bool UPPER> inline Words interleave_halves(Words a, Words b) {
+    return pick_lanes(a, b, [](int i) { return UPPER * LANES / 2 + i / 2 + i % 2 * LANES; });
+}
+
 inline void scale_rows(long rows, float* c, long stride, long width, const float* keep) {
     for (long row = 0; row < rows; row++) {
         if (keep[row] == 1) continue;
@@ -181,8 +186,8 @@ void multiply_values(TileRegisters& registers, const TiledPair* weights, long we
                 const Words even = bits_as<Words>(load(first) + load(second));
                 const Words odd = bits_as<Words>(load(first + LANES) + load(second + LANES));
                 float* to = out + row * out_stride + d;
-                store(to, load(to) + bits_as<Floats>(interleave<false>(even, odd)));
-                store(to + LANES, load(to + LANES) + bits_as<Floats>(interleave<true>(even, odd)));
+                store(to, load(to) + bits_as<Floats>(interleave_halves<false>(even, odd)));
+                store(to + LANES, load(to + LANES) + bits_as<Floats>(interleave_halves<true>(even, odd)));
             }
         }
     }

@@ -233,7 +233,9 @@ void multiply_keys(NoRegisters, const CodePair* queries, long stride, const Oper
                 Words query[ROWS][WIDENED<Cache>];
 #pragma GCC unroll 4
                 for (int row = 0; row < ROWS; row++)
-                    std::memcpy(query[row], queries + row * stride + first / 2, sizeof(query[row]));
+#pragma GCC unroll 2
+                    for (int i = 0; i < WIDENED<Cache>; i++)
+                        query[row][i] = read<Words>(queries + row * stride + first / 2 + i * LANES);
 #pragma GCC unroll 4
                 for (int k = 0; k < 4; k++) {
                     Cache copy[2 * LANES];
@@ -261,7 +263,7 @@ template <int ROWS, int N, class Cache>
 inline void multiply_chunks(const CodePair* weights, long stride, const Operands<Cache>& tile, long d, float* out,
                             long out_stride, const KeepAndStep* keep) {
     constexpr int WIDTH = 2 * WIDENED<Cache>;  // vectors of a chunk
-    constexpr long FETCHED = 8;                // values: see multiply_values_block
+    constexpr long FETCHED = values_at_once<Cache>(N * CHUNK<Cache>);  // values: see multiply_values_block
     Ints total[ROWS][N * WIDTH] = {};
     for (long i = 0; i < tile.count; i += 2) {  // an odd value's neighbour is any value, whose weight is 0
         if (i % FETCHED == 0) tile.fetch_ahead(std::min(FETCHED, tile.count - i), d, d + N * CHUNK<Cache>);

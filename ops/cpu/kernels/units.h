@@ -7,6 +7,7 @@
 #include "vector.h"
 
 #include <cstring>
+#include <type_traits>
 
 namespace quire {
 
@@ -107,15 +108,16 @@ template <class Unit, class Cache> inline Words words_of(const Cache* key, long 
     }
 }
 
-// Calls body with each of a word's units in turn.
-template <class Unit, class Cache, int N = 0, class Body>
-__attribute__((always_inline)) inline void each_unit(Words words, Body body) {
-    constexpr int COUNT = UNITS_OF_WORD<Unit, Cache>;
-    if constexpr (COUNT == 1) body(words, 0);
-    else if constexpr (N < COUNT) {
-        body(unit_of<N>(static_cast<const Unit*>(nullptr), static_cast<const Cache*>(nullptr), words), N);
-        each_unit<Unit, Cache, N + 1>(words, body);
-    }
+// Unit N of each word.
+template <class Unit, class Cache, int N> inline Words unit_at(Words words) {
+    if constexpr (UNITS_OF_WORD<Unit, Cache> == 1) return words;
+    else return unit_of<N>(static_cast<const Unit*>(nullptr), static_cast<const Cache*>(nullptr), words);
+}
+
+// Calls body with the numbers below COUNT as compile-time constants, so that the compiler sees no loop.
+template <int COUNT, int N = 0, class Body> __attribute__((always_inline)) inline void each(Body body) {
+    body(std::integral_constant<int, N>());
+    if constexpr (N + 1 < COUNT) each<COUNT, N + 1>(body);
 }
 
 struct Two { Words lower, upper; };
@@ -158,15 +160,17 @@ inline Two units_of(const Pair*, const Float8Code<EXPONENT>* even, const Float8C
 // Sums of values in place may be in another order than dimensions: a word of a row of values has IN_TURNS neighbouring
 // numbers, and vectors of pairs are words of two rows in turns, every other four of each eight. 0: they are in order.
 template <class Unit, class Cache> constexpr int IN_TURNS = 0;
+template <> constexpr int IN_TURNS<float, BFloat16> = 2;
+template <int EXPONENT> constexpr int IN_TURNS<float, Float8Code<EXPONENT>> = 4;
 #if defined(QUIRE_HAS_AVX512_BF16)
 template <int EXPONENT> constexpr int IN_TURNS<Pair, Float8Code<EXPONENT>> = 2;
 #endif
 
 // Where dimension d is among such sums.
-template <int IN_TURNS> inline long place_of_value(long d) {
-    constexpr long CHUNK = 2 * LANES * IN_TURNS;
-    const long start = d / CHUNK * CHUNK, in = d - start, word = in / IN_TURNS, number = in % IN_TURNS;
-    return start + (word % 8 / 4 * IN_TURNS + number) * LANES + word / 8 * 4 + word % 4;
+template <class Unit, class Cache> inline long place_of_value(long d) {
+    constexpr long NUMBERS = IN_TURNS<Unit, Cache>, E = ELEMENTS<Unit>, CHUNK = E * LANES * NUMBERS;
+    const long start = d / CHUNK * CHUNK, in = d - start, word = in / NUMBERS, number = in % NUMBERS;
+    return start + (word / 4 % E * NUMBERS + number) * LANES + word / (4 * E) * 4 + word % 4;
 }
 
 // Units of values in place, of WIDTH vectors of numbers, or if IS_HALF of half as many and zeros.
@@ -175,6 +179,28 @@ template <class Unit, class Cache> struct InPlace {
     template <bool IS_HALF> static void take(const Cache* first, const Cache* second, Words (&to)[WIDTH]) {
         const Two two = units_of(static_cast<const Unit*>(nullptr), first, second);
         to[0] = two.lower, to[1] = two.upper;
+    }
+};
+
+template <> struct InPlace<float, BFloat16> {
+    static constexpr int WIDTH = 2;
+    template <bool> static void take(const BFloat16* row, const BFloat16*, Words (&to)[WIDTH]) {
+        const Words words = read<Words>(row);
+        to[0] = words << 16, to[1] = words & 0xffff0000;
+    }
+};
+
+template <int EXPONENT> struct InPlace<float, Float8Code<EXPONENT>> {
+    static constexpr int WIDTH = 4;
+    using Cache = Float8Code<EXPONENT>;
+    template <bool IS_HALF> static void take(const Cache* row, const Cache*, Words (&to)[WIDTH]) {
+        typedef int16_t Halves __attribute__((vector_size(4 * LANES)));
+        const Halves codes = bits_as<Halves>(IS_HALF ? read_half(row) : read<Words>(row));
+        const auto bfloats = [](Halves upper) {
+            return bits_as<Words>(upper >> (8 - EXPONENT) & (int16_t)(0x8000 | 0x7f << EXPONENT));
+        };
+        const Words even = bfloats(codes << 8), odd = bfloats(codes);
+        to[0] = even << 16, to[1] = odd << 16, to[2] = even & 0xffff0000, to[3] = odd & 0xffff0000;
     }
 };
 
