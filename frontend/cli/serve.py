@@ -3,10 +3,8 @@
 import argparse
 import contextlib
 import gc
-import os
 import socket
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from quire.frontend.flags.parser import CommandParser, add_engine_options
@@ -19,9 +17,6 @@ COMMON = [
     "--host", "--port", "--api-key", "--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs",
     "--gpu-memory-utilization", "--tensor-parallel-size", "--device",
 ]  # fmt: skip
-
-LEAVE_SECONDS = 2.0
-"""Time for the interpreter to end by itself after the server's end."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -62,6 +57,7 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
     import uvloop
 
     from quire.frontend.async_llm import AsyncLLM
+    from quire.frontend.http.leaving import leave_soon
     from quire.frontend.http.server import serve
 
     gc.freeze()  # what imports made stays: the collection at the end of the start need not visit it
@@ -75,7 +71,7 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
 
     async def run() -> None:
         await serve(engine, server, listener, greet=_greets(setup))
-        _leave_soon()
+        leave_soon()
 
     uvloop.run(run())
 
@@ -94,13 +90,3 @@ def _serve_by_several(number: int, setup: "EngineSetup", server: ServerConfig, l
 def _greets(setup: "EngineSetup") -> bool:
     """Whether to greet: people at a terminal or with the demo model. A service's log does not need it."""
     return setup.args.model.model is None or sys.stdout.isatty()
-
-
-def _leave_soon() -> None:
-    """Ends the process in `LEAVE_SECONDS`, if it still runs. Every request has its answer by then, but a thread may
-    still tokenize a long text that nobody needs. Nothing can interrupt the thread, and both the event loop and the
-    interpreter would wait for it.
-    """
-    leaving = threading.Timer(LEAVE_SECONDS, os._exit, [0])
-    leaving.daemon = True  # the interpreter does not wait for the timer
-    leaving.start()

@@ -16,27 +16,30 @@ from quire.frontend.servers.server_process import ServerProcess
 DEMO_MODEL = Path(__file__).parents[3] / "quire" / "demo_model"
 
 
-def launch(*news: ToServer) -> int:
+def launch(*news: ToServer, server: ServerConfig = ServerConfig(), import_path: list[str] = sys.path) -> int:
     """The exit code of a server that is told this."""
     setup = EngineSetup.from_args(read_keywords({"model": str(DEMO_MODEL)}), "server")
     start = ServerStart(
         *(0, setup.args, setup.config, str(setup.folder), str(setup.tokenizer_folder)),
-        server=ServerConfig(enable_auto_tool_choice=True),
+        server=server,
         announces=False,
         greets=False,
-        import_path=sys.path,
+        import_path=import_path,
         known=[],
     )
 
     async def scenario() -> int:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            server = await ServerProcess.launch(start, listener, {})
+            launched = await ServerProcess.launch(start, listener, {})
             for each in news:
-                server.link.send(each)
-            async with asyncio.timeout(60):
-                code = await server.process.wait()
-            server.link.close()
-            return code
+                launched.link.send(each)
+            try:
+                async with asyncio.timeout(60):
+                    return await launched.process.wait()
+            finally:
+                launched.link.close()
+                if launched.process.returncode is None:
+                    launched.process.kill()
 
     return asyncio.run(scenario())
 
@@ -44,7 +47,8 @@ def launch(*news: ToServer) -> int:
 def test_a_server_leaves_it_to_others_to_say_what_is_served_and_why_there_is_no_engine(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert launch(EngineGone(0, "the weights do not fit.")) == 0
+    config = ServerConfig(enable_auto_tool_choice=True)
+    assert launch(EngineGone(0, "the weights do not fit."), server=config) == 0
     log = capfd.readouterr().err
     assert "Traceback" not in log
     assert "calls of functions are read as" not in log, "another server has said the same"
@@ -53,3 +57,18 @@ def test_a_server_leaves_it_to_others_to_say_what_is_served_and_why_there_is_no_
 def test_a_server_that_cannot_handle_what_its_parent_says_ends(capfd: pytest.CaptureFixture[str]) -> None:
     launch(EngineWaits(7, "an engine that nobody has"))
     assert "IndexError" in capfd.readouterr().err
+
+
+BUSY = """
+import threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+class Middleware:
+    def __init__(self, app): self.app = app
+    async def __call__(self, *call): await self.app(*call)
+"""
+
+
+def test_a_server_ends_though_a_thread_is_busy(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(BUSY)
+    config = ServerConfig(middleware=["busy.Middleware"])
+    assert launch(EngineGone(0, "it ends."), server=config, import_path=[str(tmp_path)]) == 0
