@@ -56,7 +56,13 @@ def _digest(files: Sequence[Path]) -> str:
 def _write(folder: Path, files: Sequence[Path]) -> Path:
     """Writes the folder beside its place and moves it there, so that no other process sees a part of it."""
     headers = [read_header(path) for path in files]
-    contents = _contents(headers, folder / _VALUES)
+    try:
+        contents = _contents(headers, folder / _VALUES)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{files[0]}: its metadata do not describe a model ({error!r}). Download it again, or serve the repository "
+            "that the file was made from."
+        ) from None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))

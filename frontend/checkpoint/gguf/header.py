@@ -47,7 +47,7 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, data)
-    except (struct.error, IndexError, OverflowError):
+    except (struct.error, IndexError, OverflowError, RecursionError):
         raise ConfigError(f"{path} is cut short: its header does not end. Download it again.") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read {path}: {error}.") from None
@@ -76,6 +76,8 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
         metadata[name] = cursor.value(cursor.number("I"))
     infos = [_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or alignment < 1:
+        raise ValueError(f"general.alignment is {alignment!r}")
     start = -(-cursor.at // alignment) * alignment
     tensors = {name: _located(path, name, info, start, len(data)) for name, info in infos}
     return Header(path, metadata, tensors)
@@ -100,6 +102,16 @@ def _located(path: Path, name: str, info: tuple[int, tuple[int, ...], int], star
             f"{path}: tensor {name!r} has a type that gguf does not know ({number}): pip install -U gguf."
         ) from None
     block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if (shape or (1,))[-1] % block:
+        raise ConfigError(
+            f"{path} is damaged: tensor {name!r} of shape {list(shape)} has no whole blocks of {block} numbers "
+            f"({kind.name}). Download it again."
+        )
+    if block == 1 and (start + offset) % num_bytes:
+        raise ConfigError(
+            f"{path} is damaged: tensor {name!r} of {kind.name} begins at byte {start + offset}, inside of a number. "
+            "Download it again."
+        )
     end = start + offset + math.prod(shape) // block * num_bytes
     if end > size:
         raise ConfigError(

@@ -68,7 +68,14 @@ def make_tokenizer(path: str, metadata: Mapping[str, Any]) -> Tokenizer:
         )
     if len(fields.types) != len(fields.tokens):
         raise ConfigError(f"{path}: {len(fields.types)} token types for {len(fields.tokens)} tokens. Convert it again.")
-    tokenizer = makers[fields.kind](fields)
+    try:
+        tokenizer = makers[fields.kind](fields)
+    except ConfigError:
+        raise
+    except Exception as error:  # the library has no class of its own for a vocabulary that lacks a merge's parts
+        raise ConfigError(
+            f"{path}: its tokenizer is damaged ({error}). Name that of the original checkpoint with --tokenizer."
+        ) from None
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in fields.of_type(_CONTROL)]
     )

@@ -1,6 +1,7 @@
 """GGUF files as checkpoints: which files a name stands for, what their metadata become, how damage is reported."""
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,44 @@ def test_what_is_no_model_is_refused_with_the_reason(tmp_path: Path, gguf_cache:
         find(tmp_path / "d.gguf")
 
 
+def typed(name: str, value: Any) -> bytes:
+    """A number of the metadata as it lies in a file."""
+    kind, form = (10, "<Q") if isinstance(value, int) else (8, "")
+    data = value.encode() if isinstance(value, str) else struct.pack(form, value)
+    data = struct.pack("<Q", len(data)) + data if isinstance(value, str) else data
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + data
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "shape", "offset", "message"),
+    [
+        ({"general.alignment": 0}, 0, (8, 32), 0, "general.alignment is 0"),
+        ({"general.alignment": "32"}, 0, (8, 32), 0, "general.alignment is '32'"),
+        ({}, 8, (8, 40), 0, r"'token_embd.weight' of shape \[8, 40\] has no whole blocks of 32 numbers \(Q8_0\)"),
+        ({}, 0, (8, 32), 2, "'token_embd.weight' of F32 begins at byte .* inside of a number"),
+        ({"llama.attention.head_count": 0}, 0, (8, 32), 0, r"metadata do not describe a model \(ZeroDivisionError"),
+        ({"llama.attention.head_count": "4"}, 0, (8, 32), 0, r"metadata do not describe a model \(TypeError"),
+    ],
+)
+def test_a_damaged_header_is_refused(
+    fields: dict[str, Any],
+    kind: int,
+    shape: tuple[int, int],
+    offset: int,
+    message: str,
+    tmp_path: Path,
+    gguf_cache: Path,
+) -> None:
+    fields = {"general.architecture": "llama", "llama.embedding_length": 32, "llama.block_count": 1, **fields}
+    name = b"token_embd.weight"
+    tensor = struct.pack("<Q", len(name)) + name + struct.pack("<IQQIQ", 2, *shape[::-1], kind, offset)
+    metadata = b"".join(typed(*field) for field in fields.items())
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(fields)) + metadata + tensor
+    (tmp_path / "a.gguf").write_bytes(header + bytes(4096))
+    with pytest.raises(ConfigError, match=message):
+        find(tmp_path / "a.gguf")
+
+
 def test_the_package_is_named_where_it_is_missing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package gguf: pip install 'quire\[gguf\]'"):
@@ -221,6 +260,12 @@ def test_the_package_is_named_where_it_is_missing(path: Path, monkeypatch: pytes
 
 
 def test_a_tokenizer_that_is_not_read_is_left_to_the_user(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer is damaged \(.*out of vocabulary.*--tokenizer"):
+        make_tokenizer(
+            "x.gguf",
+            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a"],
+             "tokenizer.ggml.token_type": [1], "tokenizer.ggml.merges": ["a b"]},
+        )  # fmt: skip
     with pytest.raises(ConfigError, match=r"of the kind 'rwkv'; gpt2, llama, gemma4 are read.*--tokenizer"):
         make_tokenizer("x.gguf", {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]})
     with pytest.raises(ConfigError, match=r"as 'odd' says.*--tokenizer"):
