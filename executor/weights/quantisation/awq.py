@@ -131,7 +131,7 @@ class InterleavedRows:
     Codes are `qweight` int16 [out / 4, in], each row a stream from the lowest bit on: 64 inputs of the first of four
     outputs, those of the next three, then the next 64 inputs. Of each 32 inputs, the code [i, j, k] of [4, 2, 4] is of
     the input 8k + 2i + j. `scales` and `scaled_zeros` are [groups, out], and may have more groups than there are; a
-    number is `code * scale + scaled_zero`.
+    number is `code * scale + scaled_zero`. AutoAWQ calls these `qzeros`, which are float16 then.
 
     Attributes:
         group_size: inputs of a group; -1: all.
@@ -142,7 +142,7 @@ class InterleavedRows:
     _inputs: int = 64
 
     def is_in(self, layer: StoredLayer) -> bool:
-        return layer.has("qweight", torch.int16) and layer.has("scaled_zeros")
+        return layer.has("qweight", torch.int16) and (layer.has("scaled_zeros") or layer.has("qzeros", torch.float16))
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
@@ -155,7 +155,8 @@ class InterleavedRows:
         num_groups = num_groups_of(size, self.group_size)
         shape = layer.shape("scales", (num_groups, out))
         dtype = layer.scale_dtype("scales") if layer.is_known else torch.float16
-        scales, zeros = (layer.read(kind, shape, dtype, dim=1)[:num_groups].t() for kind in ("scales", "scaled_zeros"))
+        kinds = ("scales", "qzeros" if layer.has("qzeros") else "scaled_zeros")
+        scales, zeros = (layer.read(kind, shape, dtype, dim=1)[:num_groups].t() for kind in kinds)
         if scales.shape[1] < num_groups:
             raise layer.misfit("scales", f"at least {num_groups} groups")
         group = size if num_groups == 1 else self.group_size

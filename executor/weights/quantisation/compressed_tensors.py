@@ -116,9 +116,11 @@ class PackedIntegers:
         bits, num_words = self._form(layer)
         words = layer.read("weight_packed", (out, num_words), torch.int32)
         shape = layer.shape("weight_scale", (out, num_groups_of(size, self.group_size)))
-        if shape[:1] != (out,):
-            raise layer.misfit("weight_scale", f"scales of each of {out} outputs")
-        scales = layer.read("weight_scale", shape, layer.scale_dtype("weight_scale")).reshape(len(words), -1)
+        is_one = shape == (1,) and not layer.has("weight_zero_point")
+        if shape[:1] != (out,) and not is_one:
+            raise layer.misfit("weight_scale", f"scales of each of {out} outputs, or one for all (symmetric: true)")
+        scales = layer.read("weight_scale", shape, layer.scale_dtype("weight_scale"), dim=None if is_one else 0)
+        scales = scales.expand(len(words)).unsqueeze(1).contiguous() if is_one else scales.reshape(len(words), -1)
         num_groups = scales.shape[1]
         zeros = self._zeros(layer, bits, num_groups)
         order = read_order(layer, "weight_g_idx", num_groups, self.group_size, is_expected=self.is_ordered)

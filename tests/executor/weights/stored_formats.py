@@ -171,6 +171,20 @@ def awq_gemv_fast(out: int, size: int, generator: torch.Generator) -> tuple[dict
     return tensors, (codes * scales[groups].t()) - (scales * zeros).half().float()[groups].t()
 
 
+def awq_gemv_fast_of_autoawq(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """The same under the names of AutoAWQ's class."""
+    tensors, numbers = awq_gemv_fast(out, size, generator)
+    tensors["qzeros"] = tensors.pop("scaled_zeros")
+    return tensors, numbers
+
+
+def packed_integers_of_one_scale(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """compressed-tensors' pack-quantized with the strategy `tensor`."""
+    codes, scale = draw(generator, 0, 16, out, size), draw_scales(generator, 8, 1)
+    shape = torch.tensor([out, size])
+    return {"weight_packed": stream(codes, 4), "weight_scale": scale, "weight_shape": shape}, (codes - 8) * scale
+
+
 def awq_wide(bits: int) -> Writer:
     """Eight outputs in AWQ's order in a stream of bits, or, of 8 bits, four outputs a word in that of Marlin."""
     order = (0, 2, 1, 3) if bits == 8 else AWQ_ORDER
@@ -461,6 +475,7 @@ FORMATS: dict[str, Format] = {
         whole_bytes("int8", block=(1, 32)),
     ),
     "ct-w4-channel": Format(_packed(4, None), packed_integers(4, None)),
+    "ct-w4-tensor": Format(_packed(4, None), packed_integers_of_one_scale),
     "ct-w4-group": Format(_packed(4, 32), packed_integers(4, 32)),
     "ct-w4-zeros": Format(_packed(4, 16, symmetric=False), packed_integers(4, 16, zeros=True)),
     "ct-w4-order": Format(_packed(4, 32, actorder="group"), packed_integers(4, 32, order=True)),
@@ -490,6 +505,7 @@ FORMATS: dict[str, Format] = {
     **{f"awq-{bits}": Format(_AWQ | {"bits": bits}, awq_wide(bits)) for bits in (5, 8)},
     "awq-gemv": Format(_AWQ | {"version": "gemv"}, awq_gemv),
     "awq-gemv-fast": Format(_AWQ | {"version": "gemv_fast"}, awq_gemv_fast),
+    "awq-gemv-fast-autoawq": Format(_AWQ | {"version": "gemv_fast"}, awq_gemv_fast_of_autoawq),
     "auto-round-gptq": Format(_ROUND | {"packing_format": "auto_round:auto_gptq"}, gptq(4)),
     "auto-round-awq": Format(_ROUND | {"packing_format": "auto_round:auto_awq"}, awq),
     "auto-round-fp8-block": Format(

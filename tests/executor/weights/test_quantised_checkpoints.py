@@ -69,7 +69,9 @@ ODD_SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads":
 """A rank of two has 20 keys, which cut a word of eight outputs, and 80 inputs, which cut a group or block of 32."""
 
 _MULTIPLES_OF_64 = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "head_dim": 32}
-ROUND_SIZES = dict.fromkeys(("awq-gemv-fast", "ct-marlin-24", "ct-marlin-24-bytes"), _MULTIPLES_OF_64)
+ROUND_SIZES = dict.fromkeys(
+    ("awq-gemv-fast", "awq-gemv-fast-autoawq", "ct-marlin-24", "ct-marlin-24-bytes"), _MULTIPLES_OF_64
+)
 """For formats that have no others: of 64 inputs, and of 64 outputs."""
 
 
