@@ -19,9 +19,19 @@ DEVICE = "cuda" if _CHOSEN == "pretend" else _CHOSEN
 
 IS_ACCELERATED = DEVICE != "cpu"
 
-_MIXES = frozenset({"copy_", "to", "type_as", "set_", "__getitem__", "index", "isinstance", "__get__", "__set__"}) | {
-    "_has_compatible_shallow_copy_type"
-}
+_MIXES = frozenset(
+    {
+        "copy_",
+        "to",
+        "type_as",
+        "set_",
+        "__getitem__",
+        "index",
+        "__get__",
+        "__set__",
+        "_has_compatible_shallow_copy_type",
+    }
+)
 """Functions that take tensors of both, `__getitem__` for an index on the host, or one number."""
 
 

@@ -58,6 +58,17 @@ async def server() -> AsyncIterator[tuple[RemoteNodes, str]]:
         await asyncio.sleep(0.1)  # it closes on the loop
 
 
+@contextlib.asynccontextmanager
+async def server_with_node(*engines: int) -> AsyncIterator[RemoteNodes]:
+    """The same, and a node that can start other engines."""
+    async with server() as (nodes, address):
+        node = EngineNode(NodeStart(address, KEYS, facts(*engines), "", LoggingConfig()))
+        serving = asyncio.create_task(node.run())
+        yield nodes
+        node.close()
+        await serving
+
+
 class Member:
     """A node that does nothing of what it is told by itself."""
 
@@ -88,14 +99,10 @@ def test_an_engine_that_cannot_be_started_ends_with_the_reason_on_both_sides(
     reason = "2 engines of 1 workers need 2 GPUs, and CUDA_VISIBLE_DEVICES names 1."
 
     async def test() -> None:
-        async with server() as (nodes, address):
-            node = EngineNode(NodeStart(address, KEYS, facts(2, 3), "", LoggingConfig()))
-            serving = asyncio.create_task(node.run())
+        async with server_with_node(2, 3) as nodes:
             with pytest.raises(EngineDeadError, match=f"engine 3 cannot be started: .*{reason}"):
                 await nodes.start(engine(3))
             assert nodes.missing == [1]  # the node is still there, for its other engine
-            node.close()
-            await serving
 
     run(test())
     assert [reason in record.message for record in caplog.records].count(True) == 1
@@ -110,15 +117,11 @@ def test_an_engine_that_finds_no_room_says_so_on_both_sides(
     )
 
     async def test() -> None:
-        async with server() as (nodes, address):
-            node = EngineNode(NodeStart(address, KEYS, facts(2, 3), "", LoggingConfig()))
-            serving = asyncio.create_task(node.run())
+        async with server_with_node(2, 3) as nodes:
             config = replace(engine_config("mp"), place=EnginePlace(3), layout=Layout(tensor=2))
             async with client_of(RemoteLauncher(config, nodes)) as client:
                 with pytest.raises(ModelLoadError, match="download it again"):
                     await client.start()
-            node.close()
-            await serving
 
     run(test())
     assert capfd.readouterr().err.count("download it again") == 1  # of the engine itself, and not of each worker
@@ -150,9 +153,7 @@ def test_a_node_starts_an_engine_when_the_one_before_is_gone(monkeypatch: pytest
 
     async def test() -> None:
         before = set(psutil.Process().children())
-        async with server() as (nodes, address):
-            node = EngineNode(NodeStart(address, KEYS, facts(3), "", LoggingConfig()))
-            serving = asyncio.create_task(node.run())
+        async with server_with_node(3) as nodes:
             config = replace(engine_config(), place=EnginePlace(3))
             first = await nodes.start(config)
             [process] = set(psutil.Process().children()) - before
@@ -160,8 +161,6 @@ def test_a_node_starts_an_engine_when_the_one_before_is_gone(monkeypatch: pytest
             assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
             assert not second.ended.done()
             assert first.address != second.address
-            node.close()
-            await serving
         assert set(psutil.Process().children()) <= before
 
     run(test())
@@ -221,9 +220,7 @@ def test_a_node_says_whether_it_has_killed_an_engine(monkeypatch: pytest.MonkeyP
 
     async def test() -> None:
         before = set(psutil.Process().children())
-        async with server() as (nodes, address):
-            node = EngineNode(NodeStart(address, KEYS, facts(3), "", LoggingConfig()))
-            serving = asyncio.create_task(node.run())
+        async with server_with_node(3) as nodes:
             config = replace(engine_config(), place=EnginePlace(3))
             first = await nodes.start(config)
             [process] = set(psutil.Process().children()) - before
@@ -234,8 +231,6 @@ def test_a_node_says_whether_it_has_killed_an_engine(monkeypatch: pytest.MonkeyP
             with pytest.raises(PeerLostError, match="another one"):
                 await second.wait()
             assert [each.ended.result().was_killed for each in (first, second)] == [False, True]
-            node.close()
-            await serving
 
     run(test())
 
