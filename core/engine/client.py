@@ -16,10 +16,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from quire.core.engine.fleet_status import FleetStatus, agreed
+from quire.core.engine.launcher import Launcher
 from quire.core.engine.link import EngineLink
 from quire.core.engine.placement import placement_on
 from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import EngineStatus, Launcher
+from quire.core.engine.supervisor import EngineStatus
 from quire.core.errors import PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.routing.router import RoutingRules

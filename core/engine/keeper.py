@@ -2,8 +2,9 @@
 
 from typing import Protocol
 
+from quire.core.engine.launcher import Launcher
 from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor, Launcher
+from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor
 from quire.core.engine.visit import EngineAddress
 from quire.core.errors import QuireError
 from quire.core.wire import protocol

@@ -7,10 +7,11 @@ holds the requests, and decides which engine gets them.
 import asyncio
 from typing import Protocol
 
+from quire.core.engine.launcher import Launcher
 from quire.core.engine.lent_grammars import LentGrammars
 from quire.core.engine.pending_answers import PendingAnswers
 from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor, Launcher
+from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor
 from quire.core.errors import EngineError, QuireError
 from quire.core.routing.engine_load import EngineLoad
 from quire.core.wire import protocol

@@ -7,22 +7,22 @@ dead, and never as healthy.
 """
 
 import asyncio
-import errno
 import os
 import time
 from typing import Literal, Protocol
 
 import msgspec
-import zmq
 from msgspec import Struct
 
 from quire.core import envs
+from quire.core.engine.ends import end_of, explain, fault_of, is_elsewhere
+from quire.core.engine.launcher import EngineHandle, Launcher, NoMoreEnginesError
 from quire.core.engine.restarts import Fault, Restarts
-from quire.core.errors import EngineDeadError, HostLostError, ModelLoadError, PeerLostError, QuireError
+from quire.core.errors import EngineDeadError, QuireError
 from quire.core.logging import get_logger
 from quire.core.processes import is_ending
 from quire.core.wire import protocol
-from quire.core.wire.channel import Channel, CurveKeys, connect_dealer
+from quire.core.wire.channel import Channel, connect_dealer
 from quire.core.wire.protocol import EngineReady
 
 logger = get_logger(__name__)
@@ -37,73 +37,10 @@ host's, that host's end, which silence tells within 3 s."""
 LAST_WORDS_SECONDS = 0.05
 """How long after an engine's end its last message may still be on the way."""
 
-_REMEDIES = {
-    errno.EMFILE: "Raise the limit on the process's open files (ulimit -n).",
-    errno.ENFILE: "Raise the machine's limit on open files (sysctl fs.file-max).",
-    errno.ENOMEM: "Free memory on this machine.",
-    errno.EAGAIN: "Raise the limit on the user's processes (ulimit -u).",
-    errno.ENOSPC: "Free space on the disk.",
-    errno.ENAMETOOLONG: "Name a folder with a shorter path in QUIRE_RPC_BASE_PATH.",
-}
-
-
 EngineNews = (
     protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled | protocol.PrefixCacheReset | protocol.WorkersAnswered
 )
 """Messages of an engine that its user gets."""
-
-
-class NoMoreEnginesError(EngineDeadError):
-    """A launcher has no engine to give, and never will."""
-
-
-class EngineHandle(Protocol):
-    """One running engine process, our own child or one that somebody else launched and will end.
-
-    Attributes:
-        pid: None for an engine whose process is not on this host.
-        is_owned: whether the engine ends with its user. Another one's engine only loses this user.
-    """
-
-    address: str
-    keys: CurveKeys | None
-    pid: int | None
-    is_owned: bool
-
-    async def wait(self) -> int:
-        """The exit code, once the process has ended (negative: the signal that killed it)."""
-
-    def kill(self) -> None:
-        """Ends the process and its workers at once, without waiting for its end; of another one's engine, makes `wait`
-        return. Harmless when it has ended."""
-
-    async def gone(self, seconds: float) -> None:
-        """After `kill`: returns when the process and its workers have ended, so that what they held is free for others.
-        After so many seconds at most: then it says what still lives. At once for processes of other hosts, or of
-        others."""
-
-    def join(self) -> None:
-        """As `gone`, where no event loop is held up: blocks, for a few seconds at most."""
-
-
-class Launcher(Protocol):
-    """Starts engine processes, or waits for those that somebody else starts.
-
-    Attributes:
-        waits_for: what is missing before it can start one, such as a node; None if it knows of nothing.
-    """
-
-    @property
-    def waits_for(self) -> str | None: ...
-
-    async def launch(self) -> EngineHandle:
-        """Any exception but NoMoreEnginesError counts as a failed start."""
-
-    def retire(self) -> None:
-        """The last engine has ended, and `launch` is not called again. Tells others that would wait for the next."""
-
-    def close(self) -> None:
-        """Removes what the launcher made on disk."""
 
 
 class EngineUser(Protocol):
@@ -275,7 +212,7 @@ class EngineSupervisor:
         """Runs one engine after another. Returns how the last one ended."""
         while True:
             self._last_end = end = await self._run_one_engine()
-            if self._dead is not None or not (started.done() or _is_elsewhere(end)):
+            if self._dead is not None or not (started.done() or is_elsewhere(end)):
                 return end
             if (why := self._restarts.why_hopeless) is not None:
                 logger.error("%s The engine is not restarted any more: %s", end, why)
@@ -294,17 +231,17 @@ class EngineSupervisor:
             self._dead = self._dead or error
             return self._dead
         except Exception as error:
-            failure = _explain(error)
-            self._restarts.add(ready_seconds=None, had_work=False, had_output=False, fault=_fault_of(failure))
+            failure = explain(error)
+            self._restarts.add(ready_seconds=None, had_work=False, had_output=False, fault=fault_of(failure))
             return failure
         end: QuireError = EngineDeadError("the engine was shut down.")
         fault: Fault = "own"
         try:
             end = await self._until_end(life)
-            fault = _fault_of(end)
+            fault = fault_of(end)
         except Exception as error:
-            end = life.end or _explain(error)
-            fault = "elsewhere" if _is_elsewhere(error) else "own"  # not as the engine says, but as is known
+            end = life.end or explain(error)
+            fault = "elsewhere" if is_elsewhere(error) else "own"  # not as the engine says, but as is known
         finally:
             self._bury(life, end, fault)
         await life.handle.gone(FREE_SECONDS)  # or the next engine finds its memory and devices taken
@@ -420,44 +357,6 @@ class EngineSupervisor:
                 life.waits_for = message.waits_for
                 self._user.on_message(message)
             case protocol.EngineFailed():
-                self._condemn(life, _end_of(message))
+                self._condemn(life, end_of(message))
             case _:
                 self._user.on_message(message)
-
-
-def _end_of(failed: protocol.EngineFailed) -> QuireError:
-    match failed.cause:
-        case "setting":
-            return ModelLoadError(failed.message)
-        case "peer":
-            return PeerLostError(f"the engine failed: {failed.message}")
-        case "host":
-            return HostLostError(f"the engine failed: {failed.message}")
-    return EngineDeadError(f"the engine failed: {failed.message}")
-
-
-def _is_elsewhere(error: Exception) -> bool:
-    """Whether an engine ended because of another one, or of a host."""
-    return isinstance(error, PeerLostError | HostLostError)
-
-
-def _fault_of(end: QuireError) -> Fault:
-    match end:
-        case PeerLostError():
-            return "peer"
-        case HostLostError():
-            return "elsewhere"
-    return "own"
-
-
-def _explain(error: Exception) -> QuireError:
-    """Why an engine could not be launched or watched, and what may help."""
-    match error:
-        case QuireError():
-            return error
-        case OSError() | zmq.ZMQError():
-            remedy = _REMEDIES.get(error.errno or 0, "")
-            return EngineDeadError(f"the engine could not be run: {error}. {remedy}".rstrip())
-        case _:
-            logger.error("the engine could not be run", exc_info=error)
-            return EngineDeadError(f"the engine could not be run: {type(error).__name__}: {error}.")

@@ -4,8 +4,8 @@ import asyncio
 
 from msgspec import Struct
 
+from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.restarts import Fault, Restarts
-from quire.core.engine.supervisor import NoMoreEnginesError
 from quire.core.errors import PeerLostError
 from quire.core.wire.channel import CurveKeys
 

@@ -7,7 +7,7 @@ from quire.core.cluster.facts import name_ranks
 from quire.core.cluster.head import ClusterHead, NodeLink
 from quire.core.cluster.messages import EndEngine, EngineEnded, EngineNews, EngineStarted, HeadStart, StartEngine
 from quire.core.config.resolved import EngineConfig
-from quire.core.engine.supervisor import EngineHandle
+from quire.core.engine.launcher import EngineHandle
 from quire.core.errors import EngineDeadError, EngineError, PeerLostError
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.ray_nodes import RayNodes

@@ -9,7 +9,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from quire.core.engine.supervisor import NoMoreEnginesError
+from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.visit import VisitingLauncher
 from quire.core.errors import UnavailableError
 from quire.core.logging import configure, get_logger

@@ -14,7 +14,7 @@ from quire.core.config.cache import CacheConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.engine.client import EngineClient
-from quire.core.engine.supervisor import Launcher
+from quire.core.engine.launcher import Launcher
 from quire.core.wire.protocol import EngineRequest, FinishReason, RequestDelta, SequenceStart
 from quire.core.wire.rank import Layout
 from quire.core.wire.sampling_params import SamplingParams

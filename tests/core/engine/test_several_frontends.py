@@ -2,7 +2,7 @@
 
 import asyncio
 
-from quire.core.engine.supervisor import EngineHandle
+from quire.core.engine.launcher import EngineHandle
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher

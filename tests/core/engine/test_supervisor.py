@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from quire.core.engine.client import EngineClient
+from quire.core.engine.ends import end_of
+from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.process import _cause_of
 from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import NoMoreEnginesError, _end_of
 from quire.core.errors import ConfigError, EngineDeadError, HostLostError, PeerLostError
 from quire.core.processes import names_of_living
 from quire.core.wire.protocol import EngineFailed, FinishReason, SchedulerStats
@@ -239,7 +240,7 @@ def test_a_first_start_whose_host_is_lost_waits_for_it_again() -> None:
 
 def test_a_lost_host_is_told_apart_from_the_engine_s_own_failure_across_the_wire() -> None:
     for error in (HostLostError("a"), PeerLostError("a"), EngineDeadError("a")):
-        assert type(_end_of(EngineFailed("a", _cause_of(error)))) is type(error)
+        assert type(end_of(EngineFailed("a", _cause_of(error)))) is type(error)
 
 
 def test_sequences_of_one_request_fail_together_when_the_client_is_closed() -> None:
