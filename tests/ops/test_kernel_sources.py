@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.cpu.builds import BuildError
-from quire.ops.cpu.compiler import SOURCES, find_compiler
+from quire.ops.cpu.builds import BuildError, digest
+from quire.ops.cpu.compiler import SOURCES, cache_folder, find_compiler, version
 from quire.ops.cpu.levels import LEVELS, Level
 from tests.ops.levels import ALL, ONLY_COMPILED
 
@@ -42,11 +42,19 @@ def parsed_once(compiler: list[str], flags: tuple[str, ...], names: set[str], fo
     return ["-include", str(header)]
 
 
-def check(compiler: list[str], flags: tuple[str, ...], files: list[Path], *more: str) -> None:
-    """Checks each file without generating code; skips the test if the compiler cannot build with `flags`."""
+def check(compiler: list[str], flags: tuple[str, ...], files: list[Path], once: set[str], folder: Path) -> None:
+    """Checks each file without generating code; skips the test if the compiler cannot build with `flags`.
+
+    The system's headers `once` are parsed once for all files. As with a build, the cache remembers sources that passed.
+    """
     command = [*compiler, *flags, "-std=c++17", *STRICT, "-fsyntax-only", "-x", "c++", os.devnull]
     if shutil.which(compiler[0]) is None or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("no compiler here knows such processors")
+    names = (file.name for file in files)
+    passed = cache_folder() / f"checked-{digest(SOURCES, *command, *names, *sorted(once), version(compiler))}"
+    if passed.exists():
+        return
+    more = parsed_once(compiler, flags, once, folder)
 
     def errors(file: Path) -> str:
         done = subprocess.run([*command, *more, "-include", str(file)], capture_output=True, text=True)
@@ -54,22 +62,23 @@ def check(compiler: list[str], flags: tuple[str, ...], files: list[Path], *more:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         assert not "".join(pool.map(errors, files))
+    passed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    passed.touch()
 
 
 @pytest.mark.parametrize("flags", ONLY_COMPILED, ids=" ".join)
 def test_sources_compile_for_processors_that_this_is_not(
     compiler: list[str], flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    check(compiler, flags, sorted(SOURCES.glob("*.cpp")), *parsed_once(compiler, flags, standard_headers(), tmp_path))
+    check(compiler, flags, sorted(SOURCES.glob("*.cpp")), standard_headers(), tmp_path)
 
 
 @pytest.mark.parametrize("level", [LEVELS["aarch64"][0], LEVELS["aarch64"][-1]], ids=lambda level: level.name)
 def test_sources_compile_for_arm(level: Level, tmp_path: Path) -> None:
-    check(ARM, level.flags, sorted(SOURCES.glob("*.cpp")), *parsed_once(ARM, level.flags, INTRINSICS, tmp_path))
+    check(ARM, level.flags, sorted(SOURCES.glob("*.cpp")), INTRINSICS, tmp_path)
 
 
 @pytest.mark.parametrize("level", [ALL[0], ALL[-1]], ids=lambda level: level.name)
 def test_a_header_includes_what_it_uses(compiler: list[str], level: Level, tmp_path: Path) -> None:
     """Checked with the fewest instructions and with all, because headers leave code out without some instructions."""
-    headers = sorted(SOURCES.glob("*.h"))
-    check(compiler, level.flags, headers, *parsed_once(compiler, level.flags, INTRINSICS, tmp_path))
+    check(compiler, level.flags, sorted(SOURCES.glob("*.h")), INTRINSICS, tmp_path)
