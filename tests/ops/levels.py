@@ -90,10 +90,18 @@ class Level:
     def library(self) -> Path:
         """The file of this build; skips the test without a compiler."""
         try:
-            build = self._emulated_build(self.emulation) if self.emulation else kernel_build(SOURCES, self.level)
+            build = self.build()
         except BuildError as error:
             pytest.skip(str(error))
         return build.library(max_wait_s=MAX_BUILD_SECONDS)  # a busy machine takes its time
+
+    def build(self) -> KernelBuild:
+        """This build, in the user's cache.
+
+        Raises:
+            BuildError: there is no compiler, or it does not run.
+        """
+        return self._emulated_build(self.emulation) if self.emulation else kernel_build(SOURCES, self.level)
 
     def _emulated_build(self, header: Path) -> KernelBuild:
         compiler = find_compiler()

@@ -16,18 +16,26 @@ PROGRAM = Path(__file__).parent / "arm_kernels.cpp"
 
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 
+IS_TESTED = EMULATOR is not None and shutil.which(COMPILER) is not None
 Built = tuple[Level, list[str], Path]
 """A level, the compiler's command for it, and the kernels that it made."""
 
 
+def command_for(level: Level) -> list[str]:
+    return [COMPILER, *FLAGS, "-O1", *level.flags]
+
+
+def arm_build(level: Level) -> KernelBuild:
+    return KernelBuild(cache_folder(), SOURCES, command_for(level), version([COMPILER]))
+
+
 @pytest.fixture(params=LEVELS["aarch64"], ids=lambda level: level.name)
 def built(request: pytest.FixtureRequest) -> Built:
-    if EMULATOR is None or shutil.which(COMPILER) is None:
+    if not IS_TESTED:
         pytest.skip("there is no emulator, or no compiler for it")
     level: Level = request.param
-    command = [COMPILER, *FLAGS, "-O1", *level.flags]
-    build = KernelBuild(cache_folder(), SOURCES, command, version([COMPILER]))
-    return level, command, build.library(max_wait_s=MAX_BUILD_SECONDS)  # a busy machine takes its time
+    library = arm_build(level).library(max_wait_s=MAX_BUILD_SECONDS)  # a busy machine takes its time
+    return level, command_for(level), library
 
 
 def test_kernels_compute_on_arm_what_the_formulas_say(built: Built, tmp_path: Path) -> None:
