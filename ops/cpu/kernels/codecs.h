@@ -12,6 +12,7 @@
 #include <array>
 #include <cmath>
 #include <type_traits>
+#include <utility>
 
 namespace quire {
 namespace widened {
@@ -304,6 +305,12 @@ struct Table4 : Halves, InWords<4> {
 #endif
 };
 #endif
+
+// Calls body with each of the numbers 0, AT_ONCE, .. below UNIT as an integral_constant.
+template <class C, class Body, int... I>
+inline __attribute__((always_inline)) void for_unit(Body body, std::integer_sequence<int, I...>) {
+    (body(std::integral_constant<int, I * C::AT_ONCE>()), ...);
+}
 
 // Calls body with a null pointer of the codec's type, and returns 0. Returns 1, without a call, if this machine's build
 // has no such codec.

@@ -4,7 +4,7 @@
 
 #include "elements.h"
 #include "kernels.h"
-#include "products.h"
+#include "widened.h"
 
 #include <algorithm>
 #include <vector>

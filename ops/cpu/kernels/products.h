@@ -9,12 +9,6 @@
 namespace quire {
 namespace widened {
 
-// Calls body with each of the numbers 0, AT_ONCE, .. below UNIT as an integral_constant.
-template <class C, class Body, int... I>
-inline __attribute__((always_inline)) void for_unit(Body body, std::integer_sequence<int, I...>) {
-    (body(std::integral_constant<int, I * C::AT_ONCE>()), ...);
-}
-
 // sums [GROUP][ROWS][PANEL] += x [steps][ROWS] times steps [step, end) of GROUP neighbouring panels, as `part_end` makes
 // them, or all. If KEEPS, the widened numbers are written to `kept`, [steps][PANEL].
 template <class C, int ROWS, int GROUP, bool KEEPS>

@@ -215,29 +215,8 @@ template <class C> struct TiledWeight final : CodedWeight<C> {
 // codec. If `x_bits` is 32, x becomes float32. Else it becomes integers of so many bits, 8 or 16, beside integers, and
 // bfloat16 beside other codes; or what has more bits, where there are no instructions for these. Products have about
 // `rows` rows; more take the same numbers by other instructions. `body` is no template, so that it is compiled once.
-inline int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] long x_bits,
-                       [[maybe_unused]] long rows, const std::function<void(const Weight&)>& body) {
-    return with_codec(form.codec, [&](auto* codec) {
-        using C = std::remove_pointer_t<decltype(codec)>;
-        if constexpr (C::IS_INTEGER) {
-#if defined(QUIRE_HAS_TILED_QUADS)
-            if (x_bits <= 8 && TiledWeight<C>::suits(form, rows)) return body(TiledWeight<C>(form, table));
-#endif
-#if defined(QUIRE_HAS_QUADS)
-            if (x_bits <= 8) return body(WordWeight<C, typename C::InBytes>(form, table));
-#endif
-#if defined(QUIRE_HAS_PAIRS)
-            if (x_bits <= 16) return body(WordWeight<C, InPairs>(form, table));
-#endif
-        }
-        if constexpr (C::IS_BFLOAT) {
-#if defined(QUIRE_HAS_BFLOATS)
-            if (x_bits <= 16) return body(WordWeight<C, InBFloats>(form, table));
-#endif
-        }
-        body(CodedWeight<C>(form, table));
-    });
-}
+int with_weight(const WeightForm& form, const float* table, long x_bits, long rows,
+                const std::function<void(const Weight&)>& body);
 
 }  // namespace widened
 }  // namespace quire
