@@ -13,7 +13,6 @@ from quire.executor.weights.quantisation.codes import (
     packed_integers,
     table,
     unpack,
-    zeros_of_signed,
 )
 from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
@@ -63,8 +62,8 @@ class PackedOutputs:
             if layer.is_known and not layer.has(self.zeros):
                 raise layer.misfit(self.zeros, "zero points (zero_point: true, or symmetric: false)")
             stored = self._unpacked(layer, self.zeros, num_groups)
-            of_groups = zeros_of_signed(stored) if self.is_signed else stored
-            zeros = None if of_groups is None else even(of_groups, size, group)
+            if not (self.is_signed and layer.are_zero(stored)):
+                zeros = even(stored ^ 8 if self.is_signed else stored, size, group)
         if self.bits != _BITS:
             return integers(self._unpacked(layer, self.codes, size), self.bits, scales, zeros)
         pairs = self._pairs(layer, size)

@@ -61,15 +61,6 @@ def pack_pairs(codes: Tensor) -> Tensor:
     return codes[:, ::2] | (codes[:, 1::2] << 4)
 
 
-def zeros_of_signed(zeros: Tensor) -> Tensor | None:
-    """Zero points of codes from -8 to 7 as those of codes from 0 to 15; None: all are zero, as in symmetric layers.
-
-    Args:
-        zeros: uint8, four bits in two's complement each.
-    """
-    return zeros ^ 8 if zeros.is_meta or zeros.any() else None
-
-
 def integers(
     codes: Tensor,
     bits: int,

@@ -1,8 +1,8 @@
 """AMD's Quark: which layouts its config describes. https://quark.docs.amd.com"""
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,13 +78,8 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
         kind = "columns"
     first = layouts.get(kind, layouts["int8"])
     ordered = [first, *(layout for layout in layouts.values() if layout is not first)]
-    return [WithZeros(layout, [*_asymmetries(of_layers)], _is_asymmetric(of_all)) for layout in ordered]
-
-
-def _asymmetries(of_layers: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """For each pattern of layers' names, in order, whether these have zero points."""
-    for pattern in of_layers:
-        yield pattern, _is_asymmetric(mapping(of_layers, pattern))
+    have_zeros = {pattern: _is_asymmetric(mapping(of_layers, pattern)) for pattern in of_layers}
+    return [WithZeros(layout, have_zeros, _is_asymmetric(of_all)) for layout in ordered]
 
 
 def _is_asymmetric(setting: _Numbers) -> bool:
@@ -96,26 +91,32 @@ def _is_asymmetric(setting: _Numbers) -> bool:
 
 @dataclass(frozen=True)
 class WithZeros:
-    """See `Layout`: another one, of which a layer has to have zero points if the configuration says so of it.
+    """See `Layout`: another one, of which the configuration says which layers have zero points, and which do not.
 
     Attributes:
-        of_layers: patterns of layers' names, of which the first that fits says it.
-        of_others: whether layers that fit none have zero points.
+        of_layers: whether layers have them, by their name, or else the first pattern that fits.
+        of_others: whether layers that fit none have them.
     """
 
     layout: Layout
-    of_layers: Sequence[tuple[str, bool]]
+    of_layers: Mapping[str, bool]
     of_others: bool
 
     def is_in(self, layer: StoredLayer) -> bool:
         return self.layout.is_in(layer)
 
     def read(self, layer: StoredLayer) -> LinearWeight:
-        kind = "weight_zero_point"
-        fitting = (is_needed for pattern, is_needed in self.of_layers if fnmatch.fnmatch(layer.name, pattern))
-        if next(fitting, self.of_others) and layer.is_known and not layer.has(kind):
+        kind, has_zeros = "weight_zero_point", self._has_zeros(layer.name)
+        if has_zeros and layer.is_known and not layer.has(kind):
             raise layer.misfit(kind, "zero points (symmetric: false)")
-        return self.layout.read(layer)
+        return self.layout.read(replace(layer, is_symmetric=not has_zeros))
+
+    def _has_zeros(self, name: str) -> bool:
+        """A layer's own name comes before patterns, as `setup_config_per_layer` of Quark has it."""
+        if name in self.of_layers:
+            return self.of_layers[name]
+        fitting = (has_zeros for pattern, has_zeros in self.of_layers.items() if fnmatch.fnmatch(name, pattern))
+        return next(fitting, self.of_others)
 
 
 def _roundings(setting: Mapping[str, Any], kind: str) -> list[_Numbers]:

@@ -11,7 +11,6 @@ from quire.executor.weights.quantisation.codes import (
     integers,
     integers_around_zero,
     unpack,
-    zeros_of_signed,
 )
 from quire.executor.weights.quantisation.groups import even, num_groups_of
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
@@ -53,8 +52,9 @@ class PackedRows:
             if layer.is_known and not layer.has(kind):
                 raise layer.misfit(kind, "zero points (symmetric: false)")
             words = layer.read(kind, (-(-out // PER_WORD),), torch.int32, dim=None)
-            zeros = self._unpacked(words.unsqueeze(0)).t()[layer.rows.start : layer.rows.stop]
-            zeros = zeros_of_signed(zeros) if self.is_signed else zeros
+            stored = self._unpacked(words.unsqueeze(0)).t()[layer.rows.start : layer.rows.stop]
+            if not (self.is_signed and layer.are_zero(stored)):
+                zeros = stored ^ 8 if self.is_signed else stored
         if size % 2:
             raise ModelLoadError(f"{layer.name}: {size} inputs are an odd number, which codes of four bits cannot be.")
         return integers((codes ^ 8 if self.is_signed else codes).contiguous(), 4, scales, zeros)
@@ -93,7 +93,7 @@ class Columns:
         if layer.has(_ZEROS) or (not layer.is_known and self.has_zeros):
             shape = layer.shape(_SCALES, (num_groups_of(size, self.group_size), out))
             stored = layer.read(_ZEROS, shape, layer.stored_dtype(_ZEROS, dtype), dim=1).t().float()
-            is_middle = not stored.is_meta and not stored.any() and dtype != torch.uint8
+            is_middle = dtype != torch.uint8 and layer.are_zero(stored)
             zeros = None if is_middle else even(stored.contiguous(), size, group)
         if dtype == torch.uint8:
             return integers(codes, 8, scales, zeros if zeros is not None else torch.zeros_like(scales))
@@ -139,7 +139,7 @@ class PackedThrees:
             else:
                 packed = layer.read(_ZEROS, (out * 3 // 8,), torch.uint8, dim=None)
                 zeros = unpack(packed, 3, out)[layer.rows.start : layer.rows.stop].unsqueeze(1)
-            zeros = zeros ^ self._middle if zeros.is_meta or zeros.any() else None
+            zeros = None if layer.are_zero(zeros) else zeros ^ self._middle
         return integers(codes, 3, scales, zeros)
 
 

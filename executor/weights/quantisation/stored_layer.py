@@ -24,6 +24,7 @@ class StoredLayer:
         out_features: outputs of the whole layer.
         rows: the outputs that are read.
         dtype: the model's.
+        is_symmetric: whether the configuration says that the zero points of this layer, if it has any, are zero.
     """
 
     source: TensorSource
@@ -32,6 +33,7 @@ class StoredLayer:
     in_features: int
     rows: range
     dtype: torch.dtype
+    is_symmetric: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -73,6 +75,10 @@ class StoredLayer:
             return self.source.read(name, shape, None, dtype)
         shard = Shard(dim, self.rows.start // per, -(-self.rows.stop // per))
         return self.source.read(name, shape, shard, dtype)
+
+    def are_zero(self, zeros: Tensor) -> bool:
+        """Whether zero points are all zero, so that none are kept; without numbers, what the configuration says."""
+        return self.is_symmetric if zeros.is_meta else not zeros.any()
 
     def trim(self, tensor: Tensor, dim: int, per: int) -> Tensor:
         """Of what was read with `per` and now has an index for each output: the wanted ones."""

@@ -62,6 +62,6 @@ class Int8Codes:
                 raise layer.misfit(kind, "zero points (symmetric: false)")
             return QuantisedWeight(codes, scales)
         zeros = layer.per_group(kind, block, layer.stored_dtype(kind, torch.int8))
-        if not zeros.is_meta and not zeros.any():
+        if layer.are_zero(zeros):
             return QuantisedWeight(codes, scales)
         return integers_around_zero(codes, 8, scales, zeros.float().expand(scales.shape) + 128)

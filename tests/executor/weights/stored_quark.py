@@ -56,6 +56,19 @@ def quark_rows(*, zeros: bool, signed: bool) -> Writer:
     return write
 
 
+def zeros_of_zero(write: Writer) -> Writer:
+    """The same with zero points that are zero, as Quark writes them beside symmetric integers."""
+
+    def write_with_zeros(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        tensors, numbers = write(out, size, generator)
+        scales, codes = tensors["weight_scale"], tensors["weight"]
+        dtype, per = (codes.dtype, 1) if codes.dtype == torch.int8 else (torch.int32, 8)
+        shape = (*scales.shape[:-1], -(-scales.shape[-1] // per))
+        return tensors | {"weight_zero_point": torch.zeros(shape, dtype=dtype)}, numbers
+
+    return write_with_zeros
+
+
 def quark_columns(dtype: torch.dtype, *, zeros: bool = False) -> Writer:
     """int8, uint8 or int2 of groups: a code a number, in columns."""
 
@@ -120,6 +133,13 @@ FORMATS: dict[str, Format] = {
         mixed(mxfp4("weight"), whole_bytes("float8", shape=by_tensor)),
     ),
     "quark-int4": Format(_quark("int4", group_size=32), quark_int4),
+    "quark-int4-zeros-of-zero": Format(_quark("int4", group_size=32), zeros_of_zero(quark_int4)),
+    "quark-int4-channel-zeros-of-zero": Format(
+        _quark("int4", qscheme="per_channel", symmetric=True), zeros_of_zero(quark_rows(zeros=False, signed=True))
+    ),
+    "quark-int8-zeros-of-zero": Format(
+        _quark("int8"), zeros_of_zero(whole_bytes("int8", shape=lambda out, size: (out,)))
+    ),
     "quark-int4-zeros": Format(_quark("int4", group_size=32, symmetric=False), quark_int4_with_zeros),
     "quark-int4-channel": Format(
         _quark("int4", qscheme="per_channel", symmetric=True), quark_rows(zeros=False, signed=True)

@@ -99,6 +99,16 @@ DAMAGES: dict[str, Damage] = {
             },
         },
     ),
+    "zero-points-of-a-layer-by-its-name": Damage(
+        "quark-int4-zeros", rf"layers.0.self_attn.o_proj.weight_zero_point {_AS}missing{_ASKS}zero points \(symm",
+        "weight_zero_point", config={
+            "global_quant_config": {"weight": {"dtype": "int4", "group_size": 32}},
+            "layer_quant_config": {
+                "*.o_proj": {"weight": {"dtype": "int4", "group_size": 32}},
+                "model.layers.0.self_attn.o_proj": {"weight": {"dtype": "int4", "group_size": 32, "symmetric": False}},
+            },
+        },
+    ),
     "zero-points-of-groups-of-bytes": Damage(
         "quark-int8-groups-zeros", rf"q_proj.weight_zero_point {_AS}missing{_ASKS}zero points", "weight_zero_point"
     ),
