@@ -353,6 +353,14 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """
 
     @abstractmethod
+    def scratch_bytes(self, device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
+        """Bytes that attention has in memory at most, beside queries, pages and results.
+
+        `row_bytes` are the keys and values of the longest row in one layer, as attention reads them; `has_codes` says
+        whether pages hold codes of fewer bits.
+        """
+
+    @abstractmethod
     def attention_batch(
         self,
         query_lens: np.ndarray,

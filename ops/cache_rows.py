@@ -100,7 +100,7 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
     else:
         signed = codes.contiguous().view(rows.dtype)
     # A copy, because the bytes of a scale may lie anywhere.
-    numbers = signed.float() * scales.clone(memory_format=torch.contiguous_format).view(torch.float32)
+    numbers = signed.float().mul_(scales.clone(memory_format=torch.contiguous_format).view(torch.float32))
     if dtype == torch.float16:
         numbers.clamp_(-65504, 65504)  # a code may be greater than the number that was rounded to it
     return numbers.to(dtype)

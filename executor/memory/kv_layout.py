@@ -49,6 +49,11 @@ class KVLayout:
         self.groups = form_groups(layers, self._layer_page_bytes)
         self.page_bytes = self.groups[0].page_bytes
 
+    @property
+    def has_codes(self) -> bool:
+        """Whether a layer's keys and values are codes, which are widened where they are not read in place."""
+        return any(dtype.itemsize == 1 for dtype in self._dtypes)
+
     def allocate(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
         """The tensors, each [num_pages, bytes] of uint8 zeros, and for each layer of the model its view of one."""
         sizes = set(self._layer_page_bytes)

@@ -146,20 +146,24 @@ def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
         )
 
 
-def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, max_model_len: int) -> int:
+def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, scratch_bytes: int) -> int:
     """Bytes of activations in the largest step of one rank's `model`.
 
-    They are a layer's intermediates beside the residual stream, also of rows that sequences begin with; the keys and
-    values of one full-length request, gathered from their pages; and four float32 tensors of the logits' shape: logits,
-    raw log-probabilities, probabilities, and a temporary of the sampler.
+    They are a layer's intermediates beside the residual stream, also of rows that sequences begin with; what the
+    backend's attention has beside these (`Backend.scratch_bytes`); and four float32 tensors of the logits' shape:
+    logits, raw log-probabilities, probabilities, and a temporary of the sampler.
     """
     per_token = (4 * spec.hidden_size + model.activation_size) * dtype_bytes(spec.dtype)
     rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     num_first_rows = max((state.num_first_rows for state in model.state_layers), default=0)
     num_tokens = limits.max_num_batched_tokens + rows * num_first_rows
+    return num_tokens * per_token + scratch_bytes + 4 * rows * spec.vocab_size * 4
+
+
+def longest_row_bytes(spec: ModelSpec, model: Model, max_model_len: int) -> int:
+    """Bytes of the keys and values of one full-length request in one layer of `model`, in the model's dtype."""
     kv_size = max((layer.size for layer in model.kv_layers), default=0)
-    gathered = max_model_len * kv_size * dtype_bytes(spec.dtype)
-    return num_tokens * per_token + gathered + 4 * rows * spec.vocab_size * 4
+    return max_model_len * kv_size * dtype_bytes(spec.dtype)
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -12,7 +12,15 @@ from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_dtypes import layer_dtypes
 from quire.executor.memory.kv_layout import KVLayout
-from quire.executor.memory.plan import CachePlan, DeviceMemory, MemoryNeeds, RequestPages, plan_cache, workspace_bytes
+from quire.executor.memory.plan import (
+    CachePlan,
+    DeviceMemory,
+    MemoryNeeds,
+    RequestPages,
+    longest_row_bytes,
+    plan_cache,
+    workspace_bytes,
+)
 from quire.executor.memory.stage_groups import group_numbers, join_stages
 from quire.executor.memory.state_layout import StateLayout, StatePages
 from quire.executor.models.base import Model
@@ -47,7 +55,9 @@ class RankMemory:
         layouts = _layouts(config, stages, ops, device)
         groups = join_stages([_groups(config, layouts, states, pages) for states, pages in layouts])
         states, pages = layouts[stage]
-        workspace = workspace_bytes(spec, model, limits, config.max_model_len)
+        row = longest_row_bytes(spec, model, config.max_model_len)
+        scratch = ops.scratch_bytes(device, row, has_codes=isinstance(pages, KVLayout) and pages.has_codes)
+        workspace = workspace_bytes(spec, model, limits, scratch)
         return cls(states, pages, groups, MemoryNeeds(weights_bytes, workspace, pages.page_bytes, states.state_bytes))
 
     @property

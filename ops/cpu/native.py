@@ -323,6 +323,10 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             norm=norm, is_interleaved=is_interleaved, scales=scales,
         )  # fmt: skip
 
+    def scratch_bytes(self, device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
+        """Kernels read pages in place. A form that none covers gathers a row's at a time."""
+        return row_bytes
+
     def attention_batch(
         self,
         query_lens: np.ndarray,

@@ -62,7 +62,7 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
     # Query heads that share a KV head lie side by side.
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
-    step = max(1, attention_plan.max_scores(q.device) // (group.num_rows * num_heads * group.key_len))
+    step = max(1, attention_plan.max_scores(q.device, num_heads) // (group.num_rows * group.key_len))
     sums = None
     if lse is not None:
         sums = lse.view(group.num_rows, group.query_len, num_kv_heads, -1).permute(2, 0, 3, 1)
@@ -109,27 +109,26 @@ def _products(
     scores = scores.view(*shape[:-1], -1)
     bias, scale = group.bias(begin, begin + shape[3]), form.scale
     if form.softcap is not None:
-        scores, scale = (scores.float() * (scale / form.softcap)).tanh_(), form.softcap
-    scores = scores.float() * scale if bias is None else torch.add(bias, scores, alpha=scale)
+        scores, scale = scores.float().mul_(scale / form.softcap).tanh_(), form.softcap
+    scores = scores.float().mul_(scale) if bias is None else torch.add(bias, scores, alpha=scale)
     if form.slopes is not None:
         scores += _by_head(form.slopes, shape) * group.distances(begin, begin + shape[3])
     if form.distance_bias is not None:
         scores += _by_distance(form.distance_bias, group.distances(begin, begin + shape[3]), shape)
     if lse is not None:
         lse.copy_(scores.logsumexp(dim=-1))
-    weights = _softmax(scores, form.sinks).to(q.dtype)
+    # Each step lets go of what the one before it made: scores are the most that attention has in memory.
+    if form.sinks is not None:  # one more score, which enlarges the softmax's denominator
+        sink = _by_head(form.sinks, scores.shape).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    scores = torch.softmax(scores, dim=-1)
+    if form.sinks is not None:
+        scores = scores[..., :-1].contiguous()
+    weights = scores.to(q.dtype)
     if lse is not None or form.chunks != "own":
         # Of a query that sees no key. Matrix units reach past a row's end, where this would be another query's NaN * 0.
         weights.nan_to_num_(0.0)
     return torch.bmm(weights.view(len(k), -1, k.shape[1]), v).view(shape)
-
-
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax over the last dimension; a sink enlarges its denominator."""
-    if sinks is None:
-        return torch.softmax(scores, dim=-1)
-    sink = _by_head(sinks, scores.shape).expand(*scores.shape[:-1], 1)
-    return torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1].contiguous()
 
 
 def _by_distance(values: Tensor, distances: Tensor, shape: torch.Size) -> Tensor:

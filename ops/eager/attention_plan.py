@@ -26,10 +26,16 @@ An accelerator, where a kernel's start costs the host more, takes `ACCELERATED` 
 MAX_SCORES = 4 << 20
 """Most attention scores (heads * queries * keys) that exist at once, in float32; as many more on an accelerator."""
 
+LEAST_HEADS = 4
+"""Fewer heads count as so many: what a group computes of positions is as large as the scores of one head."""
+
 ACCELERATED = 8
 
 MAX_KEPT_BIAS = 1 << 20
 """Most elements of a bias that a group keeps for the next layer; a larger bias is computed in each layer."""
+
+MAX_KEPT_BIASES = 16 << 20
+"""Most elements of biases that all groups of a step keep."""
 
 
 def workspace_bytes(device: torch.device) -> int:
@@ -37,9 +43,19 @@ def workspace_bytes(device: torch.device) -> int:
     return WORKSPACE_BYTES if device.type == "cpu" else ACCELERATED * WORKSPACE_BYTES
 
 
-def max_scores(device: torch.device) -> int:
-    """See `MAX_SCORES`."""
-    return MAX_SCORES if device.type == "cpu" else ACCELERATED * MAX_SCORES
+def max_scores(device: torch.device, num_heads: int) -> int:
+    """Most scores of one head that exist at once; see `MAX_SCORES`."""
+    most = MAX_SCORES if device.type == "cpu" else ACCELERATED * MAX_SCORES
+    return most // max(num_heads, LEAST_HEADS)
+
+
+def scratch_bytes(device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
+    """See `Backend.scratch_bytes`."""
+    gathered = max(2 * workspace_bytes(device), row_bytes)
+    scores = 4 * max_scores(device, LEAST_HEADS) * LEAST_HEADS
+    # Codes are widened by way of float32. Scores are there twice, and a head's share of them, which is a fourth at
+    # most, is there as positions and biases.
+    return (3 if has_codes else 1) * gathered + 3 * scores + 4 * MAX_KEPT_BIASES
 
 
 class Sight(NamedTuple):
@@ -101,6 +117,7 @@ class Group:
     prefix: Tensor | None  # [R] int64: leading tokens that see each other; None: no query is one of them
     sight: Sight
     sees_all: bool  # every query sees every key
+    keeps_bias: bool  # for the next layer
     _bias: Tensor | None = field(default=None, repr=False)
     _heads: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -131,7 +148,7 @@ class Group:
         """
         if self.sees_all:
             return None
-        if self.num_rows * self.query_len * self.key_len > MAX_KEPT_BIAS:
+        if not self.keeps_bias:
             return self._make_bias(begin, end)
         if self._bias is None:
             self._bias = self._make_bias(0, self.query_len)
@@ -178,6 +195,7 @@ class AttentionPlan:
         self._device = slot_mapping.device
         self._pieces = _cut(query_lens, seq_lens, np.zeros_like(query_lens) if prefix_lens is None else prefix_lens)
         self._groups: dict[tuple[Sight, int, int], list[Group]] = {}
+        self._num_kept = 0
 
     @property
     def sees_ahead(self) -> bool:
@@ -207,7 +225,7 @@ class AttentionPlan:
             first = order[begin]
             queries, pages = int(pieces.query_len[first]), int(num_pages[first])
             by_workspace = workspace_bytes(self._device) // (pages * page_bytes)
-            by_scores = max_scores(self._device) // (num_heads * queries * pages * self.block_size)
+            by_scores = max_scores(self._device, num_heads) // (queries * pages * self.block_size)
             candidates = order[begin : begin + max(1, min(by_workspace, by_scores))]
             similar = (
                 (pieces.query_len[candidates] * 4 >= queries * 3)
@@ -246,6 +264,10 @@ class AttentionPlan:
         padded = not is_valid.all()
         in_sequence = not padded and int(tokens[-1] - tokens[0]) + 1 == len(tokens)
         valid = np.flatnonzero(is_valid) if padded else None
+        sees_all = query_len == 1 and sight == Sight(None, None) and bool((pieces.reach == key_len).all())
+        num_biases = 0 if sees_all else len(pieces.row) * query_len * key_len
+        keeps_bias = num_biases <= min(MAX_KEPT_BIAS, MAX_KEPT_BIASES - self._num_kept)
+        self._num_kept += num_biases * keeps_bias
         return Group(
             num_rows=len(pieces.row),
             query_len=query_len,
@@ -259,7 +281,8 @@ class AttentionPlan:
             unseen=self._send(unseen) if len(unseen) else None,
             prefix=self._send(pieces.prefix) if (pieces.end - pieces.query_len < pieces.prefix).any() else None,
             sight=sight,
-            sees_all=query_len == 1 and sight == Sight(None, None) and bool((pieces.reach == key_len).all()),
+            sees_all=sees_all,
+            keeps_bias=keeps_bias,
         )
 
     def _send(self, array: np.ndarray) -> Tensor:

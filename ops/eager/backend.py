@@ -22,6 +22,7 @@ from quire.ops.backend import (
     PlainActivation,
 )
 from quire.ops.cache_rows import decode, encode, in_octets, largest_stored, plain_dtype, row_size
+from quire.ops.eager import attention_plan
 from quire.ops.eager.attention import attend, attend_partly, merge
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run, tensors
@@ -235,6 +236,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
         q, k = self.rotary(qk, cos, sin).split((num_heads, num_kv_heads), dim=1)
         self.write_kv(k, v, kv_cache, slot_mapping, scales)
         return q
+
+    def scratch_bytes(self, device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
+        return attention_plan.scratch_bytes(device, row_bytes, has_codes=has_codes)
 
     def attention_batch(
         self,

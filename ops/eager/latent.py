@@ -109,7 +109,7 @@ def _attend_group(q: Tensor, cache: Tensor, group: Group, scale: float, rank: in
     keys = group.clear_unseen(decode_parts(rows.view(cache.dtype), (rank, q.shape[2] - rank), q.dtype))
     queries = q.view(group.num_rows, group.query_len, num_heads, -1)
     sums = None if lse is None else lse.view(group.num_rows, group.query_len, num_heads)
-    step = max(1, attention_plan.max_scores(q.device) // (group.num_rows * num_heads * group.key_len))
+    step = max(1, attention_plan.max_scores(q.device, num_heads) // (group.num_rows * group.key_len))
     parts = []
     for begin in range(0, group.query_len, step):
         scores = _scores(queries[:, begin : begin + step], keys, group, begin, scale)

@@ -24,7 +24,7 @@ def select_tokens(
         rows = in_octets(cache).index_select(0, group.pages).view(group.num_rows, group.key_len, -1)
         keys = group.clear_unseen(decode(rows.view(cache.dtype), torch.float32))
         queries, factors = (x[tokens].view(group.num_rows, group.query_len, *x.shape[1:]).float() for x in (q, weights))
-        step = max(1, attention_plan.max_scores(q.device) // (group.num_rows * num_heads * group.key_len))
+        step = max(1, attention_plan.max_scores(q.device, num_heads) // (group.num_rows * group.key_len))
         parts = [
             _select(queries[:, i : i + step], factors[:, i : i + step], keys, group, i, top_k, scale)
             for i in range(0, group.query_len, step)

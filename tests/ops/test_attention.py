@@ -303,6 +303,7 @@ def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
     monkeypatch.setattr(attention_plan, "MAX_QUERY_LEN", 16)
     monkeypatch.setattr(attention_plan, "WORKSPACE_BYTES", 6 * 16 * 2 * 32 * 4)  # six pages
     monkeypatch.setattr(attention_plan, "MAX_KEPT_BIAS", 3000)
+    monkeypatch.setattr(attention_plan, "MAX_KEPT_BIASES", 7000)
     monkeypatch.setattr(attention_plan, "MAX_SCORES", 9000)
     step = Step(ops, [(50, 50), (33, 90), *[(1, 40)] * 5, (90, 91), *[(3, 8)] * 4, (1, 400)])
     for window in (None, 30):
@@ -310,6 +311,10 @@ def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
         for group in step.batch.groups(Sight(window, None), 4, 16 * 2 * 32 * 4):  # type: ignore[attr-defined]
             assert group.query_len <= 16
             assert group.num_rows == 1 or len(group.pages) <= 6
+    sights = [Sight(window, None) for window in (None, 30)]
+    groups = [each for sight in sights for each in step.batch.groups(sight, 4, 16 * 2 * 32 * 4)]  # type: ignore[attr-defined]
+    kept = [group for group in groups if group.keeps_bias and not group.sees_all]
+    assert 3000 < sum(group.num_rows * group.query_len * group.key_len for group in kept) <= 7000
 
 
 def test_decode_rows_of_similar_length_form_one_group(ops: Backend) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import asdict
+from msgspec.structs import replace as replace_fields
 
 from quire import ops
 from quire.core.config.load import LoadConfig
@@ -18,7 +19,8 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import ModelSpec, SchedulerLimits
 from quire.executor.memory.dry_build import dry_build, held_bytes
-from quire.executor.memory.plan import workspace_bytes
+from quire.executor.memory.plan import longest_row_bytes, workspace_bytes
+from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.models.base import Model
 from quire.executor.models.registry import ARCHITECTURES
 from quire.executor.parallel.groups import ParallelGroup
@@ -27,6 +29,7 @@ from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from tests.checkpoints import FAMILIES, Family
+from tests.executor.doubles import make_config
 from tests.executor.models import test_hybrid_models
 from tests.executor.models.test_deepseek_moe import make_deepseek_moe
 from tests.executor.models.tiny_models import write_checkpoint
@@ -208,11 +211,24 @@ def llama(num_layers: int, hidden_size: int, intermediate_size: int, num_heads: 
     )  # fmt: skip
 
 
+def test_plain_torch_on_an_accelerator_takes_larger_groups_of_rows() -> None:
+    """Which a card of 8 GB has no room for beside the share that is planned with."""
+    model, config = dry_model(spec := llama(3, 128, 512, 8, 2)), make_config()
+    config = replace_fields(config, spec=spec)
+    here, there = (
+        RankMemory.of(config, [model], 0, 0, ops.bind(device), torch.device(device)).needs.workspace_bytes
+        for device in ("cpu", "cuda")
+    )
+    scores, keys_and_values = 128 << 20, 64 << 20
+    assert there - here > 2 * scores + keys_and_values
+
+
 def test_workspace_is_what_a_layer_makes_of_the_largest_step() -> None:
     spec, limits = llama(3, 128, 512, 8, 2), SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=100)
     per_token = 2 * (4 * 128 + 3 * 512 + 16 * (3 * 8 + 2 * 2))
-    rest = 2 * 64 * 2 * 16 * 2 + 4 * 8 * 128_256 * 4
-    assert workspace_bytes(spec, dry_model(spec), limits, 64) == 100 * per_token + rest
+    rest = 4 * 8 * 128_256 * 4
+    assert workspace_bytes(spec, dry_model(spec), limits, 0) == 100 * per_token + rest
     of_a_rank = 2 * (4 * 128 + 3 * 256 + 16 * (3 * 4 + 2 * 1))
-    rest = 2 * 64 * 1 * 16 * 2 + 4 * 8 * 128_256 * 4
-    assert workspace_bytes(spec, dry_model(spec, ParallelGroup(1, 2)), limits, 64) == 100 * of_a_rank + rest
+    assert workspace_bytes(spec, dry_model(spec, ParallelGroup(1, 2)), limits, 7) == 100 * of_a_rank + rest + 7
+    for size, group in ((2 * 64 * 2 * 16 * 2, ParallelGroup()), (2 * 64 * 1 * 16 * 2, ParallelGroup(1, 2))):
+        assert longest_row_bytes(spec, dry_model(spec, group), 64) == size
