@@ -79,7 +79,7 @@ def _modelopt(config: Config) -> list[Layout]:
     algorithms = {algorithm, *(str(mapping(layers, name).get("quant_algo")).upper() for name in layers)}
     # W4A8_... multiply in FP8, to which codes times scales are rounded by way of `weight_scale_2`; here they are not
     layouts: dict[str, Layout] = {
-        "NVFP4": Nvfp4("weight", "weight_scale_2", divides=False),
+        "NVFP4": Nvfp4("weight", "weight_scale_2", divides=False, group=32 if algorithm.startswith("W4A8") else 16),
         "AWQ": PairedOutputs(integer(config, "group_size", 128) or 128),
         "MXFP4": Mxfp4("weight"),
         "W8A": Int8Codes(has_byte_inputs=algorithm.startswith("W8A8")),

@@ -42,17 +42,19 @@ class Mxfp4:
 
 @dataclass(frozen=True)
 class Nvfp4:
-    """See `Layout`: codes as in MXFP4, `weight_scale` [out, in / 16] float8, and a float32 for the tensor.
+    """See `Layout`: codes as in MXFP4, `weight_scale` [out, groups] float8, and a float32 for the tensor.
 
     Attributes:
         weight: the kind of the codes.
         factor: the kind of the tensor's number.
         divides: whether the scales are divided by that number instead of multiplied.
+        group: inputs of a group, where layers have no other ones: 16, and 32 beside activations of FP8 (ModelOpt).
     """
 
     weight: str
     factor: str
     divides: bool
+    group: int = NV_GROUP
 
     def is_in(self, layer: StoredLayer) -> bool:
         size = (layer.out_features, layer.in_features // 2)
@@ -60,9 +62,11 @@ class Nvfp4:
 
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
-        _check(layer, NV_GROUP)
+        shape = layer.shape("weight_scale", (out, size // self.group))
+        group = next((each for each in (NV_GROUP, MX_GROUP) if shape == (out, size // each)), self.group)
+        _check(layer, group)
         codes = layer.read(self.weight, (out, size // 2), torch.uint8)
-        scales = layer.read("weight_scale", (out, size // NV_GROUP), torch.float32)
+        scales = layer.read("weight_scale", (out, size // group), torch.float32)
         factor = layer.read(self.factor, layer.shape(self.factor, ()), torch.float32, dim=None).reshape(())
         scales = scales / factor if self.divides else scales * factor
         return QuantisedWeight(codes, scales, table(FP4, codes.device))

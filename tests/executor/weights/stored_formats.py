@@ -295,10 +295,10 @@ def mxfp6(exponent: int, weight: str = "weight") -> Writer:
     return write
 
 
-def nvfp4(weight: str, factor: str, *, divides: bool) -> Writer:
+def nvfp4(weight: str, factor: str, *, divides: bool, group: int = 16) -> Writer:
     def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         codes = draw(generator, 0, 16, out, size)
-        scales = (torch.rand(out, size // 16, generator=generator) * 300 + 20).to(torch.float8_e4m3fn)
+        scales = (torch.rand(out, size // group, generator=generator) * 300 + 20).to(torch.float8_e4m3fn)
         number = torch.tensor(3000.0 if divides else 1 / 3000)
         tensors = {weight: pairs(codes), "weight_scale": scales, factor: number.reshape(1) if divides else number}
         wide = widened(scales.float(), size)

@@ -95,7 +95,8 @@ FORMATS: dict[str, Format] = {
         low_rank(nvfp4("weight", "weight_scale_2", divides=False), "weight_quantizer._svdquant_lora"),
     ),
     "modelopt-w4a8-nvfp4": Format(
-        {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}, nvfp4("weight", "weight_scale_2", divides=False)
+        {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"},
+        nvfp4("weight", "weight_scale_2", divides=False, group=32),
     ),
     "modelopt-w4a8-mxfp4": Format({"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8"}, mxfp4("weight")),
     "modelopt-w8a16": Format(

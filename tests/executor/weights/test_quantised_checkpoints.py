@@ -109,6 +109,7 @@ ONE_OF_EACH_LAYOUT = (
         "quark-int4-channel-zeros",
         "modelopt-w8a16",
         "modelopt-w4a8-mxfp4",
+        "modelopt-w4a8-nvfp4",
         "ct-int8",
         "gptq-3",
         "gptq-zeros",
