@@ -1,4 +1,7 @@
-"""Main of an engine process: `python -m quire.frontend.launch.engine_main`, started by `EngineLauncher`."""
+"""Main of an engine process: `python -m quire.frontend.launch.engine_main FD`, started by `EngineLauncher`.
+
+FD is a memfd with an `EngineStart`. The standard input is a pipe that closes when the parent ends.
+"""
 
 import asyncio
 import gc
@@ -25,7 +28,7 @@ from quire.executor import torch_library
 
 
 class EngineStart(Struct, array_like=True):
-    """The message that an engine process reads first from its standard input."""
+    """Everything that an engine process is told at its start."""
 
     config: EngineConfig
     address: str
@@ -36,16 +39,14 @@ class EngineStart(Struct, array_like=True):
     listen_fd: int | None = None  # of a socket that listens at the address already
 
 
-def main() -> None:
-    """Reads an `EngineStart` from standard input, and runs that engine until its parent or a signal ends it."""
+def main(fd: int) -> None:
+    """Reads an `EngineStart` from `fd`, and runs that engine until its parent or a signal ends it."""
     gc.disable()  # during imports, which make a million objects and hardly a cycle
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
-    size = int.from_bytes(sys.stdin.buffer.read(8), "little")
-    message = sys.stdin.buffer.read(size)
-    if not message or len(message) < size:
-        sys.exit()  # the parent was told to end while it started us
-    start = msgspec.msgpack.decode(message, type=EngineStart)
+    with open(fd, "rb") as file:
+        file.seek(0)
+        start = msgspec.msgpack.decode(file.read(), type=EngineStart)
     configure(start.config.process_name, start.config.logging, hints=start.config.tells_hints)
     if start.config.executor == "uni" and start.worker_factory is None:
         torch_library.load_ahead()
@@ -100,4 +101,4 @@ async def _run_engine(start: EngineStart) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

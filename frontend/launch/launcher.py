@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
@@ -29,9 +28,6 @@ from quire.frontend.launch.together import CommonLives
 
 JOIN_SECONDS = 5.0
 """How long an engine's end is waited for where that holds up everything else."""
-
-PIPE_BUFFER_BYTES = 64 << 10
-"""That of a pipe by default."""
 
 logger = get_logger(__name__)
 
@@ -199,31 +195,24 @@ class EngineLauncher:
         environment = os.environ | _devices(self.config)
         with contextlib.ExitStack() as here:
             address, listen_fd = self._next_address(here)
-            inherited = [] if meeting is None else list(meeting.fds)
+            config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
+            start = EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting, listen_fd)
+            # A memory file and not the pipe, which may have no room: others are served here, and would wait until the
+            # engine reads it.
+            file = here.enter_context(open(os.memfd_create("quire-engine"), "wb", buffering=0))
+            file.write(msgspec.msgpack.encode(start))
+            inherited = [file.fileno(), *([] if meeting is None else meeting.fds)]
             if listen_fd is not None:
                 inherited.append(listen_fd)
             process = subprocess.Popen(
                 # -P: no module of the user's folder shadows ours
-                [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main"],
+                [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main", str(file.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=inherited,
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
             )
-        assert process.stdin is not None
-        engine = EngineSubprocess(process, address, keys)
-        config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
-        start = msgspec.msgpack.encode(
-            EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting, listen_fd)
-        )
-        with contextlib.suppress(OSError):  # more than the system allows
-            # Beside what an engine is told, others are served here: a pipe that is too small would have them wait until
-            # the engine reads it.
-            fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, len(start) + PIPE_BUFFER_BYTES)
-        with contextlib.suppress(BrokenPipeError):  # the engine died at once: `wait` reports it
-            process.stdin.write(len(start).to_bytes(8, "little") + start)
-            process.stdin.flush()
-        return engine
+        return EngineSubprocess(process, address, keys)
 
     def retire(self) -> None:
         """See `Launcher.retire`."""

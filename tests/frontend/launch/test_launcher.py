@@ -1,6 +1,7 @@
 """How engine processes begin and end."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -8,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -26,14 +28,27 @@ from tests.core.engine.null_engine import NULL_WORKER, engine_config
 ROOT = Path(__file__).parents[3]
 
 
-def test_an_engine_ends_quietly_if_its_parent_ends_before_saying_what_to_run() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main"],
-        input=b"\x09",
-        capture_output=True,
-        timeout=60,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+@contextlib.contextmanager
+def engine_main(start: EngineStart, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """An engine process, whose standard input and log are pipes."""
+    with open(os.memfd_create("test-engine"), "wb", buffering=0) as file:
+        file.write(msgspec.msgpack.encode(start))
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main", str(file.fileno())],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[file.fileno()],
+            **options,
+        ) as engine:
+            yield engine
+
+
+def test_an_engine_ends_in_order_if_its_parent_has_ended_before_it_starts(tmp_path: Path) -> None:
+    start = EngineStart(engine_config(), f"ipc://{tmp_path}/engine.sock", None, worker_factory=NULL_WORKER)
+    with engine_main(start) as engine:
+        _, log = engine.communicate(timeout=60)  # closes its input
+    assert engine.returncode == 0
+    assert b"Traceback" not in log
 
 
 def test_an_engine_ends_in_order_while_its_worker_is_busy(tmp_path: Path) -> None:
@@ -44,16 +59,8 @@ def test_an_engine_ends_in_order_while_its_worker_is_busy(tmp_path: Path) -> Non
         None,
         worker_factory="tests.frontend.launch.endless_worker:make",
     )
-    message, busy = msgspec.msgpack.encode(start), tmp_path / "busy"
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main"],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "BUSY_FILE": str(busy)},
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as engine:
-        assert engine.stdin is not None
-        engine.stdin.write(len(message).to_bytes(8, "little") + message)
-        engine.stdin.flush()
+    busy = tmp_path / "busy"
+    with engine_main(start, env=os.environ | {"PYTHONPATH": str(ROOT), "BUSY_FILE": str(busy)}) as engine:
         while not busy.exists():
             assert engine.poll() is None
             time.sleep(0.05)
@@ -93,7 +100,8 @@ def test_an_engine_that_reads_late_what_it_is_told_holds_up_nobody_else(
     late.write_text("#!/bin/sh\nexec sleep 600\n")
     late.chmod(0o755)
     config = engine_config()
-    large = replace(config, spec=replace(config.spec, hf_config={"ignore": ["model.layers.0.mlp.gate"] * 20_000}))
+    names = ["model.layers.0.mlp.gate"] * 100_000  # more than a pipe may hold that is not root's
+    large = replace(config, spec=replace(config.spec, hf_config={"ignore": names}))
     monkeypatch.setattr(sys, "executable", str(late))
     engines: list[EngineSubprocess] = []
     launcher = EngineLauncher(large, worker_factory=NULL_WORKER)
