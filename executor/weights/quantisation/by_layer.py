@@ -61,6 +61,11 @@ class ByLayer:
                 "which stay so: let moe and targets leave them out, or take a checkpoint of 16 bits."
             )
 
+    def shortens_others(self, mixture: str) -> bool:
+        """Whether layers other than the experts of `mixture` may be made smaller."""
+        for_others = (self.rules[rule] for rule, layers in self._layers.items() if mixture not in layers)
+        return any(isinstance(scheme, Online) for scheme in (self.linear, *for_others))
+
     def say_plain(self) -> None:
         """See `Online.say_plain`; and warns of names and patterns that are for no layer."""
         for scheme in {id(each): each for each in (self.linear, self.experts, *self.rules.values())}.values():
@@ -94,5 +99,5 @@ def check_mxfp4(scheme: LinearScheme, mixture: str) -> None:
     """
     if isinstance(scheme, ByLayer):
         scheme.check_mxfp4(mixture)
-    if isinstance(scheme, Online | ByLayer):
+    if isinstance(scheme, Online) or (isinstance(scheme, ByLayer) and scheme.shortens_others(mixture)):
         note_experts()

@@ -121,6 +121,9 @@ def test_other_gates_are_computed_by_the_class_of_transformers(
         (asked(None, linear="int8"), True),
         (asked("int8", ignore=["experts"]), True),
         (asked(None, linear="int8", moe="mxfp4"), True),
+        (asked(None, moe="mxfp4"), False),
+        (asked(None, targets={"experts": "mxfp4"}), False),
+        (asked(None, targets={"experts": "mxfp4", "o_proj": "int8"}), True),
     ],
 )
 def test_experts_stay_and_the_log_says_so(
