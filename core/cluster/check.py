@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from typing import NamedTuple
 
 import msgspec
@@ -67,7 +67,6 @@ class _Node:
         self.hello = hello
         self.clock = clock
         self.has_left = asyncio.Event()
-        self.measured: asyncio.Queue[float | None] = asyncio.Queue()
 
 
 class CheckHead:
@@ -91,6 +90,8 @@ class CheckHead:
         self._refused: dict[_Peer, str] = {}  # sentences
         self._misfits = misfits
         self._num_strangers = 0
+        self._measurements: dict[tuple[_Peer, int], asyncio.Future[float | None]] = {}  # by the node and number
+        self._numbers = count()
         self._changed = asyncio.Event()
         self._decoder: msgspec.msgpack.Decoder[FromChecked] = msgspec.msgpack.Decoder(FromChecked)
         self._channels: list[Channel] = []
@@ -207,13 +208,16 @@ class CheckHead:
         endpoint = self._probe.endpoint if target == 0 else self._nodes[target].hello.endpoint
         if source == 0:
             return await self._probe.measure(quantity, endpoint)
-        node = self._nodes[source]
-        self._tell(node.peer, Measure(quantity, endpoint))
+        peer, number = self._nodes[source].peer, next(self._numbers)
+        self._measurements[peer, number] = measured = asyncio.get_running_loop().create_future()
+        self._tell(peer, Measure(number, quantity, endpoint))
         try:
             async with asyncio.timeout(LIMIT_SECONDS + ANSWER_SECONDS):
-                return await node.measured.get()
+                return await measured
         except TimeoutError:
             return None
+        finally:
+            del self._measurements[peer, number]  # a late answer is to nothing
 
     # ----------------------------------------------------------------------------------------------------- messages
 
@@ -234,9 +238,10 @@ class CheckHead:
                 pass
             case Hello() as hello:
                 self._on_hello(peer, hello)
-            case Measured(value):
-                if (node := self._node_of(peer)) is not None:
-                    node.measured.put_nowait(value)
+            case Measured(number, value):
+                measured = self._measurements.get((peer, number))
+                if measured is not None and not measured.done():
+                    measured.set_result(value)
             case Farewell():
                 if (node := self._node_of(peer)) is not None:
                     node.has_left.set()

@@ -62,6 +62,7 @@ class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
 class Measure(Struct, array_like=True, tag="measure", frozen=True):
     """The node measures towards another node, and says `Measured`."""
 
+    number: int  # of the measurement
     quantity: Quantity
     endpoint: str
 
@@ -69,6 +70,7 @@ class Measure(Struct, array_like=True, tag="measure", frozen=True):
 class Measured(Struct, array_like=True, tag="measured", frozen=True):
     """A latency in seconds or a bandwidth in bytes a second; None if the other node did not answer."""
 
+    number: int  # of the measurement, which may have been given up meanwhile
     value: float | None
 
 

@@ -17,7 +17,6 @@ from quire.core.cluster.check_messages import (
     Hello,
     Measure,
     Measured,
-    Quantity,
     ToChecked,
     Verdict,
     checking,
@@ -114,8 +113,8 @@ class CheckNode:
             return
         self._heard_at = time.monotonic()
         match self._decoder.decode(payload):
-            case Measure(quantity, endpoint):
-                task = asyncio.create_task(self._measure(quantity, endpoint))
+            case Measure() as measure:
+                task = asyncio.create_task(self._measure(measure))
                 self._measuring.add(task)
                 task.add_done_callback(self._measuring.discard)
             case Verdict(problems):
@@ -126,9 +125,9 @@ class CheckNode:
     def _on_rebuff(self) -> None:
         self._num_rebuffs += 1
 
-    async def _measure(self, quantity: Quantity, endpoint: str) -> None:
+    async def _measure(self, asked: Measure) -> None:
         assert self._probe is not None  # node 0 has seen its endpoint
-        self._tell(Measured(await self._probe.measure(quantity, endpoint)))
+        self._tell(Measured(asked.number, await self._probe.measure(asked.quantity, asked.endpoint)))
 
     def _tell(self, message: FromChecked) -> bool:
         """False: there is no connection."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 import msgspec
 import pytest
@@ -87,13 +88,54 @@ def test_a_message_that_waited_is_not_taken_for_a_clock_that_is_behind(
                 _, payload = await answers.get()
                 message = msgspec.msgpack.decode(payload, type=ToChecked)
                 if isinstance(message, Measure):
-                    node.send(checking(Measured(1.0)))
+                    node.send(checking(Measured(message.number, 1.0)))
             node.send(checking(Farewell()))
             findings = await checking_all
             assert message.problems == findings.problems == problems
             assert findings.seconds_apart[1] == pytest.approx(-ages[-1], abs=2)
         finally:
             node.close()
+            probe.close()
+            head.close()
+
+    run(test())
+
+
+def test_a_late_answer_is_not_taken_for_that_of_the_next_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 1 is asked to measure towards node 2, and answers when it is asked for node 0."""
+    monkeypatch.setattr("quire.core.cluster.check.LIMIT_SECONDS", 0.1)
+    monkeypatch.setattr("quire.core.cluster.check.ANSWER_SECONDS", 0.4)
+
+    async def test() -> None:
+        address, probe = f"127.0.0.1:{free_port()}", Probe("127.0.0.1", KEYS)
+        head = CheckHead(CheckStart([address], KEYS, NodeReport(replace(HEAD, num_ranks=3), "", 0, [])))
+        late: list[Measure] = []
+
+        def on_frames(rank: int, frames: list[bytes]) -> None:
+            match msgspec.msgpack.decode(frames[1], type=ToChecked):
+                case Measure() as asked if rank == 1 and not late:
+                    late.append(asked)
+                case Measure() as asked:
+                    if rank == 1:
+                        nodes[1].send(checking(Measured(late[0].number, 2.0)))
+                    nodes[rank].send(checking(Measured(asked.number, 1.0)))
+                case Verdict():
+                    nodes[rank].send(checking(Farewell()))
+
+        nodes = {rank: connect_dealer(f"tcp://{address}", KEYS, partial(on_frames, rank)) for rank in (1, 2)}
+        try:
+            for rank, node in nodes.items():
+                report = NodeReport(replace(NODE, num_ranks=3, ranks=[rank], address=f"127.0.0.{rank + 1}"), "", 0, [])
+                node.send(checking(Hello(report, probe.endpoint, time.time())))
+            latencies = (await head.run(patience=30)).links["latency"]
+            assert {pair: latencies.get(pair) for pair in ((1, 2), (1, 0), (2, 0))} == {
+                (1, 2): None,
+                (1, 0): 1,
+                (2, 0): 1,
+            }
+        finally:
+            for node in nodes.values():
+                node.close()
             probe.close()
             head.close()
 
