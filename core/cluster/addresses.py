@@ -87,18 +87,16 @@ def _addresses_of(host: str) -> list[str]:
     return [str(place[0]) for *_, place in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)]
 
 
-def named_address() -> str:
-    """This host's address for other nodes, if QUIRE_HOST_IP says it; else empty.
+def named_host() -> str:
+    """This host's name or address for other nodes, if QUIRE_HOST_IP says it; else empty. No interface need have it yet.
 
     Raises:
-        ConfigError: no interface of this host has it.
+        ConfigError: it can never be a host's.
     """
-    named = envs.read("HOST_IP")
-    if not named:
-        return ""
-    address = resolve(named, "QUIRE_HOST_IP")
-    interface_of(address)
-    return address
+    named = envs.read("HOST_IP") or ""
+    if named:
+        check_host(named, "QUIRE_HOST_IP")
+    return named
 
 
 def address_towards(other: str) -> str:
@@ -118,16 +116,20 @@ def interface_of(address: str) -> str:
     Raises:
         ConfigError: no interface has it.
     """
-    interfaces = psutil.net_if_addrs()
     wanted = "127.0.0.1" if address.startswith("127.") else address  # a loopback has all of 127.0.0.0/8
+    interfaces = {name: {each.address for each in found} for name, found in psutil.net_if_addrs().items()}
     for name, addresses in interfaces.items():
-        if any(each.address == wanted for each in addresses):
+        if wanted in addresses:
             return name
-    own = sorted(each.address for all_of in interfaces.values() for each in all_of if each.family == socket.AF_INET)
-    raise ConfigError(
-        f"This host has no address {address}, but {', '.join(own)}; --master-addr names node 0's address, and "
-        "QUIRE_HOST_IP this host's."
+    raise ConfigError(f"No interface of this host has the address {address}; it has {own_addresses()}.")
+
+
+def own_addresses() -> str:
+    """This host's IPv4 addresses, for people."""
+    found = (
+        each.address for all_of in psutil.net_if_addrs().values() for each in all_of if each.family == socket.AF_INET
     )
+    return ", ".join(sorted(found)) or "none"
 
 
 def listen(address: str) -> socket.socket:

@@ -102,6 +102,8 @@ class CheckNode:
                 f"What listens at {self._start.head} does not know this node's join token; set the same "
                 "QUIRE_JOIN_TOKEN on all nodes."
             )
+        if self._way.own_obstacle is not None:
+            return f"{self._way.own_obstacle}. Waited {patience:g} s."
         return (
             f"No `quire check-cluster` of node 0 answered at {self._way} within {patience:g} s; see "
             "--master-addr and --master-port, and whether a firewall or a server that already runs is there."

@@ -68,7 +68,8 @@ class Membership:
         head: node 0's name or address, and port. A name is looked up until there is a connection, because a name server
             may know it late, and node 0 may come back at another address.
         keys: of the join token.
-        facts: this node's. Without an address, it has the one from which packets go to node 0.
+        facts: this node's. Its address may be a name, and its interface may come up later. Without an address, it has
+            the one from which packets go to node 0.
     """
 
     def __init__(self, head: str, keys: CurveKeys, facts: NodeFacts, listener: MemberListener) -> None:
@@ -198,5 +199,7 @@ class Membership:
                 f"what listens at {self._head} does not know this node's join token; "
                 "set the same QUIRE_JOIN_TOKEN on all nodes"
             )
+        if self._way.own_obstacle is not None:
+            return self._way.own_obstacle
         address, port = ADDRESS_FLAGS[self.facts.part]
         return f"node 0 does not answer at {self._way} yet; see {address} and {port}"

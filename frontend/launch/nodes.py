@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import to_builtins
 
 from quire.core import envs
-from quire.core.cluster.addresses import check_host, interface_of, named_address, resolve
+from quire.core.cluster.addresses import check_host, interface_of, named_host, own_addresses, resolve
 from quire.core.cluster.check_messages import CheckStart, GPUMemory, NodeReport
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
@@ -137,14 +137,22 @@ def _engines_head(parallel: ParallelConfig) -> tuple[str, str, int]:
 def _address_of_head(host: str, flag: str) -> str:
     """Node 0's, which is this host."""
     address = resolve(host, flag)
-    interface_of(address)
+    try:
+        interface_of(address)
+    except ConfigError:
+        name = host if host == address else f"{host} ({address})"
+        raise ConfigError(
+            f"{flag} {name} is no address of this host, which has {own_addresses()}; name the one at which other nodes "
+            "reach it, or, if node 0 is another host, give this one a number (--node-rank, --data-parallel-start-rank)."
+        ) from None
     return address
 
 
 def _address_of_node(head: str, flag: str) -> str:
-    """That of this host, which is not node 0; empty: see `Membership`. Node 0's name need not be known yet."""
+    """That of this host, which is not node 0, or its name; empty: see `Membership`. Neither this one nor node 0's need
+    be there yet."""
     check_host(head, flag)
-    return named_address()
+    return named_host()
 
 
 def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:

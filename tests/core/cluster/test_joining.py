@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -303,6 +304,31 @@ def test_a_name_that_is_not_known_yet_is_waited_for_and_the_log_says_so(
 
     run(test())
     assert f"node 0 does not answer at {NameServer.NAME}:" in caplog.text
+
+
+def test_a_node_waits_for_its_own_name_and_for_the_interface_that_has_the_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire.core.cluster.membership.REMINDER_SECONDS", JOIN_SECONDS)
+    names, interfaces = NameServer(monkeypatch), psutil.net_if_addrs()
+    up = [interfaces["lo"][0]._replace(address="192.0.2.1")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+
+    async def log_says(what: str) -> None:
+        while what not in caplog.text:
+            await asyncio.sleep(0.01)
+
+    async def test() -> None:
+        async with head() as (cluster, address), member(address, replace(NODE, address=NameServer.NAME)):
+            await log_says("of which no address is known yet (Name or service not known)")
+            names.addresses = ["192.0.2.1"]
+            await log_says("no interface of this host has that address yet: it has ")
+            assert cluster.missing == [1]
+            interfaces["tunnel"] = up
+            [node] = await cluster.all_joined()
+            assert node.facts.address == "192.0.2.1"
+
+    run(test())
 
 
 def test_a_name_is_looked_up_until_there_is_a_connection_and_all_its_addresses_are_tried(

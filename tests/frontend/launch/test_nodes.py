@@ -7,7 +7,7 @@ import pytest
 from quire.core.config.parallel import ParallelConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig
-from quire.frontend.launch.nodes import check_start, engines_node_start, node_start
+from quire.frontend.launch.nodes import check_start, engines_head_start, engines_node_start, head_starts, node_start
 
 
 @pytest.mark.parametrize("head", ["0.0.0.0", "10.0.0.300", "fe80::1", "a..b", ""])
@@ -27,9 +27,24 @@ def test_a_node_starts_before_the_name_of_node_0_is_known(tmp_path: Path, monkey
     assert check_start(workers, None, "", 0, []).head == "node-0.invalid:29501"
     monkeypatch.setenv("QUIRE_HOST_IP", "127.0.0.2")
     assert node_start(workers, tmp_path, LoggingConfig()).facts.address == "127.0.0.2"
-    monkeypatch.setenv("QUIRE_HOST_IP", "192.0.2.1")
-    with pytest.raises(ConfigError, match=r"This host has no address 192\.0\.2\.1"):
+    monkeypatch.setenv("QUIRE_HOST_IP", "192.0.2.1")  # perhaps its interface is not up yet
+    assert node_start(workers, tmp_path, LoggingConfig()).facts.address == "192.0.2.1"
+    monkeypatch.setenv("QUIRE_HOST_IP", "0.0.0.0")
+    with pytest.raises(ConfigError, match=r"QUIRE_HOST_IP 0\.0\.0\.0 stands for all interfaces"):
         node_start(workers, tmp_path, LoggingConfig())
+
+
+def test_node_0_is_told_at_once_that_its_address_is_another_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_JOIN_TOKEN", "t" * 32)
+    with pytest.raises(
+        ConfigError, match=r"--master-addr 192\.0\.2\.1 is no address of this host, which has .*127\.0\.0\.1"
+    ):
+        head_starts(ParallelConfig(nnodes=2, master_addr="192.0.2.1"), tmp_path)
+    engines = ParallelConfig(data_parallel_size=2, data_parallel_size_local=1, data_parallel_address="192.0.2.1")
+    with pytest.raises(ConfigError, match=r"--data-parallel-address 192\.0\.2\.1 is no address of this host"):
+        engines_head_start(engines, tmp_path)
 
 
 def test_a_node_keeps_the_name_of_node_0_which_may_come_back_at_another_address(
