@@ -33,10 +33,17 @@ def other_cluster() -> Iterator[None]:
     if not can_make_hosts():
         pytest.skip("it needs root, /dev/net/tun and network namespaces")
     name = f"quire{os.getpid()}"[:15]
-    for command in (f"tuntap add dev {name} mode tap", f"addr add 10.99.0.100/24 dev {name}", f"link set {name} up"):
-        subprocess.run(["ip", *command.split()], check=True, timeout=60)
-    yield
-    subprocess.run(["ip", "tuntap", "del", "dev", name, "mode", "tap"], check=True, timeout=60)
+    ip(f"tuntap add dev {name} mode tap")
+    try:
+        ip(f"addr add 10.99.0.100/24 dev {name}")
+        ip(f"link set {name} up")
+        yield
+    finally:
+        ip(f"tuntap del dev {name} mode tap")
+
+
+def ip(command: str) -> None:
+    subprocess.run(["ip", *command.split()], check=True, timeout=60)
 
 
 @pytest.mark.usefixtures("other_cluster")
@@ -46,7 +53,11 @@ def test_two_stages_on_two_hosts_exchange_what_a_step_needs() -> None:
         [sys.executable, str(SCRIPT), "--table", "--layouts", "PP 2"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    out, errors = process.communicate(timeout=170)
+    try:
+        out, errors = process.communicate(timeout=170)
+    finally:
+        process.terminate()  # it removes its hosts then
+        process.wait(60)
     assert process.returncode == 0, errors
     *_, row = out.splitlines()
     name, hosts, num_bytes, frames, *_ = (cell.strip() for cell in row.strip("|").split("|"))

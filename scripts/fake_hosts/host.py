@@ -32,10 +32,14 @@ class Host:
         interface = f"q{os.getpid()}n{number}"[:15]
         self.port = switch.add(interface)
         sh(f"ip netns add {self.name}")
-        sh(f"ip link set {interface} netns {self.name} mtu 9000")
-        sh(f"ip -n {self.name} addr add {self.address}/24 dev {interface}")
-        sh(f"ip -n {self.name} link set {interface} up")
-        sh(f"ip -n {self.name} link set lo up")
+        try:
+            sh(f"ip link set {interface} netns {self.name} mtu 9000")
+            sh(f"ip -n {self.name} addr add {self.address}/24 dev {interface}")
+            sh(f"ip -n {self.name} link set {interface} up")
+            sh(f"ip -n {self.name} link set lo up")
+        except BaseException:  # also if this process is told to stop
+            self.remove()
+            raise
 
     def start(self, *arguments: str, secret: str = SECRET) -> None:
         """Starts `quire serve ARGUMENTS`."""
