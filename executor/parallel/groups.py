@@ -140,6 +140,18 @@ class DistributedGroup(ParallelGroup):
         self._distributed.all_to_all_single(received, x, group=self._handle)
         return received
 
+    def all_to_all_together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        sent = [x.contiguous() for x in tensors]
+        received = [torch.empty_like(x) for x in sent]
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        messages = self.begin_exchange(
+            [(peer, x[peer]) for x in sent for peer in peers], [(peer, x[peer]) for x in received for peer in peers]
+        )
+        for x, came in zip(sent, received, strict=True):
+            came[self.rank].copy_(x[self.rank])
+        messages.wait()
+        return received
+
     def begin_exchange(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> Messages:

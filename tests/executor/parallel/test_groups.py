@@ -87,6 +87,10 @@ with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as
 assert "gloo:send" in (names := {event.key for event in recording.key_averages()}), names
 assert "gloo:recv" not in names, names
 assert "gloo:all_to_all" not in names, names  # which would take a round trip for each tensor
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recording:
+    group.all_to_all_together(pair)
+names = {event.key for event in recording.key_averages()}
+assert "gloo:send" in names and "gloo:all_to_all" not in names, names  # nor of large ones
 print(json.dumps(report))
 leave()
 leave()
