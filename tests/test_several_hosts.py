@@ -113,9 +113,12 @@ def test_nodes_that_cannot_join_end_with_a_sentence(hosts: Hosts) -> None:
 
 
 def test_a_node_ends_when_told_to(hosts: Hosts) -> None:
-    """And so does the server, which then waits for the node."""
+    """The server then waits for it, and says so although nobody has asked for anything."""
     hosts.node.send_signal(signal.SIGINT)
     assert hosts.node.wait(30) == 0
+    state = hosts.wait_for_health(lambda health: health["engine"].get("waits_for") == "node 1 of 2")["engine"]
+    assert (state["state"], state["waits_for"]) == ("restarting", "node 1 of 2")
+    assert "is lost: it was told to stop" in state["reason"]
 
 
 def test_a_node_that_becomes_the_agent_ends_when_told_to(hosts: Hosts) -> None:

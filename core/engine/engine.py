@@ -41,6 +41,9 @@ class Executor(Protocol):
     async def next_result(self) -> StepResult:
         """The oldest result that has not been taken; raises EngineError when there will be none."""
 
+    def when_failed(self, call: Callable[[], None]) -> None:
+        """Calls `call`, and nobody's from before, once `next_result` will raise; at once if it would now."""
+
     async def call(self, name: str, payload: bytes) -> list[bytes]:
         """Has every worker do something between steps, and returns the answers by rank; see `WorkerCall`.
 
@@ -113,8 +116,12 @@ class Engine:
             self.fill()
 
     async def _idle(self) -> None:
-        """Waits for work. After an idle second, counts every page, so that a leak shows here and not weeks later."""
+        """Waits for work, or until the workers have failed, so that those are missed before the next request comes.
+
+        After an idle second, counts every page, so that a leak shows here and not weeks later.
+        """
         self._has_work.clear()
+        self._executor.when_failed(self._has_work.set)
         try:
             async with asyncio.timeout(QUIET_SECONDS):
                 await self._has_work.wait()

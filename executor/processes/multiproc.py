@@ -4,6 +4,7 @@ This file knows neither processes nor rings: see `worker_host`. It must not impo
 """
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
@@ -99,6 +100,10 @@ class MultiProcExecutor:
     async def next_result(self) -> StepResult:
         """The oldest result that has not been taken. Raises EngineError when there will be none."""
         return await self._results.get()
+
+    def when_failed(self, call: Callable[[], None]) -> None:
+        """See `Executor.when_failed`."""
+        self._results.when_failed(call)
 
     async def call(self, name: str, payload: bytes) -> list[bytes]:
         """Every worker's answer to a call, by rank. Raises EngineError if a worker fails at it."""

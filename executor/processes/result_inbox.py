@@ -1,6 +1,7 @@
 """Results that the workers have sent and the engine has not taken, oldest first, and the failure that ends them."""
 
 import asyncio
+from collections.abc import Callable
 
 from quire.core.errors import EngineError
 from quire.core.wire.protocol import StepResult
@@ -12,6 +13,7 @@ class ResultInbox:
     def __init__(self) -> None:
         self._results: asyncio.Queue[StepResult | None] = asyncio.Queue()
         self._failure: EngineError | None = None
+        self._on_failure: Callable[[], None] = lambda: None
 
     def put(self, result: StepResult) -> None:
         """Adds a result, unless the inbox has failed."""
@@ -23,6 +25,13 @@ class ResultInbox:
         if self._failure is None:
             self._failure = error
             self._results.put_nowait(None)
+            self._on_failure()
+
+    def when_failed(self, call: Callable[[], None]) -> None:
+        """See `Executor.when_failed`."""
+        self._on_failure = call
+        if self._failure is not None:
+            call()
 
     async def get(self) -> StepResult:
         """The oldest result, once there is one. Raises the failure when all results before it are taken."""

@@ -118,6 +118,10 @@ class UniProcExecutor:
         """The oldest result that has not been taken. Raises EngineError when there will be none."""
         return await self._results.get()
 
+    def when_failed(self, call: Callable[[], None]) -> None:
+        """See `Executor.when_failed`."""
+        self._results.when_failed(call)
+
     async def call(self, name: str, payload: bytes) -> list[bytes]:
         """The worker's answer to a call, as the only entry of a list. Raises EngineError if the worker fails at it."""
         call, answer = self._calls.open(name, payload)

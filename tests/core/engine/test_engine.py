@@ -13,6 +13,7 @@ from quire.core.errors import EngineError
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
 from quire.core.wire.protocol import EngineReady, RequestDelta, StepPlan, StepResult
+from quire.executor.processes.result_inbox import ResultInbox
 from tests.core.scheduling.fake_worker import FULL, Clock, make_request
 
 
@@ -24,7 +25,9 @@ class ManualExecutor:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.plans: deque[StepPlan] = deque()
-        self._results: asyncio.Queue[StepResult] = asyncio.Queue()
+        results = ResultInbox()
+        self.next_result, self.when_failed, self.fail = results.get, results.when_failed, results.fail
+        self._report = results.put
 
     async def start(self) -> EngineReady:
         raise AssertionError("the engine process starts executors")
@@ -32,15 +35,12 @@ class ManualExecutor:
     def submit(self, plan: StepPlan) -> None:
         self.plans.append(plan)
 
-    async def next_result(self) -> StepResult:
-        return await self._results.get()
-
     async def close(self, *, hung: bool) -> None:
         raise AssertionError("the engine process closes executors")
 
     def answer(self) -> None:
         plan = self.plans.popleft()
-        self._results.put_nowait(StepResult(plan.step_id, [[7] for wanted in plan.num_wanted if wanted]))
+        self._report(StepResult(plan.step_id, [[7] for wanted in plan.num_wanted if wanted]))
 
 
 class Loop:
@@ -60,8 +60,8 @@ class Loop:
             timeline=Timeline(Path()),
         )
 
-    def add(self, request_id: str) -> None:
-        assert self.scheduler.add(make_request(request_id, 6, max_tokens=20)) == []
+    def add(self, request_id: str, max_tokens: int = 20) -> None:
+        assert self.scheduler.add(make_request(request_id, 6, max_tokens=max_tokens)) == []
         self.engine.fill()
 
 
@@ -105,6 +105,27 @@ def test_a_step_without_a_result_ends_the_engine() -> None:
         loop.add("a")
         with pytest.raises(EngineError, match="QUIRE_ENGINE_ITERATION_TIMEOUT_S raises the limit"):
             await loop.engine.run()
+
+    run(test)
+
+
+@pytest.mark.parametrize("idle_seconds", [0.0, 0.01, 0.2], ids=["with-the-last-result", "at-once", "after-a-while"])
+def test_an_idle_engine_ends_when_its_workers_have_failed(idle_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.core.engine.engine.QUIET_SECONDS", 0.1)
+
+    async def test() -> None:
+        loop = Loop(depth=1)
+        running = asyncio.create_task(loop.engine.run())
+        loop.add("a", max_tokens=1)
+        await settle()
+        loop.executor.answer()
+        if idle_seconds:
+            await asyncio.sleep(idle_seconds)
+            assert not loop.scheduler.num_in_flight
+        loop.executor.fail(EngineError("Worker 1 was killed."))
+        with pytest.raises(EngineError, match="Worker 1 was killed"):
+            await running
+        assert [delta.token_ids for delta in loop.deltas] == [[7]]
 
     run(test)
 
