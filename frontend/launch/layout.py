@@ -19,6 +19,9 @@ def divide_engines(asked: ParallelConfig) -> ParallelConfig:
     """
     _check_server(asked)
     nodes, engines, number = asked.nnodes, asked.data_parallel_size, asked.node_rank
+    alone = asked.data_parallel_external_lb or asked.data_parallel_rank is not None
+    if number and nodes > 1 and not (asked.headless or alone or asked.data_parallel_hybrid_lb):
+        raise ConfigError(f"--node-rank {number} needs --headless: node 0 alone serves.")
     if nodes == 1 or engines == 1:
         return asked
     if engines % nodes and nodes % engines:
@@ -38,14 +41,11 @@ def divide_engines(asked: ParallelConfig) -> ParallelConfig:
             f"--nnodes {nodes} and --node-rank {number} give this host engines {start} to {start + local - 1}: leave "
             "out --data-parallel-size-local and --data-parallel-start-rank, or --nnodes."
         )
-    alone = asked.data_parallel_external_lb or asked.data_parallel_rank is not None
     if alone and (local > 1 or asked.data_parallel_rank not in (None, number)):
         raise ConfigError(
             f"--data-parallel-external-lb has one engine on each host, numbered as the host: give --nnodes {engines} "
             f"and as --node-rank the engine's number, or leave out --nnodes."
         )
-    if number and not (asked.headless or alone or asked.data_parallel_hybrid_lb):
-        raise ConfigError(f"--node-rank {number} needs --headless: node 0 alone serves.")
     if asked.headless and not number:
         raise ConfigError("--headless is for nodes 1 and up: give --node-rank, or leave --headless out on node 0.")
     backend = "ray" if asked.distributed_executor_backend == "ray" else asked.data_parallel_backend

@@ -171,6 +171,7 @@ def test_engines_that_a_server_does_not_run_are_on_other_hosts_unless_it_does_no
         ({"data_parallel_size": 3}, "make one of the two a multiple of the other", None),
         ({"data_parallel_size": 2, "node_rank": 2, "headless": True}, "2 is not below --nnodes 2", None),
         ({"data_parallel_size": 2, "node_rank": 1}, "1 needs --headless", None),
+        ({"node_rank": 1}, "1 needs --headless", None),
         ({"data_parallel_size": 2, "headless": True}, "--headless is for nodes 1 and up", None),
         ({"data_parallel_size": 4, "data_parallel_size_local": 1}, "give this host engines 0 to 1", None),
         ({"data_parallel_size": 2, "node_rank": 1, "data_parallel_rank": 0}, "numbered as the host", None),
