@@ -42,6 +42,9 @@ class LoggingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def get_logger(name: str) -> logging.Logger:
     """The logger of one module; call with `__name__`."""
+    spec = sys.modules["__main__"].__spec__
+    if name == "__main__" and spec is not None:  # of `python -m`: `configure` sets up those below quire
+        name = spec.name
     return logging.getLogger(name)
 
 

@@ -106,6 +106,7 @@ def test_nodes_that_cannot_join_end_with_a_sentence(hosts: Hosts) -> None:
     processes = [hosts.start_node(*arguments) for arguments in attempts]
     processes.append(hosts.start_node(env={"QUIRE_JOIN_TOKEN": "short"}))
     assert [process.wait(60) for process in processes] == [1] * 4
+    assert "ERROR   node-1  Node 0 refuses this node: There is already node 1" in hosts.node_log()
     for sentence in (*attempts.values(), "QUIRE_JOIN_TOKEN has 5 characters and needs 32 or more"):
         assert sentence in hosts.node_log()
     assert "There is already node 1" in hosts.server.logs()
