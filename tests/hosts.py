@@ -15,11 +15,17 @@ from tests.servers import START_SECONDS, ServerProcess
 TOKEN = {"QUIRE_JOIN_TOKEN": "of-the-tests-" + "x" * 32}
 
 
-def start_node(folder: Path, log: Path, *flags: str, env: dict[str, str] = TOKEN) -> subprocess.Popen[bytes]:
+OWN_PROCESSES = ["unshare", "--fork", "--pid", "--kill-child", "--mount-proc"]
+"""Has a node see no other host's /proc, as on a host of its own. Needs root; the node ends by SIGKILL alone."""
+
+
+def start_node(
+    folder: Path, log: Path, *flags: str, env: dict[str, str] = TOKEN, within: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """A headless node at 127.0.0.2, which appends to `log`."""
     with log.open("ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "quire", "serve", str(folder), "--headless", *flags],
+            [*within, sys.executable, "-m", "quire", "serve", str(folder), "--headless", *flags],
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environ | {"OMP_NUM_THREADS": "1", "QUIRE_HOST_IP": "127.0.0.2"} | env,

@@ -1,5 +1,7 @@
 """Whole engines on two hosts behind one server of two processes; loopback addresses are the hosts."""
 
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ import openai
 import psutil
 import pytest
 
-from tests.hosts import Hosts
+from tests.hosts import OWN_PROCESSES, TOKEN, Hosts, start_node
 from tests.servers import ServerProcess, free_port
 
 
@@ -69,3 +71,42 @@ def test_streams_of_a_lost_host_go_on_at_the_other_and_it_may_come_back(hosts: H
     assert "waits_for" not in back["engines"][1]
     assert answers(hosts.server, 30) == answers(server, 30)
     assert (hosts.metrics("quire:engine_up"), hosts.metrics("quire:engine_waits_for")) == ({"0": 1, "1": 1}, {})
+
+
+def can_have_own_processes() -> bool:
+    try:
+        return subprocess.run([*OWN_PROCESSES, "true"], capture_output=True, timeout=60, check=False).returncode == 0
+    except FileNotFoundError:  # there is no unshare
+        return False
+
+
+@pytest.mark.skipif(not can_have_own_processes(), reason="it needs root, and namespaces of processes")
+def test_a_grammar_holds_where_the_servers_files_cannot_be_opened(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The vocabulary of a grammar is a file of the server's process."""
+    folder, where = checkpoint("llama"), ["--data-parallel-size", "2", "--data-parallel-size-local", "1"]
+    where += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(free_port())]
+    node = start_node(folder, tmp_path / "log", *where, "--data-parallel-start-rank", "1", within=OWN_PROCESSES)
+    server = ServerProcess(
+        tmp_path, str(folder), "--served-model-name", "tiny", "--num-gpu-blocks-override", "64", *where, env=TOKEN
+    )
+    try:
+        server.wait_until_ready()
+        client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="none", max_retries=0, timeout=120)
+        for form in ("[a-c]{8}", "[d-f]{8}"):  # the vocabulary is sent once
+            texts = [
+                client.completions.create(
+                    model="tiny", prompt=[5, 6, 7], max_tokens=20, temperature=0,
+                    extra_headers={"X-data-parallel-rank": str(engine)},
+                    extra_body={"structured_outputs": {"regex": form}},
+                ).choices[0].text
+                for engine in range(2)
+            ]  # fmt: skip
+            assert re.fullmatch(form, texts[0])
+            assert texts[1] == texts[0]
+        assert "failed" not in server.logs()
+    finally:
+        server.stop()
+        node.kill()
+        node.wait()

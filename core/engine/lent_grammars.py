@@ -1,4 +1,5 @@
-"""The grammars that a frontend has sent to its engine: each is sent once while unfinished requests are held to it."""
+"""The grammars that a frontend has sent to its engine: each is sent once while unfinished requests are held to it. So
+are the files that they name, if the engine is on another host."""
 
 from collections import Counter
 
@@ -13,6 +14,7 @@ class LentGrammars:
     def __init__(self) -> None:
         self._num_users: Counter[bytes] = Counter()  # by key
         self._sent: set[bytes] = set()
+        self._sent_files: set[str] = set()  # by path
 
     def add_user(self, request: EngineRequest) -> None:
         """Counts `request` as a user of its grammar until `remove_user`."""
@@ -28,6 +30,13 @@ class LentGrammars:
             return replace(request, grammar=replace(grammar, data=b""))
         self._sent.add(grammar.key)
         return request
+
+    def unknown_file(self, request: EngineRequest) -> str | None:
+        """Path of the file that an engine on another host needs before `request`. The caller must send it."""
+        if request.grammar is None or request.grammar.vocabulary_path in self._sent_files:
+            return None
+        self._sent_files.add(request.grammar.vocabulary_path)
+        return request.grammar.vocabulary_path
 
     def remove_user(self, request: EngineRequest) -> bytes | None:
         """Counts `request` as finished. Returns its grammar's key if the engine has that grammar and no request needs
@@ -45,5 +54,6 @@ class LentGrammars:
         return key
 
     def forget_sent(self) -> None:
-        """Counts no grammar as sent, because the engine is gone."""
+        """Counts no grammar and no file as sent, because the engine is gone."""
         self._sent.clear()
+        self._sent_files.clear()

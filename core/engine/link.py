@@ -5,6 +5,7 @@ holds the requests, and decides which engine gets them.
 """
 
 import asyncio
+from pathlib import Path
 from typing import Protocol
 
 from quire.core.engine.launcher import Launcher
@@ -115,6 +116,9 @@ class EngineLink:
     def send(self, request: EngineRequest) -> None:
         """Sends a request that was placed here to the engine, which must be ready."""
         self.load.send(len(request.sequences), request.num_new_tokens)
+        is_elsewhere = self.pid is None
+        if is_elsewhere and (path := self._grammars.unknown_file(request)) is not None:
+            self._supervisor.send(protocol.LentFile(path, Path(path).read_bytes()))
         self._supervisor.send(self._grammars.without_known(request))
 
     def remove(self, request: EngineRequest, num_sequences: int, *, is_last: bool) -> None:

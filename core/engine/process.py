@@ -16,6 +16,7 @@ import msgspec
 from quire.core import envs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.engine import Engine, Executor
+from quire.core.engine.file_copies import FileCopies
 from quire.core.engine.garbage import calm_garbage_collector
 from quire.core.errors import ConfigError, EngineError, HostLostError, PeerLostError, QuireError
 from quire.core.logging import get_logger
@@ -50,6 +51,7 @@ class EngineProcess:
         self._frontends: list[bytes] = []
         self._owners: dict[str, bytes] = {}  # request id -> frontend identity
         self._grammars: dict[tuple[bytes, bytes], protocol.Grammar] = {}  # by frontend identity and key
+        self._files = FileCopies()
         self._ready: protocol.EngineReady | None = None
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
@@ -124,6 +126,8 @@ class EngineProcess:
         match message:
             case protocol.EngineRequest():
                 self._add(frontend, message)
+            case protocol.LentFile():
+                self._files.add(frontend, message)
             case protocol.DropGrammars():
                 for key in message.keys:
                     del self._grammars[frontend, key]
@@ -158,13 +162,13 @@ class EngineProcess:
         asyncio.get_running_loop().call_soon(self._engine.fill)
 
     def _with_grammar(self, frontend: bytes, request: protocol.EngineRequest) -> protocol.EngineRequest:
-        """`request` with its whole grammar. The frontend sends the grammar's data only once."""
+        """`request` with its whole grammar, of whose data and vocabulary the frontend sends each once."""
         if request.grammar is None:
             return request
         place = frontend, request.grammar.key
         if request.grammar.data:
-            self._grammars[place] = request.grammar
-            return request
+            path = self._files.path_here(frontend, request.grammar.vocabulary_path)
+            self._grammars[place] = msgspec.structs.replace(request.grammar, vocabulary_path=path)
         return msgspec.structs.replace(request, grammar=self._grammars[place])
 
     def _abort(self, request_ids: list[str]) -> None:
@@ -231,6 +235,7 @@ class EngineProcess:
             logger.warning("a frontend is gone; requests of its that are aborted: %d", len(mine))
         for place in [place for place in self._grammars if place[0] == frontend]:
             del self._grammars[place]
+        self._files.forget(frontend)
         self._abort(mine)
 
     def _send_heartbeats(self) -> None:

@@ -80,6 +80,13 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     num_new_tokens: int = 0  # that the engine will have to compute before it samples, as the sender expects
 
 
+class LentFile(Struct, array_like=True, tag="file", frozen=True):
+    """A file of the frontend's host, for an engine on another one: before the first request that names it."""
+
+    path: str  # as requests name it
+    data: bytes
+
+
 class DropGrammars(Struct, array_like=True, tag="drop_grammars", frozen=True):
     """The engine may forget these grammars: later requests that use one bring its data again."""
 
@@ -120,7 +127,17 @@ class CallWorkers(Struct, array_like=True, tag="call_workers", frozen=True):
     payload: bytes = b""
 
 
-EngineInput = EngineRequest | DropGrammars | AbortRequests | ResetPrefixCache | Hello | Shutdown | Profile | CallWorkers
+EngineInput = (
+    EngineRequest
+    | LentFile
+    | DropGrammars
+    | AbortRequests
+    | ResetPrefixCache
+    | Hello
+    | Shutdown
+    | Profile
+    | CallWorkers
+)
 
 # --------------------------------------------------------------------------------------------- engine -> frontend
 
