@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
+from quire.core.engine.engine_clock import EngineClock
 from quire.core.engine.launcher import Launcher
 from quire.core.engine.lent_grammars import LentGrammars
 from quire.core.engine.pending_answers import PendingAnswers
@@ -55,6 +56,7 @@ class EngineLink:
         self.holds_requests = False
         self._user = user
         self._grammars = LentGrammars()
+        self._clock = EngineClock()  # of an engine on another host
         self._num_calls = 0
         self._calls: dict[int, asyncio.Future[list[bytes]]] = {}  # of the workers, by their number
         self._profiles: PendingAnswers[protocol.Profiled] = PendingAnswers()
@@ -76,6 +78,11 @@ class EngineLink:
     def pid(self) -> int | None:
         """Process id of the running engine; another one after a crash. None while none runs, or none is known."""
         return self._supervisor.pid
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether the engine that runs is on another host."""
+        return self.pid is None
 
     @property
     def is_dead(self) -> bool:
@@ -116,8 +123,7 @@ class EngineLink:
     def send(self, request: EngineRequest) -> None:
         """Sends a request that was placed here to the engine, which must be ready."""
         self.load.send(len(request.sequences), request.num_new_tokens)
-        is_elsewhere = self.pid is None
-        if is_elsewhere and (path := self._grammars.unknown_file(request)) is not None:
+        if self._is_elsewhere and (path := self._grammars.unknown_file(request)) is not None:
             self._supervisor.send(protocol.LentFile(path, Path(path).read_bytes()))
         self._supervisor.send(self._grammars.without_known(request))
 
@@ -186,6 +192,9 @@ class EngineLink:
     def on_message(self, message: EngineNews) -> None:
         match message:
             case protocol.StepOutputs():
+                if self._is_elsewhere:
+                    self._clock.hear(message.timestamp)
+                    self._clock.translate(message.deltas)
                 self._user.on_deltas(message.deltas)
                 self._report(message.stats)
             case protocol.Heartbeat():
@@ -199,6 +208,7 @@ class EngineLink:
 
     def on_crash(self, end: QuireError) -> None:
         self.holds_requests = False
+        self._clock = EngineClock()  # the next engine's host may have been started anew
         self.load.forget()
         self._profiles.give_all(protocol.Profiled(error="The engine ended while it recorded a timeline."))
         self._cache_resets.give_all(protocol.PrefixCacheReset(is_empty=True))

@@ -196,7 +196,7 @@ class RequestDelta(Struct, array_like=True, gc=False):
     logprobs: list[TokenLogprobs] | None = None  # one per entry of token_ids, when asked for
     failure: RequestFailure | None = None
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
-    queued_at: float = 0.0  # CLOCK_MONOTONIC seconds, comparable between processes of one host
+    queued_at: float = 0.0  # CLOCK_MONOTONIC seconds of the engine's host; see `EngineClock`
     scheduled_at: float = 0.0
     num_preemptions: int = 0
     prompt_logprobs: PromptLogprobs | None = None  # such a delta holds no tokens
@@ -231,7 +231,7 @@ class StepOutputs(Struct, array_like=True, tag="outputs"):
 
     deltas: list[RequestDelta]
     stats: SchedulerStats
-    timestamp: float  # CLOCK_MONOTONIC seconds at which the step's result was processed
+    timestamp: float  # CLOCK_MONOTONIC seconds of the engine's host at which this was sent
 
 
 class EngineReady(Struct, array_like=True, tag="ready"):
