@@ -65,6 +65,7 @@ def test_streams_of_a_lost_host_go_on_at_the_other_and_it_may_come_back(hosts: H
     assert "what this node ignores on its own command line: --max-num-seqs" in hosts.node_log()
     engine = missing["engines"][1]
     assert (engine["state"], engine["waits_for"]) == ("restarting", "the host of engine 1")
+    assert "he node with engine 1" in engine["reason"] or "connection to the engine was lost" in engine["reason"]
     assert (hosts.metrics("quire:engine_up"), hosts.metrics("quire:engine_waits_for")) == ({"0": 1, "1": 0}, {"1": 1})
     hosts.node = hosts.start_node()
     back = hosts.wait_for_health(lambda health: health["engines"][1]["state"] == "serving")

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.restarts import Fault, Restarts
-from quire.core.errors import PeerLostError
+from quire.core.errors import EngineDeadError, QuireError
 from quire.core.wire.channel import CurveKeys
 
 
@@ -26,19 +26,17 @@ class Visit:
         self.keys = engine.keys
         self.pid = engine.pid
         self.is_owned = False
-        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._lost_peer: str | None = None
+        self._end: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> int:
-        """See `EngineHandle.wait`. Raises PeerLostError if the engine has ended because of another one."""
-        code = await asyncio.shield(self._code)
-        if self._lost_peer is not None:
-            raise PeerLostError(self._lost_peer)
-        return code
+        """See `EngineHandle.wait`. Raises what its keeper knows of the engine's end."""
+        if (end := await asyncio.shield(self._end)) is not None:
+            raise end
+        return 0
 
     def kill(self) -> None:
         """Ends the use. The engine notices, and goes on for others."""
-        self._end(0)
+        self.end(None)
 
     async def gone(self, seconds: float) -> None:
         """The engine does not end with its use."""
@@ -46,15 +44,10 @@ class Visit:
     def join(self) -> None:
         """The engine does not end with its use."""
 
-    def end(self, lost_peer: str | None) -> None:
-        """The engine has ended, perhaps because of another one."""
-        if not self._code.done():
-            self._lost_peer = lost_peer
-        self._end(1)
-
-    def _end(self, code: int) -> None:
-        if not self._code.done():
-            self._code.set_result(code)
+    def end(self, end: QuireError | None) -> None:
+        """The engine has ended; None: its use has."""
+        if not self._end.done():
+            self._end.set_result(end)
 
 
 class VisitingLauncher:
@@ -72,16 +65,16 @@ class VisitingLauncher:
         self._engine = engine
         self._changed.set()
 
-    def on_ended(self, lost_peer: str | None = None) -> None:
-        """That engine has ended; `lost_peer` is the reason if it ended because of another one."""
+    def on_ended(self, end: QuireError) -> None:
+        """That engine has ended; PeerLostError: because of another one."""
         self._engine = None
         if self._visit is not None:
-            self._visit.end(lost_peer)
+            self._visit.end(end)
 
     def on_gone(self, reason: str) -> None:
         """No engine will follow."""
         self._gone = reason
-        self.on_ended()
+        self.on_ended(EngineDeadError(reason))
         self._changed.set()
 
     async def launch(self) -> Visit:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.visit import VisitingLauncher
-from quire.core.errors import UnavailableError
+from quire.core.errors import EngineDeadError, PeerLostError, UnavailableError
 from quire.core.logging import configure, get_logger
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.leaving import leave_soon
@@ -138,7 +138,8 @@ class ApiServer:
             case EngineStarted():
                 self._visits[message.number].on_started(message.engine)
             case EngineEnded():
-                self._visits[message.number].on_ended(message.lost_peer)
+                kind = PeerLostError if message.has_lost_peer else EngineDeadError
+                self._visits[message.number].on_ended(kind(message.reason))
             case EngineWaits():
                 self._visits[message.number].waits_for = message.waits_for
             case EngineGone():

@@ -43,7 +43,8 @@ class EngineEnded(Struct, array_like=True, tag="engine_ended"):
     """That engine has ended; another may follow."""
 
     number: int
-    lost_peer: str | None = None  # the reason, if the engine ended because of another one
+    reason: str
+    has_lost_peer: bool  # it ended because of another one
 
 
 class EngineWaits(Struct, array_like=True, tag="engine_waits"):

@@ -145,7 +145,7 @@ class ServerGroup:
     def on_ended(self, number: int, end: QuireError) -> None:
         """See `KeeperListener`."""
         self._engines.pop(number, None)
-        self._tell(EngineEnded(number, str(end) if isinstance(end, PeerLostError) else None))
+        self._tell(EngineEnded(number, str(end), has_lost_peer=isinstance(end, PeerLostError)))
 
     def on_gone(self, number: int, error: QuireError) -> None:
         """See `KeeperListener`."""

@@ -5,7 +5,7 @@ import asyncio
 from quire.core.engine.client import EngineClient
 from quire.core.engine.keeper import EngineKeeper
 from quire.core.engine.visit import EngineAddress, FollowsKeeper, VisitingLauncher
-from quire.core.errors import QuireError
+from quire.core.errors import EngineDeadError, PeerLostError, QuireError
 from quire.core.wire.protocol import EngineReady, FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher
 from tests.core.engine.null_engine import NULL_WORKER, Stream, engine_config
@@ -75,12 +75,13 @@ def test_a_visitor_is_told_whether_an_engine_ended_because_of_another_one() -> N
         try:
             await client.start()
             stream = Stream(client, "long", [1], 90_000)
-            for reason in ("engine 1 has ended", "engine 1 has ended", None, None):
+            for kind in (PeerLostError, PeerLostError, EngineDeadError, EngineDeadError):
                 assert stream.last is None
-                visit.on_ended(reason)
+                visit.on_ended(kind("the host is gone."))
                 async with asyncio.timeout(60):
                     while client.status().engine.state == "serving":
                         await asyncio.sleep(0.01)
+                    assert client.status().engine.reason == "the host is gone."
                     visit.on_started(told.engines[0])
                     while client.status().engine.state != "serving":
                         await asyncio.sleep(0.01)
