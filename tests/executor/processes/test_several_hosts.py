@@ -207,12 +207,19 @@ def test_a_node_that_is_lost_while_another_opens_the_meeting_fails_the_start() -
     run(test())
 
 
-def test_a_node_that_cannot_open_the_meeting_says_so_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_cannot_open_the_meeting_says_so_on_both_sides(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interface had its address when it joined."""
+    interfaces = psutil.net_if_addrs()
+    gone = [interfaces["lo"][0]._replace(address="192.0.2.1")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {**interfaces, "gone": gone})
+
     async def test() -> None:
         address = f"127.0.0.1:{free_port()}"
         engine, here = second_engine(address), facts(2, 4)
         starting = asyncio.create_task(engine.start())
-        elsewhere = replace(here, address="192.0.2.1")  # no address of this host
+        elsewhere = replace(here, address="192.0.2.1")
         agents = [NodeAgent(NodeStart(address, KEYS, each, "", LoggingConfig())) for each in (elsewhere, facts(3, 4))]
         running = [asyncio.create_task(agent.run()) for agent in agents]
         try:
