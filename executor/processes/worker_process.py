@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from quire.core import logging
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
+from quire.core.processes import leave
 from quire.core.wire.protocol import (
     AllocateCache,
     FileCopy,
@@ -203,4 +204,4 @@ def main(fd: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    leave(main(int(sys.argv[1])))

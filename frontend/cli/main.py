@@ -8,9 +8,7 @@ from typing import NoReturn
 
 from quire.core import process_start  # noqa: F401  (first, because it tells when the program began)
 from quire.frontend.cli.bench import BENCH
-from quire.frontend.cli.program import FAILED, Command, Program, Terminated, complain
-
-INTERRUPTED = 130
+from quire.frontend.cli.program import FAILED, INTERRUPTED, Command, Program, Terminated, complain
 
 QUIRE = Program(
     "Serves large language models.",

@@ -5,6 +5,7 @@ A command's module is imported only when the command is named, so that overviews
 """
 
 import importlib
+import os
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ import quire
 
 FAILED = 1
 USAGE_ERROR = 2
+INTERRUPTED = 130
 ROOMY = 72  # terminal width from which a summary fits beside its command
 GAP = 2  # least number of columns between a command and its summary
 
@@ -29,12 +31,19 @@ class Command:
     module: str
     summary: str
     refused_sections: tuple[str, ...] = ()  # of unsupported_flags.json, besides those of its option Structs
-    is_service: bool = False  # SIGTERM is the usual end: the exit code is 0, from the first moment on
+    is_service: bool = False  # SIGTERM is the usual end, with exit code 0; `run` calls `end_in_order` before it has to
 
     def run(self, prog: str, arguments: list[str]) -> int:
         """The exit code; errors of Quire's own tree become one line on stderr."""
-        if self.is_service:
-            signal.signal(signal.SIGTERM, _leave)
+        if not self.is_service:
+            return self._run(prog, arguments)
+        end_at_once()
+        try:
+            return self._run(prog, arguments)
+        finally:
+            end_in_order()
+
+    def _run(self, prog: str, arguments: list[str]) -> int:
         from quire.core.errors import QuireError  # imported here and below, so that overviews are quick
         from quire.frontend.flags.parser import CommandParser
 
@@ -95,6 +104,27 @@ class Program:
         more = f"`{prog} help COMMAND` or `{prog} COMMAND --help` tells more; --version prints the version."
         rows += ["", textwrap.fill(more, width)]
         return "\n".join(rows)
+
+
+def end_at_once() -> None:
+    """Has SIGTERM and Ctrl-C end a service where it is, until `end_in_order`: while there is nothing to clean up.
+
+    An error that a handler raises may come up within C code that goes on in spite of it, or, as in msgspec, crashes.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as behind nohup
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def end_in_order() -> None:
+    """Has SIGTERM raise `Terminated`, and Ctrl-C `KeyboardInterrupt`."""
+    signal.signal(signal.SIGTERM, _leave)
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(*_: object) -> None:
+    os._exit(INTERRUPTED)
 
 
 class Terminated(KeyboardInterrupt):

@@ -7,6 +7,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from quire.frontend.cli.program import end_in_order
 from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.http.server_config import ServerConfig
 
@@ -29,12 +30,14 @@ def run(args: argparse.Namespace) -> None:
     """Serves until told to stop, or becomes a node that serves no HTTP."""
     # Imported here, so that --help does not load the server, and late, so that the engine loads at the same time.
     from quire.core.logging import configure
+    from quire.core.processes import leave
     from quire.frontend.http.listener import bind, release
     from quire.frontend.launch.headless import run_node
     from quire.frontend.launch.setup import EngineSetup
 
     args.server_config.check_logs(args.engine_args.observability)
     configure("serve", args.engine_args.observability.logging)
+    end_in_order()
     if args.engine_args.parallel.headless:
         run_node(args.engine_args)
         return
@@ -50,6 +53,8 @@ def run(args: argparse.Namespace) -> None:
                 _serve_by_several(number, setup, args.server_config, listener)
     finally:
         release(listener, args.server_config)
+    sys.stdout.flush()  # which may fail, and is told then
+    leave(0)
 
 
 def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) -> None:

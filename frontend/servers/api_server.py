@@ -13,6 +13,7 @@ from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.visit import VisitingLauncher
 from quire.core.errors import EngineDeadError, PeerLostError, UnavailableError
 from quire.core.logging import configure, get_logger
+from quire.core.processes import leave
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.leaving import leave_soon
 from quire.frontend.http.server import HttpServer
@@ -49,6 +50,7 @@ def main() -> None:
     """Serves until the parent ends, or a signal comes. Arguments: descriptors of the control socket and of the port."""
     control, listener = (socket.socket(fileno=int(each)) for each in sys.argv[1:3])
     uvloop.run(_run(control, listener))
+    leave(0)
 
 
 async def _run(control: socket.socket, listener: socket.socket) -> None:

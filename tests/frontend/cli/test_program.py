@@ -51,6 +51,30 @@ def test_ctrl_c_while_the_program_is_imported_prints_nothing() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 0), ("SIGINT", 130)])
+def test_a_signal_ends_a_service_that_is_still_importing_whatever_runs(name: str, code: int) -> None:
+    """An error that its handler raised here would be swallowed, as in a callback of C code, or crash that."""
+    program = f"""if True:
+        import os, signal, sys, types
+        from quire.frontend.cli.program import Command
+
+        class Swallows:
+            def __del__(self):
+                os.kill(os.getpid(), signal.{name})
+
+        def add_arguments(parser):
+            Swallows()
+            print("went on")
+
+        service = sys.modules["service"] = types.ModuleType("service")
+        service.add_arguments, service.run = add_arguments, lambda args: None
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs the suite with &
+        sys.exit(Command("service", "A service.", is_service=True).run("service", []))
+    """
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
+
+
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*words: str) -> str:
         with contextlib.suppress(SystemExit):  # a command's help leaves at once
