@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from quire.core.config.resolved import EngineConfig, ModelSpec
+from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Rank
 from quire.executor import light_torch
 from quire.executor.layers.context import ModelContext
@@ -59,6 +60,9 @@ class ShapeReader:
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
+        found = None if self._like is None else self._like.find(name)
+        if found is not None and found.shape != tuple(shape):
+            raise ModelLoadError(f"Tensor {name!r} is {list(found.shape)}; config.json asks for {list(shape)}.")
         self.reads.append(Read(name, tuple(shape), shard, dtype or self._dtype))
         return torch.empty(shard_shape(shape, shard), dtype=dtype or self._dtype, device=META)
 

@@ -117,8 +117,12 @@ class PackedInputs:
         num_groups = num_groups_of(size, self.group_size)
         group = size if num_groups == 1 else self.group_size
         shape = layer.shape("qzeros", (out, -(-num_groups // PER_WORD)))
+        if len(shape) != 2 or shape[0] != out or shape[1] * PER_WORD < num_groups:
+            raise layer.misfit("qzeros", f"zero points of at least {num_groups} groups (gemv)")
         zeros = unpack(layer.read("qzeros", shape, torch.int32), _BITS, num_groups)
         shape = layer.shape("scales", (out, shape[1] * PER_WORD))
+        if len(shape) != 2 or shape[0] != out or shape[1] < num_groups:
+            raise layer.misfit("scales", f"scales of at least {num_groups} groups (gemv)")
         scales = layer.read("scales", shape, layer.scale_dtype("scales"))[:, :num_groups].contiguous()
         return packed_integers(words.view(torch.uint8), _BITS, even(scales, size, group), even(zeros, size, group))
 
@@ -153,11 +157,11 @@ class InterleavedRows:
         pairs = pack_pairs(rows.reshape(len(rows), -1, 4, 2, 4).permute(0, 1, 4, 2, 3).flatten(1))
         num_groups = num_groups_of(size, self.group_size)
         shape = layer.shape("scales", (num_groups, out))
+        if len(shape) != 2 or shape[0] < num_groups or shape[1] != out:
+            raise layer.misfit("scales", f"scales of at least {num_groups} groups (gemv_fast)")
         dtype = layer.scale_dtype("scales") if layer.is_known else torch.float16
         kinds = ("scales", "qzeros" if layer.has("qzeros") else "scaled_zeros")
         scales, zeros = (layer.read(kind, shape, dtype, dim=1)[:num_groups].t() for kind in kinds)
-        if scales.shape[1] < num_groups:
-            raise layer.misfit("scales", f"at least {num_groups} groups")
         group = size if num_groups == 1 else self.group_size
         scales, zeros = (even(each.contiguous(), size, group) for each in (scales, zeros))
         return QuantisedWeight(pairs, scales, table(_UNSIGNED, pairs.device), zeros)

@@ -59,11 +59,16 @@ class BlockFloat4:
             raise ModelLoadError(f"{layer.name}: rows of {size} numbers do not end with a byte, so they are not read.")
         count = out * size
         shape = layer.shape("weight", (count // 2, 1))
+        if math.prod(shape) != count // 2:
+            raise layer.misfit("weight", f"{count // 2} bytes of two codes")
         wanted = Shard(0, layer.rows.start * size // 2, layer.rows.stop * size // 2)
         packed = layer.source.read(f"{layer.name}.weight", shape, wanted, torch.uint8).view(len(layer.rows), -1)
-        magnitudes = self._magnitudes(layer, -(-count // self.block_size))
-        block = -(-count // len(magnitudes))
-        block = 1 << (block - 1).bit_length()  # the last block of all may be shorter
+        state = self._state(layer)
+        num_blocks = math.prod(layer.shape("weight.absmax", (-(-count // self.block_size),)))
+        block = 1 << max(0, -(-count // max(1, num_blocks)) - 1).bit_length()  # the last block of all may be shorter
+        if num_blocks != -(-count // block) or _whole(state, "blocksize", block) != block:
+            raise layer.misfit("weight.absmax", f"numbers of blocks of {state.get('blocksize', 'as many')} numbers")
+        magnitudes = self._magnitudes(layer, num_blocks, state)
         group = math.gcd(block, size)
         scales = magnitudes.repeat_interleave(block // group)[: count // group].view(out, -1)
         values = self._values(layer)
@@ -71,18 +76,16 @@ class BlockFloat4:
             (packed >> 4) | (packed << 4), scales[layer.rows.start : layer.rows.stop].contiguous(), values
         )
 
-    def _magnitudes(self, layer: StoredLayer, num_blocks: int) -> Tensor:
+    def _magnitudes(self, layer: StoredLayer, num_blocks: int, state: Mapping[str, Any]) -> Tensor:
         """The largest magnitude of each block of the whole layer, float32."""
-        shape = layer.shape("weight.absmax", (num_blocks,))
+        shape = (num_blocks,)
         if not (layer.has("weight.nested_absmax") or (not layer.is_known and self.is_nested)):
             return layer.read("weight.absmax", shape, torch.float32, dim=None)
         codes = layer.read("weight.absmax", shape, torch.uint8, dim=None)
         values = layer.read("weight.nested_quant_map", (256,), torch.float32, dim=None)
-        outer_shape = layer.shape("weight.nested_absmax", (-(-shape[0] // 256),))
-        outer = layer.read("weight.nested_absmax", outer_shape, torch.float32, dim=None)
-        state = self._state(layer)
-        per = state.get("nested_blocksize", 256)
-        return values[codes.int()] * outer.repeat_interleave(per)[: shape[0]] + state.get("nested_offset", 0.0)
+        per, offset = _whole(state, "nested_blocksize", 256), state.get("nested_offset", 0.0)
+        outer = layer.read("weight.nested_absmax", (-(-num_blocks // per),), torch.float32, dim=None)
+        return values[codes.int()] * outer.repeat_interleave(per)[:num_blocks] + offset
 
     def _values(self, layer: StoredLayer) -> Tensor:
         stored = layer.read("weight.quant_map", (16,), torch.float32, dim=None)
@@ -92,5 +95,27 @@ class BlockFloat4:
         """What the library keeps as JSON in a tensor of bytes."""
         kinds = [f"weight.quant_state.bitsandbytes__{kind}" for kind in (self.kind, "nf4", "fp4")]
         kind = next((each for each in kinds if layer.has(each)), kinds[0])
+        if layer.is_known and not layer.has(kind) and not layer.has("weight.nested_absmax"):
+            return {}  # of blocks whose magnitudes are floats, their number says enough
         text = layer.read(kind, layer.shape(kind, (0,)), torch.uint8, dim=None)
-        return {} if text.is_meta or not layer.is_known else json.loads(bytes(text.tolist()))
+        if text.is_meta or not layer.is_known:
+            return {}
+        try:
+            state = json.loads(bytes(text.flatten().tolist()))
+        except ValueError:
+            state = None
+        if not isinstance(state, Mapping) or not _is_state(state):
+            raise layer.misfit(kind, "bitsandbytes' JSON, of sizes of blocks and an offset")
+        return state
+
+
+def _whole(state: Mapping[str, Any], field: str, default: int) -> int:
+    found = state.get(field)
+    return default if found is None else int(found)
+
+
+def _is_state(state: Mapping[str, Any]) -> bool:
+    """Whether sizes are whole numbers above zero, and the offset is a number."""
+    sizes = [state.get(field) or 1 for field in ("blocksize", "nested_blocksize")]
+    offset = state.get("nested_offset", 0.0)
+    return all(type(size) is int and size > 0 for size in sizes) and type(offset) in (int, float)

@@ -87,6 +87,7 @@ class CheckpointFormat:
         if layout is None:
             return source.read(f"{name}.weight", (out_features, in_features), shard)
         weight = layout.read(layer)
+        _check_numbers(weight, layer.name)
         if index is not None and not torch.equal(index, torch.arange(len(rows), device=index.device)):
             weight = _take_outputs(weight, index)
         if shard.dim == 0:
@@ -120,6 +121,21 @@ class CheckpointFormat:
                 "quantisation. Serve the unquantised checkpoint, or one in compressed-tensors, GPTQ, AWQ or FP8."
             )
         return found
+
+
+def _check_numbers(weight: LinearWeight, name: str) -> None:
+    """Checks the numbers that a weight's codes are multiplied by: one that is none spoils all outputs of its group.
+
+    Raises:
+        ModelLoadError: one is infinite or NaN.
+    """
+    numbers = weight[1:4] if isinstance(weight, QuantisedWeight) else (weight,)  # scales, table and offsets
+    for each in numbers:
+        if each is not None and not each.is_meta and not each.isfinite().all():
+            raise ModelLoadError(
+                f"{name}: of its scales, zero points or codes' values one is NaN or infinite, so that it has no "
+                "numbers. The file is damaged, or was made of a model that was: download it again, or take another one."
+            )
 
 
 def _take_outputs(weight: LinearWeight, index: Tensor) -> LinearWeight:

@@ -14,8 +14,8 @@ from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
 from quire.executor.weights.quantisation.codes import integers, packed_integers, unpack
 from quire.executor.weights.quantisation.fields import block, integer, mapping, names
-from quire.executor.weights.quantisation.four_bit_floats import NV_GROUP, Mxfp4, Nvfp4
-from quire.executor.weights.quantisation.groups import even, num_groups_of
+from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
+from quire.executor.weights.quantisation.groups import NV_GROUP, even, num_groups_of
 from quire.executor.weights.quantisation.input_orders import ordered_integers, read_order
 from quire.executor.weights.quantisation.notes import WITHOUT_ZEROS, note_kept
 from quire.executor.weights.quantisation.six_bit_floats import Mxfp6
@@ -61,12 +61,20 @@ def _expected(weights: Mapping[str, Any], *, is_nvfp4: bool) -> str:
 def _packed(weights: Sequence[Mapping[str, Any]]) -> "PackedIntegers":
     of_integers = [each for each in weights if each.get("type", "int") == "int"]
     if not of_integers:
-        return PackedIntegers()
+        return of_any_bits()
     first = of_integers[0]
-    bits, is_ordered = integer(first, "num_bits", 4), first.get("actorder") in (True, "group", "dynamic")
-    if not 1 <= bits <= 8:
-        raise ModelLoadError(f"config.json's quantization_config has {bits} as num_bits; take integers of 1 to 8 bits.")
-    return PackedIntegers(bits, integer(first, "group_size", -1), _are_symmetric(of_integers), is_ordered)
+    bits = integer(first, "num_bits", 4)
+    is_ordered = all(each.get("actorder") in (True, "group", "dynamic") for each in of_integers)
+    all_bits = {integer(each, "num_bits", 4) for each in of_integers}
+    for each in all_bits - set(range(1, 9)):
+        raise ModelLoadError(f"config.json's quantization_config has {each} as num_bits; take integers of 1 to 8 bits.")
+    others, size = tuple(all_bits - {bits}), integer(first, "group_size", -1)
+    return PackedIntegers(bits, size, _are_symmetric(of_integers), is_ordered, others)
+
+
+def of_any_bits(bits: int = 4) -> "PackedIntegers":
+    """Where no configuration tells the bits of single layers."""
+    return PackedIntegers(bits, other_bits=tuple(range(1, 9)))
 
 
 def _float8(weights: Sequence[Mapping[str, Any]]) -> Float8:
@@ -100,13 +108,15 @@ class PackedIntegers:
     """See `Layout`: `weight_packed` int32 [out, words], whose codes count from the smallest number.
 
     With `weight_scale` [out, groups], and perhaps `weight_zero_point` int32 [words, groups], packed along the outputs,
-    and `weight_g_idx` [in], each input's group. The attributes are expected where the tensors are not known.
+    and `weight_g_idx` [in], each input's group. The attributes are expected where the tensors are not known;
+    `other_bits` are those of codes in some layers.
     """
 
     bits: int = 4
     group_size: int = -1
     is_symmetric: bool = True
     is_ordered: bool = False
+    other_bits: tuple[int, ...] = ()
 
     def is_in(self, layer: StoredLayer) -> bool:
         return layer.has("weight_packed", torch.int32)
@@ -123,6 +133,8 @@ class PackedIntegers:
         scales = scales.expand(len(words)).unsqueeze(1).contiguous() if is_one else scales.reshape(len(words), -1)
         num_groups = scales.shape[1]
         zeros = self._zeros(layer, bits, num_groups)
+        if self.is_ordered and layer.is_known and not layer.has("weight_g_idx"):
+            raise layer.misfit("weight_g_idx", "each input's group (actorder)")
         order = read_order(layer, "weight_g_idx", num_groups, self.group_size, is_expected=self.is_ordered)
         if order is not None:
             return ordered_integers(_unpack_words(words, bits, size), bits, scales, zeros, order, layer.dtype)
@@ -140,12 +152,13 @@ class PackedIntegers:
         """
         size = layer.in_features
         shape = layer.shape("weight_packed", (layer.out_features, -(-size * self.bits // 32)))
-        counts = [(bits, -(-size * bits // 32)) for bits in (self.bits, *range(1, 9))]
+        counts = [(bits, -(-size * bits // 32)) for bits in (self.bits, *self.other_bits)]
         counts.append((self.bits, -(-size // (32 // self.bits))))  # no code lies in two words, in older versions
         for bits, count in counts:
             if shape == (layer.out_features, count):
                 return bits, count
-        raise layer.misfit("weight_packed", f"codes of {self.bits} bits in words, row by row")
+        bits_of_all = " or ".join(map(str, (self.bits, *self.other_bits)))
+        raise layer.misfit("weight_packed", f"codes of {bits_of_all} bits in words, row by row")
 
     def _zeros(self, layer: StoredLayer, bits: int, num_groups: int) -> Tensor | None:
         kind = "weight_zero_point"
@@ -153,8 +166,11 @@ class PackedIntegers:
             if self.is_symmetric:
                 return None
             raise layer.misfit(kind, "zero points (symmetric: false)")
-        num_words = -(-layer.out_features * bits // 32)
-        words = layer.read(kind, layer.shape(kind, (num_words, num_groups)), torch.int32, dim=None)
+        counts = (-(-layer.out_features * bits // 32), -(-layer.out_features // (32 // bits)))  # see `_form`
+        shape = layer.shape(kind, (counts[0], num_groups))
+        if shape not in [(count, num_groups) for count in counts]:
+            raise layer.misfit(kind, f"zero points of {num_groups} groups in words of {bits} bits, output by output")
+        words = layer.read(kind, shape, torch.int32, dim=None)
         return _unpack_words(words.t(), bits, layer.out_features).t()[layer.rows.start : layer.rows.stop]
 
 
@@ -181,6 +197,8 @@ class Sparse:
     def read(self, layer: StoredLayer) -> LinearWeight:
         out, size = layer.out_features, layer.in_features
         stored = layer.stored_dtype("compressed", layer.dtype)
+        if not stored.is_floating_point:
+            raise layer.misfit("compressed", "floats")
         dtype = stored if stored.itemsize == 1 else layer.dtype
         shape = layer.shape("compressed", (out, size // 2))
         is_flat = len(shape) == 1

@@ -47,6 +47,14 @@ def block(config: Mapping[str, Any], field: str) -> tuple[int, int] | None:
     return sizes[0], sizes[1]
 
 
+def is_on(config: Mapping[str, Any], field: str) -> bool:
+    """A switch that is on where the config does not name it."""
+    value = config.get(field, True)
+    if not isinstance(value, bool):
+        raise _wrong(field, value, "true or false")
+    return value
+
+
 def _wrong(field: str, value: Any, expected: str) -> ModelLoadError:
     return ModelLoadError(
         f"config.json's quantization_config has {value!r} as {field}, which has to be {expected}. Correct it, or take "

@@ -37,6 +37,11 @@ def _awq(config: Config) -> list[Layout]:
         raise ModelLoadError(f"AWQ of {bits} bits in the order {version} is not read; take a checkpoint of 4 bits.")
     group_size = integer(config, "group_size", integer(config, "q_group_size", 128))
     if version.startswith("gemv"):
+        if not config.get("group_size", config.get("q_group_size")):
+            raise ModelLoadError(
+                f"config.json's quantization_config has no group_size, which AWQ in the order {version} does not tell "
+                "otherwise: its scales are in longer rows than there are groups. Add it."
+            )
         return [PackedInputs(group_size) if version == "gemv" else InterleavedRows(group_size)]
     return [awq_gemm(bits, group_size, has_zeros=bool(config.get("zero_point", True)))]
 
@@ -49,7 +54,7 @@ def _auto_round(config: Config) -> list[Layout]:
         return _awq(config)
     if "llm_compressor" in packing:
         nvfp4 = Nvfp4("weight_packed", "weight_global_scale", divides=True)
-        return [Float8(), nvfp4, Mxfp4(), Int8Codes(has_byte_inputs=True), compressed_tensors.PackedIntegers()]
+        return [Float8(), nvfp4, Mxfp4(), Int8Codes(has_byte_inputs=True), compressed_tensors.of_any_bits()]
     if "fp8" in packing or sizes:
         return _fp8({"weight_block_size": sizes})
     if "gptq" in packing or config.get("sym", False):

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.codes import FP4, powers_of_two, table
+from quire.executor.weights.quantisation.groups import MX_GROUP, NV_GROUP
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
-
-MX_GROUP, NV_GROUP = 32, 16
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,13 @@ class Nvfp4:
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size = layer.out_features, layer.in_features
         shape = layer.shape("weight_scale", (out, size // self.group))
+        if layer.has("weight_scale") and not layer.has("weight_scale", torch.float8_e4m3fn):
+            raise layer.misfit("weight_scale", "scales of float8_e4m3fn (NVFP4)")
         group = next((each for each in (NV_GROUP, MX_GROUP) if shape == (out, size // each)), self.group)
         _check(layer, group)
         codes = layer.read(self.weight, (out, size // 2), torch.uint8)
         scales = layer.read("weight_scale", (out, size // group), torch.float32)
-        factor = layer.read(self.factor, layer.shape(self.factor, ()), torch.float32, dim=None).reshape(())
+        factor = layer.number(self.factor)
         scales = scales / factor if self.divides else scales * factor
         return QuantisedWeight(codes, scales, table(FP4, codes.device))
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.codes import integers, packed_integers, unpack
 from quire.executor.weights.quantisation.fields import integer
 from quire.executor.weights.quantisation.groups import even, num_groups_of
@@ -16,6 +17,8 @@ from quire.ops.backend import LinearWeight
 
 _BITS = (2, 3, 4, 8)
 """Of a code."""
+_FIRST, _SECOND = "gptq", "gptq_v2"
+"""Versions of the format."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,18 @@ class Gptq:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Gptq":
         """The layout that a quantization config describes."""
-        is_second = config.get("checkpoint_format") == "gptq_v2"
+        version = config.get("checkpoint_format") or _FIRST
+        if version not in (_FIRST, _SECOND):
+            raise ModelLoadError(
+                f"config.json's quantization_config has {version!r} as checkpoint_format, which is not read; take a "
+                f"checkpoint in {_FIRST} or {_SECOND}."
+            )
         return cls(
             bits=integer(config, "bits", 4),
             group_size=integer(config, "group_size", 128),
             is_symmetric=bool(config.get("sym", True)),
             is_ordered=bool(config.get("desc_act", False)),
-            zero_shift=0 if is_second else 1,
+            zero_shift=0 if version == _SECOND else 1,
         )
 
     def is_in(self, layer: StoredLayer) -> bool:
@@ -58,6 +66,8 @@ class Gptq:
         num_groups, *_ = layer.shape("scales", (num_groups_of(size, self.group_size), out)) or (0,)
         scales = layer.read("scales", (num_groups, out), layer.scale_dtype("scales"), dim=1).t().contiguous()
         zeros = self._zeros(layer, bits, num_groups)
+        if self.is_ordered and layer.is_known and not layer.has("g_idx"):
+            raise layer.misfit("g_idx", "each input's group (desc_act: true)")
         order = read_order(layer, "g_idx", num_groups, self.group_size, is_expected=self.is_ordered)
         if order is not None:
             return ordered_integers(unpack(words, bits, size), bits, scales, zeros, order, layer.dtype)

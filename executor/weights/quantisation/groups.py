@@ -7,6 +7,9 @@ import math
 
 from torch import Tensor
 
+MX_GROUP, NV_GROUP = 32, 16
+"""Inputs of a group, of MXFP4 and its kind (OCP Microscaling Formats, version 1.0), and of NVFP4."""
+
 
 def num_groups_of(size: int, group: int) -> int:
     """How many groups of `group` inputs `size` inputs are; 0 and less: all are one group."""

@@ -51,7 +51,7 @@ def read_order(
         return InputOrder(groups, groups, group) if is_expected else None
     if (groups < 0).any():
         return None  # a value below zero says that the checkpoint has no order
-    if (largest := int(groups.max())) >= num_groups:
+    if (largest := int(groups.max())) != num_groups - 1:
         raise layer.misfit(kind, f"groups below {num_groups}, as many as have scales, and the largest is {largest}")
     if group is not None and torch.equal(groups, _neighbours(groups, group)):
         return None

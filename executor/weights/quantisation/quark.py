@@ -22,8 +22,13 @@ from quire.ops.backend import LinearWeight
 _Numbers = Mapping[str, Any]
 """What Quark says of one rounding of numbers."""
 
+_ZEROS, _SECOND = "weight_zero_point", "weight_scale_2"
 _NVFP4 = ("fp4", "fp8_e4m3")
 """Numbers that are rounded to the first, and the scales of their groups to the second."""
+_DTYPES = {
+    *("int2", "int3", "int4", "uint4", "int8", "uint8", "fp8_e4m3", "fp8_e5m2", "fp4", "fp6_e2m3", "fp6_e3m2"),
+    *("float16", "bfloat16", "float32"),
+}
 _COLUMNS = {"int8": torch.int8, "uint8": torch.uint8, "int2": torch.int32}
 """Numbers whose groups lie in columns, and the types of their codes."""
 _INT4_OF_FP8 = (("fp8_e4m3", "int4"), ("fp8_e4m3", "uint4"))
@@ -49,6 +54,11 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     weight, *more = _roundings(of_all, "weight") or [{}]
     inputs = (_roundings(of_all, "input_tensors") or [{}])[0]
     dtype, packing = str(weight.get("dtype", "int8")), str(mapping(config, "export").get("pack_method", "reorder"))
+    if packing not in ("reorder", "order"):
+        raise ModelLoadError(
+            f"config.json's quantization_config has {packing!r} as pack_method, which is not read; take a checkpoint "
+            "with reorder or order."
+        )
     places = GEMM if packing == "reorder" else tuple(range(PER_WORD))
     int4 = [each[-1] for each in roundings if each[-1].get("dtype") in ("int4", "uint4")]
     if len({each["dtype"] for each in int4}) > 1:
@@ -78,8 +88,15 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
         kind = "columns"
     first = layouts.get(kind, layouts["int8"])
     ordered = [first, *(layout for layout in layouts.values() if layout is not first)]
-    have_zeros = {pattern: _is_asymmetric(mapping(of_layers, pattern)) for pattern in of_layers}
-    return [WithZeros(layout, have_zeros, _is_asymmetric(of_all)) for layout in ordered]
+    needs = {pattern: _needs(mapping(of_layers, pattern)) for pattern in of_layers}
+    return [Complete(layout, needs, _needs(of_all)) for layout in ordered]
+
+
+def _needs(setting: _Numbers) -> Mapping[str, str]:
+    """Tensors that a layer has beside codes and scales, with what asks for them."""
+    needs = {_ZEROS: "zero points (symmetric: false)"} if _is_asymmetric(setting) else {}
+    is_twice = len(_roundings(setting, "weight")) > 1
+    return needs | ({_SECOND: "scales of the second rounding of its weight"} if is_twice else {})
 
 
 def _is_asymmetric(setting: _Numbers) -> bool:
@@ -90,32 +107,33 @@ def _is_asymmetric(setting: _Numbers) -> bool:
 
 
 @dataclass(frozen=True)
-class WithZeros:
-    """See `Layout`: another one, of which the configuration says which layers have zero points, and which do not.
+class Complete:
+    """See `Layout`: another one, of which the configuration says what a layer has beside codes and scales.
 
     Attributes:
-        of_layers: whether layers have them, by their name, or else the first pattern that fits.
-        of_others: whether layers that fit none have them.
+        of_layers: what layers need, by their name, or else the first pattern that fits.
+        of_others: what layers need that fit none.
     """
 
     layout: Layout
-    of_layers: Mapping[str, bool]
-    of_others: bool
+    of_layers: Mapping[str, Mapping[str, str]]
+    of_others: Mapping[str, str]
 
     def is_in(self, layer: StoredLayer) -> bool:
         return self.layout.is_in(layer)
 
     def read(self, layer: StoredLayer) -> LinearWeight:
-        kind, has_zeros = "weight_zero_point", self._has_zeros(layer.name)
-        if has_zeros and layer.is_known and not layer.has(kind):
-            raise layer.misfit(kind, "zero points (symmetric: false)")
-        return self.layout.read(replace(layer, is_symmetric=not has_zeros))
+        needs = self._needs(layer.name)
+        for kind, what in needs.items():
+            if layer.is_known and not layer.has(kind):
+                raise layer.misfit(kind, what)
+        return self.layout.read(replace(layer, is_symmetric=_ZEROS not in needs))
 
-    def _has_zeros(self, name: str) -> bool:
+    def _needs(self, name: str) -> Mapping[str, str]:
         """A layer's own name comes before patterns, as `setup_config_per_layer` of Quark has it."""
         if name in self.of_layers:
             return self.of_layers[name]
-        fitting = (has_zeros for pattern, has_zeros in self.of_layers.items() if fnmatch.fnmatch(name, pattern))
+        fitting = (needs for pattern, needs in self.of_layers.items() if fnmatch.fnmatch(name, pattern))
         return next(fitting, self.of_others)
 
 
@@ -127,7 +145,12 @@ def _roundings(setting: Mapping[str, Any], kind: str) -> list[_Numbers]:
 
 
 def _check(roundings: Sequence[_Numbers]) -> None:
-    dtypes = tuple(str(each.get("dtype")) for each in roundings)
+    dtypes = tuple(str(each.get("dtype", "int8")) for each in roundings)
+    for dtype in set(dtypes) - _DTYPES:
+        raise ModelLoadError(
+            f"config.json's quantization_config has {dtype!r} as a weight's dtype, which is not read of Quark; take a "
+            "checkpoint in int8, int4, fp8_e4m3 or fp4."
+        )
     if len(dtypes) > 1 and dtypes not in (_NVFP4, *_INT4_OF_FP8):
         raise ModelLoadError(
             f"Quark's weights that are rounded twice, here to {' and '.join(dtypes)} (quantization_config's weight), "

@@ -1,5 +1,6 @@
 """Layers whose inputs are multiplied by factors first (AWQ, arXiv:2306.00978; SmoothQuant, arXiv:2211.10438)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,10 +44,12 @@ class ScaledInputs:
         if layer.has(self.factors):
             note_kept(layer.dtype, "with a factor for each input")
             shape = layer.shape(self.factors, (layer.in_features,))
+            if math.prod(shape) not in (1, layer.in_features):
+                raise layer.misfit(self.factors, "a factor for each input, or one for all")
             plain *= layer.read(self.factors, shape, torch.float32, dim=None).reshape(1, -1)
         return plain.to(layer.dtype)
 
     def _product(self, layer: StoredLayer, inner: str, outer: str) -> Tensor:
-        rank, *_ = layer.shape(inner, ())
+        rank, *_ = layer.shape(inner, ()) or (0,)
         first = layer.read(inner, (rank, layer.in_features), torch.float32, dim=None)
         return layer.read(outer, (layer.out_features, rank), torch.float32) @ first

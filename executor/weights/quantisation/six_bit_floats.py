@@ -7,8 +7,8 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.codes import powers_of_two, unpack
-from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP
-from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.executor.weights.quantisation.groups import MX_GROUP
+from quire.executor.weights.quantisation.stored_layer import EXPONENTS, StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
 _BITS = 6
@@ -37,6 +37,8 @@ class Mxfp6:
             raise ModelLoadError(f"{layer.name}: {size} inputs are no multiple of {MX_GROUP}, the group of MXFP6.")
         codes = unpack(layer.read(self.weight, (out, size * _BITS // 8), torch.uint8), _BITS, size)
         dtype = layer.stored_dtype("weight_scale", torch.uint8)
+        if dtype not in EXPONENTS:
+            raise layer.misfit("weight_scale", "bytes (MXFP6)")
         scales = powers_of_two(layer.read("weight_scale", (out, size // MX_GROUP), dtype))
         kind = torch.float8_e5m2 if self.mantissa == 2 else torch.float8_e4m3fn
         values = fp6_values(self.mantissa).to(kind).view(torch.uint8).to(codes.device)

@@ -11,6 +11,9 @@ from quire.executor.weights.quantisation.codes import powers_of_two
 from quire.executor.weights.quantisation.groups import even, find_group
 from quire.executor.weights.readers import Shard, Stored, TensorSource
 
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
+"""The types of powers of two that are stored as their exponents (E8M0)."""
+
 REMEDY = "Take the config.json that was written with these weights, or download the checkpoint again."
 """Where a checkpoint's tensors and its configuration contradict each other."""
 
@@ -91,10 +94,38 @@ class StoredLayer:
 
     def scales(self, kind: str = "weight_scale", block: tuple[int, int] | None = None) -> Tensor:
         """Scales of any granularity, [outputs, groups]. See `per_group`."""
-        is_exponent = self.stored_dtype(kind, torch.float32) in (torch.uint8, torch.float8_e8m0fnu)
-        dtype = self.stored_dtype(kind, torch.float32) if is_exponent else self.scale_dtype(kind)
-        scales = self.per_group(kind, block, dtype)
-        return powers_of_two(scales) if is_exponent else scales
+        return self.per_group(kind, block, self.scale_dtype(kind))
+
+    def scales_or_exponents(self, kind: str, block: tuple[int, int] | None, group: int) -> Tensor:
+        """The same, or powers of two, stored as bytes: of blocks, or of groups of as many inputs as their format has.
+
+        Raises:
+            ModelLoadError: bytes of other groups.
+        """
+        dtype = self.stored_dtype(kind, torch.float32)
+        if dtype not in EXPONENTS:
+            return self.scales(kind, block)
+        (rows, columns), shape = block or (1, group), self.shape(kind, ())
+        blocks = (-(-self.out_features // rows), -(-self.in_features // columns))
+        if shape == (self.out_features, -(-self.in_features // group)):
+            block = (1, group)
+        elif shape != blocks:
+            raise self.misfit(kind, f"powers of two of blocks {list(blocks)}, or of groups of {group} inputs")
+        return powers_of_two(self.per_group(kind, block, dtype))
+
+    def number(self, kind: str) -> Tensor:
+        """The one number of a tensor of any shape, [] float32.
+
+        Raises:
+            ModelLoadError: there is none, or more than one.
+        """
+        shape = self.shape(kind, ())
+        if math.prod(shape) != 1 or (self.is_known and not self.has(kind)):
+            raise self.misfit(kind, "one number")
+        number = self.read(kind, shape, torch.float32, dim=None).reshape(())
+        if not number.is_meta and not number.isfinite():
+            raise self.misfit(kind, f"one finite number; it is {float(number)}")
+        return number
 
     def per_group(self, kind: str, block: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
         """Numbers of the tensor, of an output, a group or a block, for each group of an output, [outputs, groups].

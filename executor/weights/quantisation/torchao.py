@@ -3,6 +3,7 @@
 https://github.com/pytorch/ao; `weight` becomes `_weight_qdata`, `_weight_scale` and others.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,10 @@ from quire.executor.weights.quantisation.codes import (
     powers_of_two,
     table,
 )
-from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, NV_GROUP
-from quire.executor.weights.quantisation.groups import even
+from quire.executor.weights.quantisation.fields import block, integer, is_on
+from quire.executor.weights.quantisation.groups import MX_GROUP, NV_GROUP, even
 from quire.executor.weights.quantisation.scaled_inputs import ScaledInputs
-from quire.executor.weights.quantisation.stored_layer import StoredLayer
+from quire.executor.weights.quantisation.stored_layer import EXPONENTS, StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
 _CODES, _SCALES, _ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
@@ -35,17 +36,20 @@ def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     """Those that the layers may have; first the one that the config says."""
     found = list(_types(config.get("quant_type")))
     name, given = found[0] if found else ("", {})
+    has_factor = any(
+        each.startswith("NVFP4") and is_on(fields, "use_dynamic_per_tensor_scale") for each, fields in found
+    )
     group = _group_size(given)
-    block = next((each for _, fields in found if (each := _block(fields)) and each[0] > 1), _block(given))
-    bits = {str((each.get("weight_dtype") or {}).get("_data")) for _, each in found}
+    sizes = next((each for _, fields in found if (each := _block(fields)) and each[0] > 1), _block(given))
+    bits = {str(_inner(each, "weight_dtype")) for _, each in found}
     short = bool(bits) and bits <= {"int1", "int2", "int3", "int4"}
-    is_symmetric = (given.get("mapping_type") or {}).get("_data", "SYMMETRIC").startswith("SYMMETRIC")
+    is_symmetric = str(_inner(given, "mapping_type") or "SYMMETRIC").startswith("SYMMETRIC")
     # Int8DynamicActivationInt8WeightConfig, and that of intx; not Float8DynamicActivation...
     have_byte_inputs = bool(found) and all(each.startswith("Int8DynamicActivation") for each, _ in found)
     plain_inputs: list[Layout] = [
-        Bytes(torch.int8, block, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
-        Bytes(torch.float8_e4m3fn, block),
-        Pairs(group or 128), Tiles(group or 128), Blocked(), Unread(),
+        Bytes(torch.int8, sizes, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
+        Bytes(torch.float8_e4m3fn, sizes),
+        Pairs(group or 128), Tiles(group or 128), Blocked(needs_factor=has_factor), Unread(),
     ]  # fmt: skip
     every = [ScaledInputs(layout, _FACTORS) for layout in plain_inputs]
     if name.startswith("Int4"):
@@ -53,7 +57,8 @@ def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     elif name.startswith(("MX", "NVFP4")):
         is_nv = name.startswith("NV")
         is_short = is_nv or "float4" in str(given.get("weight_dtype"))
-        first = ScaledInputs(Blocked(torch.uint8 if is_short else torch.float8_e4m3fn, has_factor=is_nv), _FACTORS)
+        dtype = torch.uint8 if is_short else torch.float8_e4m3fn
+        first = ScaledInputs(Blocked(dtype, has_factor=is_nv, needs_factor=has_factor), _FACTORS)
     else:
         first = every[1] if name.startswith("Float8") else every[0]
     return [first, *(layout for layout in every if layout is not first)]
@@ -72,18 +77,24 @@ def _types(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _group_size(given: Mapping[str, Any]) -> int | None:
-    granularity = given.get("weight_granularity") or given.get("granularity") or {}
-    inner = granularity.get("_data") if isinstance(granularity, dict) else {}
-    return given.get("group_size") or (inner or {}).get("group_size")
+    inner = _inner(given, "weight_granularity") or _inner(given, "granularity")
+    found = integer(given, "group_size", 0) or (integer(inner, "group_size", 0) if isinstance(inner, Mapping) else 0)
+    return found if found > 0 else None
+
+
+def _inner(given: Mapping[str, Any], field: str) -> Any:
+    """What an object of torchao, which is a field, is made of; None, if the field is no such object."""
+    value = given.get(field)
+    return value.get("_data") if isinstance(value, Mapping) else None
 
 
 def _block(given: Mapping[str, Any]) -> tuple[int, int] | None:
     """Outputs and inputs that share a scale. Of two granularities, the first one is that of activations."""
     granularity = given.get("granularity")
     last = granularity[-1] if isinstance(granularity, list) and granularity else granularity
-    size = (last.get("_data") or {}).get("block_size") if isinstance(last, dict) else None
-    if isinstance(size, list) and len(size) == 2:
-        return size[0], size[1]
+    inner = _inner({"granularity": last}, "granularity")
+    if isinstance(inner, Mapping) and (size := block(inner, "block_size")) is not None:
+        return size
     group = _group_size(given)
     return None if group is None else (1, group)
 
@@ -134,8 +145,12 @@ class Bytes:
 
     def _zeros(self, layer: StoredLayer, scales: Tensor) -> Tensor | None:
         if not layer.has(_ZEROS) and (layer.is_known or self.is_symmetric):
+            if not self.is_symmetric:
+                raise layer.misfit(_ZEROS, "zero points (mapping_type: ASYMMETRIC)")
             return None
         zeros = layer.per_group(_ZEROS, self.block, layer.stored_dtype(_ZEROS, torch.int8)).float()
+        if zeros.shape[1] not in (1, scales.shape[1]):
+            raise layer.misfit(_ZEROS, f"as many zero points as {_SCALES}")
         is_middle = self.is_symmetric if zeros.is_meta else not zeros.any()
         return None if is_middle else zeros.expand(scales.shape)
 
@@ -188,8 +203,12 @@ class Tiles:
         padded_out, padded_in = -(-out // 8) * 8, -(-size // 1024) * 1024
         shape = layer.shape(_CODES, (padded_out // 8, padded_in // 128, 32, 4))
         padded_in = shape[1] * shape[3] * 32
+        if shape[0] * 8 != padded_out or shape[2] != 32 or padded_in != -(-size // 1024) * 1024:
+            raise layer.misfit(_CODES, f"tiles of {padded_out} outputs and {-(-size // 1024) * 1024} inputs")
         words = layer.read(_CODES, shape, torch.int32, per=self._per)
         both = layer.shape(kind, (padded_in // self.group_size, padded_out, 2))
+        if both[1:] != (padded_out, 2) or not both[0] or padded_in % both[0]:
+            raise layer.misfit(kind, f"scales and zeros of groups, [groups, {padded_out}, 2]")
         numbers = layer.read(kind, both, torch.float32, dim=None)[:, layer.rows.start : layer.rows.stop]
         scales, zeros = numbers.permute(2, 1, 0)
         group = padded_in // both[0]
@@ -218,10 +237,12 @@ class Blocked:
 
     Attributes:
         dtype, has_factor: expected where the tensors are not known.
+        needs_factor: whether NVFP4 has a number for the tensor in any case.
     """
 
     dtype: torch.dtype = torch.uint8
     has_factor: bool = False
+    needs_factor: bool = False
 
     def is_in(self, layer: StoredLayer) -> bool:
         return layer.has(_CODES) and layer.stored_dtype(_SCALES, torch.float32).itemsize == 1
@@ -229,19 +250,27 @@ class Blocked:
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         out, size, factor = layer.out_features, layer.in_features, "_weight_per_tensor_scale"
         dtype = layer.stored_dtype(_CODES, self.dtype)
+        if dtype not in (torch.uint8, *_FLOATS):
+            raise layer.misfit(_CODES, "codes of FP4, two a byte, or float8")
         codes = layer.read(_CODES, (out, size // 2 if dtype == torch.uint8 else size), dtype)
         expected = torch.float8_e4m3fn if self.has_factor else torch.float8_e8m0fnu
         kind = layer.stored_dtype(_SCALES, expected)
+        if kind not in (torch.float8_e4m3fn, *EXPONENTS):
+            raise layer.misfit(_SCALES, "scales of float8_e4m3fn or float8_e8m0fnu")
         groups = size // (NV_GROUP if kind == torch.float8_e4m3fn else MX_GROUP)
         scales = self._in_order(layer, layer.shape(_SCALES, (out, groups)), kind, groups)
         scales = scales.float() if kind == torch.float8_e4m3fn else powers_of_two(scales)
-        if layer.has(factor) or (not layer.is_known and self.has_factor):
-            scales = scales * layer.read(factor, layer.shape(factor, ()), torch.float32, dim=None).reshape(())
+        is_missing = self.needs_factor and layer.is_known and kind == torch.float8_e4m3fn
+        if is_missing or layer.has(factor) or (not layer.is_known and self.has_factor):
+            scales = scales * layer.number(factor)
         return QuantisedWeight(codes, scales, table(FP4, codes.device) if dtype == torch.uint8 else None)
 
     def _in_order(self, layer: StoredLayer, shape: tuple[int, ...], kind: torch.dtype, groups: int) -> Tensor:
         if shape == (layer.out_features, groups):
             return layer.read(_SCALES, shape, kind)
+        padded = (-(-layer.out_features // 128) * 128) * (-(-groups // 4) * 4)
+        if math.prod(shape) != padded:
+            raise layer.misfit(_SCALES, f"[{layer.out_features}, {groups}] scales, or {padded} in NVIDIA's order")
         stored = layer.read(_SCALES, shape, kind, dim=None)
         if stored.is_meta:
             return stored.new_empty((len(layer.rows), groups))

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from quire.executor.weights.quantisation.codes import integers_around_zero
+from quire.executor.weights.quantisation.groups import MX_GROUP
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
 
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -29,7 +31,7 @@ class Float8:
     def read(self, layer: StoredLayer) -> QuantisedWeight:
         dtype = layer.stored_dtype("weight", torch.float8_e4m3fn)
         codes = layer.read("weight", (layer.out_features, layer.in_features), dtype)
-        return QuantisedWeight(codes, layer.scales(self.scale, self.block))
+        return QuantisedWeight(codes, layer.scales_or_exponents(self.scale, self.block, MX_GROUP))
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,11 @@ class Int8Codes:
             if not self.is_symmetric:
                 raise layer.misfit(kind, "zero points (symmetric: false)")
             return QuantisedWeight(codes, scales)
+        if layer.stored_dtype(kind, torch.int8) not in _SIGNED:
+            raise layer.misfit(kind, "whole numbers with a sign")
         zeros = layer.per_group(kind, block, layer.stored_dtype(kind, torch.int8))
+        if zeros.shape[1] not in (1, scales.shape[1]):
+            raise layer.misfit(kind, "as many zero points as weight_scale")
         if layer.are_zero(zeros):
             return QuantisedWeight(codes, scales)
         return integers_around_zero(codes, 8, scales, zeros.float().expand(scales.shape) + 128)
