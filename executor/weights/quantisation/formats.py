@@ -57,6 +57,8 @@ def _auto_round(config: Config) -> list[Layout]:
         return [Float8(), nvfp4, Mxfp4(), Int8Codes(has_byte_inputs=True), compressed_tensors.of_any_bits()]
     if "fp8" in packing or sizes:
         return _fp8({"weight_block_size": sizes})
+    if config.get("packing_format") == "auto_round":  # its own words, which are GPTQ's with zero points as they are
+        return [Gptq.of({**config, "checkpoint_format": "gptq_v2"})]
     if "gptq" in packing or config.get("sym", False):
         return [Gptq.of(config)]
     raise ModelLoadError(

@@ -507,6 +507,10 @@ FORMATS: dict[str, Format] = {
     "awq-gemv-fast": Format(_AWQ | {"version": "gemv_fast"}, awq_gemv_fast),
     "awq-gemv-fast-autoawq": Format(_AWQ | {"version": "gemv_fast"}, awq_gemv_fast_of_autoawq),
     "auto-round-gptq": Format(_ROUND | {"packing_format": "auto_round:auto_gptq"}, gptq(4)),
+    "auto-round": Format(_ROUND | {"packing_format": "auto_round"}, gptq(4, shift=0)),
+    "auto-round-zeros": Format(
+        _ROUND | {"packing_format": "auto_round", "sym": False}, gptq(4, zeros=True, shift=0)
+    ),
     "auto-round-awq": Format(_ROUND | {"packing_format": "auto_round:auto_awq"}, awq),
     "auto-round-fp8-block": Format(
         _ROUND | {"quant_method": "auto_round:fp8", "bits": 8, "group_size": [32, 32], "data_type": "fp"},
