@@ -99,8 +99,8 @@ template <class Cache> struct Scales {
             }
     }
 
-    static void multiply_by(const float* scales, float* numbers, float factor = 1) {
-        for (long i = 0; i < KEYS; i += LANES) store(numbers + i, load(numbers + i) * load(scales + i) * factor);
+    static void multiply_by(const float* scales, float* numbers, long width, float factor) {
+        for (long i = 0; i < width; i += LANES) store(numbers + i, load(numbers + i) * load(scales + i) * factor);
     }
 };
 
@@ -199,18 +199,20 @@ template <class Unit, class Cache> struct Attention {
     __attribute__((noinline)) void add_packed(long head, long start, const Operands<Cache>& tile) {
         pack_keys(tile, work.keys);
         pack_values(tile, work.values, work.out_stride);
+        const Scales<Cache> scales(tile);
         for (long row = 0; row < rows; row += ROWS_AT_ONCE<Unit>) {
             const long num = std::min<long>(ROWS_AT_ONCE<Unit>, rows - row), index = head * rows + row;
             const long first_position = walk.first_position + row / group;
             const long last_position = walk.first_position + (row + num - 1) / group;
-            if (end_seen(call, last_position, item.prefix) <= start) continue;  // the whole tile is masked: after what they see
-            if (first_seen(call, first_position) >= start + tile.count) continue;  // before what the queries see
+            // Keys after what the rows see are left out, and so are tiles of which they see nothing.
+            const long count = std::min(tile.count, end_seen(call, last_position, item.prefix) - start);
+            if (count <= 0 || first_seen(call, first_position) >= start + count) continue;
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
-                     (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(tile.count, LANES),
+                     (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(count, LANES),
                      nullptr);
-            weigh(head, row, num, start, tile, index, 0);
+            weigh(head, row, num, start, count, scales, index, 0);
             multiply(work.registers, num, work.weights, KEYS / ELEMENTS<Unit>, work.values, work.out_stride,
-                     (tile.count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + index * work.out_stride,
+                     (count + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.out + index * work.out_stride,
                      work.out_stride, round_up(head_dim, LANES), work.keep);
         }
     }
@@ -228,7 +230,8 @@ template <class Unit, class Cache> struct Attention {
                                         work.query_stride, operands(tile, head), work.scores + head * ROWS * KEYS,
                                         work.keys);
                 for (long head = first; head < last; head++)
-                    weigh(head, 0, ROWS, tile.start, operands(tile, head), head * ROWS, head * ROWS);
+                    weigh(head, 0, ROWS, tile.start, tile.count, Scales<Cache>(operands(tile, head)), head * ROWS,
+                          head * ROWS);
                 for (long head = first; head < last; head++)
                     multiply_values<ROWS>(work.registers, work.weights + head * ROWS * stride, stride,
                                           operands(tile, head), work.out + head * ROWS * work.out_stride,
@@ -240,10 +243,8 @@ template <class Unit, class Cache> struct Attention {
     // Turns the scores of `num` rows of the item's `head`, from `row` on, in a tile of `count` keys into weights, and sets the
     // rows' `keep`. `index` is the first row's index among all rows, `place` its index among the rows in `work.scores`.
     // Not inlined, because GCC would then no longer inline `soften`, which makes small prompts a tenth slower.
-    __attribute__((noinline)) void weigh(long head, long row, long num, long start, const Operands<Cache>& tile,
-                                         long index, long place) {
-        const long count = tile.count;
-        [[maybe_unused]] Scales<Cache> scales(tile);
+    __attribute__((noinline)) void weigh(long head, long row, long num, long start, long count,
+                                         const Scales<Cache>& scales, long index, long place) {
         const long width = round_up(count, KEYS_AT_ONCE<Unit>);
         const bool is_bent = call.softcap || call.slopes || call.distance_bias;
         const float scale = is_bent ? (float)M_LOG2E : (float)(call.scale * M_LOG2E);
@@ -253,7 +254,7 @@ template <class Unit, class Cache> struct Attention {
             const long to = std::min(count, end_seen(call, position, item.prefix) - start);
             float* scores = work.scores + (place + i) * KEYS;
             if constexpr (IS_CODED<Cache>)
-                scales.multiply_by(scales.of_keys, scores, HAS_FIXED<Unit> ? work.steps[index + i] : UNLIFT<Cache>);
+                scales.multiply_by(scales.of_keys, scores, width, HAS_FIXED<Unit> ? work.steps[index + i] : UNLIFT<Cache>);
             if (is_bent)
                 bend(scores, width, (float)call.scale, (float)call.softcap,
                      call.slopes ? call.slopes[query_head(head, row + i)] : 0, start - position);
@@ -270,7 +271,7 @@ template <class Unit, class Cache> struct Attention {
             const float keep = from == 0 && to == KEYS
                                    ? soften<true>(scores, KEYS, 0, KEYS, scale, most, total, weights)
                                    : soften<false>(scores, width, from, to, scale, most, total, weights);
-            if constexpr (IS_CODED<Cache>) scales.multiply_by(scales.of_values, weights, LIFT<Cache>);
+            if constexpr (IS_CODED<Cache>) scales.multiply_by(scales.of_values, weights, width, LIFT<Cache>);
             if constexpr (HAS_FIXED<Unit>) {
                 work.keep[place + i] = {keep, fix_weights(weights, width, packed)};
             } else {
