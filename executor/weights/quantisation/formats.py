@@ -55,7 +55,7 @@ def _auto_round(config: Config) -> list[Layout]:
     if "llm_compressor" in packing:
         nvfp4 = Nvfp4("weight_packed", "weight_global_scale", divides=True)
         return [Float8(), nvfp4, Mxfp4(), Int8Codes(has_byte_inputs=True), compressed_tensors.of_any_bits()]
-    if "fp8" in packing or sizes:
+    if "fp8" in packing or sizes or config.get("data_type") == "fp":
         return _fp8({"weight_block_size": sizes})
     if config.get("packing_format") == "auto_round":  # its own words, which are GPTQ's with zero points as they are
         return [Gptq.of({**config, "checkpoint_format": "gptq_v2"})]

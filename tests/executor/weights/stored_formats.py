@@ -528,6 +528,10 @@ FORMATS: dict[str, Format] = {
         _ROUND | {"packing_format": "auto_round:llm_compressor"},
         mixed(mxfp4("weight_packed"), nvfp4("weight_packed", "weight_global_scale", divides=True)),
     ),
+    "auto-round-fp8-weights": Format(
+        {"quant_method": "auto-round", "bits": 8, "group_size": 0, "sym": True, "data_type": "fp", "fmt": "e4m3"},
+        whole_bytes("float8", shape=lambda out, size: (out,)),
+    ),
     "auto-round-fp8-static": Format(
         _ROUND | {"bits": 8, "group_size": -1, "data_type": "fp", "packing_format": "auto_round:fp8_static"},
         whole_bytes("float8", shape=lambda out, size: (out,)),
