@@ -46,11 +46,14 @@ class ShapeReader:
     Args:
         like: reads the checkpoint, for models and formats that look at its tensors before they read; None: any are
             there.
+        checks_shapes: whether tensors must have the shapes that are read. Those that were packed have, and packed
+            weights know of others only what was asked when they were packed.
     """
 
-    def __init__(self, dtype: torch.dtype, like: WeightReader | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, like: WeightReader | None = None, *, checks_shapes: bool = True) -> None:
         self._dtype = dtype
         self._like = like
+        self._checks_shapes = checks_shapes
         self.reads: list[Read] = []
 
     @property
@@ -60,7 +63,7 @@ class ShapeReader:
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        found = None if self._like is None else self._like.find(name)
+        found = self._like.find(name) if self._like is not None and self._checks_shapes else None
         if found is not None and found.shape != tuple(shape):
             raise ModelLoadError(f"Tensor {name!r} is {list(found.shape)}; config.json asks for {list(shape)}.")
         self.reads.append(Read(name, tuple(shape), shard, dtype or self._dtype))
@@ -122,7 +125,8 @@ def packed_stages(config: EngineConfig, rank: Rank, context: ModelContext) -> li
         packed = open_packed(config, rank.tensor, context.ops, stage)
         assert packed is not None, "the own stage's weights are packed"
         with contextlib.closing(packed):
-            models.append(dry_build(config.spec, replace(part, weights=packed, packing=PackAtLoad(context.ops))))
+            reader = ShapeReader(context.dtype, packed, checks_shapes=False)
+            models.append(dry_build(config.spec, replace(part, packing=PackAtLoad(context.ops)), reader))
     return models
 
 

@@ -30,7 +30,6 @@ def run(args: argparse.Namespace) -> None:
     """Serves until told to stop, or becomes a node that serves no HTTP."""
     # Imported here, so that --help does not load the server, and late, so that the engine loads at the same time.
     from quire.core.logging import configure
-    from quire.core.processes import leave
     from quire.frontend.http.listener import bind, release
     from quire.frontend.launch.headless import run_node
     from quire.frontend.launch.setup import EngineSetup
@@ -53,8 +52,6 @@ def run(args: argparse.Namespace) -> None:
                 _serve_by_several(number, setup, args.server_config, listener)
     finally:
         release(listener, args.server_config)
-    sys.stdout.flush()  # which may fail, and is told then
-    leave(0)
 
 
 def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) -> None:

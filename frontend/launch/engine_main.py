@@ -22,7 +22,6 @@ from msgspec import Struct
 from quire.core.cluster.messages import HeadStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import configure
-from quire.core.processes import leave
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.meeting import Meeting
 from quire.executor import torch_library
@@ -63,7 +62,7 @@ def _leave(code: int) -> NoReturn:
     if threading.active_count() > 1:
         logging.shutdown()
         os._exit(code)
-    leave(code)
+    sys.exit(code)  # and not sooner: ZeroMQ's thread may still be sending why the engine ends
 
 
 def _outlives(parent: int) -> bool:
