@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionMaskInterface, Cache
-from transformers.cache_utils import CacheLayerMixin, DummyLayer
+from transformers.cache_utils import CacheLayerMixin
 
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.formulas import agree, constants_of, evaluated, examples
@@ -24,7 +24,7 @@ from quire.executor.models.transformers.heads import Attention, HeadsFirst
 from quire.executor.models.transformers.masks import MaskFunction, MaskOf, Visible, read_mask
 from quire.executor.models.transformers.probe import set_attention
 from quire.executor.models.transformers.program import Call, Meta, Program, Ref
-from quire.executor.models.transformers.rows import LayerPlan, RowPlan, run_row
+from quire.executor.models.transformers.rows import LayerPlan, NoLayer, RowPlan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor
 from quire.executor.models.transformers.stages import received_rows
 from quire.executor.models.transformers.tracing import RunPart, Untraceable
@@ -46,7 +46,7 @@ class RowCode:
     def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
         """See `TracedCode.trace`. Keys and values are stored by a `Keep`, and `MaskOf` makes the masks."""
         layers: list[Any] = [
-            _NewSequence(Keep(each), run_part) if each.key_dim else DummyLayer() for each in self._plan.layers
+            _NewSequence(Keep(each), run_part) if each.key_dim else NoLayer() for each in self._plan.layers
         ]  # fmt: skip
         positions = step.positions.unsqueeze(0) if self._plan.gives_positions else None
         rows = received_rows(step)

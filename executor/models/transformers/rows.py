@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import (
     CacheLayerMixin,
-    DummyLayer,
     DynamicIndexedLayer,
     DynamicLayer,
     LinearAttentionCacheLayerMixin,
@@ -27,6 +26,13 @@ from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.skeleton import first_tensor, takes
 from quire.ops.backend import Backend
+
+try:
+    from transformers.cache_utils import DummyLayer as NoLayer
+except ImportError:  # before Transformers 5.23
+
+    class NoLayer:  # type: ignore[no-redef]
+        """In a cache, the place of a layer that keeps nothing."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ class Rows:
 
     def _view(self, step: StepContext, row: int, tokens: slice, layer: LayerPlan) -> Any:
         if not layer.key_dim and not layer.states:
-            return DummyLayer()
+            return NoLayer()
         view: Any = _Pages() if not layer.states else _StateAndPages() if layer.key_dim else _State()
         past = int(step.positions[tokens.start])
         if layer.key_dim:
