@@ -12,6 +12,7 @@ namespace quire {
 namespace widened {
 
 constexpr long WORDS_AHEAD = 4096;                // bytes from the codes that are read to those that are prefetched
+constexpr int WORDS_AT_ONCE = LANES == 16 ? 2 : 1;  // of a turn of the loop over kept ones; AVX2 has no registers for two
 constexpr long MOST_FETCHING = 4;                 // passes of rows that share the prefetch of the next part
 constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;  // of a tile that is not alone
 
@@ -61,7 +62,7 @@ template <class X> struct Scales {
 
 // A part of a panel as words, for more rows: some blocks. Sums in registers take few rows at once, and so long parts.
 template <class X> struct Kept {
-    static constexpr long STEPS = X::HAS_ORIGINS ? 4 * MOST_STEPS : MOST_STEPS;
+    static constexpr long STEPS = X::HAS_ORIGINS ? 2 * MOST_STEPS : MOST_STEPS;
     static constexpr long MOST_WORDS = STEPS / X::STEPS, MOST_BLOCKS = 64;
     typename X::Codes codes[MOST_WORDS][2];
     Scales<X> scales[MOST_BLOCKS];
@@ -156,8 +157,9 @@ inline __attribute__((always_inline)) void for_steps(Body body, std::integer_seq
 // sums [ROWS][PANEL] += x times `count` blocks of a panel, from `at` on; if `is_first`, sums = it. If KEEPS, the blocks are
 // written to `kept`.
 template <class C, class X, int ROWS, bool KEEPS>
-void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> at, long count, WordRows<X> x,
-                     bool is_first, float* sums, Kept<X>* kept) {
+void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> at, long count,
+                     const WordRows<X>& rows, bool is_first, float* sums, Kept<X>* kept) {
+    WordRows<X> x = rows;
     using Codes = typename X::Codes;
     const C codec = weight.codec;
     constexpr int WORDS = C::UNIT / X::STEPS;
@@ -209,8 +211,9 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
 
 // The same for the blocks of `kept`. Meanwhile `fetch` bytes from `ahead` on are prefetched for each word.
 template <class X, int ROWS>
-void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, bool is_first, float* sums,
+void multiply_kept(const Kept<X>& kept, bool has_offsets, const WordRows<X>& rows, bool is_first, float* sums,
                    const uint8_t* ahead, long fetch) {
+    WordRows<X> x = rows;
     const typename X::Codes(*codes)[2] = kept.codes;
     const long stride = X::HAS_ORIGINS ? x.stride : ROWS;
     Totals<X, ROWS> totals(sums);
@@ -219,7 +222,7 @@ void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, bool is
     for (long block = 0; block < kept.num_blocks; block++, scales++, x.advance(0, 1)) {
         typename X::Sum sum[ROWS][2];
         x.template start<ROWS>(sum);
-        for (long i = 0; i < kept.num_words[block]; i++, codes++, x.words += stride, ahead += fetch) {
+        const auto multiply_word = [&]() __attribute__((always_inline)) {
             for (int line = 0; line < X::STEPS / 2; line++) __builtin_prefetch(ahead + line * 64);
             const typename X::Codes low = codes[0][0], high = codes[0][1];
 #pragma GCC unroll 12
@@ -228,15 +231,21 @@ void multiply_kept(const Kept<X>& kept, bool has_offsets, WordRows<X> x, bool is
                 sum[row][0] = add_products(sum[row][0], factor, low);
                 sum[row][1] = add_products(sum[row][1], factor, high);
             }
-        }
+            codes++, x.words += stride, ahead += fetch;
+        };
+        long left = kept.num_words[block];
+        for (; left >= WORDS_AT_ONCE; left -= WORDS_AT_ONCE)
+#pragma GCC unroll 2
+            for (int i = 0; i < WORDS_AT_ONCE; i++) multiply_word();
+        for (; left > 0; left--) multiply_word();
         totals.add(sum, [&](int part, int half) { return scales->scale[part][half]; }, scales->offset, has_offsets, x);
     }
     totals.end();
 }
 
 template <class C, class X> using MultiplyBlocks = void (*)(const Layout<C>&, const uint8_t*, BlockAt<X>, long,
-                                                            WordRows<X>, bool, float*, Kept<X>*);
-template <class X> using MultiplyKept = void (*)(const Kept<X>&, bool, WordRows<X>, bool, float*,
+                                                            const WordRows<X>&, bool, float*, Kept<X>*);
+template <class X> using MultiplyKept = void (*)(const Kept<X>&, bool, const WordRows<X>&, bool, float*,
                                                       const uint8_t*, long);
 
 template <class C, class X, bool KEEPS, int LEAST, int... I>
