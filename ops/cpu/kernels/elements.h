@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 namespace quire {
 
@@ -16,23 +17,40 @@ template <class Body> void parallel(long count, long elements, long num_threads,
     for_each(count, elements > WORTH_A_THREAD ? num_threads : 1, body);
 }
 
+// Calls body(i, count) for each vector of `size` elements. `count` is a constant but for a last vector that is not whole.
+template <class Body> inline __attribute__((always_inline)) void for_vectors(long size, Body body) {
+    long i = 0;
+    for (; i + LANES <= size; i += LANES) body(i, std::integral_constant<long, LANES>());
+    if (i < size) body(i, size - i);
+}
+
 // out = x * inverse, rounded to the weight's type, times the weight.
 template <class T, class Weight> void scale(const T* x, float inverse, const Weight* weight, T* out, long size) {
-    for (long i = 0; i < size; i += LANES) {
-        Floats scaled = rounded<Weight>(load(x + i, size - i) * inverse);
-        store(out + i, scaled * load(weight + i, size - i), size - i);
+    for_vectors(size, [&](long i, auto count) __attribute__((always_inline)) {
+        store(out + i, rounded<Weight>(load(x + i, count) * inverse) * load(weight + i, count), count);
+    });
+}
+
+// In four sums, so that an addition need not wait for the one before it.
+template <class T> float sum_of_squares(const T* x, long size) {
+    Floats sums[4] = {};
+    long i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES)
+        for (int part = 0; part < 4; part++) {
+            const Floats numbers = load(x + i + part * LANES);
+            sums[part] = multiply_add(numbers, numbers, sums[part]);
+        }
+    for (; i < size; i += LANES) {
+        const Floats numbers = load(x + i, size - i);
+        sums[0] = multiply_add(numbers, numbers, sums[0]);
     }
+    return sum(sums[0] + sums[1] + (sums[2] + sums[3]));
 }
 
 // The weight's elements are T, or float if `is_float`; its element `first` belongs to x[0].
 template <class T>
 void normalise(const T* x, const void* weight, bool is_float, long first, T* out, long size, float eps) {
-    Floats squares{};
-    for (long i = 0; i < size; i += LANES) {
-        Floats part = load(x + i, size - i);
-        squares += part * part;
-    }
-    const float inverse = 1 / std::sqrt(sum(squares) / size + eps);
+    const float inverse = 1 / std::sqrt(sum_of_squares(x, size) / size + eps);
     if (is_float) scale(x, inverse, (const float*)weight + first, out, size);
     else scale(x, inverse, (const T*)weight + first, out, size);
 }
@@ -67,7 +85,9 @@ inline Floats finite(Floats x, float largest) {
 }
 
 template <class T, class Cache> void store_finite(const T* x, Cache* to, long size, float largest) {
-    for (long i = 0; i < size; i += LANES) store(to + i, finite(load(x + i, size - i), largest), size - i);
+    for_vectors(size, [&](long i, auto count) __attribute__((always_inline)) {
+        store(to + i, finite(load(x + i, count), largest), count);
+    });
 }
 
 }  // namespace quire

@@ -99,8 +99,9 @@ extern "C" int quire_add_rms_norm(const AddRmsNormCall* call) {
         parallel(call->num_tokens, call->num_tokens * size, call->num_threads, [&](long token) {
             const T* from = (const T*)call->x + token * size;
             T* to = (T*)call->residual + token * size;
-            for (long i = 0; i < size; i += LANES)
-                store(to + i, load(to + i, size - i) + load(from + i, size - i), size - i);
+            for_vectors(size, [&](long i, auto count) __attribute__((always_inline)) {
+                store(to + i, load(to + i, count) + load(from + i, count), count);
+            });
             normalise((const T*)to, call->weight, is_float, 0, (T*)call->out + token * size, size, (float)call->eps);
         });
     });
@@ -128,10 +129,9 @@ extern "C" int quire_activate_and_mul(const ActivateAndMulCall* call) {
         parallel(call->num_tokens, call->num_tokens * size, call->num_threads, [&](long token) {
             const T *gate = (const T*)call->x + token * call->token_stride, *up = gate + size;
             T* to = (T*)call->out + token * size;
-            for (long i = 0; i < size; i += LANES) {
-                Floats g = load(gate + i, size - i);
-                store(to + i, gated(g, load(up + i, size - i), call->activation), size - i);
-            }
+            for_vectors(size, [&](long i, auto count) __attribute__((always_inline)) {
+                store(to + i, gated(load(gate + i, count), load(up + i, count), call->activation), count);
+            });
         });
     });
 }

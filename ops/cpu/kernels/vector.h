@@ -162,13 +162,20 @@ inline __m256i lanes_below(long count) {
 template <class T> inline Floats load(const T* from, long count) {
     if (count >= LANES) return load(from);
 #if defined(QUIRE_HAS_AVX512)
-    if constexpr (sizeof(T) == sizeof(float)) return (Floats)_mm512_maskz_loadu_ps((__mmask16)((1 << count) - 1), from);
-#elif defined(__AVX2__)
+    const __mmask16 lanes = (__mmask16)((1 << count) - 1);
+    if constexpr (sizeof(T) == sizeof(float)) return (Floats)_mm512_maskz_loadu_ps(lanes, from);
+    else {
+        const __m256i half = _mm256_maskz_loadu_epi16(lanes, from);
+        return load(reinterpret_cast<const T*>(&half));
+    }
+#else
+#if defined(__AVX2__)
     if constexpr (sizeof(T) == sizeof(float)) return (Floats)_mm256_maskload_ps((const float*)from, lanes_below(count));
 #endif
     T padded[LANES] = {};
     std::memcpy(padded, from, count * sizeof(T));
     return load(padded);
+#endif
 }
 
 template <class T> inline void store(T* to, Floats x, long count) {

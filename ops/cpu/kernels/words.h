@@ -182,6 +182,7 @@ inline int32_t sum(Ints x) {
 }
 
 constexpr int32_t NOT_FINITE = 255 << 23;
+constexpr long X_AHEAD = 256;  // bytes from the numbers of a row that are packed to those that are prefetched
 
 // Writes the `count` numbers of a block of `steps` as integers of 16 bits.
 template <class C, class T> void pack_block(InPairs, const T* from, long count, long steps, const PlaceInTile& to) {
@@ -355,6 +356,7 @@ void pack_rows(const T* const* from, const int64_t* order, const Blocks<X>& bloc
         const T* own[LANES];
         for (int row = 0; row < count; row++) {
             own[row] = order ? ordered[row] : from[row] + input;
+            if (!order) __builtin_prefetch((const char*)own[row] + X_AHEAD);  // of more rows than a processor would follow
             if (order)
                 for (long i = 0; i < size; i++) ordered[row][i] = from[row][order[input + i]];
         }
