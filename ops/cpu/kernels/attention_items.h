@@ -42,10 +42,13 @@ void pack_query_column(const BFloat16* q, long head_dim, Pair* packed, long coun
     for (long d = 0; d < head_dim; d += 2, packed += count) *packed = read<Pair>(q + d);
 }
 
+struct Seen { long begin, end; };  // keys
+
 // One thread's memory for an item, laid out once for the largest item of a call.
 template <class Unit> struct Workspace {
     long query_stride, out_stride;
     std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
+    Seen* seen;                               // [rows of one head]
     Unit *queries, *keys, *values, *weights;  // [rows][query_stride], packed, packed, [rows][KEYS in units]
     float *scores, *steps;                    // [rows][KEYS], [rows]: of queries, if they are int16
     typename KeepOf<Unit>::type* keep;        // [rows]: factor for the sums so far
@@ -67,6 +70,7 @@ private:
 
     void lay_out(long rows, long head_dim) {
         size = 0;
+        take(seen, rows);
         take(queries, rows * query_stride);
         take(keys, query_stride * KEYS);
         take(values, out_stride * KEYS);
@@ -117,6 +121,10 @@ template <class Unit, class Cache> struct Attention {
     const Walk walk{call, item};
 
     void run() {
+        for (long row = 0; row < rows; row++) {
+            const long position = position_of(row);
+            work.seen[row] = {first_seen(call, position), end_seen(call, position, item.prefix)};
+        }
         with_query_type([&](auto* type) { take_queries(type); });
         const long first = walk.begin / SPLIT, last = (walk.end - 1) / SPLIT;
         for (long split = first; split <= last; split++) {
@@ -202,11 +210,9 @@ template <class Unit, class Cache> struct Attention {
         const Scales<Cache> scales(tile);
         for (long row = 0; row < rows; row += ROWS_AT_ONCE<Unit>) {
             const long num = std::min<long>(ROWS_AT_ONCE<Unit>, rows - row), index = head * rows + row;
-            const long first_position = walk.first_position + row / group;
-            const long last_position = walk.first_position + (row + num - 1) / group;
             // Keys after what the rows see are left out, and so are tiles of which they see nothing.
-            const long count = std::min(tile.count, end_seen(call, last_position, item.prefix) - start);
-            if (count <= 0 || first_seen(call, first_position) >= start + count) continue;
+            const long count = std::min(tile.count, work.seen[row + num - 1].end - start);
+            if (count <= 0 || work.seen[row].begin >= start + count) continue;
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,
                      (head_dim + ELEMENTS<Unit> - 1) / ELEMENTS<Unit>, work.scores, KEYS, round_up(count, LANES),
                      nullptr);
@@ -242,45 +248,52 @@ template <class Unit, class Cache> struct Attention {
 
     // Turns the scores of `num` rows of the item's `head`, from `row` on, in a tile of `count` keys into weights, and sets the
     // rows' `keep`. `index` is the first row's index among all rows, `place` its index among the rows in `work.scores`.
-    // Not inlined, because GCC would then no longer inline `soften`, which makes small prompts a tenth slower.
-    __attribute__((noinline)) void weigh(long head, long row, long num, long start, long count,
-                                         const Scales<Cache>& scales, long index, long place) {
+    void weigh(long head, long row, long num, long start, long count, const Scales<Cache>& scales, long index,
+               long place) {
+        for (; num > BLOCK; num -= BLOCK, row += BLOCK, index += BLOCK, place += BLOCK)
+            weigh(head, row, BLOCK, start, count, scales, index, place);
         const long width = round_up(count, KEYS_AT_ONCE<Unit>);
-        const bool is_bent = call.softcap || call.slopes || call.distance_bias;
+        const bool is_bent = call.softcap || call.slopes || call.distance_bias || call.scale <= 0;
+        float* all_scores = work.scores + place * KEYS;
+        Unit* packed = work.weights + place * KEYS / ELEMENTS<Unit>;
+        auto* weights = [&] {
+            if constexpr (IS_CODED<Cache>) return all_scores;  // in their place, until they are scaled
+            else return packed;
+        }();
         const float scale = is_bent ? (float)M_LOG2E : (float)(call.scale * M_LOG2E);
+        Softening<std::remove_pointer_t<decltype(weights)>> softening{
+            num, all_scores, scale, work.most + index, work.total + index, weights};
         for (long i = 0; i < num; i++) {
-            const long position = walk.first_position + (row + i) / group;
-            const long from = std::max(0L, first_seen(call, position) - start);
-            const long to = std::min(count, end_seen(call, position, item.prefix) - start);
-            float* scores = work.scores + (place + i) * KEYS;
+            softening.begin[i] = std::max(0L, work.seen[row + i].begin - start);
+            softening.end[i] = std::min(count, work.seen[row + i].end - start);
+            float* scores = all_scores + i * KEYS;
             if constexpr (IS_CODED<Cache>)
                 scales.multiply_by(scales.of_keys, scores, width, HAS_FIXED<Unit> ? work.steps[index + i] : UNLIFT<Cache>);
             if (is_bent)
                 bend(scores, width, (float)call.scale, (float)call.softcap,
-                     call.slopes ? call.slopes[query_head(head, row + i)] : 0, start - position);
+                     call.slopes ? call.slopes[query_head(head, row + i)] : 0, start - position_of(row + i));
             if (call.distance_bias)
                 bias_by_distance(scores, width, call.distance_bias + query_head(head, row + i) * (2 * call.reach + 1),
-                                 call.reach, start - position);
-            Unit* packed = work.weights + (place + i) * KEYS / ELEMENTS<Unit>;
-            auto* weights = [&] {
-                if constexpr (IS_CODED<Cache>) return scores;  // in their place, until they are scaled
-                else return packed;
-            }();
-            float& most = work.most[index + i];
-            Floats& total = work.total[index + i];
-            const float keep = from == 0 && to == KEYS
-                                   ? soften<true>(scores, KEYS, 0, KEYS, scale, most, total, weights)
-                                   : soften<false>(scores, width, from, to, scale, most, total, weights);
-            if constexpr (IS_CODED<Cache>) scales.multiply_by(scales.of_values, weights, width, LIFT<Cache>);
+                                 call.reach, start - position_of(row + i));
+        }
+        softening.run(width);
+        for (long i = 0; i < num; i++) {
+            float* scores = all_scores + i * KEYS;
+            Unit* to = packed + i * KEYS / ELEMENTS<Unit>;
             if constexpr (HAS_FIXED<Unit>) {
-                work.keep[place + i] = {keep, fix_weights(weights, width, packed)};
+                work.keep[place + i] = {softening.keep[i], fix_weights(scores, scales.of_values, width, to)};
             } else {
-                work.keep[place + i] = keep;
-                if constexpr (IS_CODED<Cache>)
-                    for (long n = 0; n < width / LANES; n++) store_weights(packed, n, load(weights + n * LANES));
+                work.keep[place + i] = softening.keep[i];
+                if constexpr (IS_CODED<Cache>) {
+                    scales.multiply_by(scales.of_values, scores, width, LIFT<Cache>);
+                    for (long n = 0; n < width / LANES; n++) store_weights(to, n, load(scores + n * LANES));
+                }
             }
         }
     }
+
+    // The position of a row's query.
+    long position_of(long row) const { return walk.first_position + row / group; }
 
     // The query head of a row of the item's `head`.
     long query_head(long head, long row) const { return (item.first_head + head) * group + row % group; }
@@ -328,7 +341,8 @@ template <class Unit, class Cache> void attend(const AttentionCall& call) {
     // A thread takes its next item early, so that the item can be prefetched. The last items are taken late, each by
     // the first thread that is done.
     const long contested = count - 2 * call.num_threads;
-    const long rows = std::max<long>(items.empty() ? 0 : MAX_ROWS, call.group);
+    long rows = 0;
+    for (const Item& item : items) rows = std::max(rows, item.num_heads * item.num_queries * call.group);
     std::vector<Shared> shared = shared_of(call, items);
     std::atomic<long> taken{0};
     in_team(is_small || count <= 1 ? 1 : call.num_threads, [&] {

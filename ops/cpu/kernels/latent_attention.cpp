@@ -124,9 +124,9 @@ private:
         long first = 0;  // of the rows that see any of the tile
         while (shape.position(piece, first) < start) first++;
         work.rows.score(first, piece.num_rows - first, count);
-        const float scale = (float)(call.scale * M_LOG2E);
-        for (long row = first; row < piece.num_rows; row++)
-            work.rows.soften(row, count, std::min(count, shape.position(piece, row) + 1 - start), scale);
+        work.rows.soften(first, piece.num_rows, count, (float)(call.scale * M_LOG2E), [&](long row) {
+            return std::min(count, shape.position(piece, row) + 1 - start);
+        });
         work.rows.add_values(first, piece.num_rows - first, count);
     }
 };

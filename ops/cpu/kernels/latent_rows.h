@@ -112,14 +112,17 @@ public:
         std::fill_n(out, num_rows * out_stride, 0.0f);
     }
 
-    // Turns a row's scores into weights; it sees keys [0, seen) of the tile's `count`. `scale` includes log2(e).
-    void soften(long row, long count, long seen, float scale) {
-        const float* from = scores + row * KEYS;
-        float* to = weights + row * KEYS;
-        Floats sums = load(total + row * LANES);
-        keep[row] = seen == KEYS ? quire::soften<true>(from, KEYS, 0, KEYS, scale, most[row], sums, to)
-                                 : quire::soften<false>(from, round_up(count, LANES), 0, seen, scale, most[row], sums, to);
-        store(total + row * LANES, sums);
+    // Turns the scores of rows [first, end) into weights; a row sees keys [0, seen_by(row)) of the tile's `count`. `scale`
+    // includes log2(e).
+    template <class SeenBy> void soften(long first, long end, long count, float scale, SeenBy seen_by) {
+        for (long row = first; row < end; row += BLOCK) {
+            const long num = std::min<long>(BLOCK, end - row);
+            Floats sums[BLOCK];
+            Softening<float> softening{num, scores + row * KEYS, scale, most + row, sums, weights + row * KEYS};
+            for (long i = 0; i < num; i++) softening.end[i] = seen_by(row + i), sums[i] = load(total + (row + i) * LANES);
+            softening.run(round_up(count, LANES));
+            for (long i = 0; i < num; i++) keep[row + i] = softening.keep[i], store(total + (row + i) * LANES, sums[i]);
+        }
     }
 
     // Adds the weighted values of a tile to the sums of rows [first, first + num).

@@ -18,12 +18,14 @@ constexpr int BLOCK = 4;         // rows whose sums are in registers at once
 constexpr int SPAN = 2 * LANES;  // elements of a value that are loaded at a time
 constexpr int PARTS = 8;         // at least so many items for each thread, so that all threads finish together
 
-// Up to MAX_ROWS rows share a packed tile: rows of one head, or of several heads. Where arithmetic is faster, packing
-// pays only for more rows.
-#if defined(QUIRE_HAS_AMX)
+// Up to MAX_ROWS rows share a packed tile: rows of one head, or of several heads. Fewer rows make more items, so pieces
+// have as few as MIN_ROWS if there would not be enough items for the threads. Where arithmetic is faster, packing pays
+// only for more rows.
 constexpr int MAX_ROWS = 256;
+#if defined(QUIRE_HAS_AMX)
+constexpr int MIN_ROWS = MAX_ROWS;
 #else
-constexpr int MAX_ROWS = 64;
+constexpr int MIN_ROWS = 64;
 #endif
 
 // Queries [first_query, first_query + num_queries) of a request, against keys [first_key, end_key) of some KV heads.
@@ -53,11 +55,22 @@ inline long end_seen(const AttentionCall& call, long position, long prefix) {
 // keys: the scales of coded values are needed before the values are.
 template <class Cache> bool is_across(const Item& item) { return item.in_place && !IS_CODED<Cache>; }
 
+// How many queries a piece has at most.
+inline long queries_of_piece(const AttentionCall& call) {
+    for (long rows = MAX_ROWS;; rows /= 2) {
+        const long queries = std::max<long>(1, rows / call.group);
+        long count = 0;
+        for (long request = 0; request < call.num_requests; request++)
+            count += (call.query_lens[request] + queries - 1) / queries * call.num_kv_heads;
+        if (count >= PARTS * call.num_threads || rows <= MIN_ROWS) return queries;
+    }
+}
+
 // Pieces: some queries of each request, against all keys of one head. Adds the cost of all pieces and heads to `total`.
 inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& total) {
     std::vector<Item> pieces;
     pieces.reserve(call.num_requests);
-    const long queries = std::max<long>(1, MAX_ROWS / call.group);
+    const long queries = queries_of_piece(call);
     long first_token = 0;
     for (long request = 0; request < call.num_requests; request++) {
         const long count = call.query_lens[request], computed = call.seq_lens[request] - count;

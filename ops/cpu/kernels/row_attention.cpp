@@ -65,7 +65,7 @@ private:
         for (long i = 0; i < count; i++) work.rows.take_key(i, reader, work.keys[start + i], call.size);
         work.rows.transpose_keys(count);
         work.rows.score(0, num, count);
-        for (long row = 0; row < num; row++) work.rows.soften(row, count, count, (float)(call.scale * M_LOG2E));
+        work.rows.soften(0, num, count, (float)(call.scale * M_LOG2E), [=](long) { return count; });
         work.rows.add_values(0, num, count);
     }
 

@@ -20,40 +20,64 @@ namespace quire {
 inline void store_weights(float* row, long n, Floats x) { store(row + n * LANES, x); }
 inline void store_weights(Pair* row, long n, Floats x) { store(reinterpret_cast<BFloat16*>(row) + n * LANES, x); }
 
-// Turns the scores of one row and tile into weights 2^(score * scale - most); `scale` includes the factor log2(e). Keys
-// outside [begin, end) get the weight 0. Returns the factor that rescales the row's sums so far to the new `most`.
-// Inlined, because calls make long prompts a percent slower.
-template <bool ALL, class Unit>
-__attribute__((always_inline)) inline float soften(const float* scores, long width, long begin, long end, float scale,
-                                                   float& most, Floats& total, Unit* weights) {
-    Ints lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
-    const Floats hidden = fill(-INFINITY);
-    Floats x[KEYS / LANES], highest = hidden;
-    for (long n = 0; n < width / LANES; n++) {
-        x[n] = load(scores + n * LANES) * scale;
-        if constexpr (!ALL) {
-            const Ints key = lane + (int)(n * LANES);
-            x[n] = (key >= (int)begin) & (key < (int)end) ? x[n] : hidden;
-        }
-        highest = x[n] > highest ? x[n] : highest;
+// Some rows of a tile whose scores become weights at once: the ends of their maxima and the factors of their sums are
+// chains of instructions that take no longer for four rows than for one.
+template <class Unit> struct Softening {
+    long num;             // rows, up to BLOCK
+    const float* scores;  // [num][KEYS]
+    float scale;          // of scores, with the factor log2(e); it is positive
+    float* most;          // [num]: greatest score so far
+    Floats* total;        // [num]: sums of weights so far, by lane
+    Unit* weights;        // [num][KEYS in units]
+    long begin[BLOCK] = {}, end[BLOCK] = {};  // the keys that each row sees
+    float keep[LANES] = {};                   // [num]: what rescales the row's sums so far to the new `most`
+
+    // Turns scores into weights 2^(score * scale - most). Keys that are not seen get the weight 0, below `width`.
+    void run(long width) {
+        bool all = true;
+        for (long i = 0; i < num; i++) all &= begin[i] == 0 && end[i] == KEYS;
+        if (all) run<true>(KEYS);
+        else run<false>(width);
     }
-    const float before = most, now = std::max(before, largest(highest));
-    const float keep = now == before ? 1 : before == -INFINITY ? 0 : exp2(fill(before - now))[0];
-    Floats added{};
-    for (long n = 0; n < width / LANES; n++) {
-        Floats weight = exp2(x[n] - now);
-        if constexpr (!ALL) {
-            const Ints key = lane + (int)(n * LANES);
-            weight = (key >= (int)begin) & (key < (int)end) ? weight : Floats{};
+
+private:
+    // Inlined, because calls make long prompts a percent slower.
+    template <bool ALL> __attribute__((always_inline)) void run(long width) {
+        const Floats hidden = fill(-INFINITY);
+        Floats highest[BLOCK];
+        for (long i = 0; i < BLOCK; i++) highest[i] = hidden;
+        for (long i = 0; i < num; i++)
+            for (long n = 0; n < width; n += LANES)
+                highest[i] = greater(seen<ALL>(i, n, load(scores + i * KEYS + n), hidden), highest[i]);
+        float now[LANES], less[LANES] = {};
+        store(now, largest(highest[0], highest[1], highest[2], highest[3]) * scale);
+        for (long i = 0; i < num; i++) {
+            const float before = most[i];
+            most[i] = now[i] > before ? now[i] : before;
+            less[i] = most[i] == before ? 0 : before - most[i];
         }
-        added += weight;
-        store_weights(weights, n, weight);
+        store(keep, exp2(load(less)));
+        for (long i = 0; i < num; i++) {
+            Floats added{};
+            for (long n = 0; n < width; n += LANES) {
+                const Floats x = load(scores + i * KEYS + n);
+                const Floats weight = seen<ALL>(i, n, exp2(multiply_add(x, fill(scale), fill(-most[i]))), Floats{});
+                added += weight;
+                store_weights(weights + i * KEYS / ELEMENTS<Unit>, n / LANES, weight);
+            }
+            total[i] = multiply_add(total[i], fill(keep[i]), added);
+        }
     }
-    most = now;
-    total = total * keep + added;
-    return keep;
-}
+
+    // x, or `otherwise` in the lanes of keys that row i does not see.
+    template <bool ALL> Floats seen(long i, long n, Floats x, Floats otherwise) const {
+        if constexpr (ALL) return x;
+        Ints lane;
+        for (int i = 0; i < LANES; i++) lane[i] = i;
+        const Ints key = lane + (int)n;
+        return (key >= (int)begin[i]) & (key < (int)end[i]) ? x : otherwise;
+    }
+};
 
 // Scales, caps and biases the scores of one row and tile. `offset` is the first key's position less the query's. Not
 // inlined, so that forms without it keep their code.

@@ -52,16 +52,29 @@ inline void multiply_block(
     const Unit* a, long a_stride, const Unit* b, long b_stride, long steps, float* c, long c_stride,
     const Keep* keep) {
     typename SumOf<Unit>::type total[ROWS][N];
+#pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
         for (int n = 0; n < N; n++)
             begin_sum(total[row][n], c + row * c_stride + n * LANES, keep ? keep + row : nullptr);
     for (long t = 0; t < steps; t++)
+#pragma GCC unroll 8
         for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
             for (int n = 0; n < N; n++)
                 total[row][n] = add_product(total[row][n], a[row * a_stride + t], b + t * b_stride + n * LANES);
+#pragma GCC unroll 8
     for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
         for (int n = 0; n < N; n++)
             end_sum(total[row][n], c + row * c_stride + n * LANES, keep ? keep + row : nullptr);
+}
+
+// Calls body with `rows`, 1 to MOST, as a compile-time constant.
+template <int MOST, class Body> inline void with_rows(long rows, Body body) {
+    if constexpr (MOST > 1)
+        if (rows < MOST) return with_rows<MOST - 1>(rows, body);
+    body(std::integral_constant<int, MOST>());
 }
 
 template <int ROWS, class Unit, class Keep>
@@ -70,15 +83,11 @@ void multiply_rows(const Unit* a, long a_stride, const Unit* b, long b_stride, l
     long column = 0;
     for (; column + COLUMNS * LANES <= width; column += COLUMNS * LANES)
         multiply_block<ROWS, COLUMNS>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
-    for (; column < width; column += LANES)
-        multiply_block<ROWS, 1>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
-}
-
-// Calls body with `rows`, 1 to MOST, as a compile-time constant.
-template <int MOST, class Body> inline void with_rows(long rows, Body body) {
-    if constexpr (MOST > 1)
-        if (rows < MOST) return with_rows<MOST - 1>(rows, body);
-    body(std::integral_constant<int, MOST>());
+    if (column == width) return;
+    // All that are left at once, because a sum waits for the one before.
+    with_rows<COLUMNS - 1>((width - column) / LANES, [&](auto constant) {
+        multiply_block<ROWS, constant()>(a, a_stride, b + column, b_stride, steps, c + column, c_stride, keep);
+    });
 }
 
 // `width` is a multiple of LANES; `rows` at most BLOCK.

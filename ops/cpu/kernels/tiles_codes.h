@@ -26,6 +26,12 @@ template <> constexpr bool IS_WHOLE<TwoInt4Codes> = true;
 constexpr float LARGEST_FIXED = 32767;
 typedef int16_t Fixed __attribute__((vector_size(4 * LANES)));
 
+inline void store_fixed(int16_t* to, Ints codes) {
+    typedef int16_t Few __attribute__((vector_size(2 * LANES)));
+    const Few few = __builtin_convertvector(codes, Few);
+    std::memcpy(to, &few, sizeof(few));
+}
+
 // Adds a * b for both int16 of each lane.
 inline Ints add_product(Ints total, Words a, Words b) {
 #if defined(QUIRE_HAS_AVX512) && defined(__AVX512VNNI__)
@@ -197,22 +203,27 @@ template <class Cache, class Query> float fix_query(const Query* q, long head_di
     std::memset(to, 0, round_up(head_dim, 4 * LANES) * sizeof(int16_t));
     for (long d = 0; d < head_dim; d += LANES) {
         const Ints codes = whole(load(q + d, head_dim - d) * inverse);
+        if (WIDENED<Cache> == 1 || !in_place) {
+            store_fixed(to + d, codes);
+            continue;
+        }
         for (long i = 0; i < std::min<long>(LANES, head_dim - d); i++)
-            to[in_place ? place_of_query<Cache>(d + i) : d + i] = (int16_t)codes[i];
+            to[place_of_query<Cache>(d + i)] = (int16_t)codes[i];
     }
     return top / limit;
 }
 
-// Packs a row's weights in a tile, and returns their step. They are not negative.
-inline float fix_weights(const float* weights, long width, CodePair* packed) {
+// Packs a row's weights in a tile, times the values' scales, and returns their step. They are not negative.
+inline float fix_weights(float* weights, const float* scales, long width, CodePair* packed) {
     Floats most{};
-    for (long i = 0; i < width; i += LANES) most = greater(most, load(weights + i));
-    const float top = largest(most), inverse = top < SMALLEST_TOP ? 0 : LARGEST_FIXED / top;
     for (long i = 0; i < width; i += LANES) {
-        typedef int16_t Few __attribute__((vector_size(2 * LANES)));
-        const Few codes = __builtin_convertvector(whole(load(weights + i) * inverse), Few);
-        std::memcpy(reinterpret_cast<int16_t*>(packed) + i, &codes, sizeof(codes));
+        const Floats scaled = load(weights + i) * load(scales + i);
+        most = greater(most, scaled);
+        store(weights + i, scaled);
     }
+    const float top = largest(most), inverse = top < SMALLEST_TOP ? 0 : LARGEST_FIXED / top;
+    for (long i = 0; i < width; i += LANES)
+        store_fixed(reinterpret_cast<int16_t*>(packed) + i, whole(load(weights + i) * inverse));
     return top / LARGEST_FIXED;
 }
 

@@ -242,6 +242,32 @@ inline float largest(Floats x) {
 #endif
 }
 
+// The greatest number of a, of b, of c and of d, in the first four lanes.
+inline Floats largest(Floats a, Floats b, Floats c, Floats d) {
+#if defined(QUIRE_HAS_AVX512)
+    const auto of_two = [](Floats x, Floats y) {  // of each 128 bits: x, y, x, y
+        const __m512 upper = _mm512_unpackhi_ps((__m512)x, (__m512)y);
+        return greater((Floats)_mm512_unpacklo_ps((__m512)x, (__m512)y), (Floats)upper);
+    };
+    const __m512d ab = (__m512d)of_two(a, b), cd = (__m512d)of_two(c, d);
+    __m512 all = (__m512)greater((Floats)_mm512_unpacklo_pd(ab, cd), (Floats)_mm512_unpackhi_pd(ab, cd));
+    all = _mm512_max_ps(all, _mm512_shuffle_f32x4(all, all, 0x4e));
+    return (Floats)_mm512_max_ps(all, _mm512_shuffle_f32x4(all, all, 0xb1));
+#elif defined(__AVX2__)
+    const auto of_two = [](Floats x, Floats y) {
+        const __m256 upper = _mm256_unpackhi_ps((__m256)x, (__m256)y);
+        return greater((Floats)_mm256_unpacklo_ps((__m256)x, (__m256)y), (Floats)upper);
+    };
+    const __m256d ab = (__m256d)of_two(a, b), cd = (__m256d)of_two(c, d);
+    const __m256 all = (__m256)greater((Floats)_mm256_unpacklo_pd(ab, cd), (Floats)_mm256_unpackhi_pd(ab, cd));
+    return greater((Floats)all, (Floats)_mm256_permute2f128_ps(all, all, 1));
+#else
+    Floats all{};
+    all[0] = largest(a), all[1] = largest(b), all[2] = largest(c), all[3] = largest(d);
+    return all;
+#endif
+}
+
 // 2^x within 2 ulp for x up to 127. A result below the normal numbers is 0 or near 0; 2^-inf is 0; NaN stays NaN.
 inline Floats exp2(Floats x) {
 #if defined(QUIRE_HAS_AVX512)
