@@ -1,4 +1,4 @@
-// Sixteen numbers as integers of 8 bits in one register, for the words of words.h.
+// Sixteen numbers as integers of 8 bits in one register, for the words of word_rows.h.
 #pragma once
 
 #include "amx.h"

@@ -127,7 +127,7 @@ template <class Kind> struct ProductsOfWords {
         }
 #pragma GCC unroll 24
         for (int i = 1; i < CHAINS; i++) sums[0] += sums[i];
-        return (float)widened::sum((Ints)sums[0]);
+        return (float)sum((Ints)sums[0]);
     }
 };
 #if defined(QUIRE_HAS_QUADS)

@@ -223,6 +223,16 @@ inline float sum(Floats x) {
 #endif
 }
 
+inline int32_t sum(Ints x) {
+#if defined(QUIRE_HAS_AVX512)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += x[i];
+    return total;
+#endif
+}
+
 // The greater of each lane; y if either is NaN.
 inline Floats greater(Floats x, Floats y) {
 #if defined(QUIRE_HAS_AVX512)

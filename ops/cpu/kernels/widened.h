@@ -15,6 +15,7 @@
 #include "amx.h"
 #include "codecs.h"
 #include "kernels.h"
+#include "word_rows.h"
 
 #include <algorithm>
 #include <functional>
