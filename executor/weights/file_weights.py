@@ -4,7 +4,6 @@ import difflib
 import functools
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,7 +38,7 @@ class FileWeights:
         self._exit = ExitStack()
         if progress is not None:
             self._exit.callback(progress.close)
-        self._files: dict[str, tuple[Path, TensorFile]] = {}  # tensor name → its file
+        self._files: dict[str, TensorFile] = {}  # tensor name → its file
         try:
             for path, listed in files.names.items():
                 file = self._exit.enter_context(closing(open_file(path)))
@@ -47,14 +46,14 @@ class FileWeights:
                     if name not in file.names:
                         assert files.index is not None
                         raise ModelLoadError(f"{path} lacks tensor {name!r}, which {files.index.name} says it holds.")
-                    self._files[name] = (path, file)
+                    self._files[name] = file
         except BaseException:
             self._exit.close()
             raise
 
     @functools.cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: file.shape(name) for name, (_, file) in self._files.items()}
+        return {name: file.shape(name) for name, file in self._files.items()}
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
@@ -63,10 +62,11 @@ class FileWeights:
         stored = self._names.find(name, self._files)
         if stored is None:
             raise MissingTensorError(self._missing(name))
-        path, file = self._files[stored]
+        file = self._files[stored]
         if file.shape(stored) != tuple(shape):
             raise ModelLoadError(
-                f"Tensor {stored!r} in {path} is {list(file.shape(stored))}; config.json asks for {list(shape)}."
+                f"Tensor {stored!r} in {file.path(stored)} is {list(file.shape(stored))}; config.json asks "
+                f"for {list(shape)}."
             )
         if shard is not None and shard.dim == 0 and self._names.mixes_rows(name):
             tensor = self._names.arrange(name, file.read(stored, None, dtype))[shard.start : shard.stop]
@@ -74,7 +74,7 @@ class FileWeights:
             tensor = self._names.arrange(name, file.read(stored, shard, dtype))
         if tensor.dtype != dtype and not (tensor.is_floating_point() and dtype.is_floating_point):
             raise ModelLoadError(
-                f"Tensor {stored!r} in {path} holds {str(tensor.dtype).removeprefix('torch.')}, where "
+                f"Tensor {stored!r} in {file.path(stored)} holds {str(tensor.dtype).removeprefix('torch.')}, where "
                 f"{str(dtype).removeprefix('torch.')} is expected: does config.json lack the checkpoint's "
                 "quantization_config?"
             )
@@ -88,7 +88,7 @@ class FileWeights:
         stored = self._names.find(name, self._files)
         if stored is None:
             return None
-        _, file = self._files[stored]
+        file = self._files[stored]
         return Stored(file.shape(stored), file.dtype(stored))
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
@@ -101,4 +101,6 @@ class FileWeights:
     def _missing(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._files, n=3, cutoff=0.5)
         hint = f" Nearest names: {', '.join(near)}." if near else ""
-        return f"The checkpoint has no tensor {name!r}.{hint} Is config.json the one that belongs to these weights?"
+        paths = {file.path(each) for each, file in self._files.items()}
+        where = " and ".join(sorted(map(str, paths if len(paths) == 1 else {path.parent for path in paths})))
+        return f"The checkpoint has no tensor {name!r}.{hint} Is config.json the one that belongs to {where}?"

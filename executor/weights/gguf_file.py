@@ -53,6 +53,9 @@ class GgufFiles:
                 raise ModelLoadError(f"{self._paths[tensor.file]} is cut short in tensor {name!r}. Download it again.")
         self.names = frozenset(self._tensors)
 
+    def path(self, name: str) -> Path:
+        return self._paths[self._tensors[name].file]
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
 
@@ -78,12 +81,27 @@ class GgufFiles:
         if shard is not None and shard.dim == 0 and last > 0:
             per_row = math.prod(tensor.shape[1:-1])
             shape = (shard.stop - shard.start, *tensor.shape[1:])
-            return _numbers(rows[shard.start * per_row : shard.stop * per_row], tensor, dtype).view(shape)
-        numbers = _numbers(rows, tensor, dtype).view(tensor.shape)
+            return self._numbers(name, rows[shard.start * per_row : shard.stop * per_row], dtype).view(shape)
+        numbers = self._numbers(name, rows, dtype).view(tensor.shape)
         return numbers if shard is None else numbers[shard_index(shard)]
 
     def close(self) -> None:
         self._files = []
+
+    def _numbers(self, name: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """The numbers of rows of blocks, [rows, in], a few rows at a time."""
+        tensor = self._tensors[name]
+        out = torch.empty(len(rows), tensor.shape[-1], dtype=dtype)
+        size = max(1, _PART // tensor.shape[-1])
+        try:
+            for part, target in zip(rows.split(size), out.split(size), strict=True):
+                target.copy_(_dequantised(part, tensor.type))
+        except NotImplementedError:
+            raise ModelLoadError(
+                f"Tensor {name!r} in {self.path(name)} is of the type {tensor.type}, which is not read. Download the "
+                "file again, or one of another quantisation."
+            ) from None
+        return out
 
     def _rows(self, tensor: GgufTensor) -> Tensor:
         """The tensor's bytes, [rows, bytes of a row]."""
@@ -139,15 +157,6 @@ def _block(tensor: GgufTensor) -> tuple[int, int]:
 def _row_bytes(tensor: GgufTensor) -> int:
     numbers, size = _block(tensor)
     return math.prod(tensor.shape[-1:]) // numbers * size
-
-
-def _numbers(rows: Tensor, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
-    """The numbers of rows of blocks, [rows, in], a few rows at a time."""
-    out = torch.empty(len(rows), tensor.shape[-1], dtype=dtype)
-    size = max(1, _PART // tensor.shape[-1])
-    for part, target in zip(rows.split(size), out.split(size), strict=True):
-        target.copy_(_dequantised(part, tensor.type))
-    return out
 
 
 def _dequantised(rows: Tensor, kind: str) -> Tensor:

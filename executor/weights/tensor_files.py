@@ -28,6 +28,10 @@ class TensorFile(Protocol):
 
     names: frozenset[str]
 
+    def path(self, name: str) -> Path:
+        """The file that has the tensor, for messages."""
+        ...
+
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def dtype(self, name: str) -> torch.dtype: ...
@@ -70,6 +74,9 @@ class SafetensorsFile:
         """Texts by name, which the file has beside its tensors."""
         return self._file.metadata() or {}
 
+    def path(self, name: str) -> Path:
+        return self._path
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file.get_slice(name).get_shape())
 
@@ -102,10 +109,14 @@ class PickledFile:
             ) from None
         except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
             raise ModelLoadError(f"{path} is corrupt or cut short ({_first_line(error)}). Download it again.") from None
+        self._path = path
         self._tensors = _tensors(content)
         if not self._tensors:
             raise ModelLoadError(f"{path} holds no tensors by name; it is no checkpoint of a model.")
         self.names = frozenset(self._tensors)
+
+    def path(self, name: str) -> Path:
+        return self._path
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
