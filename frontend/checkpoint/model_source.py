@@ -81,7 +81,7 @@ def _local_gguf(name: str, load: LoadConfig) -> list[Path] | None:
     """The GGUF files that `name` stands for on this machine: a file, a folder that has no other weights, or a folder
     and the tag of one of its files. None: it stands for something else."""
     path, (base, tag) = Path(name).expanduser(), _split_tag(name)
-    if path.suffix.lower() == ".gguf" and (path.is_file() or _is_path(name)):
+    if path.suffix.lower() == ".gguf" and (path.is_file() or (_is_path(name) and not path.is_dir())):
         if not path.is_file():
             raise ConfigError(f"--model: there is no file {name!r}.")
         if load.load_format not in ("auto", "gguf", "dummy"):

@@ -26,7 +26,7 @@ class Fields:
         rope_factors: Mapping[str, bytes] | None = None,
     ) -> None:
         self.path = path
-        self.architecture = str(metadata.get("general.architecture"))
+        self.architecture = str(metadata.get("general.architecture") or "")
         self.tensors = tensors
         self.rope_factors = rope_factors or {}
         self._metadata = metadata
@@ -35,13 +35,18 @@ class Fields:
         return self._metadata.get(f"{self.architecture}.{name}", default)
 
     def need(self, name: str, default: Any = None) -> Any:
-        """Raises ConfigError for a value that is missing, or that differs from layer to layer."""
+        """Raises ConfigError for a value that is missing, or that differs from layer to layer, and for no heads."""
         value = self.get(name, default)
         if isinstance(value, list) and len(set(value)) == 1:
             value = value[0]
-        if value is None or isinstance(value, list):
-            fault = "lacks" if value is None else "has a value for each layer of"
-            raise ConfigError(f"{self.path} {fault} {self.architecture}.{name}, which is not supported.")
+        if value == 0 and "head_count" in name:
+            value = None
+        if value is None:
+            raise ConfigError(f"{self.path} lacks {self.architecture}.{name}. Download it again.")
+        if isinstance(value, list):
+            raise ConfigError(
+                f"{self.path} has a value for each layer of {self.architecture}.{name}, which is not supported."
+            )
         return value
 
     @property

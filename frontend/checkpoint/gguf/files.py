@@ -59,8 +59,12 @@ def _short(stem: str) -> str:
 
 def _all_parts(names: Sequence[str], where: str) -> list[str]:
     part = _PART.fullmatch(names[0])
-    if part is not None and len(names) != int(part[3]):
+    if part is None:
+        return list(names)
+    numbers, count = {int(each[2]) for name in names if (each := _PART.fullmatch(name))}, int(part[3])
+    if lost := sorted({*range(1, count + 1)} ^ numbers):
         raise ConfigError(
-            f"{where} has {len(names)} of the {int(part[3])} parts of {_short(part[1])}: put all of them there."
+            f"{where} has {len(names)} of the {count} parts of {_short(part[1])}: put all of them there "
+            f"({'lacks' if lost[0] not in numbers else 'not'} part {lost[0]})."
         )
     return sorted(names)

@@ -18,7 +18,8 @@ from quire.core import envs
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.core.wire.gguf_table import FILE_NAME, GgufTable, GgufTensor
-from quire.frontend.checkpoint.gguf.config import make_config
+from quire.frontend.checkpoint.gguf.checks import check_tensors, check_values
+from quire.frontend.checkpoint.gguf.config import check_model, make_config
 from quire.frontend.checkpoint.gguf.fields import Fields
 from quire.frontend.checkpoint.gguf.fused import apart, tensors_of_metadata
 from quire.frontend.checkpoint.gguf.header import Header, TensorInfo, check_installed, read_header
@@ -26,7 +27,7 @@ from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, mak
 
 logger = get_logger(__name__)
 
-_VERSION = 5
+_VERSION = 6
 """Of the folders' content; a new one makes them anew."""
 _VALUES = "values.bin"
 """Float32 numbers that models have as tensors, and files as metadata."""
@@ -83,19 +84,20 @@ def _write(folder: Path, files: Sequence[Path]) -> Path:
 def _contents(headers: Sequence[Header], values_file: Path) -> dict[str, bytes]:
     """The bytes of the folder's files by their names; `values_file` is where the one of `_VALUES` will be."""
     first = headers[0]
+    path, metadata = str(first.path), first.metadata
     tensors = {name: (index, info) for index, header in enumerate(headers) for name, info in header.tensors.items()}
+    stored = Fields(path, metadata, {name: info for name, (_, info) in tensors.items()})
+    check_model(stored)
+    check_values(path, metadata, max(size for tensor in stored.tensors.values() for size in tensor.shape))
+    check_tensors(stored, len(metadata.get("tokenizer.ggml.tokens", ())))
     factors = {
-        name: _bytes(headers[tensors[name][0]].path, tensors[name][1].offset, 4 * tensors[name][1].shape[0])
-        for name in _FACTORS
-        if name in tensors
+        name: _factors(headers[tensors[name][0]].path, name, tensors[name][1]) for name in _FACTORS if name in tensors
     }
-    tensors = apart(
-        Fields(str(first.path), first.metadata, {name: info for name, (_, info) in tensors.items()}), tensors
-    )
-    fields = Fields(str(first.path), first.metadata, {name: info for name, (_, info) in tensors.items()}, factors)
+    tensors = apart(stored, tensors)
+    fields = Fields(path, metadata, {name: info for name, (_, info) in tensors.items()}, factors)
     config = make_config(fields)
-    generation = make_generation_config(first.metadata)
-    values = tensors_of_metadata(first.metadata)
+    generation = make_generation_config(metadata)
+    values = tensors_of_metadata(metadata)
     tensors |= {name: (len(headers), TensorInfo("F32", (1,), 4 * index)) for index, name in enumerate(values)}
     table = GgufTable(
         architecture=fields.architecture,
@@ -107,24 +109,26 @@ def _contents(headers: Sequence[Header], values_file: Path) -> dict[str, bytes]:
     texts = {
         "config.json": json.dumps({**config, "eos_token_id": generation["eos_token_id"]}, indent=1),
         "generation_config.json": json.dumps(generation),
-        "tokenizer_config.json": json.dumps(make_tokenizer_config(first.metadata)),
+        "tokenizer_config.json": json.dumps(make_tokenizer_config(metadata)),
         FILE_NAME: msgspec.json.encode(table).decode(),
     }
-    texts |= _tokenizer(first.path, first.metadata)
+    texts |= _tokenizer(path, metadata)
     contents = {name: text.encode() for name, text in texts.items()}
     return contents | ({_VALUES: struct.pack(f"<{len(values)}f", *values.values())} if values else {})
 
 
-def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
+def _tokenizer(path: str, metadata: Mapping[str, Any]) -> dict[str, str]:
     """tokenizer.json; nothing where the file has no tokenizer that is read, since the user may name another."""
     try:
-        return {"tokenizer.json": make_tokenizer(str(path), metadata).to_str()}
+        return {"tokenizer.json": make_tokenizer(path, metadata).to_str()}
     except ConfigError as error:
         logger.warning("%s", error)
         return {}
 
 
-def _bytes(path: Path, offset: int, size: int) -> bytes:
+def _factors(path: Path, name: str, info: TensorInfo) -> bytes:
+    if info.type != "F32" or len(info.shape) != 1:
+        raise ConfigError(f"{path} is damaged: {name} is {info.type} of shape {list(info.shape)}. Download it again.")
     with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(size)
+        file.seek(info.offset)
+        return file.read(4 * info.shape[0])

@@ -19,6 +19,8 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
+_MOST = 1 << 24
+"""The longest array or text that a header may have, so that a damaged length does not read the whole file."""
 
 
 class TensorInfo(NamedTuple):
@@ -49,8 +51,10 @@ def read_header(path: Path) -> Header:
             return _parse(path, data)
     except (struct.error, IndexError, OverflowError, RecursionError):
         raise ConfigError(f"{path} is cut short: its header does not end. Download it again.") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error}.") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {error}. Download it again.") from None
 
 
 def check_installed(path: Path) -> None:
@@ -70,54 +74,89 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
             "low byte first. Convert it again with a current llama.cpp."
         )
     num_tensors, num_fields = cursor.number("Q"), cursor.number("Q")
-    metadata = {}
+    metadata: dict[str, Any] = {}
     for _ in range(num_fields):
         name = cursor.string()
-        metadata[name] = cursor.value(cursor.number("I"))
+        if name in metadata:
+            raise ValueError(f"its metadata have two values of {name!r}")
+        metadata[name] = cursor.value(name, cursor.number("I"))
     infos = [_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or alignment < 1:
         raise ValueError(f"general.alignment is {alignment!r}")
-    start = -(-cursor.at // alignment) * alignment
-    tensors = {name: _located(path, name, info, start, len(data)) for name, info in infos}
-    return Header(path, metadata, tensors)
+    return Header(path, metadata, _located(path, infos, cursor.at, alignment, len(data)))
 
 
-def _tensor(cursor: "_Cursor") -> tuple[str, tuple[int, tuple[int, ...], int]]:
+class _Info(NamedTuple):
+    """What a header says of a tensor; its offset counts from the first tensor's."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+
+
+def _tensor(cursor: "_Cursor") -> _Info:
     name, num_dimensions = cursor.string(), cursor.number("I")
     if num_dimensions > _MOST_DIMENSIONS:
         raise ValueError(f"tensor {name!r} has {num_dimensions} dimensions")
     shape = tuple(cursor.number("Q") for _ in range(num_dimensions))[::-1]
-    return name, (cursor.number("I"), shape, cursor.number("Q"))
+    if 0 in shape:
+        raise ValueError(f"tensor {name!r} of shape {list(shape)} has no numbers")
+    return _Info(name, shape, cursor.number("I"), cursor.number("Q"))
 
 
-def _located(path: Path, name: str, info: tuple[int, tuple[int, ...], int], start: int, size: int) -> TensorInfo:
+def _located(path: Path, infos: list[_Info], at: int, alignment: int, size: int) -> dict[str, TensorInfo]:
+    """Where the tensors lie: each begins where the one before it ends, rounded up, as llama.cpp demands, too. So a
+    shape, a type or an offset that is damaged is seen, though it would fit into the file.
+    """
+    start, end, last = _rounded(at, alignment), 0, 0
+    tensors: dict[str, TensorInfo] = {}
+    for info in infos:
+        if info.name in tensors:
+            raise ValueError(f"it has two tensors {info.name!r}")
+        if info.offset != end:
+            raise ValueError(
+                f"tensor {info.name!r} begins at byte {info.offset} of the tensors, and the one before it ends at {end}"
+            )
+        kind, num_bytes = _size(path, info, start)
+        last = start + end + num_bytes
+        if last > size:
+            raise ConfigError(
+                f"{path} is cut short: tensor {info.name!r} ends at byte {last}, the file at byte {size}. Download it "
+                "again."
+            )
+        tensors[info.name] = TensorInfo(kind, info.shape, start + end)
+        end = _rounded(end + num_bytes, alignment)
+    if tensors and size > start + end:
+        raise ValueError(f"its last tensor {info.name!r} ends at byte {last}, the file at byte {size}")
+    return tensors
+
+
+def _rounded(at: int, alignment: int) -> int:
+    return -(-at // alignment) * alignment
+
+
+def _size(path: Path, info: _Info, start: int) -> tuple[str, int]:
+    """(ggml's name of the type, bytes of the tensor)."""
     import gguf  # imported here: 0.2 s, for these files only
 
-    number, shape, offset = info
     try:
-        kind = gguf.GGMLQuantizationType(number)
+        kind = gguf.GGMLQuantizationType(info.type)
     except ValueError:
         raise ConfigError(
-            f"{path}: tensor {name!r} has a type that gguf does not know ({number}): pip install -U gguf."
+            f"{path}: tensor {info.name!r} has a type that gguf does not know ({info.type}): pip install -U gguf."
         ) from None
     block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
-    if (shape or (1,))[-1] % block:
-        raise ConfigError(
-            f"{path} is damaged: tensor {name!r} of shape {list(shape)} has no whole blocks of {block} numbers "
-            f"({kind.name}). Download it again."
+    if (info.shape or (1,))[-1] % block:
+        raise ValueError(
+            f"tensor {info.name!r} of shape {list(info.shape)} has no whole blocks of {block} numbers ({kind.name})"
         )
-    if block == 1 and (start + offset) % num_bytes:
-        raise ConfigError(
-            f"{path} is damaged: tensor {name!r} of {kind.name} begins at byte {start + offset}, inside of a number. "
-            "Download it again."
+    if block == 1 and (start + info.offset) % num_bytes:
+        raise ValueError(
+            f"tensor {info.name!r} of {kind.name} begins at byte {start + info.offset}, inside of a number"
         )
-    end = start + offset + math.prod(shape) // block * num_bytes
-    if end > size:
-        raise ConfigError(
-            f"{path} is cut short: tensor {name!r} ends at byte {end}, the file at byte {size}. Download it again."
-        )
-    return TensorInfo(kind.name, shape, start + offset)
+    return kind.name, math.prod(info.shape) // block * num_bytes
 
 
 class _Cursor:
@@ -134,28 +173,32 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        [length] = struct.unpack_from("<Q", self._data, self.at)
-        begin = self.at + 8
-        self.at = begin + length
-        if self.at > len(self._data):
-            raise IndexError
-        return self._data[begin : self.at].decode("utf-8", "replace")
+        length = self._length(self.number("Q"))
+        self.at += length
+        return self._data[self.at - length : self.at].decode("utf-8", "replace")
 
-    def value(self, kind: int) -> Any:
+    def value(self, name: str, kind: int) -> Any:
+        """Of the type `kind`; `name` is for messages."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self._array(self.number("I"), self.number("Q"))
+            return self._array(name, self.number("I"), self._length(self.number("Q")))
         if kind not in _SCALARS:
-            raise ValueError(f"a metadata value is of the unknown type {kind}")
+            raise ValueError(f"{name!r} in its metadata is of the unknown type {kind}")
         return self.number(_SCALARS[kind])
 
-    def _array(self, kind: int, length: int) -> list[Any]:
-        if length > len(self._data):
-            raise IndexError
+    def _array(self, name: str, kind: int, length: int) -> list[Any]:
         if kind not in _SCALARS:
-            return [self.value(kind) for _ in range(length)]
+            return [self.value(name, kind) for _ in range(length)]
         form = f"<{length}{_SCALARS[kind]}"
         values = struct.unpack_from(form, self._data, self.at)
         self.at += struct.calcsize(form)
         return list(values)
+
+    def _length(self, length: int) -> int:
+        """Of what begins here: at least a byte for each of its parts."""
+        if length > len(self._data) - self.at:
+            raise IndexError
+        if length > _MOST:
+            raise ValueError(f"its header has an array or a text of {length} parts at byte {self.at}")
+        return length

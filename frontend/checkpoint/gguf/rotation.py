@@ -10,12 +10,18 @@ def make_rope(fields: Fields, head_dim: int | None = None) -> Config:
     """`rope_parameters`; `head_dim` are the numbers of a head that are or are not rotated, if not all of its own.
 
     Raises:
-        ConfigError: a scaling that is not supported.
+        ConfigError: a scaling that is not supported, or an odd number of numbers, or more than a head has.
     """
     base = {"rope_theta": fields.get("rope.freq_base", 10_000.0)}
     rotated = fields.get("rope.dimension_count", fields.head_dim)
-    if rotated != (head_dim or fields.head_dim):
-        base["partial_rotary_factor"] = rotated / (head_dim or fields.head_dim)
+    head_dim = head_dim or fields.head_dim
+    if not 0 < rotated <= head_dim or rotated % 2:
+        raise ConfigError(
+            f"{fields.path} is damaged: {fields.architecture}.rope.dimension_count is {rotated}, of heads of "
+            f"{head_dim}. Download it again."
+        )
+    if rotated != head_dim:
+        base["partial_rotary_factor"] = rotated / head_dim
     kind, factor = fields.get("rope.scaling.type", "none"), fields.get("rope.scaling.factor", 1.0)
     original = fields.get("rope.scaling.original_context_length")
     if fields.rope_factors:

@@ -22,6 +22,8 @@ _NAMED = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+NO_ID = (-1, (1 << 32) - 1)
+"""Ids in the metadata of tokens that there are not."""
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ENDS_BY_TEXT = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
@@ -44,10 +46,19 @@ class _Fields:
     def get(self, name: str, default: Any = None) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{name}", default)
 
+    def need(self, name: str) -> Any:
+        """Raises ConfigError for a value that is missing."""
+        if (value := self.get(name)) is None:
+            raise ConfigError(
+                f"{self.path} lacks tokenizer.ggml.{name}. Name the tokenizer of the original checkpoint with "
+                "--tokenizer."
+            )
+        return value
+
     def token(self, name: str) -> str | None:
         """The token whose id is in the field `name`."""
         token_id = self.get(name)
-        return self.tokens[token_id] if token_id is not None and token_id < len(self.tokens) else None
+        return self.tokens[token_id] if token_id is not None and 0 <= token_id < len(self.tokens) else None
 
     def of_type(self, *types: int) -> list[str]:
         return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
@@ -68,6 +79,8 @@ def make_tokenizer(path: str, metadata: Mapping[str, Any]) -> Tokenizer:
         )
     if len(fields.types) != len(fields.tokens):
         raise ConfigError(f"{path}: {len(fields.types)} token types for {len(fields.tokens)} tokens. Convert it again.")
+    if len(set(fields.tokens)) != len(fields.tokens):
+        raise ConfigError(f"{path}: tokenizer.ggml.tokens has a token twice. Convert it again.")
     try:
         tokenizer = makers[fields.kind](fields)
     except ConfigError:
@@ -104,7 +117,7 @@ def make_tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def make_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """generation_config.json: the ends of an answer, and sampling parameters if the file recommends some."""
     fields = _Fields("", metadata)
-    ends = {fields.get(name) for name in _ENDS} - {None}
+    ends = {fields.get(name) for name in _ENDS} - {None, *NO_ID}
     ends |= {
         index
         for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=False))
@@ -127,7 +140,7 @@ def _byte_level(fields: _Fields) -> Tokenizer:
             f"{fields.path}: texts are split as {fields.pre!r} says (tokenizer.ggml.pre), which is not known. Name the "
             "tokenizer of the original checkpoint with --tokenizer."
         )
-    merges = [_pair(merge) for merge in fields.get("merges", [])]
+    merges = [_pair(merge) for merge in fields.need("merges")]
     vocabulary = {token: index for index, token in enumerate(fields.tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=fields.pre in IGNORES_MERGES))
     if fields.pre in NORMALISED:
@@ -148,7 +161,7 @@ def _pair(merge: str) -> tuple[str, str]:
 def _sentence_pieces(fields: _Fields) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(fields.tokens)}
     if fields.kind == "gemma4":
-        merges = [_pair(merge) for merge in fields.get("merges", [])]
+        merges = [_pair(merge) for merge in fields.need("merges")]
     else:
         merges = _merges_by_score(fields, vocabulary)
     unknown = next(iter(fields.of_type(_UNKNOWN)), None)
