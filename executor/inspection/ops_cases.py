@@ -1,6 +1,7 @@
 """The operations that `quire bench ops` times, each as a function without arguments and the work that it does."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.inspection import LayerShape, OpsQuestion
 from quire.executor.inspection.weight_formats import FORMATS, activation_dtype
 from quire.executor.layers.layer_kv import LatentKV
+from quire.executor.memory.kv_layout import zeros
 from quire.ops.backend import AttentionForm, Backend, ExpertWeights
 from quire.ops.cache_rows import row_size
 from quire.ops.latent import CacheRows
@@ -110,20 +112,29 @@ def _prefill(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> It
             yield _attend(ops, shape, "prefill", dtype, count, np.array([count]), np.array([count]))
 
 
+def _cache(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros, in memory as an engine's cache has: in huge pages, where the system has such."""
+    return zeros(math.prod(shape) * dtype.itemsize, torch.device("cpu")).view(dtype).view(*shape)
+
+
+def _clone(cache: torch.Tensor) -> torch.Tensor:
+    return _cache(cache.shape, cache.dtype).copy_(cache)
+
+
 def _attend(
     ops: Backend, shape: LayerShape, name: str, dtype: str, rows: int, query_lens: np.ndarray, seq_lens: np.ndarray
 ) -> Case:
     number, cache_dtype = activation_dtype(dtype), _CACHE_DTYPES[dtype]
     pages_each = -(-int(seq_lens[0]) // _BLOCK_SIZE)
     num_pages = pages_each * len(seq_lens)
-    one = torch.zeros(
-        ops.kv_cache_shape(num_pages, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, cache_dtype), dtype=cache_dtype
+    one = _cache(
+        ops.kv_cache_shape(num_pages, _BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, cache_dtype), cache_dtype
     )
     for first in range(0, num_pages * _BLOCK_SIZE, _TOKENS_AT_ONCE):
         slots = torch.arange(first, min(first + _TOKENS_AT_ONCE, num_pages * _BLOCK_SIZE))
         keys, values = torch.randn(2, len(slots), shape.num_kv_heads, shape.head_dim).to(number)
         ops.write_kv(keys, values, one, slots)
-    caches = [one] + [one.clone() for _ in range(min(_MOST_COPIES, BEYOND_CACHES // one.nbytes))]
+    caches = [one] + [_clone(one) for _ in range(min(_MOST_COPIES, BEYOND_CACHES // one.nbytes))]
     tables = np.random.default_rng(0).permutation(num_pages).astype(np.int32).reshape(len(seq_lens), pages_each)
     q = torch.randn(rows, shape.num_heads, shape.head_dim).to(number)
     slots = torch.zeros(rows, dtype=torch.int64)
@@ -156,7 +167,7 @@ def _attend_to_latents(ops: Backend, shape: LayerShape, dtype: str, rows: int, c
     into = torch.randn(heads, head_dim, rank).to(number)
     num_bytes = rows * context * pages.shape[2] * pages.itemsize + 2 * into.nbytes
     copies = [
-        (pages.clone(), into.clone(), into.transpose(1, 2).contiguous())
+        (_clone(pages), into.clone(), into.transpose(1, 2).contiguous())
         for _ in range(1 + min(_MOST_COPIES, BEYOND_CACHES // num_bytes))
     ]
     tables = np.random.default_rng(0).permutation(len(pages)).astype(np.int32).reshape(rows, pages_each)
@@ -178,7 +189,7 @@ def _attend_to_latents(ops: Backend, shape: LayerShape, dtype: str, rows: int, c
 
 def _random_pages(ops: Backend, kv: LatentKV, num_pages: int, dtype: str) -> torch.Tensor:
     """A cache of `kv` with random numbers in all of its slots."""
-    pages = torch.zeros(kv.cache_shape(ops, num_pages, _BLOCK_SIZE, _CACHE_DTYPES[dtype]), dtype=_CACHE_DTYPES[dtype])
+    pages = _cache(kv.cache_shape(ops, num_pages, _BLOCK_SIZE, _CACHE_DTYPES[dtype]), _CACHE_DTYPES[dtype])
     for slots in torch.arange(num_pages * _BLOCK_SIZE).split(_TOKENS_AT_ONCE):
         kv.store(ops, torch.randn(len(slots), kv.size).to(activation_dtype(dtype)), pages, slots)
     return pages
@@ -214,7 +225,7 @@ def _attend_to_rows(ops: Backend, shape: LayerShape, dtype: str, rows: int, cont
     key_bytes, row_bytes = (each.cache.shape[2] * each.cache.itemsize for each in (keys, compressed))
     num_bytes = rows * (scored * key_bytes + (window + chosen) * row_bytes)
     copies = [
-        [each.cache.clone() for each in (latest, keys, compressed)]
+        [_clone(each.cache) for each in (latest, keys, compressed)]
         for _ in range(1 + min(_MOST_COPIES, BEYOND_CACHES // num_bytes))
     ]
 
