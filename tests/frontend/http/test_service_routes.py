@@ -124,13 +124,14 @@ def test_other_servers_have_no_routes_for_developers(base_url: str) -> None:
 # ----------------------------------------------------------------------------------------------------------------- load
 
 
-def test_load_counts_requests_in_flight(dev_server: ServerProcess, http: httpx.Client) -> None:
+def test_load_counts_requests_in_flight(http: httpx.Client) -> None:
     assert http.get("/load").json() == {"server_load": 0}
-    fields = {"model": "tiny", "prompt": SHARED, "max_tokens": 700, "ignore_eos": True, "stream": True}
+    # So much that the next request may wait for a core meanwhile.
+    fields = {"model": "tiny", "prompt": SHARED, "max_tokens": 700, "n": 64, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=fields) as answer:
         lines = answer.iter_lines()
         next(lines)
-        assert httpx.get(f"{dev_server.base_url}/load").json() == {"server_load": 1}
+        assert http.get("/load").json() == {"server_load": 1}
         assert list(lines)
     assert http.get("/load").json() == {"server_load": 0}
 
