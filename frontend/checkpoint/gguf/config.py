@@ -53,7 +53,7 @@ def _head_dim(fields: Fields) -> int:
 
 
 def _num_kv_heads(fields: Fields) -> int:
-    heads, kv_heads = fields.need("attention.head_count"), fields.num_kv_heads
+    heads, kv_heads = fields.num_heads, fields.num_kv_heads
     if heads % kv_heads:
         raise ConfigError(
             f"{fields.path} is damaged: {fields.architecture}.attention.head_count ({heads}) is not a multiple of "
@@ -79,7 +79,7 @@ def _dtype(fields: Fields) -> str:
 _COMMON: Mapping[str, Callable[[Fields], Any]] = {
     "hidden_size": lambda fields: fields.need("embedding_length"),
     "num_hidden_layers": lambda fields: fields.need("block_count"),
-    "num_attention_heads": lambda fields: fields.need("attention.head_count"),
+    "num_attention_heads": lambda fields: fields.num_heads,
     "num_key_value_heads": _num_kv_heads,
     "head_dim": _head_dim,
     "intermediate_size": lambda fields: fields.need(

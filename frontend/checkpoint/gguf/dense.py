@@ -76,7 +76,7 @@ def arcee(_: Fields) -> Config:
 
 def bloom(fields: Fields) -> Config:
     return named(
-        "BloomForCausalLM", "bloom", n_layer=fields.need("block_count"), n_head=fields.need("attention.head_count"),
+        "BloomForCausalLM", "bloom", n_layer=fields.need("block_count"), n_head=fields.num_heads,
         layer_norm_epsilon=fields.need("attention.layer_norm_epsilon"), pad_token_id=None,
     )  # fmt: skip
 

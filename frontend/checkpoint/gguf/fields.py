@@ -35,25 +35,34 @@ class Fields:
         return self._metadata.get(f"{self.architecture}.{name}", default)
 
     def need(self, name: str, default: Any = None) -> Any:
-        """Raises ConfigError for a value that is missing, or that differs from layer to layer, and for no heads."""
+        """Raises ConfigError for a value that is missing, or that differs from layer to layer."""
         value = self.get(name, default)
         if isinstance(value, list) and len(set(value)) == 1:
             value = value[0]
-        if value == 0 and "head_count" in name:
-            value = None
         if value is None:
-            raise ConfigError(f"{self.path} lacks {self.architecture}.{name}. Download it again.")
+            raise self._lacks(name)
         if isinstance(value, list):
             raise ConfigError(
                 f"{self.path} has a value for each layer of {self.architecture}.{name}, which is not supported."
             )
         return value
 
+    def need_some(self, name: str, default: Any = None) -> Any:
+        """The same for a count that is not 0."""
+        if not (value := self.need(name, default)):
+            raise self._lacks(name)
+        return value
+
+    @property
+    def num_heads(self) -> int:
+        """Of queries."""
+        return self.need_some("attention.head_count")
+
     @property
     def head_dim(self) -> int:
         """Numbers of a head of keys."""
         given = self.get("attention.key_length_mla") or self.get("attention.key_length")
-        return given or self.need("embedding_length") // self.need("attention.head_count")
+        return given or self.need("embedding_length") // self.num_heads
 
     @property
     def num_kv_heads(self) -> int:
@@ -61,7 +70,7 @@ class Fields:
         given = self.get("attention.head_count_kv")
         if isinstance(given, list) and len(set(given) - {0}) == 1:
             return max(given)
-        return self.need("attention.head_count_kv", self.need("attention.head_count"))
+        return self.need_some("attention.head_count_kv", self.num_heads)
 
     @property
     def has_attention_bias(self) -> bool:
@@ -86,6 +95,9 @@ class Fields:
             if self.has(layer, name):
                 return self.tensors[f"blk.{layer}.{name}"].shape[-2]
         return None
+
+    def _lacks(self, name: str) -> ConfigError:
+        return ConfigError(f"{self.path} lacks {self.architecture}.{name}. Download it again.")
 
 
 def named(name: str, model_type: str, **more: Any) -> Config:

@@ -30,7 +30,7 @@ def _parts(fields: Fields, name: str, info: TensorInfo) -> Iterator[tuple[str, T
 
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[info.type]]
     row_bytes = math.prod(info.shape[1:]) * size // block
-    heads = fields.by_layer("attention.head_count_kv")[int(name.split(".")[1])] or fields.need("attention.head_count")
+    heads = fields.by_layer("attention.head_count_kv")[int(name.split(".")[1])] or fields.num_heads
     keys, values = heads * fields.head_dim, heads * fields.get("attention.value_length", fields.head_dim)
     offset = info.offset
     for part, rows in zip(_NAMES, (info.shape[0] - keys - values, keys, values), strict=True):

@@ -104,5 +104,5 @@ def _query_scalar(fields: Fields, largest: int) -> float:
     """Only the largest model of a generation, which is known by its number of layers, divides by another number than
     the size of a head."""
     if fields.need("block_count") == largest:
-        return fields.need("embedding_length") / fields.need("attention.head_count")
+        return fields.need("embedding_length") / fields.num_heads
     return fields.head_dim

@@ -46,7 +46,7 @@ def glm_dsa(fields: Fields) -> Config:
         **named("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
         "num_hidden_layers": len(layers),
         "attention_bias": fields.has_any("attn_q_a.bias"),
-        "index_n_heads": fields.need("attention.indexer.head_count"),
+        "index_n_heads": fields.need_some("attention.indexer.head_count"),
         "index_head_dim": fields.need("attention.indexer.key_length"),
         "index_topk": fields.need("attention.indexer.top_k"),
         "indexer_types": ["full" if fields.has(layer, "indexer.attn_k.weight") else "shared" for layer in layers],
@@ -76,7 +76,7 @@ def minicpm3(fields: Fields) -> Config:
 
 def latents(fields: Fields) -> Config:
     """Sizes of latent attention, and its rotation. Files that lack the size of values have it in a tensor."""
-    heads, rotated = fields.need("attention.head_count"), fields.need("rope.dimension_count")
+    heads, rotated = fields.num_heads, fields.need("rope.dimension_count")
     values = fields.get("attention.value_length_mla") or fields.get("attention.value_length")
     return {
         "num_key_value_heads": heads, "head_dim": rotated, "hidden_act": "silu",
