@@ -11,10 +11,10 @@
 namespace quire {
 namespace widened {
 
-constexpr long WORDS_AHEAD = 4096;                // bytes from the codes that are read to those that are prefetched
-constexpr int WORDS_AT_ONCE = LANES == 16 ? 2 : 1;  // of a turn of the loop over kept ones; AVX2 has no registers for two
-constexpr long MOST_FETCHING = 4;                 // passes of rows that share the prefetch of the next part
-constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;  // of a tile that is not alone
+constexpr long WORDS_AHEAD = 4096;  // bytes from the codes that are read to those that are prefetched
+constexpr long MOST_FETCHING = 4;   // passes of rows that share the prefetch of the next part
+constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;     // of a tile that is not alone
+constexpr int WORDS_AT_ONCE = LANES == 16 ? 2 : 1;  // kept words of a turn; AVX2 has no registers for two
 
 // Rows of a tile that pass by at once. Where blocks end with few instructions, there are so few that their float32 sums
 // stay in registers as well.
@@ -24,7 +24,8 @@ template <class X> constexpr int NUM_PARTS = X::HAS_ORIGINS ? STEPS_AN_OCTAVE : 
 constexpr float PARTS[] = {1, 1.25f, 1.5f, 1.75f};
 static_assert(sizeof(PARTS) == STEPS_AN_OCTAVE * sizeof(float));
 
-// Neighbouring rows of a tile, from some block on: see `Blocks`.
+// Neighbouring rows of a tile, from some block on: see `Blocks`. Passed by reference: a copy on the stack is loaded in
+// larger pieces than it was stored in, which waits.
 template <class X> struct WordRows {
     const int32_t *words, *starts, *parts;
     const float *factors, *sums;
