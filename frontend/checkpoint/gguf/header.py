@@ -108,9 +108,10 @@ def _tensor(cursor: "_Cursor") -> _Info:
 
 def _located(path: Path, infos: list[_Info], at: int, alignment: int, size: int) -> dict[str, TensorInfo]:
     """Where the tensors lie: each begins where the one before it ends, rounded up, as llama.cpp demands, too. So a
-    shape, a type or an offset that is damaged is seen, though it would fit into the file.
+    shape, a type or an offset that is damaged is seen, though it would fit into the file. Bytes behind the last tensor
+    are nobody's, as to llama.cpp: padding that not every writer adds, a signature, or what a download was padded with.
     """
-    start, end, last = _rounded(at, alignment), 0, 0
+    start, end = _rounded(at, alignment), 0
     tensors: dict[str, TensorInfo] = {}
     for info in infos:
         if info.name in tensors:
@@ -128,8 +129,6 @@ def _located(path: Path, infos: list[_Info], at: int, alignment: int, size: int)
             )
         tensors[info.name] = TensorInfo(kind, info.shape, start + end)
         end = _rounded(end + num_bytes, alignment)
-    if tensors and size > start + end:
-        raise ValueError(f"its last tensor {info.name!r} ends at byte {last}, the file at byte {size}")
     return tensors
 
 

@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 TOKENS = [5, 9, 200, 17, 33, 4, 250, 61]
 STRING, ARRAY = 8, 9
 FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-ALIGNMENT = 32
+ALIGNMENT, WIDE = 32, 4096
 
 ODD_NUMBERS = (0, 1, 5, 40, 2**31, 2**32 - 1, 2**62, 2**64 - 1)
 ODD_VALUES: list[tuple[int, Any]] = [
@@ -47,13 +47,13 @@ class Stored(NamedTuple):
     tensors: list[tuple[bytes, list[int], int, int]]
     data: bytes
 
-    def written(self) -> bytes:
+    def written(self, alignment: int = ALIGNMENT) -> bytes:
         header = b"GGUF" + struct.pack("<IQQ", 3, len(self.tensors), len(self.metadata))
         header += b"".join(text(name) + struct.pack("<I", kind) + packed(kind, value) for name, (kind, value) in
                            self.metadata.items())  # fmt: skip
         for name, dims, kind, offset in self.tensors:
             header += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
-        return header + bytes(-len(header) % ALIGNMENT) + self.data
+        return header + bytes(-len(header) % alignment) + self.data
 
 
 def text(value: bytes) -> bytes:
@@ -166,19 +166,42 @@ def test_damaged_counts_lengths_and_types(file: File) -> None:
     # Tokens and merges are all alike: a few of them are enough.
     strings = [place for place in cursor.numbers if place[1] == 8]
     few = {*cursor.numbers[:60], *cursor.numbers[-150:], *strings[::25]}
+    type_of_last = cursor.numbers[-2]
     for at, size in sorted(few):
+        but_for = ("token_ids", "facts", *(["logits"] if (at, size) == type_of_last else ()))  # see `changes`
         for number in ODD_NUMBERS:
             odd = (number % 2 ** (8 * size)).to_bytes(size, "little")
             if odd != file.raw[at : at + size]:
-                file.check((at, number), file.raw[:at] + odd + file.raw[at + size :], ("token_ids", "facts"))
+                file.check((at, number), file.raw[:at] + odd + file.raw[at + size :], but_for)
 
 
 def test_a_header_that_ends_anywhere(file: File) -> None:
     cursor = Cursor(file.raw)
     for at, _ in cursor.numbers[::3]:
         assert not file.check(f"the first {at} bytes", file.raw[:at])
-    for at in (0, 1, 4, cursor.at, len(file.raw) - 256, len(file.raw) + 64):
-        assert not file.check(f"{at} bytes", file.raw[:at] + bytes(max(0, at - len(file.raw))))
+    for at in (0, 1, 4, cursor.at, len(file.raw) - 256, len(file.raw) - 1):
+        assert not file.check(f"the first {at} bytes", file.raw[:at])
+
+
+@pytest.mark.parametrize("behind", [b"\0", bytes(ALIGNMENT), bytes(5000), b"GGUF signed" * 100])
+def test_bytes_behind_the_last_tensor_are_nobodys(file: File, behind: bytes) -> None:
+    assert file.check(f"{len(behind)} bytes more", file.raw + behind)
+
+
+def test_padding_behind_the_last_tensor_may_be_missing(file: File) -> None:
+    """With another alignment: tensors of these files end at multiples of 32."""
+    stored = Cursor(file.raw).stored
+    tensors, data = [], b""
+    for (name, dims, kind, offset), following in zip(stored.tensors, [*stored.tensors[1:], None], strict=True):
+        data += bytes(-len(data) % WIDE)
+        tensors.append((name, dims, kind, len(data)))
+        data += stored.data[offset : None if following is None else following[3]]
+    metadata = stored.metadata | {b"general.alignment": (4, WIDE)}
+    raw = stored._replace(metadata=metadata, tensors=tensors, data=data).written(WIDE)
+    assert len(raw) % WIDE
+    for what, each in {"no padding": raw, "padding": raw + bytes(-len(raw) % WIDE)}.items():
+        assert file.check(what, each)
+    assert not file.check("one byte less", raw[:-1])
 
 
 def test_fields_of_other_values(file: File) -> None:
@@ -217,7 +240,7 @@ MORE: list[tuple[str, tuple[int, Any]]] = [
 
 
 def changes(tensors: list[tuple[bytes, list[int], int, int]], index: int) -> Iterator[tuple[str, Any]]:
-    """Damages to one tensor of a header."""
+    """Damages to one tensor of a header. Nothing tells that the last one has a type of fewer bytes."""
     name, dims, kind, offset = tensors[index]
     other = tensors[index - 1]
     yield "under another's name", (other[0], dims, kind, offset)
@@ -244,16 +267,20 @@ def test_damaged_tensors(file: File) -> None:
         }
         variants |= {"lost": others, "there twice": [*stored.tensors, stored.tensors[index]]}
         for what, tensors in variants.items():
-            is_served = file.check((index, what), stored._replace(tensors=tensors).written())
-            assert not is_served, (index, what)
+            raw = stored._replace(tensors=tensors).written()
+            if index == len(stored.tensors) - 1 and what.startswith("of type"):
+                file.check((index, what), raw, ("logits",))
+            else:
+                assert not file.check((index, what), raw), (index, what)
 
 
 def test_random_damage(file: File) -> None:
-    """Texts of tokens may be others; the bytes of fractions are left alone, since none of their values is wrong."""
+    """Texts of tokens may be others. Spared are fractions, whose values are all right, and the last type (`changes`)."""
     cursor, generator = Cursor(file.raw), random.Random(0)
     spared = {
         file.raw.index(name.encode()) + len(name) + each for name in FRACTIONS for each in range(8)
     }  # type and number
+    spared |= set(range(cursor.numbers[-2][0], cursor.numbers[-1][0]))
     places = [at for at in range(cursor.at) if at not in spared]
     for _ in range(400):
         damaged = bytearray(file.raw)
