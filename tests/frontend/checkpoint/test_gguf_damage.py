@@ -275,7 +275,7 @@ def test_damaged_tensors(file: File) -> None:
 
 
 def test_random_damage(file: File) -> None:
-    """Texts of tokens may be others. Spared are fractions, whose values are all right, and the last type (`changes`)."""
+    """Texts of tokens may be others. Spared are fractions, all of whose values are right, and the type in `changes`."""
     cursor, generator = Cursor(file.raw), random.Random(0)
     spared = {
         file.raw.index(name.encode()) + len(name) + each for name in FRACTIONS for each in range(8)
