@@ -139,6 +139,7 @@ class File(NamedTuple):
 
     def check(self, what: object, raw: bytes, but_for: tuple[str, ...] = ()) -> bool:
         """Whether `raw` is served, which is then as the whole file is, but for the named fields of `Served`."""
+        self.path.unlink()  # writing over a file waits for the disk
         self.path.write_bytes(raw)
         found = serve(self.path)
         if isinstance(found, str):
