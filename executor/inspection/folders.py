@@ -11,8 +11,12 @@ _MANIFESTS = (packed_state.MANIFEST, sharded_state.MANIFEST)
 
 
 def make_empty(folder: Path) -> None:
-    """Makes the folder. Raises ModelLoadError if it holds files already."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Makes the folder. Raises ModelLoadError if it cannot be made, or holds files already."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise ModelLoadError(f"--output: cannot make the folder {folder}: {reason}. Name another one.") from None
     if any(folder.iterdir()):
         raise ModelLoadError(f"{folder} holds files already; name a new folder with --output.")
 

@@ -46,7 +46,7 @@ def pack_model(config: EngineConfig, folder: Path) -> FilesSaved:
     missing there.
 
     Raises:
-        ModelLoadError: the checkpoint cannot be read, or `folder` holds files already.
+        ModelLoadError: the checkpoint cannot be read, or `folder` cannot be made or holds files already.
     """
     spec, size = config.spec, config.layout.tensor
     if is_packed(Path(spec.path)):

@@ -30,7 +30,7 @@ def save_shards(config: EngineConfig, folder: Path) -> FilesSaved:
     The model is built without memory to learn what it reads, so no rank has to run.
 
     Raises:
-        ModelLoadError: the checkpoint cannot be read, or `folder` holds files already.
+        ModelLoadError: the checkpoint cannot be read, or `folder` cannot be made or holds files already.
     """
     spec, size = config.spec, config.layout.tensor
     dtype, device = getattr(torch, spec.dtype), torch.device(config.device)

@@ -74,7 +74,11 @@ def run(args: argparse.Namespace) -> int:
 def _by_level(question: OpsQuestion, asked: list[str]) -> Iterator[OpsTimed]:
     """The timings of each level, each from a process of its own."""
     if asked not in ([], ["all"]):
-        yield from (time_ops(question, isa) for isa in asked)
+        for isa in asked:
+            try:
+                yield time_ops(question, isa)
+            except ConfigError as error:
+                raise ConfigError(f"--isa {isa}: {error}") from None
         return
     best = time_ops(question, None)
     yield best

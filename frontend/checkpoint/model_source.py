@@ -81,9 +81,10 @@ def _local_gguf(name: str, load: LoadConfig) -> list[Path] | None:
     """The GGUF files that `name` stands for on this machine: a file, a folder that has no other weights, or a folder
     and the tag of one of its files. None: it stands for something else."""
     path, (base, tag) = Path(name).expanduser(), _split_tag(name)
-    if path.suffix.lower() == ".gguf" and (path.is_file() or (_is_path(name) and not path.is_dir())):
+    is_file_name = path.suffix.lower() == ".gguf" and (_is_path(name) or path.parent.is_dir())
+    if is_file_name and not path.is_dir():
         if not path.is_file():
-            raise ConfigError(f"--model: there is no file {name!r}.")
+            raise ConfigError(f"--model: there is no file {name!r}. {_hint(path)}")
         if load.load_format not in ("auto", "gguf", "dummy"):
             raise ConfigError(f"--model: {name!r} is a GGUF file: drop --load-format {load.load_format}.")
         return gguf.parts_of(path.absolute())  # the hub's cache has links to files without names
@@ -154,11 +155,11 @@ def _is_path(name: str) -> bool:
 
 
 def _hint(folder: Path) -> str:
-    """A suggestion instead of a folder that does not exist."""
+    """A suggestion instead of a folder, or a GGUF file, that does not exist."""
     parent = folder.parent
     if not parent.is_dir():
         return f"{str(parent)!r} does not exist either. A model on the hub is named owner/name."
-    siblings = [entry.name for entry in parent.iterdir() if entry.is_dir()]
+    siblings = [entry.name for entry in parent.iterdir() if entry.is_dir() or entry.suffix.lower() == ".gguf"]
     close = difflib.get_close_matches(folder.name, siblings, n=1, cutoff=0.5)
     if close:
         return f"Did you mean {str(parent / close[0])!r}?"

@@ -15,6 +15,8 @@ import msgspec
 import msgspec.inspect as mi
 
 POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_MANY = 16
+"""More choices than these are not listed where one that was meant can be told."""
 HUMAN_INT = re.compile(r"([+-]?\d+)(\.\d+)?([kmgt]?)", re.IGNORECASE)
 
 
@@ -135,11 +137,18 @@ class Field:
         if isinstance(self.kind, mi.LiteralType):
             named = {str(value): value for value in self.kind.values}
             if text not in named:
-                raise ValueError("choose from " + ", ".join(named))
+                raise ValueError(self._choices(text, list(named)))
             return named[text]
         if isinstance(self.kind, mi.IntType):
             return self._number(int, text)
         return self._number(float, text) if isinstance(self.kind, mi.FloatType) else text
+
+    def _choices(self, text: str, names: list[str]) -> str:
+        """What to choose instead of `text`: of many names the ones that are like it."""
+        near = get_close_matches(text, names) if len(names) > _MANY else []
+        if near:
+            return f"did you mean {' or '.join(near)}? --help={self.name} lists all"
+        return f"choose from {', '.join(names)}"
 
     def _number(self, kind: type, text: str) -> Any:
         try:

@@ -225,6 +225,10 @@ def test_a_folder_with_files_and_a_packed_one_are_refused(
     (tmp_path / "mine.txt").touch()
     with pytest.raises(ModelLoadError, match="holds files already; name a new folder with --output"):
         pack_model(config_of(checkpoint("llama")), tmp_path)
+    with pytest.raises(ModelLoadError, match=r"--output: cannot make the folder .*mine.txt: it is a file. Name"):
+        pack_model(config_of(checkpoint("llama")), tmp_path / "mine.txt")
+    with pytest.raises(ModelLoadError, match=r"--output: cannot make the folder .*: Not a directory. Name another"):
+        pack_model(config_of(checkpoint("llama")), tmp_path / "mine.txt" / "packed")
     with pytest.raises(ModelLoadError, match="is packed already"):
         pack_model(config_of(packed), tmp_path / "again")
 

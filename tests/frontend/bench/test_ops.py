@@ -44,7 +44,7 @@ def test_the_grid_is_a_table_or_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--isa", "mmx"], "QUIRE_CPU_ISA must be one of"),
+        (["--isa", "mmx"], "--isa mmx: QUIRE_CPU_ISA must be one of"),
         (["--dtypes", "fp5"], "--dtypes must be some of"),
         (["--top-k", "99"], "--top-k at most --num-experts"),
         (["--context", "0"], "--context must be at least 1"),

@@ -64,6 +64,14 @@ def test_a_folder_is_made_once_for_each_version_of_a_file(path: Path) -> None:
     assert find(path) != folder
 
 
+def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(ConfigError, match=r"there is no file 'tiny-Q8_1.gguf'. Did you mean 'tiny-Q8_0.gguf'\?"):
+        find("tiny-Q8_1.gguf")
+    with pytest.raises(ConfigError, match=r"there is no file '/nowhere/a.gguf'. '/nowhere' does not exist either"):
+        find("/nowhere/a.gguf")
+
+
 def test_names_that_stand_for_a_gguf_file(path: Path, checkpoint: Checkpoints) -> None:
     folder = find(path)
     assert find(path.parent) == folder

@@ -64,6 +64,13 @@ def test_choices_are_strict_and_listed() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"choose from auto, bfloat16, .*float32.* \(got 'fp32'\)"):
         dtype("fp32")
     assert field(ServerConfig, "ssl_cert_reqs")("2") == 2
+    quantization = field(ModelConfig, "quantization")
+    with pytest.raises(
+        argparse.ArgumentTypeError, match=r"^did you mean int8 or int4\? --help=quantization .*\(got 'i"
+    ):
+        quantization("int5")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^choose from .*int4, .* \(got 'zzz'\)"):
+        quantization("zzz")
 
 
 @pytest.mark.parametrize("text", ["0", "1.5", "nan", "-0.1"])
