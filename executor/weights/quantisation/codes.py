@@ -15,7 +15,9 @@ INT4 = tuple(float(code) for code in range(-8, 8))
 PER_WORD = 8
 """Codes of four bits in a word of 32."""
 
-_E8M0_BIAS, _E8M0_NAN = 127, 255
+_E8M0_BIAS = 127
+_NAN = 255
+"""Of scales of E8M0 and of E5M3."""
 
 
 @functools.cache
@@ -30,7 +32,16 @@ def powers_of_two(exponents: Tensor) -> Tensor:
         return exponents.new_empty(exponents.shape, dtype=torch.bfloat16)
     exponents = exponents.view(torch.uint8)
     scales = torch.ldexp(torch.ones(exponents.shape, device=exponents.device), exponents.int() - _E8M0_BIAS)
-    return scales.masked_fill(exponents == _E8M0_NAN, torch.nan).bfloat16()
+    return scales.masked_fill(exponents == _NAN, torch.nan).bfloat16()
+
+
+def unsigned_e5m3(scales: Tensor) -> Tensor:
+    """The float32 that `scales` (uint8) stand for: five bits of exponent and three of mantissa, without a sign."""
+    if scales.is_meta:
+        return scales.new_empty(scales.shape, dtype=torch.float32)
+    exponents, mantissas = (scales >> 3).int(), scales & 7
+    eighths = torch.where(exponents > 0, mantissas + 8, mantissas).float()
+    return torch.ldexp(eighths, exponents.clamp(min=1) - 18).masked_fill(scales == _NAN, torch.nan)
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:

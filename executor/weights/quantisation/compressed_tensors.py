@@ -14,7 +14,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
 from quire.executor.weights.quantisation.codes import integers, packed_integers, unpack
 from quire.executor.weights.quantisation.fields import block, integer, mapping, names
-from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
+from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4, Nvfp4OfE5m3
 from quire.executor.weights.quantisation.groups import NV_GROUP, even, num_groups_of
 from quire.executor.weights.quantisation.input_orders import ordered_integers, read_order
 from quire.executor.weights.quantisation.notes import WITHOUT_ZEROS, note_kept
@@ -38,23 +38,26 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     weights = [mapping(group, "weights") for group in groups if group.get("weights")]
     first = weights[0] if weights else {}
     is_nvfp4 = "nvfp4" in str(config.get("format")) or first.get("group_size") == NV_GROUP
+    has_e5m3 = any("e5m3" in str(each.get("format")) for each in (config, *groups))
     layouts: Mapping[str, Layout] = {
+        **({"nvfp4-e5m3": Nvfp4OfE5m3()} if has_e5m3 else {}),
         "nvfp4": Nvfp4("weight_packed", "weight_global_scale", divides=True), "mxfp4": Mxfp4(),
         "mxfp6": Mxfp6(mantissa=3, weight="weight_packed"),
         "marlin": SparseMarlin(integer(first, "num_bits", 4), integer(first, "group_size", -1)),
         "packed": _packed(weights), "sparse": Sparse(), "float8": _float8(weights), "int8": _int8(groups, weights),
     }  # fmt: skip
     is_marlin = config.get("format") == "marlin-24"
-    expected = "marlin" if is_marlin else _expected(first, is_nvfp4=is_nvfp4)
+    of_four_bits = "nvfp4-e5m3" if has_e5m3 else "nvfp4" if is_nvfp4 else "mxfp4"
+    expected = "marlin" if is_marlin else _expected(first, of_four_bits)
     ordered = [layouts[expected], *(layout for kind, layout in layouts.items() if kind != expected)]
     return CheckpointFormat(ordered, Exclusions(names(config, "ignore")), dtype)
 
 
-def _expected(weights: Mapping[str, Any], *, is_nvfp4: bool) -> str:
-    """The layout of layers whose tensors are not known."""
+def _expected(weights: Mapping[str, Any], of_four_bits: str) -> str:
+    """The layout of layers whose tensors are not known; `of_four_bits` is that of floats of four bits."""
     bits = integer(weights, "num_bits", 4)
     if weights.get("type", "int") == "float":
-        return {8: "float8", 6: "mxfp6"}.get(bits, "nvfp4" if is_nvfp4 else "mxfp4")
+        return {8: "float8", 6: "mxfp6"}.get(bits, of_four_bits)
     return "int8" if bits == 8 and weights.get("strategy", "channel") in ("channel", "tensor") else "packed"
 
 

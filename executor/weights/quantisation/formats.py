@@ -11,7 +11,7 @@ from quire.executor.weights.quantisation.awq import InterleavedRows, PackedInput
 from quire.executor.weights.quantisation.bitsandbytes import BlockFloat4, RowInt8
 from quire.executor.weights.quantisation.checkpoint_format import CheckpointFormat, Exclusions, Layout
 from quire.executor.weights.quantisation.fields import block, integer, mapping, names
-from quire.executor.weights.quantisation.four_bit_floats import Mxfp4, Nvfp4
+from quire.executor.weights.quantisation.four_bit_floats import MX_INT4, Mxfp4, Nvfp4, Nvfp4OfE5m3
 from quire.executor.weights.quantisation.gptq import Gptq
 from quire.executor.weights.quantisation.hqq import Hqq
 from quire.executor.weights.quantisation.modelopt import LOW_RANK, PairedOutputs
@@ -54,7 +54,16 @@ def _auto_round(config: Config) -> list[Layout]:
         return _awq(config)
     if "llm_compressor" in packing:
         nvfp4 = Nvfp4("weight_packed", "weight_global_scale", divides=True)
-        return [Float8(), nvfp4, Mxfp4(), Int8Codes(has_byte_inputs=True), compressed_tensors.of_any_bits()]
+        others: list[Layout] = [
+            Float8(),
+            nvfp4,
+            Mxfp4(),
+            Int8Codes(has_byte_inputs=True),
+            compressed_tensors.of_any_bits(),
+        ]
+        return [Nvfp4OfE5m3(), *others] if "e5m3" in packing else others
+    if config.get("data_type") == "mx_int":
+        return [Mxfp4(values=MX_INT4)]
     if "fp8" in packing or sizes or config.get("data_type") == "fp":
         return _fp8({"weight_block_size": sizes})
     if config.get("packing_format") == "auto_round":  # its own words, which are GPTQ's with zero points as they are

@@ -1,4 +1,4 @@
-"""Weights in FP4 (E2M1): MXFP4 with a power of two for 32 numbers, NVFP4 with two scales for 16."""
+"""Weights in FP4 (E2M1): MXFP4 with a power of two for 32 numbers, NVFP4 with two scales for 16, or one of E5M3."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantisation.codes import FP4, powers_of_two, table
+from quire.executor.weights.quantisation.codes import FP4, powers_of_two, table, unsigned_e5m3
 from quire.executor.weights.quantisation.groups import MX_GROUP, NV_GROUP
 from quire.executor.weights.quantisation.stored_layer import StoredLayer
 from quire.ops.quantised import QuantisedWeight
+
+MX_INT4 = tuple(sign * quarters / 4 for sign in (1.0, -1.0) for quarters in range(8))
+"""AutoRound's MXINT4: a sign and quarters, in the place of MXFP4's floats."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,13 @@ class Mxfp4:
         weight: the kind of the codes [out, in / 2], the lower half first.
         scale: the kind of the scales [out, in / 32].
         dtype: of the codes: bytes, with a sign or without.
+        values: what the sixteen codes stand for.
     """
 
     weight: str = "weight_packed"
     scale: str = "weight_scale"
     dtype: torch.dtype = torch.uint8
+    values: tuple[float, ...] = FP4
 
     def is_in(self, layer: StoredLayer) -> bool:
         kinds, size = (torch.uint8, torch.float8_e8m0fnu), layer.in_features // 2
@@ -36,7 +41,7 @@ class Mxfp4:
         _check(layer, MX_GROUP)
         codes = layer.read(self.weight, (out, size // 2), self.dtype).view(torch.uint8)
         dtype = layer.stored_dtype(self.scale, torch.uint8)
-        return mxfp4(codes, layer.read(self.scale, (out, size // MX_GROUP), dtype))
+        return mxfp4(codes, layer.read(self.scale, (out, size // MX_GROUP), dtype), self.values)
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,26 @@ class Nvfp4:
         return QuantisedWeight(codes, scales, table(FP4, codes.device))
 
 
-def mxfp4(codes: Tensor, exponents: Tensor) -> QuantisedWeight:
+@dataclass(frozen=True)
+class Nvfp4OfE5m3:
+    """See `Layout`: codes as in NVFP4, and `weight_scale` [out, in / 16] of E5M3 without a sign, uint8 (AutoRound)."""
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        num_groups = layer.in_features // NV_GROUP
+        is_scaled_so = layer.find("weight_scale") == ((layer.out_features, num_groups), torch.uint8)
+        return is_scaled_so and layer.has("weight_packed", torch.uint8)
+
+    def read(self, layer: StoredLayer) -> QuantisedWeight:
+        out, size = layer.out_features, layer.in_features
+        _check(layer, NV_GROUP)
+        codes = layer.read("weight_packed", (out, size // 2), torch.uint8)
+        scales = layer.read("weight_scale", (out, size // NV_GROUP), torch.uint8)
+        return QuantisedWeight(codes, unsigned_e5m3(scales), table(FP4, codes.device))
+
+
+def mxfp4(codes: Tensor, exponents: Tensor, values: tuple[float, ...] = FP4) -> QuantisedWeight:
     """Codes [out, in / 2] and E8M0 scales [out, in / 32], both uint8."""
-    return QuantisedWeight(codes, powers_of_two(exponents), table(FP4, codes.device))
+    return QuantisedWeight(codes, powers_of_two(exponents), table(values, codes.device))
 
 
 def _check(layer: StoredLayer, group: int) -> None:

@@ -270,12 +270,15 @@ def by_output(out: int, size: int) -> tuple[int, ...]:
     return (out, 1)
 
 
-def mxfp4(weight: str) -> Writer:
+MX_INT4 = torch.tensor([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, -0.0, -0.25, -0.5, -0.75, -1, -1.25, -1.5, -1.75])
+
+
+def mxfp4(weight: str, values: Tensor = FP4) -> Writer:
     def write(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
         codes, exponents = draw(generator, 0, 16, out, size), draw(generator, 122, 126, out, size // 32)
         scales = torch.pow(2.0, exponents - 127)
         tensors = {weight: pairs(codes), "weight_scale": exponents.to(torch.uint8)}
-        return tensors, FP4[codes] * widened(scales, size)
+        return tensors, values[codes] * widened(scales, size)
 
     return write
 
@@ -305,6 +308,15 @@ def nvfp4(weight: str, factor: str, *, divides: bool, group: int = 16) -> Writer
         return tensors, FP4[codes] * (wide / number if divides else wide * number)
 
     return write
+
+
+def nvfp4_of_e5m3(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """AutoRound's: a byte of five bits of exponent and three of mantissa for 16 numbers, below 2^-14 without the 1."""
+    codes, scales = draw(generator, 0, 16, out, size), draw(generator, 0, 12 * 8, out, size // 16)
+    exponents, mantissas = scales // 8, scales % 8 / 8
+    numbers = torch.where(exponents > 0, 2.0 ** (exponents - 15) * (1 + mantissas), 2.0**-14 * mantissas)
+    tensors = {"weight_packed": pairs(codes), "weight_scale": scales.to(torch.uint8)}
+    return tensors, FP4[codes] * widened(numbers, size)
 
 
 def sparse24(kind: str) -> Writer:
@@ -484,6 +496,7 @@ FORMATS: dict[str, Format] = {
     "ct-nvfp4": Format(
         _float(4, "nvfp4-pack-quantized", group_size=16), nvfp4("weight_packed", "weight_global_scale", divides=True)
     ),
+    "ct-nvfp4-e5m3": Format(_float(4, "nvfp4-e5m3-pack-quantized", group_size=16), nvfp4_of_e5m3),
     "ct-mxfp4": Format(_float(4, "mxfp4-pack-quantized", group_size=32), mxfp4("weight_packed")),
     "ct-mxfp6": Format(_float(6, "mxfp6-pack-quantized", group_size=32), mxfp6(2, "weight_packed")),
     "ct-mxfp8": Format(
@@ -527,6 +540,13 @@ FORMATS: dict[str, Format] = {
     "auto-round-fp4": Format(
         _ROUND | {"packing_format": "auto_round:llm_compressor"},
         mixed(mxfp4("weight_packed"), nvfp4("weight_packed", "weight_global_scale", divides=True)),
+    ),
+    "auto-round-nvfp4-e5m3": Format(
+        _ROUND | {"data_type": "nvfp4_v2", "group_size": 16, "packing_format": "auto_round:llm_compressor_nvfp4_e5m3"},
+        mixed(nvfp4_of_e5m3, float8_with_exponents("weight_scale", (1, 32), torch.uint8)),
+    ),
+    "auto-round-mxint4": Format(
+        _ROUND | {"data_type": "mx_int", "packing_format": "auto_round"}, mxfp4("weight_packed", MX_INT4)
     ),
     "auto-round-fp8-weights": Format(
         {"quant_method": "auto-round", "bits": 8, "group_size": 0, "sym": True, "data_type": "fp", "fmt": "e4m3"},

@@ -92,6 +92,7 @@ ONE_OF_EACH_LAYOUT = (
         "ct-w4-order",
         "ct-sparse24-fp8",
         "ct-mxfp4",
+        "ct-nvfp4-e5m3",
         "ct-mxfp6",
         "ct-marlin-24",
         "quark-mxfp6",
