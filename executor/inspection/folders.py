@@ -1,7 +1,11 @@
 """Folders that a checkpoint is written to in another form: the weights are written, all other files copied."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights import packed_state, sharded_state
@@ -19,6 +23,18 @@ def make_empty(folder: Path) -> None:
         raise ModelLoadError(f"--output: cannot make the folder {folder}: {reason}. Name another one.") from None
     if any(folder.iterdir()):
         raise ModelLoadError(f"{folder} holds files already; name a new folder with --output.")
+
+
+@contextlib.contextmanager
+def told_errors(folder: Path) -> Iterator[None]:
+    """Within this context, files are written to the folder. Raises ModelLoadError when one cannot be."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ModelLoadError(
+            f"--output: cannot write to {folder}: {reason}. Free space there, or name a folder on another disk."
+        ) from None
 
 
 def copy_others(source: Path, target: Path) -> None:

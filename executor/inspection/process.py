@@ -22,9 +22,19 @@ from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, configure
 from quire.core.wire.inspection import InspectionAnswer, Obstacles, OpsQuestion, Refused
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended, as in shells."""
+
 
 def main() -> None:
-    """Answers the question that the arguments ask."""
+    """Answers the question that the arguments ask, unless Ctrl-C, which reaches the asking command too, ends it."""
+    try:
+        _answer_arguments()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _answer_arguments() -> None:
     question, *rest = sys.argv[1:]
     message = sys.stdin.buffer.read()
     with os.fdopen(os.dup(1), "wb") as answer:
@@ -51,16 +61,17 @@ def _time_ops(question: OpsQuestion) -> InspectionAnswer:
 def _inspect(config: EngineConfig, question: str, rest: list[str]) -> InspectionAnswer:
     configure("inspection", config.logging)
     # Imported here: after the logging is set up, which the import of torch may use.
+    from quire.executor.inspection.folders import told_errors
     from quire.executor.inspection.load_plan import find_obstacles, plan_load
     from quire.executor.inspection.model_cost import count_cost
     from quire.executor.inspection.pack_writer import pack_model
     from quire.executor.inspection.shard_writer import save_shards
     from quire.executor.memory.plan import DeviceMemory
 
-    if question == "save-shards":
-        return save_shards(config, Path(rest[0]))
-    if question == "pack":
-        return pack_model(config, Path(rest[0]))
+    if question in ("save-shards", "pack"):
+        folder = Path(rest[0])
+        with told_errors(folder):
+            return pack_model(config, folder) if question == "pack" else save_shards(config, folder)
     if question == "fit":
         memories = msgspec.json.decode(rest[0], type=list[list[tuple[int, int]]])
         return Obstacles(find_obstacles(config, [[DeviceMemory(*each) for each in own] for own in memories]))
