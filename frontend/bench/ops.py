@@ -12,6 +12,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.inspection import LayerShape, OpsQuestion, OpsTimed, OpTiming
 from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser
+from quire.frontend.flags.ranges import COUNT, Number
 from quire.frontend.launch.inspection import time_ops
 
 OPERATIONS = "linear,attention,prefill,latent,compressed,experts"
@@ -41,21 +42,19 @@ def add_arguments(parser: CommandParser) -> None:
         "--isa", type=_names, default=[], metavar="NAMES",
         help="Levels of instructions as in QUIRE_CPU_ISA, or `all` (default: the processor's best).",
     )  # fmt: skip
-    group.add_argument("--threads", type=int, help="Threads (default: one a core).")
-    group.add_argument("--seconds", type=float, default=0.5, help="For each cell of the grid (default: %(default)s).")
+    group.add_argument("--threads", type=COUNT, help="Threads (default: one a core).")
+    group.add_argument(
+        "--seconds", type=Number(float, 0), default=0.5, help="For each cell of the grid (default: %(default)s)."
+    )
     group.add_argument("--json", action="store_true", help="Print one JSON object.")
     for field in _SHAPE:
         flag = "--" + field.name.replace("_", "-")
-        group.add_argument(flag, type=int, default=field.default, help="(default: %(default)s)")
+        group.add_argument(flag, type=COUNT, default=field.default, help="(default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Times the grid at each level. Returns the exit code."""
     shape = LayerShape(**{field.name: getattr(args, field.name) for field in _SHAPE})
-    numbers = {**msgspec.structs.asdict(shape), "rows": min(args.rows), "threads": args.threads or 1}
-    for name, number in numbers.items():
-        if number < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {number}.")
     if shape.num_heads % shape.num_kv_heads or shape.top_k > shape.num_experts:
         raise ConfigError("--num-heads must be a multiple of --num-kv-heads, and --top-k at most --num-experts.")
     question = OpsQuestion(shape, args.ops, args.dtypes, args.rows, args.seconds, args.threads)
@@ -140,5 +139,5 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+def _numbers(text: str) -> list[float]:
+    return [COUNT(number) for number in text.split(",")]

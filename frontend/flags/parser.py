@@ -272,6 +272,8 @@ class CommandParser(argparse.ArgumentParser):
             text = re.sub(r"^invalid int value: (.*)", r"needs a whole number (got \1)", match.group(2))
             text = re.sub(r"^invalid float value: (.*)", r"needs a number (got \1)", text)
             message = f"{flag}: {ARGPARSE_WORDS.get(text, text)}"
+        if message.startswith("unrecognized arguments"):
+            message += "; --help says what there is"
         self.exit(USAGE_ERROR, f"{self.prog}: {' '.join(message.split())}\n")
 
 

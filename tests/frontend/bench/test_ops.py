@@ -42,16 +42,18 @@ def test_the_grid_is_a_table_or_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "says", "code"),
     [
-        (["--isa", "mmx"], "--isa mmx: QUIRE_CPU_ISA must be one of"),
-        (["--dtypes", "fp5"], "--dtypes must be some of"),
-        (["--top-k", "99"], "--top-k at most --num-experts"),
-        (["--context", "0"], "--context must be at least 1"),
+        (["--isa", "mmx"], "--isa mmx: QUIRE_CPU_ISA must be one of", 1),
+        (["--dtypes", "fp5"], "--dtypes must be some of", 1),
+        (["--top-k", "99"], "--top-k at most --num-experts", 1),
+        (["--context", "0"], "--context: must be at least 1 (got '0')", 2),
+        (["--rows", "8,x"], "--rows: needs a whole number (got 'x')", 2),
+        (["--seconds", "-1"], "--seconds: must be at least 0 (got '-1')", 2),
     ],
 )
-def test_what_cannot_be_timed_is_refused(arguments: list[str], says: str) -> None:
+def test_what_cannot_be_timed_is_refused(arguments: list[str], says: str, code: int) -> None:
     done = quire("bench", "ops", *SMALL, *arguments)
-    assert done.returncode == 1
+    assert done.returncode == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr

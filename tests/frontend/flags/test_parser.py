@@ -147,7 +147,7 @@ def test_the_model_may_stand_alone_or_after_its_flag(usage_error: Usage) -> None
     assert engine("a").model.model == engine("--model", "a").model.model == engine("a", "--model=a").model.model == "a"
     assert engine("--port", "1", "a").model.model == "a"
     assert "'b' and --model 'a'" in usage_error("--model", "a", "b")
-    assert "unrecognized arguments: b" in usage_error("a", "b")
+    assert "unrecognized arguments: b; --help says what there is" in usage_error("a", "b")
 
 
 @pytest.mark.parametrize(
