@@ -12,6 +12,7 @@ from msgspec import Struct
 from rich import box
 from rich.table import Table
 
+from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import write_json
@@ -106,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
         options["max_model_len"] = args.input_len + 1  # a window, and the token that a request has to generate
     if wrong := next((name for setting in settings for name in setting.flags if name not in options), None):
         raise ConfigError(f"--settings has {wrong!r}, which is no option of the engine.")
+    _check(options, settings)
     texts = [_read(path) for path in args.text]
     baseline = _score(options, texts, args.input_len, args.num_windows)
     found = {"baseline": compare(baseline, baseline)}
@@ -116,6 +118,15 @@ def run(args: argparse.Namespace) -> int:
     figures = {name: difference._asdict() for name, difference in found.items()}
     write_json(args.output_json, {"num_tokens": len(baseline.logprobs), "settings": figures})
     return 0
+
+
+def _check(options: dict[str, Any], settings: Sequence[Setting]) -> None:
+    """Raises ConfigError if a setting has a value that no engine takes: now, and not after those before it."""
+    for setting in settings:
+        try:
+            EngineArgs.from_flat(**options | setting.flags)
+        except ConfigError as error:
+            raise ConfigError(f"--settings {setting.name}: {error}") from None
 
 
 def compare(scores: Scores, baseline: Scores) -> Difference:

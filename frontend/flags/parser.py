@@ -271,6 +271,9 @@ class CommandParser(argparse.ArgumentParser):
             flag = next((name for name in match.group(1).split("/") if name.startswith("--")), match.group(1))
             text = re.sub(r"^invalid int value: (.*)", r"needs a whole number (got \1)", match.group(2))
             text = re.sub(r"^invalid float value: (.*)", r"needs a number (got \1)", text)
+            if choice := re.match(r"invalid choice: (.*) \(choose from (.*)\)", text):
+                names = choice[2].replace("'", "")
+                text = f"choose from {names} (got {choice[1]})"
             message = f"{flag}: {ARGPARSE_WORDS.get(text, text)}"
         if message.startswith("unrecognized arguments"):
             message += "; --help says what there is"

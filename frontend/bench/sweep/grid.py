@@ -43,7 +43,8 @@ def read_settings(flag: str, text: str | None) -> list[Setting]:
     except OSError as error:
         raise ConfigError(f"{flag} {text}: {error.strerror}.") from None
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{flag}: {error}.") from None
+        needed = """JSON such as '[{"max_num_seqs": 8}]', or a file of it"""
+        raise ConfigError(f"{flag}: {str(error).rstrip('.')}. Give {needed}.") from None
     settings = [_setting(record) for record in _records(flag, data)]
     names = [setting.name for setting in settings]
     if twice := next((name for name in names if names.count(name) > 1), None):

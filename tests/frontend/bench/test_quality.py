@@ -64,9 +64,20 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
         assert other["loss"] != baseline["loss"]
 
 
-def test_a_setting_that_is_no_option_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ('[{"quantisation": "int8"}]', "--settings has 'quantisation', which is no option of the engine"),
+        (
+            '[{"quantization": "int5"}]',
+            "--settings quantization=int5: quantization: There is no such value (got 'int5')",
+        ),
+        ("[", "--settings: Input data was truncated. Give JSON such as "),
+    ],
+)
+def test_settings_that_no_engine_takes_are_refused_before_the_first(tmp_path: Path, settings: str, says: str) -> None:
     text = tmp_path / "text.md"
     text.write_text("some words")
-    done = quire("bench", "quality", "--text", str(text), "--settings", '[{"quantisation": "int8"}]')
-    assert done.returncode != 0
-    assert "--settings has 'quantisation', which is no option of the engine" in done.stderr
+    done = quire("bench", "quality", "--text", str(text), "--settings", settings)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"quire bench quality: {says}")
