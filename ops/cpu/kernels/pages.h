@@ -7,6 +7,7 @@
 
 #include "amx.h"
 #include "kernels.h"
+#include "processor.h"
 #include "rows.h"
 #include "vector.h"
 
@@ -198,12 +199,11 @@ struct Walk {
 };
 
 // Prefetches an item's pages. The hardware prefetcher cannot predict the next page, and a thread that waits for each
-// page reads at a third of the memory's bandwidth. So each thread prefetches the cache lines that it will read BYTES
-// later, across heads and tiles, into the second cache, which waits for more lines at a time than the first can.
+// page reads at a third of the memory's bandwidth. So each thread prefetches the cache lines that it will read some bytes
+// later, across heads and tiles: into the first cache, or where that waits for few lines at a time, further ahead into
+// the second.
 template <class Cache> class Ahead {
 public:
-    static constexpr long BYTES = 32768;
-
     explicit Ahead(const AttentionCall& call)
         : call(call), part_size(call.num_kv_heads * call.block_size * call.row_size) {}
 
@@ -213,7 +213,7 @@ public:
         if (current == &item) return;  // already in it
         enter(item);
         due = 0;
-        advance(BYTES);
+        advance(!is_near ? 32768 : IS_CODED<Cache> ? 24576 : 8192);
     }
 
     // To be called when the next `bytes` are read. Inlined, because GCC drops calls of a function that only prefetches.
@@ -233,8 +233,12 @@ public:
             }
             const long lines = (std::min<long>(left, end - next) + 63) / 64;
             left -= 64 * lines;
+            if (is_near)
 #pragma GCC unroll 4
-            for (long i = 0; i < lines; i++) __builtin_prefetch(next + 64 * i, 0, 2);
+                for (long i = 0; i < lines; i++) __builtin_prefetch(next + 64 * i, 0, 3);
+            else
+#pragma GCC unroll 4
+                for (long i = 0; i < lines; i++) __builtin_prefetch(next + 64 * i, 0, 2);
             next += 64 * lines;
         }
         line = next;
@@ -302,6 +306,7 @@ private:
 
     const AttentionCall& call;
     const long part_size;
+    const bool is_near = has_deep_first_cache();
     const Item *current = nullptr, *after = nullptr;
     Walk walk{};
     long start, part, head;           // the tile's first key; 0: keys, 1: values
