@@ -11,6 +11,7 @@
 #include "amx.h"
 #include "elements.h"
 #include "kernels.h"
+#include "processor.h"
 #include "threads.h"
 #include "vector.h"
 
@@ -33,6 +34,7 @@ namespace quire {
 namespace {
 
 constexpr long MOST_PANELS = 8;  // most panels that a thread takes at once
+constexpr long WORDS_AHEAD = 4096;  // of one tile, from the pairs that are read to those that are prefetched
 
 inline long count_steps(long in_features) { return round_up(ceil_div(in_features, 2), DEPTH); }
 
@@ -91,17 +93,21 @@ struct Block {
             const bool is_last = after == steps;
             const long lines = 2 * std::min(most, is_last ? steps : steps - after);  // to prefetch for the next part
             const long share = ceil_div(lines, tiles.count), rate = ceil_div(share, std::max(1L, count / 4));
+            const bool is_near = has_deep_first_cache();
             for (int tile = 0; tile < tiles.count; tile++)
                 for (long index = first; index < end; index++) {
                     const long later = is_last ? next + index - first : index;
                     const bool is_any_left = later < num_panels && tile * share < lines;
+                    const uint32_t* ahead = is_near && tiles.count == 1
+                                                ? panel(index, step) + WORDS_AHEAD
+                                                : panel(later, is_last ? 0 : after) + tile * share * LINE;
                     const long row = tiles.start(tile), column = index * width;
                     const Work work{
                         packed ? (const void*)(packed + (tile * steps + step) * PACKED_ROWS)
                                : call.x + (first_row + row) * call.x_stride + 2 * step,
                         call.x_stride * (long)sizeof(BFloat16), (bool)packed, panel(index, step), count,
-                        is_any_left ? panel(later, is_last ? 0 : after) + tile * share * LINE : nullptr,
-                        is_any_left ? rate : 0, sums + row * PANEL, step == 0, is_last,
+                        is_any_left ? ahead : nullptr, is_any_left ? rate : 0, is_near, sums + row * PANEL,
+                        step == 0, is_last,
                         call.out + (first_row + row) * num_outputs + column, num_outputs,
                         call.bias ? call.bias + column : nullptr,
                         call.bias ? call.bias + column + (call.is_gated ? num_outputs : LINE) : nullptr,

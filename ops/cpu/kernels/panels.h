@@ -71,6 +71,7 @@ struct Work {
     long steps;
     const uint32_t* fetch;  // cache lines to prefetch meanwhile: `fetch_rate` every four steps
     long fetch_rate;
+    bool is_near;  // they are prefetched into the first cache; with AMX always into the second
     float* sums;  // [rows][32]: read unless this is the panel's first part; undefined after the last part
     bool is_first, is_last;
     BFloat16* out;  // the last part adds the bias, if any, and writes `count` outputs of each row

@@ -87,7 +87,10 @@ template <class Pairs, int ROWS> void multiply(const Work& work) {
     };
     long left = work.steps;
     for (const long rate = work.fetch_rate; left >= 4; left -= 4, pairs.advance(4), panel += 4 * PANEL) {
-        for (long i = 0; i < rate; i++, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);
+        if (work.is_near)
+            for (long i = 0; i < rate; i++, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T0);
+        else
+            for (long i = 0; i < rate; i++, fetch += LINE) _mm_prefetch(fetch, _MM_HINT_T1);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) step(i);
     }
