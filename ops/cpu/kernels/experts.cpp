@@ -81,6 +81,8 @@ struct Tokens {
     void sort() {
         const long pairs = count * call.top_k;
         const int64_t* ids = call.ids + first_token * call.top_k;
+        long passes = std::min(gate_up.weight.passes_of_tile(), down.weight.passes_of_tile());
+        if (up) passes = std::min(passes, up->weight.passes_of_tile());
         std::vector<long> starts(call.num_experts + 1);
         for (long pair = 0; pair < pairs; pair++)
             if (ids[pair] >= 0) starts[ids[pair] + 1]++;
@@ -88,7 +90,7 @@ struct Tokens {
             starts[expert + 1] += starts[expert];
             for (long first = starts[expert], end = starts[expert + 1]; first < end;) {
                 const long rows = std::min(end - first, MOST_BLOCK);
-                blocks.push_back({expert, first, Tiles(rows)});
+                blocks.push_back({expert, first, Tiles(rows, passes)});
                 first += rows;
             }
         }

@@ -23,7 +23,7 @@ void widen_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<InQuads
         const uint8_t* units = group + weight.header() + at.first / C::UNIT * C::BYTES;
         const long num_units = at.steps() / C::UNIT;
         for (long unit = 0; unit < num_units; unit++, units += C::BYTES) {
-            for (long line = 0; line < C::BYTES; line += 64) __builtin_prefetch(units + line + WORDS_AHEAD);
+            for (long line = 0; line < C::BYTES; line += 64) __builtin_prefetch(units + line + KEPT_AHEAD);
             const typename C::Unit codes = C::load(units);
             for_steps<InQuads::STEPS>([&](auto first) __attribute__((always_inline)) {
                 codec.template in_words<decltype(first)::value / InQuads::STEPS>(codes, *to++);

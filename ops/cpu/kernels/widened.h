@@ -29,12 +29,17 @@ constexpr int MOST_ROWS = 12;                             // of a tile: register
 constexpr int MOST_ROWS = LANES == 8 ? 6 : 5;             // of 16
 #endif
 constexpr long MOST_BLOCK = LANES == 16 ? 192 : 96;               // rows that take a widened part of a panel
+constexpr long BLOCK_STEP = 48;                                   // rows of full passes, and of full tiles of AMX
 constexpr long MOST_STEPS = 256;                                  // of such a part: 16 KB, or 32 KB with AVX-512
 constexpr long MOST_PANELS = 8;                                   // of a task
 constexpr long BLOCK_BYTES = 128 << 10;                           // of x, that the second cache holds beside a panel
 constexpr int GROUP_SUMS = LANES == 16 ? 16 : 8;                  // vectors of sums that need not wait for each other
 constexpr int FEW_ROWS = 2;
 constexpr long AHEAD = 1024;  // bytes from what is read of one panel to what is prefetched
+
+// Passes of a tile's rows. Where blocks end with few instructions, a pass has so few rows that their float32 sums stay in
+// registers as well.
+template <class X> constexpr int PASSES = X::HAS_ORIGINS ? 2 : 1;
 
 // Panels that one or two rows take at once.
 constexpr int group_of(int rows) { return std::clamp(GROUP_SUMS / (2 * rows), 1, 4); }
@@ -80,13 +85,18 @@ template <class C> struct Layout {
     }
 };
 
-// Rows in tiles of nearly the same size.
+// Rows in passes of nearly the same size, as few as there can be, and some neighbouring passes in a tile. The last tile may
+// have fewer passes.
 struct Tiles {
-    long rows, count, least, num_larger;  // least: rows of a tile; the first num_larger tiles have one more
-    explicit Tiles(long rows)
-        : rows(rows), count((rows + MOST_ROWS - 1) / MOST_ROWS), least(rows / count), num_larger(rows % count) {}
-    long start(long tile) const { return tile * least + std::min(tile, num_larger); }
-    int size(long tile) const { return (int)(least + (tile < num_larger)); }
+    long rows, in_tile, passes, count, least, num_larger;  // least: rows of a pass; the first num_larger have one more
+    Tiles(long rows, long in_tile)
+        : rows(rows), in_tile(in_tile), passes((rows * in_tile + MOST_ROWS - 1) / MOST_ROWS),
+          count((passes + in_tile - 1) / in_tile), least(rows / passes), num_larger(rows % passes) {}
+    long start(long tile) const {
+        const long pass = std::min(tile * in_tile, passes);
+        return pass * least + std::min(pass, num_larger);
+    }
+    int size(long tile) const { return (int)(start(tile + 1) - start(tile)); }
 };
 
 // Panels in groups, the tasks of a product. The last group may be smaller.
@@ -138,6 +148,7 @@ struct Weight {
     virtual long panel_bytes() const = 0;
     // Of x, whose tiles follow one another.
     virtual long row_bytes() const = 0;
+    virtual long passes_of_tile() const { return 1; }  // see PASSES
     // Writes a tile of x, of up to MOST_ROWS rows. Number i of a row is that at order[i] of `from`, unless order is null.
     virtual void pack_tile(const void* const* from, long dtype, const int64_t* order, int rows, uint8_t* tile) const = 0;
     // sums [count][rows][PANEL] of `count` panels from `panel` on.
@@ -167,6 +178,7 @@ template <class C, class X> struct WordWeight final : CodedWeight<C> {
     using CodedWeight<C>::CodedWeight, CodedWeight<C>::layout;
     const Blocks<X> blocks = layout.template blocks<X>();
     long row_bytes() const override { return blocks.row_bytes(); }
+    long passes_of_tile() const override { return PASSES<X>; }
     void pack_tile(const void* const* from, long dtype, const int64_t* order, int rows, uint8_t* tile) const override {
         with_type(dtype, [&](auto* type) {
             pack_words<X, C>((std::remove_pointer_t<decltype(type)> const* const*)from, order, blocks, rows, tile);

@@ -41,6 +41,7 @@ struct Product {
             for (int half = 0; half < 2 && half * LANES < left; half++)
                 added[half] = load(bias + at + half * LANES, left - half * LANES);
         for (long row = 0; row < tiles.rows; row++, sums += PANEL, out += outputs) {
+            __builtin_prefetch(out + PANEL, 1);  // the next panel's: rows' outputs are far apart
             Floats low = load(sums), high = load(sums + LANES);
             if (bias) low += added[0], high += added[1];
             if (left == PANEL) {
@@ -58,6 +59,7 @@ struct Product {
         const T* bias = static_cast<const T*>(call.bias);
         T* out = static_cast<T*>(call.out) + first_row * outputs + at;
         for (long row = 0; row < tiles.rows; row++, sums += PANEL, out += outputs) {
+            __builtin_prefetch(out + LANES, 1);
             Floats gate = load(sums), up = load(sums + LANES);
             if (bias) gate += load(bias + at, left), up += load(bias + outputs + at, left);
             store(out, gated(rounded<T>(gate), rounded<T>(up), call.activation), left);
@@ -130,10 +132,10 @@ extern "C" int quire_widened_linear(const WidenedLinearCall* call) {
         const std::unique_ptr<uint8_t, decltype(&std::free)> x(
             (uint8_t*)std::aligned_alloc(64, round_up(bytes + 1, 64)), &std::free);
         if (!x) return void(has_memory = false);
-        for (long i = 0, first = 0; i < num_blocks; i++) {
-            const Tiles tiles(call->rows / num_blocks + (i < call->rows % num_blocks));
+        const long rows = round_up((call->rows + num_blocks - 1) / num_blocks, BLOCK_STEP);
+        for (long first = 0; first < call->rows; first += rows) {
+            const Tiles tiles(std::min(rows, call->rows - first), weight.passes_of_tile());
             Product{*call, weight, first, x.get(), tiles}.compute_all();
-            first += tiles.rows;
         }
     });
     return unknown ? unknown : has_memory ? 0 : 2;

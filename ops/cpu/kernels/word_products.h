@@ -11,15 +11,14 @@
 namespace quire {
 namespace widened {
 
-constexpr long WORDS_AHEAD = 4096;  // bytes from the codes that are read to those that are prefetched
+constexpr long WORDS_AHEAD = 8192;  // bytes from the codes that are read to those that are prefetched
+constexpr long KEPT_AHEAD = 4096;   // the same where they are kept: most are in a cache already
 constexpr long MOST_FETCHING = 4;   // passes of rows that share the prefetch of the next part
 constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;     // of a tile that is not alone
 constexpr int WORDS_AT_ONCE = LANES == 16 ? 2 : 1;  // kept words of a turn; AVX2 has no registers for two
 
-// Rows of a tile that pass by at once. Where blocks end with few instructions, there are so few that their float32 sums
-// stay in registers as well.
-template <class X> constexpr int PASS_ROWS = X::HAS_ORIGINS ? MOST_ROWS / 2 : MOST_ROWS;
-template <class X> constexpr int LEAST_PASS = X::HAS_ORIGINS ? LEAST_ROWS / 2 : LEAST_ROWS;  // of several
+template <class X> constexpr int PASS_ROWS = MOST_ROWS / PASSES<X>;    // the most of a pass
+template <class X> constexpr int LEAST_PASS = LEAST_ROWS / PASSES<X>;  // of several passes
 template <class X> constexpr int NUM_PARTS = X::HAS_ORIGINS ? STEPS_AN_OCTAVE : 1;
 constexpr float PARTS[] = {1, 1.25f, 1.5f, 1.75f};
 static_assert(sizeof(PARTS) == STEPS_AN_OCTAVE * sizeof(float));
@@ -176,7 +175,8 @@ void multiply_blocks(const Layout<C>& weight, const uint8_t* panel, BlockAt<X> a
         typename X::Sum sum[ROWS][2];
         x.template start<ROWS>(sum);
         for (long unit = 0; unit < num_units; unit++, units += C::BYTES, x.words += WORDS * stride) {
-            for (long line = 0; line < C::BYTES; line += 64) __builtin_prefetch(units + line + WORDS_AHEAD);
+            for (long line = 0; line < C::BYTES; line += 64)
+                __builtin_prefetch(units + line + (KEEPS ? KEPT_AHEAD : WORDS_AHEAD));
             const typename C::Unit codes = C::load(units);
             for_steps<X::STEPS>([&](auto first) __attribute__((always_inline)) {
                 constexpr int WORD = decltype(first)::value / X::STEPS;
@@ -276,10 +276,10 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
     const long most_steps = keeps ? Kept<X>::STEPS : blocks.words() * X::STEPS;
     const long most_blocks = keeps ? Kept<X>::MOST_BLOCKS : blocks.count();
     alignas(64) Kept<X> kept;
-    // The passes behind the first one fetch the next part. One alone would wait for memory.
-    long num_fetching = -1;
-    for (long tile = 0; tile < tiles.count; tile++) num_fetching += tiles.size(tile) > PASS_ROWS<X> ? 2 : 1;
-    num_fetching = std::clamp(num_fetching, 1L, MOST_FETCHING);
+    // The last passes, but for the first one, fetch the next part. One alone would wait for memory.
+    long num_passes = 0;
+    for (long tile = 0; tile < tiles.count; tile++) num_passes += tiles.size(tile) > PASS_ROWS<X> ? 2 : 1;
+    const long num_fetching = std::clamp(num_passes - 1, 1L, MOST_FETCHING);
     const long fetch = X::STEPS * C::BYTES / C::UNIT / num_fetching;
     BlockAt<X> at{blocks, 0, 0};
     for (long first = 0, num_words = 0; at.group < blocks.groups;) {
@@ -305,7 +305,7 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
                     else if (pass == 0)
                         KEEP<C, X>[count - LEAST_PASS<X>](weight, own, at, num_blocks, part, first == 0, to, &kept);
                     else {
-                        const bool fetches = pass <= num_fetching;
+                        const bool fetches = pass >= num_passes - num_fetching;
                         TAKE_KEPT<X>[count - LEAST_PASS<X>](kept, weight.adds_offsets(), part, first == 0, to, ahead,
                                                             fetches ? fetch : 0);
                         if (fetches) ahead += fetch * (steps / X::STEPS);

@@ -44,7 +44,11 @@ template <class T> int32_t largest_bits(const T* from, long count) {
 }
 
 constexpr int32_t NOT_FINITE = 255 << 23;
-constexpr long X_AHEAD = 256;  // bytes from the numbers of a row that are packed to those that are prefetched
+constexpr int MOST_PACKED = 8;     // blocks that are packed at once
+constexpr long PACKED_INPUTS = 256;  // the most of their inputs; while they are packed, as many are prefetched
+
+// The inputs of a block, and with the zeros behind them.
+struct BlockSize { long inputs, steps; };
 
 // Writes the `count` numbers of a block of `steps` as integers of 16 bits.
 template <class C, class T> void pack_block(InPairs, const T* from, long count, long steps, const PlaceInTile& to) {
@@ -67,9 +71,9 @@ template <class C, class T> void pack_block(InPairs, const T* from, long count, 
     *to.sum = *to.factor * (float)sum(total);
 }
 
-// Two calls pack a block of up to LANES rows of a tile as quads. Defined where the processor has products of them.
+// Two calls pack blocks of up to LANES rows of a tile as quads. Defined where the processor has products of them.
 template <class C, class X, class T>
-void pack_quads(X, const T* const* from, long count, long steps, int rows, const PlaceInTile& to);
+void pack_quads(X, const T* const* from, const BlockSize* blocks, int count, int rows, PlaceInTile to);
 template <class C, class X> void finish_block(X, long steps, int rows, const PlaceInTile& to);
 
 #if defined(QUIRE_HAS_QUADS)
@@ -137,26 +141,38 @@ inline __attribute__((always_inline)) void put_quads(const T* from, Steps count,
     }
 }
 
-// Writes the words and scales of a block, and `step` where its sums go. If `count` and `steps` are types of constants,
-// loops are unrolled.
-template <class C, class X, class T, class Steps>
-void put_block(X, const T* const* from, Steps count, Steps steps, int rows, const PlaceInTile& to) {
-    alignas(64) int32_t bits[LANES] = {};
-    alignas(64) float inverses[LANES];
-    for (int row = 0; row < rows; row++) bits[row] = extent_bits(X(), from[row], count);
-    const QuadScales<X> scales(read<Ints>(bits));
-    store(inverses, scales.inverse);
-    for (int row = 0; row < rows; row++)
-        put_quads<C>(from[row], count, steps, inverses[row], to.words + row, to.rows);
-    store(to.factor, scales.factor, rows), store(to.sum, scales.step, rows);
-    if constexpr (X::HAS_ORIGINS) store(to.part, scales.part, rows);
+// Calls body(count, steps) of a block. If it has as many numbers as those of most formats, they are types of constants, so
+// that loops are unrolled.
+template <class Body> inline __attribute__((always_inline)) void with_common(long count, long steps, Body body) {
+    using Common = std::integral_constant<long, 32>;
+    if (count == Common() && steps == Common()) body(Common(), Common());
+    else body(count, steps);
 }
 
+// Writes the words and scales of some blocks, and `step` where their sums go. Each of these loops goes over all blocks, so that
+// no vector is loaded right after its numbers were stored one by one, which waits.
 template <class C, class X, class T>
-void pack_quads(X x, const T* const* from, long count, long steps, int rows, const PlaceInTile& to) {
-    using Common = std::integral_constant<long, 32>;  // numbers of a block of most formats
-    if (count == Common() && steps == Common()) put_block<C>(x, from, Common(), Common(), rows, to);
-    else put_block<C>(x, from, count, steps, rows, to);
+void pack_quads(X, const T* const* from, const BlockSize* blocks, int count, int rows, PlaceInTile to) {
+    alignas(64) int32_t bits[MOST_PACKED][LANES] = {};
+    alignas(64) float inverses[MOST_PACKED][LANES];
+    long first = 0;
+    for (int i = 0; i < count; first += blocks[i++].inputs)
+        with_common(blocks[i].inputs, blocks[i].steps, [&](auto count, auto) {
+            for (int row = 0; row < rows; row++) bits[i][row] = extent_bits(X(), from[row] + first, count);
+        });
+    PlaceInTile at = to;
+    for (int i = 0; i < count; at.advance(blocks[i++].steps / X::STEPS)) {
+        const QuadScales<X> scales(read<Ints>(bits[i]));
+        store(inverses[i], scales.inverse);
+        store(at.factor, scales.factor, rows), store(at.sum, scales.step, rows);
+        if constexpr (X::HAS_ORIGINS) store(at.part, scales.part, rows);
+    }
+    first = 0;
+    for (int i = 0; i < count; first += blocks[i].inputs, to.advance(blocks[i++].steps / X::STEPS))
+        with_common(blocks[i].inputs, blocks[i].steps, [&](auto count, auto steps) {
+            for (int row = 0; row < rows; row++)
+                put_quads<C>(from[row] + first, count, steps, inverses[i][row], to.words + row, to.rows);
+        });
 }
 
 // The sums of the first and of the last pairs of all quads.
@@ -205,6 +221,7 @@ template <class X, class C, class T>
 void pack_rows(const T* const* from, const int64_t* order, const Blocks<X>& blocks, int first, int count, int rows,
                uint8_t* tile) {
     constexpr bool ARE_QUADS = X::STEPS == 4;
+    static_assert(X::MOST_INPUTS <= PACKED_INPUTS);
     const PlaceInTile begin{(uint32_t*)tile + first,
                             (float*)(tile + blocks.factors_at(rows)) + first,
                             (float*)(tile + blocks.sums_at(rows)) + first,
@@ -212,20 +229,34 @@ void pack_rows(const T* const* from, const int64_t* order, const Blocks<X>& bloc
                             (int32_t*)(tile + blocks.parts_at(rows)) + first,
                             rows};
     PlaceInTile to = begin;
-    for (BlockAt<X> at{blocks, 0, 0}; at.group < blocks.groups; at.advance()) {
-        const long input = at.group * blocks.group + at.first, size = std::min(X::MOST_INPUTS, blocks.group - at.first);
-        T ordered[LANES][X::MOST_INPUTS];
+    long input = 0;
+    for (BlockAt<X> at{blocks, 0, 0}; at.group < blocks.groups;) {
+        BlockSize some[MOST_PACKED];
+        int num = 0;
+        long size = 0;
+        for (; num < MOST_PACKED && at.group < blocks.groups && size + at.inputs() <= PACKED_INPUTS; at.advance()) {
+            some[num++] = {at.inputs(), at.steps()};
+            size += at.inputs();
+        }
+        T ordered[LANES][PACKED_INPUTS];
         const T* own[LANES];
         for (int row = 0; row < count; row++) {
             own[row] = order ? ordered[row] : from[row] + input;
-            if (!order) __builtin_prefetch((const char*)own[row] + X_AHEAD);  // of more rows than a processor would follow
             if (order)
                 for (long i = 0; i < size; i++) ordered[row][i] = from[row][order[input + i]];
+            else  // they are more streams than a processor would follow
+                for (long i = size; i < 2 * size; i += 64 / sizeof(T)) __builtin_prefetch(own[row] + i);
         }
-        if constexpr (ARE_QUADS) pack_quads<C>(X(), own, size, at.steps(), count, to);
-        else
-            for (int row = 0; row < count; row++) pack_block<C>(X(), own[row], size, at.steps(), to.of_row(row));
-        to.advance(at.steps() / X::STEPS);
+        if constexpr (ARE_QUADS) pack_quads<C>(X(), own, some, num, count, to);
+        long first = 0;
+        for (int i = 0; i < num; i++) {
+            if constexpr (!ARE_QUADS)
+                for (int row = 0; row < count; row++)
+                    pack_block<C>(X(), own[row] + first, some[i].inputs, some[i].steps, to.of_row(row));
+            first += some[i].inputs;
+            to.advance(some[i].steps / X::STEPS);
+        }
+        input += size;
     }
     if constexpr (ARE_QUADS) {
         to = begin;

@@ -131,6 +131,7 @@ template <class X> struct BlockAt {
     const Blocks<X>& blocks;
     long group, first;  // its first input, in the group
     long steps() const { return std::min(X::MOST_INPUTS, blocks.padded - first); }
+    long inputs() const { return std::min(X::MOST_INPUTS, blocks.group - first); }
     void advance() {
         if ((first += X::MOST_INPUTS) >= blocks.padded) first = 0, group++;
     }
