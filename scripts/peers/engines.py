@@ -137,6 +137,8 @@ class Quire:
         out = self._work / "quire.json"
         command = [*self._quire, "bench", "throughput", "--model", str(model), "--device", "cpu", *_load(batch, out)]
         command += ["--kv-cache-memory-bytes", str(CACHE_GIB * GIB), "--kv-cache-dtype", setting.kv_cache_dtype]
+        # Off as in the peers' scripts: prompts are random, and pages that stay cached would be replaced by new memory.
+        command += ["--no-enable-prefix-caching"]
         run(command, {}, self._limit_seconds, self._work / "quire.log")
         return _output_rate(self.name, json.loads(out.read_text()), batch)
 
