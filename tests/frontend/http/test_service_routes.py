@@ -60,7 +60,7 @@ def test_hits_disappear_with_a_reset(http: httpx.Client) -> None:
 
 
 def test_running_requests_go_on_after_a_reset(dev_server: ServerProcess, http: httpx.Client) -> None:
-    fields: dict[str, Any] = {"max_tokens": 700, "ignore_eos": True, "seed": 7, "temperature": 1.0}
+    fields: dict[str, Any] = {"max_tokens": 1800, "ignore_eos": True, "seed": 7, "temperature": 1.0}
     expected = complete(http, SHARED, **fields)["choices"][0]["text"]
     begun, texts = threading.Event(), []
 
