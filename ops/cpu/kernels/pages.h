@@ -204,6 +204,8 @@ struct Walk {
 // the second.
 template <class Cache> class Ahead {
 public:
+    static constexpr long FAR_BYTES = 32768, NEAR_BYTES = IS_CODED<Cache> ? 24576 : 8192;
+
     explicit Ahead(const AttentionCall& call)
         : call(call), part_size(call.num_kv_heads * call.block_size * call.row_size) {}
 
@@ -213,7 +215,7 @@ public:
         if (current == &item) return;  // already in it
         enter(item);
         due = 0;
-        advance(!is_near ? 32768 : IS_CODED<Cache> ? 24576 : 8192);
+        advance(is_near ? NEAR_BYTES : FAR_BYTES);
     }
 
     // To be called when the next `bytes` are read. Inlined, because GCC drops calls of a function that only prefetches.
@@ -306,7 +308,7 @@ private:
 
     const AttentionCall& call;
     const long part_size;
-    const bool is_near = has_deep_first_cache();
+    const bool is_near = has_deep_first_cache();  // lines are prefetched into the first cache
     const Item *current = nullptr, *after = nullptr;
     Walk walk{};
     long start, part, head;           // the tile's first key; 0: keys, 1: values

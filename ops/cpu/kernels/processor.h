@@ -8,7 +8,7 @@
 namespace quire {
 
 // Whether the first cache waits for so many lines at a time that memory can be prefetched into it as fast as into the
-// second: AMD's from family 26 (Zen 5) on does, those of Zen 4 and Zen 3 do not. Others were not measured.
+// second: a Zen 5's does (AMD's family 26; later ones are taken to, too), a Zen 4's does not. Others were not measured.
 inline bool has_deep_first_cache() {
 #if defined(__x86_64__)
     static const bool has = [] {
