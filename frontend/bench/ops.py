@@ -139,5 +139,5 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
-def _numbers(text: str) -> list[float]:
-    return [COUNT(number) for number in text.split(",")]
+def _numbers(text: str) -> list[int]:
+    return [int(COUNT(number)) for number in text.split(",")]
