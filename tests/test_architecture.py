@@ -3,12 +3,16 @@ who may ask for a model by name."""
 
 import ast
 import functools
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("core", "executor", "frontend", "ops")
@@ -184,15 +188,24 @@ def test_relative_imports_are_not_used() -> None:
     assert relative == []
 
 
-def test_package_list_matches_the_folders() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+def test_every_folder_of_modules_is_packaged() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     on_disk = {
-        ".".join(["quire", *init.parent.relative_to(root).parts])
-        for root, folder in [(ROOT, folder) for folder in FOLDERS] + [(ROOT / "quire", "")]
-        for init in (root / folder).rglob("__init__.py")
+        ".".join(["quire", *path.parent.relative_to(root).parts])
+        for root, tree in [*((ROOT, ROOT / folder) for folder in FOLDERS), (ROOT / "quire", ROOT / "quire")]
+        for path in tree.rglob("*.py")
     }
-    assert set(settings["packages"]) == on_disk
-    assert settings["package-dir"] == {"quire": "quire"} | {f"quire.{folder}": folder for folder in FOLDERS}
+    assert set(find_packages(str(ROOT), include=options["include"])) == on_disk
+
+
+def test_a_script_beside_the_clone_imports_the_package(tmp_path: Path) -> None:
+    """The clone's folder, which is called quire as well and is no package, does not stand in its way."""
+    (tmp_path / "quire").symlink_to(ROOT)
+    script = tmp_path / "script.py"
+    script.write_text("import quire.core\nfrom quire import SamplingParams\nprint(SamplingParams(n=2).n)")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr
 
 
 def test_every_environment_variable_is_documented() -> None:

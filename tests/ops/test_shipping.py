@@ -22,7 +22,9 @@ def build_wheel(folder: Path, **environment: str) -> tuple[Path, str]:
     """The wheel, and what its building says."""
     for part in map(ROOT.joinpath, PARTS):
         if part.is_dir():
-            shutil.copytree(part, folder / part.name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(
+                part, folder / part.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
         else:
             shutil.copy(part, folder)
     done = subprocess.run(
