@@ -4,6 +4,15 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+BESIDE_WEIGHTS = (
+    *("training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states"),  # what trainers save
+    "adapter",
+)
+"""How names begin of files that lie beside a model's weights and end as these may."""
+
+ADAPTERS = ("adapter*.safetensors", "adapter*.bin")
+"""Patterns of the files of an adapter's weights."""
+
 
 class LoadConfig(Struct, frozen=True, kw_only=True):
     """Where weights come from."""

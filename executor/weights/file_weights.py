@@ -24,12 +24,13 @@ class FileWeights:
     """See `WeightReader`. All files are open, none is read before a tensor is asked for.
 
     Raises:
-        ModelLoadError: a file is damaged, or lacks what the index says.
+        ModelLoadError: a file is damaged.
     """
 
     def __init__(
         self, files: WeightFiles, names: Names, dtype: torch.dtype, progress: "ProgressBar | None" = None
     ) -> None:
+        self._listing = files
         self._names = names
         self._dtype = dtype
         self._progress = progress
@@ -40,13 +41,9 @@ class FileWeights:
             self._exit.callback(progress.close)
         self._files: dict[str, TensorFile] = {}  # tensor name → its file
         try:
-            for path, listed in files.names.items():
+            for path in files.paths:
                 file = self._exit.enter_context(closing(open_file(path)))
-                for name in file.names if listed is None else listed:
-                    if name not in file.names:
-                        assert files.index is not None
-                        raise ModelLoadError(f"{path} lacks tensor {name!r}, which {files.index.name} says it holds.")
-                    self._files[name] = file
+                self._files.update(dict.fromkeys(file.names, file))
         except BaseException:
             self._exit.close()
             raise
@@ -99,6 +96,11 @@ class FileWeights:
         self._exit.close()
 
     def _missing(self, name: str) -> str:
+        listed = self._names.find(name, self._listing.listed)
+        if listed is not None:
+            assert self._listing.index is not None
+            file = self._listing.listed[listed]
+            return f"{file} lacks tensor {listed!r}, which {self._listing.index.name} says it holds. Download it again."
         near = difflib.get_close_matches(name, self._files, n=3, cutoff=0.5)
         hint = f" Nearest names: {', '.join(near)}." if near else ""
         paths = {file.path(each) for each, file in self._files.items()}

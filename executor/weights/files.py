@@ -1,39 +1,39 @@
 """Finds the files of a checkpoint's weights in its folder."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from quire.core.config.load import ADAPTERS, BESIDE_WEIGHTS
 from quire.core.errors import ModelLoadError
 from quire.core.wire import gguf_table
 
 FileFormat = Literal["auto", "safetensors", "pt", "npcache", "mistral", "bitsandbytes", "gguf"]
 
-_BESIDE_WEIGHTS = ("training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states")
-"""What a trainer saves beside a model, under names that weights could have."""
-
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files of one checkpoint.
+    """The files of one checkpoint. Where two have a tensor of the same name, the later one's counts.
 
     Attributes:
-        names: tensors that the index says each file holds; None: whatever is in the file.
         index: the index, if there is one.
+        listed: the file of each tensor, as the index says. It chooses the files; what they hold decides.
         has_mistral_names: tensors are named and ordered as in Mistral's own releases.
         is_gguf: the one file is the table of a GGUF model's tensors, wherever these are.
     """
 
-    names: dict[Path, list[str] | None]
+    paths: list[Path]
     index: Path | None = None
+    listed: dict[str, Path] = field(default_factory=dict)
     has_mistral_names: bool = False
     is_gguf: bool = False
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """A way to lay out weights in a folder: an index, else one file, else all files of a pattern."""
+    """A way to lay out weights in a folder: one file, else the files of an index, else all files of a pattern."""
 
     index: str
     single: str
@@ -59,50 +59,71 @@ _LAYOUTS: dict[FileFormat, tuple[_Layout, ...]] = {
 
 
 def find_files(folder: Path, load_format: FileFormat) -> WeightFiles:
-    """The files in `folder` that hold the weights. `auto` takes safetensors if there are any, else pickled weights,
-    except in a folder that stands for a GGUF model.
+    """The files in `folder` that hold the weights, chosen as Transformers chooses them.
+
+    `auto` takes safetensors before pickled weights, and files under their usual names before files of any name; a
+    folder that stands for a GGUF model has no others.
 
     Raises:
         ModelLoadError: no file of this format, or an index that cannot be used.
     """
-    for layout in _LAYOUTS[load_format]:
-        found = _find(folder, layout)
-        if found is not None:
-            return found
-    raise ModelLoadError(_nothing_found(folder, load_format))
+    layouts = _LAYOUTS[load_format]
+    found = _first(_find_named, folder, layouts) or _first(_find_any, folder, layouts)
+    if found is None:
+        raise ModelLoadError(_nothing_found(folder, load_format))
+    return found
 
 
-def _find(folder: Path, layout: _Layout) -> WeightFiles | None:
+def _first(
+    find: Callable[[Path, _Layout], WeightFiles | None], folder: Path, layouts: Iterable[_Layout]
+) -> WeightFiles | None:
+    return next((found for layout in layouts if (found := find(folder, layout)) is not None), None)
+
+
+def _find_named(folder: Path, layout: _Layout) -> WeightFiles | None:
+    """The file or the index that has the layout's own name. A whole file counts, whatever index is beside it."""
     is_mistral = layout is _MISTRAL
-    if (folder / layout.index).is_file():
-        return WeightFiles(_read_index(folder / layout.index), folder / layout.index, is_mistral)
     if (folder / layout.single).is_file():
-        return WeightFiles({folder / layout.single: None}, None, is_mistral, layout is _GGUF)
+        return WeightFiles(
+            [folder / layout.single], has_mistral_names=is_mistral, is_gguf=layout is _GGUF
+        )  # fmt: skip
+    index = folder / layout.index
+    if index.is_file():
+        listed = _read_index(index)
+        return WeightFiles(sorted(set(listed.values())), index, listed, is_mistral)
+    return None
+
+
+def _find_any(folder: Path, layout: _Layout) -> WeightFiles | None:
     paths = [path for pattern in layout.patterns for path in sorted(folder.glob(pattern))]
-    paths = [path for path in paths if not path.name.startswith((*_BESIDE_WEIGHTS, layout.without))]
-    return WeightFiles(dict.fromkeys(paths), has_mistral_names=is_mistral) if paths else None
+    paths = [path for path in paths if not path.name.startswith((*BESIDE_WEIGHTS, layout.without))]
+    return WeightFiles(paths, has_mistral_names=layout is _MISTRAL) if paths else None
 
 
 def _nothing_found(folder: Path, load_format: FileFormat) -> str:
     patterns = [pattern for layout in _LAYOUTS[load_format] for pattern in layout.patterns]
     text = f"{folder} holds no weights ({', '.join(patterns)})"
-    other = next((name for name, layouts in _LAYOUTS.items() if any(_find(folder, each) for each in layouts)), None)
-    if other is not None:
+    everywhere = list(dict.fromkeys(layout for layouts in _LAYOUTS.values() for layout in layouts))
+    if _first(_find_named, folder, everywhere) or _first(_find_any, folder, everywhere):
         return f"{text}, but others: drop --load-format {load_format}."
+    if adapters := [path.name for pattern in ADAPTERS for path in sorted(folder.glob(pattern))]:
+        return f"{text}, only an adapter ({adapters[0]}): merge it into its base model, and serve the result."
     if gguf := sorted(path.name for path in folder.glob("*.gguf")):
         return f"{text}, only {gguf[0]}: drop --load-format, or serve that file by its path."
     return f"{text}; load_format=dummy runs on random ones."
 
 
-def _read_index(path: Path) -> dict[Path, list[str] | None]:
-    by_file: dict[Path, list[str]] = {}
+def _read_index(path: Path) -> dict[str, Path]:
+    """The file of each tensor."""
     try:
         weight_map: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
-        for name, file_name in weight_map.items():
-            by_file.setdefault(path.parent / file_name, []).append(name)
+        listed = {name: path.parent / file_name for name, file_name in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} is not an index of weights: {error!r}. Download it again.") from None
-    missing = sorted(file.name for file in by_file if not file.is_file())
+    missing = sorted({file.name for file in listed.values() if not file.is_file()})
     if missing:
-        raise ModelLoadError(f"{path} names {', '.join(missing[:3])}, which {path.parent} lacks. Finish the download.")
-    return dict(by_file)
+        raise ModelLoadError(
+            f"{path} names {', '.join(missing[:3])}, which {path.parent} lacks. Finish the download; or remove the "
+            "index, if it is not that of the files there."
+        )
+    return listed

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from quire.core.config.load import LoadConfig
+from quire.core.config.load import ADAPTERS, BESIDE_WEIGHTS, LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.errors import ConfigError
+from quire.core.logging import get_logger
 from quire.frontend.checkpoint import gguf
 from quire.frontend.checkpoint.model_spec import read_model_spec
+
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -34,8 +37,8 @@ _SKIPPED = ["original/*", "onnx/*"]  # the same weights in other formats
 _TOKENIZER = _Wanted(["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.tokenizer", "*.spm"], _SKIPPED)
 _CODE = "*.py"
 _WEIGHTS = {
-    "safetensors": _Wanted(["*.safetensors"], [*_SKIPPED, "consolidated*"]),
-    "pt": _Wanted(["*.bin", "*.pt", "*.pth"], [*_SKIPPED, "consolidated*"]),
+    "safetensors": _Wanted(["*.safetensors"], [*_SKIPPED, *ADAPTERS, "consolidated*"]),
+    "pt": _Wanted(["*.bin", "*.pt", "*.pth"], [*_SKIPPED, *ADAPTERS, "consolidated*"]),
     "mistral": _Wanted(["consolidated*.safetensors"], _SKIPPED),
 }
 _SAME_FILES = {"sharded_state": "safetensors", "bitsandbytes": "auto", "npcache": "pt"}
@@ -63,7 +66,8 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
         files, without = _WEIGHTS[name]
         wanted = _Wanted([*files, *_TOKENIZER.files], without)
         folder = _find(model.model, "--model", model.revision, wanted, model, load)
-        if any(path for pattern in files for path in folder.glob(pattern)):
+        if _has_weights(folder, files):
+            _warn_of_adapters(folder)
             return folder
     if asked == "auto" and not Path(model.model).expanduser().is_dir() and _listed_gguf(repository, model, load):
         return gguf.make_folder(_download_gguf(repository, None, model, load))
@@ -92,11 +96,21 @@ def _local_gguf(name: str, load: LoadConfig) -> list[Path] | None:
     if not folder.is_dir() or load.load_format not in ("auto", "gguf", "dummy"):
         return None
     names = [each.name for each in folder.iterdir() if each.suffix.lower() == ".gguf"]
-    patterns = [pattern for wanted in _WEIGHTS.values() for pattern in wanted.files]
-    has_others = any(path for pattern in patterns for path in folder.glob(pattern))
+    has_others = _has_weights(folder, [pattern for wanted in _WEIGHTS.values() for pattern in wanted.files])
     if folder == path and load.load_format != "gguf" and (has_others or not names):
         return None
     return [folder.absolute() / each for each in gguf.choose(names, tag if folder != path else None, str(folder))]
+
+
+def _has_weights(folder: Path, patterns: list[str]) -> bool:
+    """Whether a file in `folder` may hold a model's weights."""
+    paths = (path for pattern in patterns for path in folder.glob(pattern))
+    return any(not path.name.startswith(BESIDE_WEIGHTS) for path in paths)
+
+
+def _warn_of_adapters(folder: Path) -> None:
+    for path in (path for pattern in ADAPTERS for path in folder.glob(pattern)):
+        logger.warning("%s is not applied: merge the adapter into the model to serve it", path)
 
 
 def _split_tag(name: str) -> tuple[str, str | None]:

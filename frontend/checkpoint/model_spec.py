@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from quire.core.config.load import BESIDE_WEIGHTS
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
@@ -164,6 +165,11 @@ def _generation_config(folder: Path, model: ModelConfig) -> dict[str, Any]:
 def _read_config(folder: Path, model: ModelConfig) -> tuple[Path, dict[str, Any]]:
     """(the file of the configuration, its content in the form of config.json)."""
     path, params = folder / "config.json", folder / mistral_params.FILE_NAME
+    if (adapter := folder / "adapter_config.json").is_file() and not path.is_file() and not params.is_file():
+        base = read_json(adapter).get("base_model_name_or_path")
+        raise ConfigError(
+            f"{folder} has an adapter of {base!r}, and no model. Merge it into that model, and serve the result."
+        )
     is_mistral = model.config_format == "mistral" or (
         model.config_format == "auto" and params.is_file() and not path.is_file()
     )
@@ -228,6 +234,8 @@ def _dtype(
 def _stored_dtype(folder: Path) -> str | None:
     """The dtype of the first floating-point tensor in the weight files, from their headers (a length, then JSON)."""
     for path in sorted(folder.glob("*.safetensors")):
+        if path.name.startswith(BESIDE_WEIGHTS):
+            continue
         with path.open("rb") as file:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0

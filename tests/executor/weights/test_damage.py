@@ -48,7 +48,7 @@ def write(folder: Path, tensors: dict[str, Tensor]) -> Path:
 
 def read(path: Path, config: dict[str, Any]) -> Tensor:
     """The layer's numbers."""
-    source = FileWeights(WeightFiles({path: None}), HubNames(), torch.float32)
+    source = FileWeights(WeightFiles([path]), HubNames(), torch.float32)
     try:
         scheme = read_format(canonical(str(config.get("quant_method"))), config, torch.float32)
         return cuts.plain(scheme.read_weight(source, Part(NAME, OUT, Shard(0, 0, OUT)), IN), torch.float32)

@@ -4,11 +4,13 @@ import io
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError
@@ -130,22 +132,92 @@ def test_other_formats_are_named_with_the_way_out(tmp_path: Path) -> None:
         find_files(tmp_path, "safetensors")
 
 
-def test_index_that_names_an_absent_file(folder: Path) -> None:
-    index = {"weight_map": {"layer.weight": "model-00001-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelLoadError, match=r"model-00001-of-00002.safetensors.*Finish the download"):
+@pytest.fixture
+def shards(checkpoint: Checkpoints, tmp_path: Path) -> Path:
+    """A copy of a checkpoint in two files, which a test may change."""
+    return Path(shutil.copytree(checkpoint("llama", safetensors_shards=2), tmp_path / "shards"))
+
+
+def change_index(folder: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**index, "weight_map": change(index["weight_map"])}))
+
+
+def other_shards(listed: dict[str, str]) -> dict[str, str]:
+    first, second = sorted(set(listed.values()))
+    return {name: second if file == first else first for name, file in listed.items()}
+
+
+def half(listed: dict[str, str]) -> dict[str, str]:
+    """Without half of the names, and with both files."""
+    names = sorted(listed)
+    kept = {name: listed[name] for name in names[::2]}
+    return kept if len(set(kept.values())) == 2 else {name: listed[name] for name in [*names[::2], names[1]]}
+
+
+def more(listed: dict[str, str]) -> dict[str, str]:
+    return {**listed, "model.layers.9.norm.weight": next(iter(listed.values()))}
+
+
+INDICES = {"in-other-shards": other_shards, "not-all-names": half, "names-of-nothing": more}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_the_files_decide_and_not_the_index(name: str, shards: Path) -> None:
+    expected = open_folder(shards)
+    change_index(shards, INDICES[name])
+    library = AutoModelForCausalLM.from_pretrained(shards).state_dict()
+    weights = open_folder(shards)
+    assert set(weights.shapes) == set(expected.shapes) == set(library)
+    for tensor, shape in expected.shapes.items():
+        assert torch.equal(weights.read(tensor, shape), library[tensor])
+
+
+def test_a_whole_file_counts_and_not_the_index_beside_it(shards: Path, checkpoint: Checkpoints) -> None:
+    """As left behind by a trainer that saved again in one file."""
+    shutil.copy(checkpoint("llama", seed=1) / "model.safetensors", shards)
+    name, shape = "model.norm.weight", (64,)
+    expected = AutoModelForCausalLM.from_pretrained(shards).get_parameter(name)
+    for _ in range(2):
+        assert torch.equal(open_folder(shards).read(name, shape), expected)
+        (shards / "model-00002-of-00002.safetensors").unlink(missing_ok=True)  # nor the files that it names
+
+
+def test_pickled_weights_beside_an_adapter(folder: Path) -> None:
+    """And beside whatever else has a name of its own."""
+    (folder / "model.safetensors").unlink()
+    torch.save({"layer.weight": MATRIX}, folder / "pytorch_model.bin")
+    for name in ("adapter_model.safetensors", "embeddings.safetensors"):
+        save_file({"layer.weight": MATRIX + 1}, folder / name)
+    assert torch.equal(open_folder(folder).read("layer.weight", (6, 4)), MATRIX)
+
+
+def test_an_adapter_alone_is_no_model(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"only an adapter \(adapter_model.safetensors\): merge it into its base"):
         find_files(folder, "auto")
 
 
-def test_index_that_names_an_absent_tensor(folder: Path) -> None:
-    index = {"weight_map": {"layer.scale": "model.safetensors"}}
+def test_index_that_names_an_absent_file(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00002-of-00002.safetensors")
+    index = {"weight_map": {"layer.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelLoadError, match=r"lacks tensor 'layer.scale'"):
-        open_folder(folder)
+    with pytest.raises(ModelLoadError, match=r"model-00001-of-00002.safetensors.*Finish the download; or remove the"):
+        find_files(folder, "auto")
+
+
+def test_a_missing_tensor_that_the_index_has(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"layer.scale": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelLoadError, match=r"00001.safetensors lacks tensor 'layer.scale', which .*index.json says"):
+        open_folder(folder).read("layer.scale", (4,))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": 3}}'])
 def test_broken_index(folder: Path, text: str) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ModelLoadError, match=r"not an index of weights"):
         find_files(folder, "auto")

@@ -76,6 +76,7 @@ def test_names_that_stand_for_a_gguf_file(path: Path, checkpoint: Checkpoints) -
     folder = find(path)
     assert find(path.parent) == folder
     assert find(path.parent, "dummy") == folder  # as `quire plan` asks
+    (path.parent / "adapter_model.safetensors").touch()
     (path.parent / "mmproj-tiny-f16.gguf").touch()
     assert find(f"{path.parent}:q8_0") == folder
     (path.parent / "tiny-Q4_0.gguf").touch()

@@ -65,6 +65,18 @@ class TestFinding:
         with pytest.raises(ConfigError, match="is a file; name the folder"):
             find(str(tmp_path / "model.safetensors"))
 
+    def test_an_adapter_is_no_model(self, tmp_path: Path) -> None:
+        (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+        with pytest.raises(ConfigError, match=r"has an adapter of 'owner/base', and no model.*Merge it"):
+            read_model_spec(tmp_path, ModelConfig())
+
+    def test_an_adapter_beside_a_model_is_told(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        for name in ("pytorch_model.bin", "adapter_model.safetensors"):
+            (tmp_path / name).touch()
+        with caplog.at_level("WARNING", "quire"):
+            assert find(str(tmp_path)) == tmp_path
+        assert "adapter_model.safetensors is not applied" in caplog.text
+
     def test_offline_and_not_in_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         model = ModelConfig(model="nobody/nothing", revision="v2")
@@ -177,6 +189,8 @@ class TestSpec:
         )
         data = struct.pack("<Q", len(header)) + header.encode() + b"\0\0"
         (write(tmp_path, dtype=None) / "model.safetensors").write_bytes(data)
+        adapter = data.replace(b'"F16"', b'"F32"')
+        (tmp_path / "adapter_model.safetensors").write_bytes(adapter)
         assert read_model_spec(tmp_path, ModelConfig()).dtype == "float16"
 
     def test_eos_from_every_file_that_names_one(self, tmp_path: Path) -> None:
