@@ -140,10 +140,11 @@ def test_linear_layers_take_a_byte_a_number(dtype: str, is_tied: bool, checkpoin
 
 
 def test_layers_without_whole_groups_take_no_more_than_before(checkpoint: Checkpoints) -> None:
-    """They stay as they are, fused or not; the head becomes smaller."""
+    """They stay as they are, fused or not; the head takes about half, however much padding its panels have."""
     spec = read_spec(checkpoint("llama", hidden_size=48, intermediate_size=80), dtype="bfloat16")
     plain, small = (held_bytes(load_model(spec, quantization=quantization)) for quantization in (None, "int4"))
-    assert plain - small == pytest.approx(spec.vocab_size * 48, rel=0.2)
+    head = held_bytes(model_context(spec).ops.pack_linear(torch.zeros(spec.vocab_size, 48, dtype=torch.bfloat16)))
+    assert 0.4 * head < plain - small < 0.65 * head
 
 
 @pytest.mark.parametrize(
