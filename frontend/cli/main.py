@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from quire.core import process_start  # noqa: F401  (first, because it tells when the program began)
 from quire.frontend.cli.bench import BENCH
-from quire.frontend.cli.program import FAILED, INTERRUPTED, Command, Program, Terminated, complain
+from quire.frontend.cli.program import FAILED, INTERRUPTED, Command, Program, complain
 
 QUIRE = Program(
     "Serves large language models.",
@@ -40,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         code = QUIRE.run("quire", list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
-    except Terminated:
-        code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output is gone

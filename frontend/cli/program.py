@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Union
@@ -31,17 +31,19 @@ class Command:
     module: str
     summary: str
     refused_sections: tuple[str, ...] = ()  # of unsupported_flags.json, besides those of its option Structs
-    is_service: bool = False  # SIGTERM is the usual end, with exit code 0; `run` calls `end_in_order` before it has to
+    is_service: bool = False  # SIGTERM is the usual end, with exit code 0
 
     def run(self, prog: str, arguments: list[str]) -> int:
         """The exit code; errors of Quire's own tree become one line on stderr."""
         if not self.is_service:
             return self._run(prog, arguments)
+        former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
         end_at_once()
         try:
             return self._run(prog, arguments)
         finally:
-            end_in_order()
+            for each, handler in former.items():
+                signal.signal(each, handler)
 
     def _run(self, prog: str, arguments: list[str]) -> int:
         from quire.core.errors import QuireError  # imported here and below, so that overviews are quick
@@ -106,33 +108,20 @@ class Program:
         return "\n".join(rows)
 
 
-def end_at_once() -> None:
-    """Has SIGTERM and Ctrl-C end a service where it is, until `end_in_order`: while there is nothing to clean up.
+def end_at_once(last: Callable[[], object] = lambda: None) -> None:
+    """Has SIGTERM and Ctrl-C call `last` and end a service where it is: before and after its event loop handles them.
 
-    An error that a handler raises may come up within C code that goes on in spite of it, or, as in msgspec, crashes.
+    An error that a handler raises instead may come up within C code or a callback, which swallow it, or crash. What a
+    service has started ends with it: engines notice that their parent is gone.
     """
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as behind nohup
-        signal.signal(signal.SIGINT, _interrupt)
 
+    def end(code: int) -> None:
+        last()
+        os._exit(code)
 
-def end_in_order() -> None:
-    """Has SIGTERM raise `Terminated`, and Ctrl-C `KeyboardInterrupt`."""
-    signal.signal(signal.SIGTERM, _leave)
-    if signal.getsignal(signal.SIGINT) is _interrupt:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _interrupt(*_: object) -> None:
-    os._exit(INTERRUPTED)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came to a service. Python's compiler, which runs in imports, swallows all other errors of a handler."""
-
-
-def _leave(*_: object) -> None:
-    raise Terminated
+    signal.signal(signal.SIGTERM, lambda *_: end(0))
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as behind nohup
+        signal.signal(signal.SIGINT, lambda *_: end(INTERRUPTED))
 
 
 def complain(prog: str, message: str, code: int) -> int:

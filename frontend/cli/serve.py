@@ -5,9 +5,10 @@ import contextlib
 import gc
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
-from quire.frontend.cli.program import end_in_order
+from quire.frontend.cli.program import end_at_once
 from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.http.server_config import ServerConfig
 
@@ -36,11 +37,11 @@ def run(args: argparse.Namespace) -> None:
 
     args.server_config.check_logs(args.engine_args.observability)
     configure("serve", args.engine_args.observability.logging)
-    end_in_order()
     if args.engine_args.parallel.headless:
         run_node(args.engine_args)
         return
     listener = bind(args.server_config)
+    end_at_once(partial(release, listener, args.server_config))
     try:
         setup = EngineSetup.from_args(args.engine_args, "server")
         with contextlib.closing(setup):

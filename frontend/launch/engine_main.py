@@ -33,6 +33,7 @@ class EngineStart(Struct, array_like=True):
     config: EngineConfig
     address: str
     keys: CurveKeys | None
+    parent: int  # its process id
     worker_factory: str | None = None  # qualified name of a replacement for the real worker
     cluster: HeadStart | None = None  # where other nodes join
     meeting: Meeting | None = None  # with the workers of other engines
@@ -43,7 +44,6 @@ def main(fd: int) -> None:
     """Reads an `EngineStart` from `fd`, and runs that engine until its parent or a signal ends it."""
     gc.disable()  # during imports, which make a million objects and hardly a cycle
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
     with open(fd, "rb") as file:
         file.seek(0)
         start = msgspec.msgpack.decode(file.read(), type=EngineStart)
@@ -51,7 +51,7 @@ def main(fd: int) -> None:
     if start.config.executor == "uni" and start.worker_factory is None:
         torch_library.load_ahead()
     code = uvloop.run(_run_engine(start))
-    if start.address.startswith("ipc://") and _outlives(parent):  # a dead parent cannot remove its folder
+    if start.address.startswith("ipc://") and _outlives(start.parent):  # a dead parent cannot remove its folder
         shutil.rmtree(os.path.dirname(start.address.removeprefix("ipc://")), ignore_errors=True)
     _leave(code)
 

@@ -196,7 +196,9 @@ class EngineLauncher:
         with contextlib.ExitStack() as here:
             address, listen_fd = self._next_address(here)
             config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
-            start = EngineStart(config, address, keys, self._worker_factory, self._cluster, meeting, listen_fd)
+            start = EngineStart(
+                config, address, keys, os.getpid(), self._worker_factory, self._cluster, meeting, listen_fd
+            )
             # A memory file and not the pipe, which may have no room: others are served here, and would wait until the
             # engine reads it.
             file = here.enter_context(open(os.memfd_create("quire-engine"), "wb", buffering=0))

@@ -51,8 +51,9 @@ def test_ctrl_c_while_the_program_is_imported_prints_nothing() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("part", ["add_arguments", "run"])
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 0), ("SIGINT", 130)])
-def test_a_signal_ends_a_service_that_is_still_importing_whatever_runs(name: str, code: int) -> None:
+def test_a_signal_ends_a_service_that_starts_whatever_runs(name: str, code: int, part: str) -> None:
     """An error that its handler raised here would be swallowed, as in a callback of C code, or crash that."""
     program = f"""if True:
         import os, signal, sys, types
@@ -62,12 +63,13 @@ def test_a_signal_ends_a_service_that_is_still_importing_whatever_runs(name: str
             def __del__(self):
                 os.kill(os.getpid(), signal.{name})
 
-        def add_arguments(parser):
+        def swallow(_):
             Swallows()
             print("went on")
 
         service = sys.modules["service"] = types.ModuleType("service")
-        service.add_arguments, service.run = add_arguments, lambda args: None
+        service.add_arguments = service.run = lambda _: None
+        service.{part} = swallow
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs the suite with &
         sys.exit(Command("service", "A service.", is_service=True).run("service", []))
     """

@@ -44,11 +44,17 @@ def engine_main(start: EngineStart, **options: Any) -> Iterator[subprocess.Popen
 
 
 def test_an_engine_ends_in_order_if_its_parent_has_ended_before_it_starts(tmp_path: Path) -> None:
-    start = EngineStart(engine_config(), f"ipc://{tmp_path}/engine.sock", None, worker_factory=NULL_WORKER)
+    """And removes the folder that its parent left behind."""
+    folder = tmp_path / "private"
+    folder.mkdir()
+    with subprocess.Popen(["true"]) as parent:
+        pass
+    start = EngineStart(engine_config(), f"ipc://{folder}/engine.sock", None, parent.pid, worker_factory=NULL_WORKER)
     with engine_main(start) as engine:
         _, log = engine.communicate(timeout=60)  # closes its input
     assert engine.returncode == 0
     assert b"Traceback" not in log
+    assert not folder.exists()
 
 
 def test_an_engine_ends_in_order_while_its_worker_is_busy(tmp_path: Path) -> None:
@@ -57,6 +63,7 @@ def test_an_engine_ends_in_order_while_its_worker_is_busy(tmp_path: Path) -> Non
         engine_config(),
         f"ipc://{tmp_path}/engine.sock",
         None,
+        os.getpid(),
         worker_factory="tests.frontend.launch.endless_worker:make",
     )
     busy = tmp_path / "busy"
