@@ -7,19 +7,14 @@ built so for an editable install, too. `QUIRE_WHEEL_ISA` lists the levels to bui
 import logging
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-for name, folder in {"quire": "quire", "quire.ops": "ops", "quire.ops.cpu": "ops/cpu"}.items():
-    # Packages without their __init__.py, which would import torch: it is not there when a wheel is built.
-    package = ModuleType(name)
-    package.__path__ = [str(Path(__file__).parent / folder)]
-    sys.modules[name] = package
+sys.path.insert(0, str(Path(__file__).parent))  # the package, where there is no torch yet
 
-from quire.ops.cpu import shipping  # noqa: E402
+from quire.ops.cpu import shipping
 
 LEVELS, MISSING = shipping.possible_levels(shipping.asked_levels())
 

@@ -1,21 +1,22 @@
 """Kernels behind plain operations: `quire.ops.backend` declares the operations; `bind` chooses their backend."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from quire.ops.backend import Backend
+if TYPE_CHECKING:
+    from quire.ops.backend import Backend
 
 
-def bind(device: Literal["cpu", "cuda"] | str) -> Backend:
+def bind(device: Literal["cpu", "cuda"] | str) -> "Backend":
     """Returns the backend for a device type, and prepares this process for it.
 
     Raises:
         ValueError: there is no backend for `device`.
     """
-    # Backends are imported on demand, so that a CPU process loads no code for accelerators.
+    # Imported on demand: a CPU process loads no code for accelerators, and a build of kernels needs no torch.
     if device == "cpu":
-        from quire.ops import cpu
+        from quire.ops.cpu import binding
 
-        return cpu.bind()
+        return binding.bind()
     if device == "cuda":
         from quire.ops.eager.backend import EagerBackend
         from quire.ops.eager.linear import PlainLinear

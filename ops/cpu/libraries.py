@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from quire.ops.cpu import levels
-from quire.ops.cpu.builds import BuildError, KernelBuild
+from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, KernelBuild
 from quire.ops.cpu.compiler import SOURCES, find_compiler, kernel_build, knows
 from quire.ops.cpu.levels import Level
 from quire.ops.cpu.shipping import FOLDER, shipped_name
@@ -87,9 +87,29 @@ def _load_built(chosen: Sequence[Level]) -> Kernels:
         BuildError: there is no library.
         OSError: the cache cannot be written, or the library not be loaded.
     """
+    level, build = _best_build(chosen)
+    return load(level, build.library())
+
+
+def _best_build(chosen: Sequence[Level]) -> tuple[Level, KernelBuild]:
+    """The first level that the compiler knows, or else the last one. Raises BuildError if there is no compiler."""
     builds = ((level, kernel_build(SOURCES, level)) for level in chosen)
-    level, build = next((each for each in builds if _is_possible(*each)), (chosen[-1], None))
-    return load(level, (build or kernel_build(SOURCES, level)).library())
+    found = next((each for each in builds if _is_possible(*each)), None)
+    return found or (chosen[-1], kernel_build(SOURCES, chosen[-1]))
+
+
+def build_ahead() -> None:
+    """Builds the library that this machine's first server would build, unless there is one.
+
+    Raises:
+        UnknownLevelError: as in `load_kernels`.
+        BuildError: there is no library; the server that asks again says so.
+        OSError: the cache cannot be written.
+    """
+    chosen = chosen_levels()
+    if _load_shipped(chosen[:1]) is None:
+        _, build = _best_build(chosen)
+        build.library(max_wait_s=MAX_BUILD_SECONDS)
 
 
 def _is_possible(level: Level, build: KernelBuild) -> bool:

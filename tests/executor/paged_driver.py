@@ -27,7 +27,7 @@ from quire.executor.weights.quantisation.cache_scheme import CacheScales
 from quire.executor.weights.quantisation.schemes import choose_scheme
 from quire.ops.backend import AttentionBatch, Backend
 from quire.ops.cache_rows import LARGEST_CODE
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.recurrent import StateRows
 from tests.executor.pretend_device import DEVICE, IS_ACCELERATED, enter_pretended_device
 

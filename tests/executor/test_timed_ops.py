@@ -8,7 +8,7 @@ from quire.core.trace import SpanList
 from quire.executor.timed_ops import timed
 from quire.ops import bind
 from quire.ops.backend import Backend
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 
 
 def names(spans: SpanList) -> list[str]:

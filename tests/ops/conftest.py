@@ -6,7 +6,7 @@ import pytest
 
 from quire.ops import bind
 from quire.ops.backend import Backend
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from tests.ops.levels import RUNNABLE, TESTED, Level
 
 

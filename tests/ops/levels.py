@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from quire.ops.cpu import NativeBackend, levels
+from quire.ops.cpu import levels
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, KernelBuild
 from quire.ops.cpu.compiler import FLAGS, SOURCES, cache_folder, find_compiler, kernel_build, version
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.libraries import Kernels, load
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import ExpertWeights
-from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.codecs import INT4, INT8
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.quantised import QuantisedWeight, dequantise
 from tests.ops.levels import RUNNABLE, TESTED_WITH_INTEGERS, ByteProducts, Level
 from tests.ops.test_quantised_linear import TABLES, weight_of

@@ -1,14 +1,17 @@
 """How a process loads the CPU kernels, and its warning if there are none."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from quire.ops import bind, cpu
+from quire.ops import bind
 from quire.ops.cpu import compiler, libraries
+from quire.ops.cpu.native import NativeBackend
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def warning_of(caplog: pytest.LogCaptureFixture) -> str:
     with caplog.at_level(logging.WARNING):
         backend = bind("cpu")
         bind("cpu")
-    assert not isinstance(backend, cpu.NativeBackend)
+    assert not isinstance(backend, NativeBackend)
     assert backend.activate_and_mul(torch.zeros(1, 2)).shape == (1, 1)
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
@@ -125,3 +128,16 @@ def test_cache_folder(environment: dict[str, str], expected: str, monkeypatch: p
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert compiler.cache_folder() == Path(expected)
+
+
+@pytest.mark.parametrize("text", ['while [ $# -gt 1 ]; do [ "$1" != -o ] || touch "$2"; shift; done', "exit 1"])
+def test_kernels_are_built_ahead_where_no_package_is_installed(
+    fresh: Path, fake: Callable[..., Path], text: str
+) -> None:
+    """As beside an installation. A compiler that refuses is for the first server to tell."""
+    fake(text)
+    command = [sys.executable, "-S", "-m", "quire.ops.cpu.build_ahead"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    [made] = [path.suffix for path in (fresh / "cpu_kernels").iterdir() if path.suffix != ".lock"]
+    assert made == (".failed" if text == "exit 1" else ".so")

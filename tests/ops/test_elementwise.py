@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from quire.ops import bind
 from quire.ops.backend import Backend, PlainActivation
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 
 torch.set_num_threads(1)
 

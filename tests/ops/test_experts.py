@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import Activation, Backend, ExpertWeights
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.quantised import QuantisedWeight
 from quire.ops.routing import Router, Routing
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.fallbacks import Fallbacks
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.cpu.widened import WidenedWeight

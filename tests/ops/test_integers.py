@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.quantised import QuantisedWeight, dequantise
 from tests.ops.test_quantised_linear import weight_of
 

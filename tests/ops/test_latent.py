@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import LARGEST_CODE, decode_parts, encode, in_octets, row_size
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager import attention_plan
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.latent import CacheRows, Selection

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 
 
 @pytest.fixture(scope="module")

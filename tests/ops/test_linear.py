@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.ops.backend import Activation, Backend, PlainActivation
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import Activation, PlainActivation
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.panels import PanelWeight
 from tests.ops.levels import TESTED, Level
 

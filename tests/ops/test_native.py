@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm
-from quire.ops.cpu import NativeBackend, load_kernels
+from quire.ops.cpu.libraries import load_kernels
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
 from quire.ops.eager.backend import EagerBackend
 from tests.ops.levels import Level

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import Backend, ExpertWeights, LinearWeight, UnlikeExpertsError
-from quire.ops.cpu import NativeBackend
 from quire.ops.cpu.experts import ExpertPanels
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.widened import WidenedWeight
 from quire.ops.quantised import QuantisedWeight, dequantise
 from tests.ops.levels import TESTED_WITH_INTEGERS, Level

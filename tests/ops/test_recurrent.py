@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.backend import Backend
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.recurrent import GateActivation, StateRows
 
 torch.set_num_threads(1)

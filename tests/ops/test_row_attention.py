@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import LARGEST_CODE, decode, encode, gather
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.latent import CacheRows
 

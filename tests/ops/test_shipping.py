@@ -64,7 +64,7 @@ def test_a_wheel_brings_kernels_to_a_machine_without_a_compiler(tmp_path: Path) 
         logging.getLogger("quire.ops").setLevel(logging.DEBUG)
         backend = quire.ops.bind("cpu")
         assert quire.ops.cpu.__file__.startswith({str(site)!r}), quire.ops.cpu.__file__
-        assert isinstance(backend, quire.ops.cpu.NativeBackend)
+        assert isinstance(backend, quire.ops.cpu.native.NativeBackend)
         print(backend.rms_norm(torch.full((1, 8), 3.0), torch.full((8,), 2.0), 0.0).tolist())
     """
     (tmp_path / "bare").mkdir()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import Backend
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.widened import WidenedWeight
 from quire.ops.quantised import QuantisedWeight
 

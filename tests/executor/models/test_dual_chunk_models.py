@@ -15,7 +15,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.models.base import Model
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.paged_driver import Checkpoints, PagedDriver, batch_tolerance, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank

@@ -41,7 +41,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import PagedDriver, load_model, model_context, read_spec

@@ -18,7 +18,7 @@ from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from quire.ops.cache_rows import LARGEST_CODE
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from tests.checkpoints import LATENT_SIZES
 from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
-from quire.ops.cpu import NativeBackend
+from quire.ops.cpu.native import NativeBackend
 from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, batch_tolerance, load_model, model_context, read_spec

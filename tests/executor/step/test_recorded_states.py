@@ -10,7 +10,8 @@ import torch
 from quire.core.wire.protocol import EngineRequest
 from quire.executor.weights.quantisation.int8 import quantise
 from quire.ops.backend import LinearWeight
-from quire.ops.cpu import launches, load_kernels
+from quire.ops.cpu import launches
+from quire.ops.cpu.libraries import load_kernels
 from quire.ops.cpu.native import NativeBackend
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.step.test_model_runner import prompt_of, request, tokens_of

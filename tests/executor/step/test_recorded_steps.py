@@ -10,7 +10,8 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import EngineConfig
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
-from quire.ops.cpu import launches, load_kernels
+from quire.ops.cpu import launches
+from quire.ops.cpu.libraries import load_kernels
 from tests.executor.step.test_model_runner import (
     engine_config,
     generate,
