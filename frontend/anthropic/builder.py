@@ -42,7 +42,6 @@ class MessageBuilder:
         self._tells_cached = tells_cached
         self._block: Block | None = None  # the block that grows
         self._pieces: list[str] = []  # its text so far
-        self._is_cut = False  # the last call's arguments have no end
 
     def start(self) -> list[bytes]:
         """The first frames of a stream."""
@@ -103,9 +102,7 @@ class MessageBuilder:
         self._block, self._pieces = None, []
         frames = []
         if isinstance(block, ToolUseBlock):
-            arguments = _parse(text)
-            self._is_cut = arguments is None
-            block.input = {} if self._is_cut else arguments
+            block.input = _parse(text)
         elif isinstance(block, ThinkingBlock):
             block.thinking = text
             signature = {"type": "signature_delta", "signature": block.signature}
@@ -119,7 +116,7 @@ class MessageBuilder:
         match finish.reason:
             case "length" | "repetition":  # cut short: the protocol has one reason that fits both
                 reason = "max_tokens"
-            case "tool_calls" if not (self._is_cut and isinstance(finish.stop_reason, str)):
+            case "tool_calls":
                 reason = "tool_use"
             case "abort" | "error":  # the protocol has no such stop_reason, only an error
                 raise EngineError("The answer was ended by the server.")
@@ -140,13 +137,11 @@ class MessageBuilder:
 
 
 def _parse(arguments: str) -> Any:
-    """Arguments as an object; None when they were cut short, as `stop_reason` then says."""
-    if not arguments.strip():
-        return {}
+    """Arguments as an object, which is empty when they were cut short: `stop_reason` then is not "tool_use"."""
     try:
         return msgspec.json.decode(arguments)
     except msgspec.DecodeError:
-        return None
+        return {}
 
 
 def _frame(kind: str, **fields: Any) -> bytes:

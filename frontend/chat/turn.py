@@ -14,6 +14,7 @@ from quire.frontend.parsing.events import (
     Usage,
 )
 from quire.frontend.parsing.output_parser import OutputParser
+from quire.frontend.parsing.reader import TextEnd
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.turns import apart, in_turns
@@ -79,10 +80,10 @@ class Choice:
             events = self._parsed(parser, output)
             if reason is not None:
                 complete = parser.is_complete
-                events += parser.finish()
+                events += parser.finish(_end(reason, stop_reason))
                 if complete:  # whatever ended the text after the last call
                     reason, stop_reason = "tool_calls", None
-                elif reason == "stop" and parser.num_tool_calls:
+                elif reason == "stop" and parser.num_tool_calls and not parser.ends_within_call:
                     reason = "tool_calls"
             self._count(parser, events, ended=reason is not None)
             events = self._keep_reasoning(events)
@@ -214,6 +215,13 @@ class Turn:
             return sum(len(encode(text, add_special_tokens=False)) for text in texts)
 
         return min(await apart(count, is_long=sum(map(len, texts)) > INLINE_CHARACTERS), num_tokens)
+
+
+def _end(reason: str, stop_reason: int | str | None) -> TextEnd:
+    """What ended a text. A stop token is the model's own end, whoever named it."""
+    if reason != "stop":
+        return "limit"
+    return "stop" if isinstance(stop_reason, str) else "model"
 
 
 def _extend(part: CompletionOutput, more: CompletionOutput) -> None:

@@ -149,6 +149,7 @@ class _Call:
         self._tools = tools
         self._junk: list[str] = []  # text between arguments
         self._separator = "{"
+        self._in_value = False
 
     def read(self) -> Steps[None]:
         form, reader, log = self._form, self._reader, self._log
@@ -159,11 +160,12 @@ class _Call:
         reader.stop_record()
         log.call_starts(name)
         ends = Markers((form.argument.begin, form.call.end, *(form.section or ())[1:]))
-        while (found := (yield from reader.until(ends, self._junk.append, keep_partial=False))) == form.argument.begin:
+        while (found := (yield from reader.until(ends, self._junk.append))) == form.argument.begin:
             yield from self._read_argument(name)
-        if found:
+        is_between = not self._in_value and not "".join(self._junk).strip()
+        if found or (is_between and reader.is_model_done):  # the model forgot the end
             log.arguments("{}" if self._separator == "{" else "}")
-        else:  # the text ended: what is between arguments is an unfinished tag
+        if not found:  # the text ended: what is between arguments is an unfinished tag
             self._junk.clear()
         log.call_ends()
         if junk := "".join(self._junk).strip():
@@ -220,6 +222,11 @@ class _Call:
 
     def _read_value(self, sink: Sink) -> Steps[bool]:
         """Passes on a value's text. Returns whether the value ended before the text."""
+        self._in_value = True
+        self._in_value = not (yield from self._read_text(sink))
+        return not self._in_value
+
+    def _read_text(self, sink: Sink) -> Steps[bool]:
         form, reader = self._form, self._reader
         if not form.escaped:
             return bool((yield from reader.until(Markers((form.argument.end,)), sink, keep_partial=False)))

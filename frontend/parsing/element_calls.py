@@ -76,11 +76,13 @@ class ElementCalls(CallShape, frozen=True, kw_only=True):
         reader.stop_record()
         log.call_starts(name)
         body: list[str] = []
-        yield from reader.until(Markers((f"{self.namespace}</invoke>",)), body.append)
+        closed = yield from reader.until(Markers((f"{self.namespace}</invoke>",)), body.append)
         tool = tools.get(name)
         schema = tool.parameters if tool and isinstance(tool.parameters, dict) else {}
-        arguments = _Schema(schema).object(_Body("".join(body), self.namespace).elements(), schema)
-        log.arguments(json.dumps(arguments, ensure_ascii=False))
+        read = _Body("".join(body), self.namespace)
+        arguments = json.dumps(_Schema(schema).object(read.elements(), schema), ensure_ascii=False)
+        is_whole = closed or (reader.is_model_done and read.is_read)  # the model forgot the end
+        log.arguments(arguments if is_whole else arguments[:-1])
         log.call_ends()
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags:
@@ -107,6 +109,11 @@ class _Body:
         self._text = text
         self._namespace = namespace
         self._at = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether no text is left."""
+        return not self._text[self._at :].strip()
 
     def elements(self) -> list[tuple[str, Element]]:
         """The elements, with their names."""

@@ -11,6 +11,7 @@ from quire.frontend.parsing.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from quire.frontend.parsing.json_text import is_object
 
 
 class EventLog:
@@ -27,7 +28,9 @@ class EventLog:
     def __init__(self, make_call_id: Callable[[], str] = random_call_id, *, calls_only: bool = False) -> None:
         self.num_calls = 0
         self.in_call = False
+        self.ends_within_call = False
         self._text_ended = False
+        self._arguments: list[str] = []  # of the open call
         self._make_call_id = make_call_id
         self._calls_only = calls_only
         self._events: list[Event] = []
@@ -73,16 +76,19 @@ class EventLog:
         self._events.append(ToolCallStart(self.num_calls, call_id or self._make_call_id(), name))
         self.num_calls += 1
         self.in_call = True
+        self._arguments.clear()
 
     def arguments(self, text: str) -> None:
         """Adds to the open call's arguments."""
+        self._arguments.append(text)
         self._add(ToolCallArguments, text)
 
     def call_ends(self) -> None:
         """Ends the open call, if any."""
         if self.in_call:
             self._flush()
-            self._events.append(ToolCallEnd(self.num_calls - 1, is_cut=self._text_ended))
+            self.ends_within_call = self._text_ended and not _are_whole("".join(self._arguments))
+            self._events.append(ToolCallEnd(self.num_calls - 1, self._text_ended, self.ends_within_call))
             self.in_call = False
 
     def text_ends(self) -> None:
@@ -114,6 +120,12 @@ class EventLog:
             self._events.append(ReasoningDelta(text))
         else:
             self._events.append(TextDelta(text))
+
+
+def _are_whole(arguments: str) -> bool:
+    """Whether no end misses: arguments are an object in JSON, or the text of a custom tool."""
+    text = arguments.strip()
+    return bool(text) and (not text.startswith("{") or is_object(text))
 
 
 class FramedText:

@@ -44,10 +44,16 @@ class ToolCallArguments(Event, frozen=True, gc=False):
 
 
 class ToolCallEnd(Event, frozen=True, gc=False):
-    """The call is complete, or the answer ended within it, which `is_cut` tells."""
+    """The end of a call.
+
+    Attributes:
+        is_cut: the answer ended before the mark that closes the call.
+        is_broken: the answer ended before the arguments did.
+    """
 
     index: int
     is_cut: bool = False
+    is_broken: bool = False
 
 
 class Finish(Event, frozen=True, gc=False):

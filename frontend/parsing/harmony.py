@@ -69,7 +69,7 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
     channel, recipient = _parse_header(header)
     function = _function(recipient)
     if end != "<|message|>":
-        if end or (begin == " to=" and not recipient.startswith("functions.")):
+        if not reader.is_cut or (begin == " to=" and not recipient.startswith("functions.")):
             log.text(raw.removesuffix(end))
         elif calls and function and not header.endswith(recipient):
             log.call_starts(function)

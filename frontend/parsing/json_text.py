@@ -81,7 +81,7 @@ def read_rest(reader: Reader, sink: Sink, end: Markers = _NO_MARKERS) -> Steps[b
             except Malformed:
                 return False
             continue
-        if char == "<" and end.strings and ((yield from reader.accept(*end.strings)) or reader.is_cut):
+        if char == "<" and end.strings and ((yield from reader.accept(*end.strings)) or reader.is_at_end):
             return False
         sink((yield from reader.char()))
         depth += (char in _OPENING) - (char in _CLOSING)

@@ -111,7 +111,7 @@ def literal_to_json(text: str) -> str | None:
     reader = Reader()
     pieces: list[str] = []
     reader.feed(text)
-    reader.end()
+    reader.end("model")
     try:
         for _ in read_literal(reader, pieces.append, PYTHON):
             pass

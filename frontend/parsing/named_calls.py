@@ -86,7 +86,8 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
                 raise Malformed
             if found == end:
                 return
-            reader.start_record(found)
+            if trigger == begin:
+                reader.start_record(found)
             yield from self._read_call(reader, log)
             trigger = begin
 
@@ -112,7 +113,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
                 return
             call_id, name = match.groups()
         char = yield from reader.space()
-        if not name or (char != "{" and not (closed and not char)):
+        if not name or (char != "{" and not (closed and reader.is_cut)):
             raise Malformed
         reader.stop_record()
         log.call_starts(name, call_id)

@@ -6,7 +6,7 @@ from typing import Protocol
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.events import Event, ToolCallEnd
-from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps, TextEnd
 from quire.frontend.parsing.tools import Tool
 
 
@@ -21,11 +21,18 @@ class OutputParser(Protocol):
     def is_complete(self) -> bool:
         """Whether the answer has as many calls as are allowed; later text makes no events."""
 
+    @property
+    def ends_within_call(self) -> bool:
+        """Whether the answer ended before the arguments of its last call did."""
+
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """Takes the next piece of text; returns the events that are certain by now, often none."""
 
-    def finish(self) -> list[Event]:
-        """Ends the text, once: returns the text that was held back and the end of an open call, but no `Finish`."""
+    def finish(self, by: TextEnd = "model") -> list[Event]:
+        """Ends the text, once: returns the text that was held back and the end of an open call, but no `Finish`.
+
+        The beginning of a mark is text, unless a limit cut the text there.
+        """
 
 
 class Stage(Protocol):
@@ -34,7 +41,7 @@ class Stage(Protocol):
     def push(self, text: str) -> None:
         """Takes the next piece of text."""
 
-    def finish(self) -> None:
+    def finish(self, by: TextEnd) -> None:
         """Ends the text."""
 
 
@@ -50,9 +57,9 @@ class Machine:
         self._reader.feed(text)
         self._resume()
 
-    def finish(self) -> None:
+    def finish(self, by: TextEnd) -> None:
         """Ends the text."""
-        self._reader.end()
+        self._reader.end(by)
         self._resume()
 
     def _resume(self) -> None:
@@ -84,17 +91,22 @@ class EventParser:
         """Whether the answer has as many calls as are allowed; later text makes no events."""
         return self._is_complete
 
+    @property
+    def ends_within_call(self) -> bool:
+        """Whether the answer ended before the arguments of its last call did."""
+        return self._log.ends_within_call and not self._is_complete
+
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """Takes the next piece of text."""
         if text:
             self._stages[0].push(text)
         return self._drain()
 
-    def finish(self) -> list[Event]:
+    def finish(self, by: TextEnd = "model") -> list[Event]:
         """Ends the text, once; returns the last events."""
         self._log.text_ends()
         for stage in self._stages:
-            stage.finish()
+            stage.finish(by)
         self._log.finish()
         return self._drain()
 

@@ -29,7 +29,7 @@ from quire.frontend.parsing.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from quire.frontend.parsing.reader import Sink
+from quire.frontend.parsing.reader import Sink, TextEnd
 from quire.frontend.parsing.tools import Tool
 
 
@@ -95,7 +95,7 @@ class PluginStage:
         """Takes the next piece of text."""
         self._write(self._parser.push(text))
 
-    def finish(self) -> None:
+    def finish(self, by: TextEnd) -> None:
         """Ends the text."""
         self._write(self._parser.finish())
 

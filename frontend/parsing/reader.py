@@ -7,11 +7,14 @@ pieces.
 
 import re
 from collections.abc import Callable, Generator, Iterable
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
 Sink: TypeAlias = Callable[[str], None]
+
+TextEnd: TypeAlias = Literal["model", "stop", "limit"]
+"""What ended a text: the model itself, a stop string of the client, or a limit, such as that of tokens."""
 
 _SPACE = re.compile(r"\s*")
 
@@ -65,6 +68,7 @@ class Reader:
         self._text = ""
         self._at = 0
         self._ended = False
+        self._end: TextEnd = "model"
         self._cut_at: int | None = None  # where the text ends within an option
         self._record: list[str] | None = None
 
@@ -73,14 +77,25 @@ class Reader:
         self._text = self._text[self._at :] + text
         self._at = 0
 
-    def end(self) -> None:
+    def end(self, by: TextEnd) -> None:
         """Marks the end of the text."""
         self._ended = True
+        self._end = by
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the text ended here, or within an option that was to be accepted here."""
+        return self._ended and self._at in (len(self._text), self._cut_at)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the text ended here, or within an option that was to be accepted here."""
-        return self._ended and self._at in (len(self._text), self._cut_at)
+        """Whether a limit cut the text here, so that more would have followed."""
+        return self._end == "limit" and self.is_at_end
+
+    @property
+    def is_model_done(self) -> bool:
+        """Whether the model itself ended the text here."""
+        return self._end == "model" and self.is_at_end
 
     # ------------------------------------------------------------------------------------------------------- record
 
@@ -168,7 +183,8 @@ class Reader:
 
         Args:
             keep_partial: an incomplete marker at the end of the text is passed on, too.
-            keep_tags: so is one that can only be a tag: three characters or more that do not begin like a word.
+            keep_tags: so is one that can only be a tag of a text that was cut: three characters or more that do not
+                begin like a word.
         """
         while True:
             if match := markers.find(self._text, self._at, self._ended):
@@ -176,7 +192,7 @@ class Reader:
                     sink(self._take(match.start()))
                 return self._take(match.end())
             end = markers.held_from(self._text, self._at)
-            if self._ended and keep_partial and (keep_tags or not _is_tag(self._text[end:])):
+            if self._ended and keep_partial and (keep_tags or self._end != "limit" or not _is_tag(self._text[end:])):
                 end = len(self._text)
             if end > self._at:
                 sink(self._take(end))

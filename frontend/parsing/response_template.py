@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.core.errors import ConfigError
 from quire.frontend.parsing.event_log import EventLog
-from quire.frontend.parsing.reader import Sink
+from quire.frontend.parsing.reader import Sink, TextEnd
 from quire.frontend.parsing.reasoning import ReasoningFormat
 from quire.frontend.parsing.tools import Tool
 
@@ -105,7 +105,7 @@ class TemplateStage:
         self._begun = True
         self._write(self._parser.feed(text))
 
-    def finish(self) -> None:
+    def finish(self, by: TextEnd) -> None:
         """Ends the text."""
         if self._begun:
             self._write(self._parser.finalize()[1])

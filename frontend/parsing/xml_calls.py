@@ -233,7 +233,7 @@ class _Call:
         form, reader, log = self._form, self._reader, self._log
         ends = (form.call_end, form.section[1]) if form.section else (form.call_end,)
         markers = Markers((form.key_begin, *ends))
-        marker: str | None = found or (yield from reader.until(markers, self._junk.append, keep_partial=False))
+        marker: str | None = found or (yield from reader.until(markers, self._junk.append))
         first = True
         while marker == form.key_begin:
             marker = ""
@@ -246,10 +246,11 @@ class _Call:
                 first = False
                 marker = yield from self._read_value(convert)
             if marker == "":
-                marker = yield from reader.until(markers, self._junk.append, keep_partial=False)
-        if marker:
+                marker = yield from reader.until(markers, self._junk.append)
+        is_between = marker == "" and not "".join(self._junk).strip()
+        if marker or (is_between and reader.is_model_done):  # the model forgot the end
             log.arguments("{}" if first else "}")
-        else:  # the text ended: what is between arguments is an unfinished tag
+        if not marker:  # the text ended: what is between arguments is an unfinished tag
             self._junk.clear()
 
     def _read_wrapper(self, name: str, key: str, convert: Convert | None, markers: Markers) -> Steps[str | None]:
@@ -261,7 +262,7 @@ class _Call:
         if not marker:
             return None
         if marker == form.value_end:
-            marker = yield from reader.until(markers, self._junk.append, keep_partial=False)
+            marker = yield from reader.until(markers, self._junk.append)
         text = "".join(pieces)
         value = convert(text) if convert else f'"{quote(text)}"'
         inner = unwrapped(value, self._tools.get(name)) if marker != form.key_begin else None

@@ -56,6 +56,7 @@ class ResponseBuilder:
         self._pieces: list[str] = []  # its text so far
         self._logprobs: list[TokenLogprob] = []
         self._held: list[TokenLogprob] = []  # of text that the parser holds back, such as a space
+        self._is_broken = False  # the arguments of the last call have no end
         self._sequence_number = 0
 
     def start(self) -> list[bytes]:
@@ -91,7 +92,8 @@ class ResponseBuilder:
                 case CustomCallInput():
                     frames.append(self._delta("response.custom_tool_call_input.delta", event.text))
                 case ToolCallEnd():
-                    if not event.is_cut:  # a cut call gets the status of its response, which `Finish` tells
+                    self._is_broken = event.is_broken
+                    if not event.is_cut:  # `Finish` tells whether a cut call is complete
                         frames += self._close("completed")
                 case Finish():
                     frames += self._finish(event)
@@ -175,7 +177,8 @@ class ResponseBuilder:
                 self.response.error = ResponseFailure("server_error", "The answer was ended by the server.")
             case _:
                 self.response.status = "completed"
-        return self._close("completed" if self.response.status == "completed" else "incomplete")
+        is_whole = self.response.status == "completed" and not self._is_broken
+        return self._close("completed" if is_whole else "incomplete")
 
     # ------------------------------------------------------------------------------------------------------- frames
 

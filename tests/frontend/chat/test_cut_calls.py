@@ -19,7 +19,8 @@ def post(server: ServerProcess, path: str, body: dict[str, Any]) -> Any:
     assert answer.status_code == 200, answer.text
     if not body.get("stream"):
         return answer.json()
-    return [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
+    told = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(each) for each in told if each != "[DONE]"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -79,3 +80,38 @@ def test_a_call_that_was_complete_before_the_limit_is_completed(demo_server: Ser
     limit = whole["usage"]["output_tokens"] - 1  # the token that is missing is the end of the answer
     cut = post(demo_server, "/v1/responses", {**body, "max_output_tokens": limit})
     assert (cut["status"], [item["status"] for item in cut["output"]]) == ("incomplete", ["completed"])
+
+
+STOP = '"Pa'
+"""Lies within the call's arguments."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_call_ends_a_chat_with_stop(demo_server: ServerProcess, stream: bool) -> None:
+    tools = [{"type": "function", "function": WEATHER_FUNCTION}]
+    body = {"messages": [{"role": "user", "content": QUESTION}], "tools": tools, "stop": [STOP], "stream": stream}
+    for choice in "required", "auto":
+        answer = post(demo_server, "/v1/chat/completions", {**body, "tool_choice": choice})
+        told = answer[-1]["choices"][0] if stream else answer["choices"][0]
+        assert (told["finish_reason"], told["stop_reason"]) == ("stop", STOP)
+        if not stream:
+            [call] = told["message"]["tool_calls"]
+            assert call["function"]["arguments"].replace(" ", "") == '{"city":'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_call_leaves_an_incomplete_item(demo_server: ServerProcess, stream: bool) -> None:
+    body = {"input": QUESTION, "tools": [{"type": "function", **WEATHER_FUNCTION}], "tool_choice": "required"}
+    answer = post(demo_server, "/v1/responses", {**body, "stop": [STOP], "stream": stream})
+    response = answer[-1]["response"] if stream else answer
+    [call] = response["output"]
+    assert (response["status"], call["type"], call["status"]) == ("completed", "function_call", "incomplete")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_call_is_a_messages_reason(demo_server: ServerProcess, stream: bool) -> None:
+    tools = [{"name": "get_weather", "input_schema": WEATHER_FUNCTION["parameters"]}]
+    body = {"messages": [{"role": "user", "content": QUESTION}], "tools": tools, "tool_choice": {"type": "any"}}
+    answer = post(demo_server, "/v1/messages", {**body, "max_tokens": 60, "stop_sequences": [STOP], "stream": stream})
+    told = answer[-2]["delta"] if stream else answer
+    assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", STOP)

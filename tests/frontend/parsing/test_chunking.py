@@ -36,10 +36,11 @@ def assert_no_cut_matters(parsers: OutputParsers, text: str) -> None:
 
 def assert_some_cuts_do_not_matter(parsers: OutputParsers, text: str, num_chunkings: int = 3) -> None:
     """Parses `text` character by character, and at random cuts."""
-    whole = parse(parsers, [text])
-    assert parse(parsers, list(text)) == whole, text
+    end = random.Random(text).choice(["model", "stop", "limit"])
+    whole = parse(parsers, [text], end=end)
+    assert parse(parsers, list(text), end=end) == whole, text
     for pieces in chunkings(text, num_chunkings) if len(text) > 2 else ():
-        assert parse(parsers, pieces) == whole, pieces
+        assert parse(parsers, pieces, end=end) == whole, pieces
 
 
 def damaged(text: str, markers: tuple[str, ...]) -> Iterator[str]:
@@ -96,7 +97,7 @@ def test_an_answer_that_ends_within_a_call_shows_no_markup(name: str):
     untagged = name in UNTAGGED
     for _, text, calls, content in (sample for sample in HANDWRITTEN if sample[0] == name):
         for end in range(len(text)):
-            parsed = parse(parsers, [text[:end]])
+            parsed = parse(parsers, [text[:end]], end="limit")
             shared = next((at for at, (a, b) in enumerate(zip(parsed.text, content, strict=False)) if a != b), None)
             markup = parsed.text[len(content) if shared is None else shared :]
             if len(markup.strip()) > 2:
@@ -119,7 +120,7 @@ def test_a_required_call_that_is_cut_short_is_never_content(name: str, mode: str
     whole = parse(parsers, [text], choice=choice)
     assert decoded(whole) == [SHORT]
     for end in range(len(text)):
-        parsed = parse(parsers, [text[:end]], choice=choice)
+        parsed = parse(parsers, [text[:end]], choice=choice, end="limit")
         assert not parsed.text
         assert all(
             told == "get_weather" and whole.calls[0][1].startswith(arguments.removesuffix("}"))

@@ -44,12 +44,13 @@ class Parsed(NamedTuple):
 
 def parse(parsers: OutputParsers, pieces: list[str], **options: Any) -> Parsed:
     """Pushes the pieces, and checks the order of events on the way."""
+    end = options.pop("end", "model")
     parser = parsers.open(options.pop("tools", TOOLS), **options)
     assert parser is not None
     events: list[Event] = []
     for piece in pieces:
         events += parser.push(piece)
-    events += parser.finish()
+    events += parser.finish(end)
     text, reasoning, calls, is_open = "", "", [], False
     for event in events:
         match event:
@@ -149,9 +150,9 @@ def test_an_answer_that_is_cut_short_loses_nothing_that_was_told(name: str):
     text = render(find_tool_parser(name), CALLS)
     whole = parse(parsers, [text])
     for end in range(len(text)):
-        parsed = parse(parsers, [text[:end]])
+        parsed = parse(parsers, [text[:end]], end="limit")
         if end % 10 == 0:
-            assert parsed == parse(parsers, list(text[:end]))
+            assert parsed == parse(parsers, list(text[:end]), end="limit")
         for (got_name, got), (expected_name, expected) in zip(parsed.calls, whole.calls, strict=False):
             assert got_name == expected_name
             assert expected.startswith(got.rstrip("}"))
