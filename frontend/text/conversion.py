@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
@@ -20,10 +22,12 @@ from quire.frontend.checkpoint.model_spec import read_json_if_present
 from quire.frontend.text.backend import TokenizerBackend
 from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.python_backend import PythonBackend
+from quire.frontend.text.sentence_pieces import PieceFile, cut_as
 
 logger = get_logger(__name__)
 
 TEKKEN = "tekken.json"
+_SENTENCE_PIECE = ("sentencepiece", "google.protobuf")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
 _TEXT_FILES = {
     "vocab.json": "GPT2Tokenizer",
@@ -80,14 +84,22 @@ def convert(folder: Path, mode: TokenizerMode, trust_remote_code: bool) -> Conve
     logger.info("converting the tokenizer %s; a tokenizer.json there would start faster", source.path)
     if source.path.name == TEKKEN:
         return _make(source.path, lambda: _convert_tekken(source.path))
-    return _make(source.path, lambda: _convert_other(folder, source))
+    recut = (lambda made: _recut(folder, source, made)) if source.packages == _SENTENCE_PIECE else None
+    return _make(source.path, lambda: _convert_other(folder, source), recut)
 
 
-def _make(path: Path, load: Callable[[], Any]) -> Converted:
-    """What one of Transformers' tokenizers is here. Raises ConfigError, which names `path`."""
+def _make(
+    path: Path,
+    load: Callable[[], Any],
+    recut: Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer] | None = None,
+) -> Converted:
+    """What one of Transformers' tokenizers is here, after `recut`. Raises ConfigError, which names `path`."""
     try:
         made = load()
-        backend = FastBackend(made.backend_tokenizer) if made.is_fast else PythonBackend(made)
+        if not made.is_fast:
+            backend: TokenizerBackend = PythonBackend(made)
+        else:
+            backend = FastBackend(recut(made.backend_tokenizer) if recut is not None else made.backend_tokenizer)
     except ConfigError:
         raise
     except Exception as error:  # Transformers may raise anything on a malformed file, and a checkpoint's code, too
@@ -148,9 +160,7 @@ def _model_file(path: Path) -> _Source:
         first = file.readline(1024)
     if _TIKTOKEN_LINE.fullmatch(first):
         return _Source(path, "TokenizersBackend", ("tiktoken",))
-    return _Source(
-        path, "LlamaTokenizer" if path.name == "tokenizer.model" else None, ("sentencepiece", "google.protobuf")
-    )
+    return _Source(path, "LlamaTokenizer" if path.name == "tokenizer.model" else None, _SENTENCE_PIECE)
 
 
 def _check_packages(source: _Source) -> None:
@@ -208,6 +218,17 @@ def _convert_other(folder: Path, source: _Source) -> Any:
                 'a tokenizer_config.json there with {"tokenizer_class": "T5Tokenizer"}, or whichever class it is.'
             )
         return getattr(transformers, source.class_name).from_pretrained(str(alone), local_files_only=True)
+
+
+def _recut(folder: Path, source: _Source, made: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer of Transformers with texts cut as SentencePiece cuts them, which its own classes do not."""
+    file = PieceFile.read(source.path)
+    if file is None:
+        return made
+    config = read_json_if_present(folder / "tokenizer_config.json")
+    added = (config.get("added_tokens_decoder") or {}).values()
+    named = {token["content"] for token in added} | read_json_if_present(folder / "added_tokens.json").keys()
+    return cut_as(file, made, named=named, adds_prefix=config.get("add_prefix_space") is not False)
 
 
 def _first_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.splits import ADDS_BOS, IGNORES_MERGES, NORMALISED, SPLITS
+from quire.frontend.checkpoint.piece_merges import merges_by_score
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 """Kinds of tokens, as `token_type` has them."""
@@ -179,18 +180,11 @@ def _sentence_pieces(fields: _Fields) -> Tokenizer:
 def _merges_by_score(fields: _Fields, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     scores: list[float] = fields.get("scores") or [-float(index) for index in range(len(fields.tokens))]
     whole = [
-        (scores[index], token)
+        (token, scores[index])
         for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=True))
-        if len(token) > 1 and kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
+        if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
     ]
-    whole.sort(key=lambda item: -item[0])  # stable: equal scores keep the order of ids
-    return [pair for _, token in whole for pair in _halves(token, vocabulary)]
-
-
-def _halves(token: str, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make `token`."""
-    cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-    return [(left, right) for left, right in cuts if left in vocabulary and right in vocabulary]
+    return merges_by_score(whole, vocabulary)
 
 
 def _add_ends(tokenizer: Tokenizer, fields: _Fields) -> None:

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>"]
 NUM_SPECIAL = 10
 
 
-def sentence_pieces(path: Path, **options: Any) -> Path:
+def sentence_pieces(path: Path, more: Sequence[str] = (), **options: Any) -> Path:
     trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
     pytest.importorskip("google.protobuf")
     model = io.BytesIO()
     trainer.train(
-        sentence_iterator=iter(tokenizers_zoo.CORPUS * 20), model_writer=model, hard_vocab_limit=False, minloglevel=2,
-        **options,
+        sentence_iterator=iter([*tokenizers_zoo.CORPUS, *more] * 20), model_writer=model, hard_vocab_limit=False,
+        minloglevel=2, **options,
     )  # fmt: skip
     path.write_bytes(model.getvalue())
     return path.parent
