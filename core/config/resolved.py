@@ -17,13 +17,15 @@ from quire.core.wire.rank import EnginePlace, Layout
 class ModelSpec(Struct, frozen=True, kw_only=True):
     """Facts about the checkpoint that engine and workers share, read once from its folder.
 
-    `hf_config` is config.json with overrides applied; model files read architecture details from it.
+    `hf_config` is what config.json says of the language model, with overrides and with the defaults of its class; model
+    files read architecture details from it. `config_json` is what it says itself, with overrides alone.
     """
 
     path: str  # local folder
     name: str  # as the user wrote it
     architecture: str
     hf_config: dict[str, Any]
+    config_json: dict[str, Any]
     dtype: Literal["bfloat16", "float16", "float32"]
     vocab_size: int
     num_layers: int

@@ -135,8 +135,11 @@ def stored_tensors(config: EngineConfig, *, is_quantised: bool) -> Iterator[Weig
 def _num_parameters(config: EngineConfig, context: ModelContext) -> int:
     """Numbers in the weights that the model would read if nothing was quantised."""
     reader = ShapeReader(context.dtype)
-    plain = {key: value for key, value in config.spec.hf_config.items() if key not in CONFIG_FIELDS}
-    spec = msgspec.structs.replace(config.spec, hf_config=plain)
+    plain = {
+        name: {key: value for key, value in getattr(config.spec, name).items() if key not in CONFIG_FIELDS}
+        for name in ("hf_config", "config_json")
+    }
+    spec = msgspec.structs.replace(config.spec, **plain)
     with torch.inference_mode():
         plain_context = dataclasses.replace(
             context,

@@ -85,7 +85,7 @@ def read_key(name: str, shard: Shard | None, dtype: torch.dtype) -> str:
 def model_digest(spec: ModelSpec) -> str:
     """Stands for what a model is built by, beside its dtype."""
     text = msgspec.json.encode(
-        (spec.architecture, spec.implementation, spec.model_class, spec.hf_config), order="deterministic"
+        (spec.architecture, spec.implementation, spec.model_class, spec.config_json), order="deterministic"
     )
     return hashlib.sha256(text).hexdigest()[:20]
 

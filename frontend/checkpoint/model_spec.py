@@ -5,6 +5,7 @@ The files are JSON. They are read once, without torch or Transformers.
 
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint import mistral_params
+from quire.frontend.checkpoint.config_defaults import complete, stated_fields
 from quire.frontend.checkpoint.context_length import context_length
 from quire.frontend.checkpoint.registered_models import find_model
 
@@ -85,15 +87,26 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
         ConfigError: config.json is missing, invalid, or lacks a field that every language model needs.
     """
     path, own = _read_config(folder, model)
-    config = _flatten(_merge(own, model.hf_overrides))
+    return make_model_spec(_merge(own, model.hf_overrides), folder, model, path, tokenizer_folder or folder)
+
+
+def make_model_spec(
+    stated: dict[str, Any], folder: Path, model: ModelConfig, path: Path, tokenizer_folder: Path
+) -> ModelSpec:
+    """`read_model_spec` of a checkpoint whose config.json, with overrides, is `stated`; messages call it `path`."""
+    config = complete(stated)
     defaults = {"max_position_embeddings": _UNSTATED}
-    if isinstance(config.get("layers_block_type"), list):
-        defaults["num_layers"] = len(config["layers_block_type"])
     if _has_only_states(config):
         defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1}
-    facts = {name: _positive_int(config, keys, path, defaults.get(name)) for name, keys in _FIELDS.items()}
+    given = stated_fields(stated)
+    names = {name: sorted(keys, key=lambda key: key not in given) for name, keys in _FIELDS.items()}
+    if isinstance(layers := config.get("layers_block_type"), list) and names["num_layers"][0] not in given:
+        config["num_hidden_layers"] = len(layers)
+    facts = {name: _positive_int(config, keys, path, defaults.get(name)) for name, keys in names.items()}
     heads = facts["num_attention_heads"]
     kv_heads = _positive_int(config, ("num_key_value_heads",), path, default=heads)
+    if heads % kv_heads and "num_key_value_heads" not in given:
+        kv_heads = heads  # a class has a number for them where its attention has latents in their place
     if heads % kv_heads:
         raise ConfigError(
             f"{path}: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})."
@@ -106,10 +119,11 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
         name=model.model or folder.name,
         architecture=_architecture(config, path),
         hf_config=config,
+        config_json=stated,
         dtype=_dtype(config, model, folder, path),
         num_kv_heads=kv_heads,
         head_dim=_positive_int(config, ("head_dim",), path, default=facts["hidden_size"] // heads),
-        eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder or folder),
+        eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder),
         implementation="quire" if model.model_impl == "vllm" else model.model_impl,
         trust_remote_code=model.trust_remote_code,
         model_class=find_model(_architecture(config, path)),
@@ -185,15 +199,6 @@ def _merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _flatten(config: dict[str, Any]) -> dict[str, Any]:
-    """Moves the language model's part of a multi-part checkpoint to the top level, and keeps the outer architecture."""
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        return config
-    outer = {key: value for key, value in config.items() if key != "text_config"}
-    return {**outer, **text, **{key: outer[key] for key in ("architectures", "model_type") if outer.get(key)}}
-
-
 def _has_only_states(config: dict[str, Any]) -> bool:
     """Whether the model keeps states (Mamba, RWKV, xLSTM) and has no attention: its tokens have no positions."""
     fields = ("state_size", "attention_hidden_size", "inference_state_dtype")
@@ -210,7 +215,7 @@ def _architecture(config: dict[str, Any], path: Path) -> str:
     return names[0]
 
 
-def _positive_int(config: dict[str, Any], keys: tuple[str, ...], path: Path, default: int | None = None) -> int:
+def _positive_int(config: dict[str, Any], keys: Sequence[str], path: Path, default: int | None = None) -> int:
     value = next((config[key] for key in keys if config.get(key) is not None), default)
     if value is None:
         raise ConfigError(f"{path} has no {keys[0]}: it does not describe a language model.")

@@ -28,6 +28,7 @@ def make_config(tensor_parallel_size: int = 1) -> EngineConfig:
     spec = ModelSpec(
         path="", name="null", architecture="Null", hf_config={}, dtype="float32", vocab_size=1000, num_layers=1,
         num_attention_heads=1, num_kv_heads=1, head_dim=8, hidden_size=8, max_position_embeddings=64, eos_token_ids=[],
+        config_json={},
     )  # fmt: skip
     return EngineConfig(
         spec=spec,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire import ops
 from quire.core.config.load import LoadConfig
+from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import ExpertPlacement, ExpertPlacementStrategy
 from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import ModelSpec
@@ -25,6 +26,7 @@ from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packing import PackAtLoad
 from quire.executor.weights.quantisation.cache_scheme import CacheScales
 from quire.executor.weights.quantisation.schemes import choose_scheme
+from quire.frontend.checkpoint.model_spec import make_model_spec
 from quire.ops.backend import AttentionBatch, Backend
 from quire.ops.cache_rows import LARGEST_CODE
 from quire.ops.cpu.native import NativeBackend
@@ -33,32 +35,12 @@ from tests.executor.pretend_device import DEVICE, IS_ACCELERATED, enter_pretende
 
 enter_pretended_device()
 
-_OTHER_NAMES = {
-    "n_head": "num_attention_heads", "n_embd": "hidden_size", "n_layer": "num_hidden_layers",
-    "n_positions": "max_position_embeddings",
-}  # fmt: skip
 
-
-def read_spec(folder: Path, *, dtype: str = "float32", **overrides: object) -> ModelSpec:
+def read_spec(folder: Path, *, dtype: Any = "float32", **overrides: Any) -> ModelSpec:
     """The facts of a checkpoint, with values of config.json replaced by `overrides`."""
-    config = json.loads((folder / "config.json").read_bytes()) | overrides
-    config = {_OTHER_NAMES.get(name, name): value for name, value in config.items()} | config
-    heads = config.get("num_attention_heads") or 1
-    return ModelSpec(
-        path=str(folder),
-        name=folder.name,
-        architecture=config["architectures"][0],
-        hf_config=config,
-        dtype=dtype,  # type: ignore[arg-type]
-        vocab_size=config["vocab_size"],
-        num_layers=config["num_hidden_layers"],
-        num_attention_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        hidden_size=config["hidden_size"],
-        max_position_embeddings=config.get("max_position_embeddings", 2048),
-        eos_token_ids=[2],
-    )
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes()) | overrides
+    return make_model_spec(config, folder, ModelConfig(model=folder.name, dtype=dtype), path, folder)
 
 
 def model_context(

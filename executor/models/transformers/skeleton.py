@@ -57,7 +57,7 @@ def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> P
 
 
 def _config(spec: ModelSpec) -> PretrainedConfig:
-    values = dict(spec.hf_config)
+    values = dict(spec.config_json)
     model_type = values.pop("model_type", None)
     config_class = _own_class(spec, "AutoConfig")
     if config_class is None:
@@ -81,7 +81,7 @@ def _model_class(spec: ModelSpec) -> Any:
 
 def _own_class(spec: ModelSpec, auto_class: str) -> Any:
     """The class that the checkpoint's own code has in the place of `auto_class`, if it may be imported, else None."""
-    name = spec.hf_config.get("auto_map", {}).get(auto_class)
+    name = spec.config_json.get("auto_map", {}).get(auto_class)
     if not name or not spec.trust_remote_code:
         return None
     logger.info("importing %s of %s, as --trust-remote-code allows", name, spec.path)

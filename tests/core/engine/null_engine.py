@@ -26,7 +26,7 @@ def engine_config(executor: Literal["uni", "mp"] = "uni", max_model_len: int = 2
     spec = ModelSpec(
         path="", name="null", architecture="Null", hf_config={}, dtype="float32", vocab_size=1000, num_layers=1,
         num_attention_heads=1, num_kv_heads=1, head_dim=8, hidden_size=8, max_position_embeddings=max_model_len,
-        eos_token_ids=[],
+        eos_token_ids=[], config_json={},
     )  # fmt: skip
     return EngineConfig(
         spec=spec,

@@ -207,7 +207,7 @@ def llama(num_layers: int, hidden_size: int, intermediate_size: int, num_heads: 
         path="", name="shape", architecture="LlamaForCausalLM", dtype="bfloat16", vocab_size=128_256,
         num_layers=num_layers, num_attention_heads=num_heads, num_kv_heads=num_kv_heads,
         head_dim=hidden_size // num_heads, hidden_size=hidden_size, max_position_embeddings=8192, eos_token_ids=[],
-        hf_config={"intermediate_size": intermediate_size, "max_position_embeddings": 8192},
+        hf_config={"intermediate_size": intermediate_size, "max_position_embeddings": 8192}, config_json={},
     )  # fmt: skip
 
 

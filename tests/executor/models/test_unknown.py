@@ -11,6 +11,7 @@ from quire.executor.models.unknown import explain_unknown
 SPEC = ModelSpec(
     path="", name="mine", architecture="", dtype="float32", vocab_size=1, num_layers=1, num_attention_heads=1,
     num_kv_heads=1, head_dim=1, hidden_size=1, max_position_embeddings=1, eos_token_ids=[], hf_config={},
+    config_json={},
 )  # fmt: skip
 
 

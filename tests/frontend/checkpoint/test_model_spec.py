@@ -54,5 +54,5 @@ def test_a_list_of_layers_may_stand_for_their_number(tmp_path: Path) -> None:
 
 def test_other_models_say_how_many_heads_they_have(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_attention_heads"):
-        read(tmp_path, **MAMBA)
+        read(tmp_path, **{**MAMBA, "architectures": ["OwnForCausalLM"]})
     assert read(tmp_path, **MAMBA, state_size=16, num_attention_heads=2).max_position_embeddings == 2048

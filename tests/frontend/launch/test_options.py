@@ -20,7 +20,7 @@ from quire.frontend.launch.nodes import node_start
 from quire.frontend.launch.options import resolve
 
 SPEC = ModelSpec(
-    path="", name="tiny", architecture="", hf_config={}, dtype="float32", vocab_size=8, num_layers=1,
+    path="", name="tiny", architecture="", hf_config={}, config_json={}, dtype="float32", vocab_size=8, num_layers=1,
     num_attention_heads=1, num_kv_heads=1, head_dim=8, hidden_size=8, max_position_embeddings=64, eos_token_ids=[],
 )  # fmt: skip
 

@@ -83,7 +83,7 @@ def config(**limits: Any) -> EngineConfig:
     spec = ModelSpec(
         path="", name="m", architecture="M", hf_config={}, dtype="bfloat16", vocab_size=5000, num_layers=10,
         num_attention_heads=8, num_kv_heads=8, head_dim=8, hidden_size=1000, max_position_embeddings=4096,
-        eos_token_ids=[],
+        eos_token_ids=[], config_json={},
     )  # fmt: skip
     return EngineConfig(
         spec=spec, limits=SchedulerLimits(**{"max_num_seqs": 64, "max_num_batched_tokens": 512, **limits}),
