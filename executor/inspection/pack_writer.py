@@ -27,6 +27,7 @@ from quire.executor.weights.packed_state import (
     Manifest,
     PackedPart,
     PackedState,
+    both_key,
     code_digest,
     file_name,
     is_packed,
@@ -113,11 +114,13 @@ class Recorder:
         self._parts: list[list[PackedPart]] = []
         self._num_written = 0
         self._found: dict[str, tuple[tuple[int, ...], str] | None] = {}
+        self._same: dict[str, bool] = {}
 
     def index(self) -> str:
         """What a start has to know of the tensors that were written."""
         shapes = self._weights.shapes
-        index = Index(parts=self._parts, found=self._found, shapes=None if shapes is None else dict(shapes))
+        shapes = None if shapes is None else dict(shapes)
+        index = Index(parts=self._parts, found=self._found, same=self._same, shapes=shapes)
         return msgspec.json.encode(index).decode()
 
     def linear(self, read: ReadLinear) -> None:
@@ -188,6 +191,10 @@ class Recorder:
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return self._weights.locate(layer, out_features)
+
+    def are_same(self, name: str, other: str) -> bool:
+        same = self._same[both_key(name, other)] = self._weights.are_same(name, other)
+        return same
 
     def close(self) -> None:
         """The reader below is closed by whoever opened it."""

@@ -13,7 +13,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantisation import cuts
 from quire.executor.weights.quantisation.scheme import Part
-from quire.executor.weights.readers import Shard
+from quire.executor.weights.readers import MissingTensorError, Shard
 from quire.ops.backend import Backend, LinearWeight
 
 
@@ -46,6 +46,38 @@ class PackedRows:
 
     def take(self, index: Tensor, scale: float) -> Tensor:
         return self.ops.take_packed_rows(self.packed, index, self.dtype, scale)
+
+
+_KINDS = ("weight", "qweight", "weight_packed", "W_q")
+"""What a layer's main tensor is called in the formats of weights."""
+
+
+def stored_ends(context: ModelContext, embedding: str, head: str) -> tuple[str, str]:
+    """The layers that a tied `embedding` and `head` are read from.
+
+    They share what the checkpoint has of the two. Two that differ are both read, as Transformers does: config.json is
+    wrong then, as that of a model whose head was trained on.
+    """
+    if not _is_stored(context, head):
+        return embedding, embedding
+    if not _is_stored(context, embedding):
+        return head, head
+    are_same = context.weights.are_same(f"{embedding}.weight", f"{head}.weight")
+    return embedding, embedding if are_same else head
+
+
+def untied(context: ModelContext, embedding: str, head: str, error: MissingTensorError) -> MissingTensorError:
+    """`error` with what to do, if the checkpoint has only one of two layers that are not tied."""
+    if _is_stored(context, embedding) == _is_stored(context, head):
+        return error
+    return MissingTensorError(
+        f"{error} config.json says that embedding and head do not share a weight. If they do, start with "
+        "--hf-overrides '{\"tie_word_embeddings\": true}'."
+    )
+
+
+def _is_stored(context: ModelContext, layer: str) -> bool:
+    return any(context.find(f"{layer}.{kind}") is not None for kind in _KINDS)
 
 
 class VocabularyWeight:

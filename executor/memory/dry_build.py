@@ -75,6 +75,9 @@ class ShapeReader:
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return StoredRows(self, layer, out_features)
 
+    def are_same(self, name: str, other: str) -> bool:
+        return name == other if self._like is None else self._like.are_same(name, other)
+
     def close(self) -> None:
         """Nothing to close."""
 

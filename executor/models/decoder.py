@@ -27,7 +27,10 @@ from quire.executor.layers.vocabulary import (
     LanguageModelHead,
     VocabEmbedding,
     VocabularyWeight,
+    stored_ends,
+    untied,
 )
+from quire.executor.weights.readers import MissingTensorError
 from quire.ops.backend import PlainActivation
 
 
@@ -203,18 +206,29 @@ def vocabulary_ends(
     softcap: float | None = None,
     head_bias: bool = False,
 ) -> tuple[Embedding, Head]:
-    """A model's embedding, which multiplies by `scale`, and its head, which has the same weight if it is tied.
+    """A model's embedding, which multiplies by `scale`, and its head.
 
+    `is_tied` says whether the two have the same weight, if the checkpoint does not say otherwise: see `stored_ends`.
     `logit_scale`, `softcap` and `head_bias` are the head's. A pipeline stage reads the end that it has.
+
+    Raises:
+        MissingTensorError: the checkpoint has one of two that are not tied.
     """
     size, bias = (spec.vocab_size, spec.hidden_size), "lm_head.bias" if head_bias else None
-    weight = VocabularyWeight(context, "model.embed_tokens.weight", *size, bias=bias, is_shared=is_tied)
-    embed = VocabEmbedding(context, weight, scale) if context.is_first_stage else ElsewhereEmbedding()
-    if context.layers.stop < spec.num_layers:
-        return embed, ElsewhereHead()
-    if not is_tied:
-        weight = VocabularyWeight(context, "lm_head.weight", *size, bias=bias)
-    return embed, LanguageModelHead(context, weight, scale=logit_scale, softcap=softcap)
+    embed_name, head_name = "model.embed_tokens", "lm_head"
+    if is_tied:
+        embed_name, head_name = stored_ends(context, embed_name, head_name)
+    is_shared = embed_name == head_name
+    try:
+        weight = VocabularyWeight(context, f"{embed_name}.weight", *size, bias=bias, is_shared=is_shared)
+        embed = VocabEmbedding(context, weight, scale) if context.is_first_stage else ElsewhereEmbedding()
+        if context.layers.stop < spec.num_layers:
+            return embed, ElsewhereHead()
+        if not is_shared:
+            weight = VocabularyWeight(context, f"{head_name}.weight", *size, bias=bias)
+        return embed, LanguageModelHead(context, weight, scale=logit_scale, softcap=softcap)
+    except MissingTensorError as error:
+        raise error if is_tied else untied(context, embed_name, head_name, error) from None
 
 
 def layer_places(spec: ModelSpec, context: ModelContext) -> list[LayerPlace]:

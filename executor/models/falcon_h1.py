@@ -157,7 +157,7 @@ class _MultipliedBiases:
     def __init__(self, reader: WeightReader, multipliers: Mapping[str, _Multiplier]) -> None:
         self._reader = reader
         self._multipliers = multipliers
-        self.find, self.locate, self.close = reader.find, reader.locate, reader.close
+        self.find, self.locate, self.are_same, self.close = reader.find, reader.locate, reader.are_same, reader.close
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]] | None:

@@ -57,6 +57,9 @@ class DummyWeights:
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return StoredRows(self, layer, out_features)
 
+    def are_same(self, name: str, other: str) -> bool:
+        return name == other
+
     def close(self) -> None:
         """Nothing to close."""
 

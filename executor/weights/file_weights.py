@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
@@ -19,6 +20,9 @@ from quire.executor.weights.tensor_files import TensorFile, open_file
 if TYPE_CHECKING:
     from quire.executor.weights.progress_bar import ProgressBar
 
+_COMPARED_BYTES = 16 * 2**20
+"""Of each of two tensors, at once."""
+
 
 class FileWeights:
     """See `WeightReader`. All files are open, none is read before a tensor is asked for.
@@ -35,6 +39,7 @@ class FileWeights:
         self._dtype = dtype
         self._progress = progress
         self._num_read = 0
+        self._compared: dict[tuple[str, str], bool] = {}
         self._freed = FreedMemory()
         self._exit = ExitStack()
         if progress is not None:
@@ -91,9 +96,26 @@ class FileWeights:
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return StoredRows(self, layer, out_features)
 
+    def are_same(self, name: str, other: str) -> bool:
+        stored, others = (self._names.find(each, self._files) for each in (name, other))
+        if stored is None or others is None:
+            return False
+        if (stored, others) not in self._compared:  # once for each of two builds
+            self._compared[stored, others] = self._have_same_numbers(stored, others)
+        return self._compared[stored, others]
+
     def close(self) -> None:
         self._files = {}
         self._exit.close()
+
+    def _have_same_numbers(self, name: str, other: str) -> bool:
+        file, others = self._files[name], self._files[other]
+        shape, dtype = file.shape(name), file.dtype(name)
+        if (shape, dtype) != (others.shape(other), others.dtype(other)) or not shape:
+            return False
+        step = max(1, _COMPARED_BYTES // (dtype.itemsize * math.prod(shape[1:]) or 1))
+        parts = (Shard(0, start, min(start + step, shape[0])) for start in range(0, shape[0], step))
+        return all(torch.equal(file.read(name, part, dtype), others.read(other, part, dtype)) for part in parts)
 
     def _missing(self, name: str) -> str:
         listed = self._names.find(name, self._listing.listed)

@@ -53,6 +53,9 @@ class JoinedWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
         return self._reader.shapes
 
+    def are_same(self, name: str, other: str) -> bool:
+        return self._reader.are_same(name, other)
+
     def close(self) -> None:
         self._reader.close()
 

@@ -64,11 +64,13 @@ class Index(Struct, kw_only=True):
         parts: what `Packing` handed out, in order: one part a call, but for `products`, and for `gated` and `shared`
             where there are two.
         found: what `WeightReader.find` answered, as shape and dtype.
+        same: what `WeightReader.are_same` answered, by both names.
         shapes: `WeightReader.shapes`.
     """
 
     parts: list[list[PackedPart]]
     found: dict[str, tuple[tuple[int, ...], str] | None]
+    same: dict[str, bool]
     shapes: dict[str, tuple[int, ...]] | None
 
 
@@ -80,6 +82,11 @@ def file_name(rank: int, stage: int = 0) -> str:
 def read_key(name: str, shard: Shard | None, dtype: torch.dtype) -> str:
     """The name in the file of a tensor that was read."""
     return f"{key_of(name, shard)} as {str(dtype).removeprefix('torch.')}"
+
+
+def both_key(name: str, other: str) -> str:
+    """The name of an answer about two tensors."""
+    return f"{name} and {other}"
 
 
 def model_digest(spec: ModelSpec) -> str:
@@ -222,6 +229,7 @@ class PackedState:
         self.num_bytes = path.stat().st_size
         self.shapes: Mapping[str, tuple[int, ...]] | None = index.shapes
         self._found = index.found
+        self._same = index.same
         self._parts = iter(index.parts)
 
     def linear(self, read: ReadLinear) -> Any:
@@ -262,6 +270,12 @@ class PackedState:
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return StoredRows(self, layer, out_features)
+
+    def are_same(self, name: str, other: str) -> bool:
+        key = both_key(name, other)
+        if key not in self._same:
+            raise self._lacks(f"answer about tensors {name!r} and {other!r}")
+        return self._same[key]
 
     def close(self) -> None:
         """Forgets the file; views into it stay valid."""

@@ -81,6 +81,10 @@ class WeightReader(TensorSource, Protocol):
         """The shapes of all tensors; None if there is a tensor of any name."""
         ...
 
+    def are_same(self, name: str, other: str) -> bool:
+        """Whether the checkpoint has tensors of both names, with the same shape, dtype and numbers."""
+        ...
+
     def close(self) -> None:
         """Unmaps the files and ends the progress bar."""
         ...

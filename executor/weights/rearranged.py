@@ -82,8 +82,7 @@ class RearrangedWeights:
         return rows if piece.pairs is None else _unpaired(rows, piece.pairs)
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
-        module, _, kind = name.rpartition(".")
-        return self._reader.find(f"{self._piece(module).name}.{kind}", otherwise)
+        return self._reader.find(self._stored_name(name), otherwise)
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
         piece = self._piece(layer)
@@ -95,6 +94,10 @@ class RearrangedWeights:
         if piece.pairs is not None:
             index = _unpaired(index, piece.pairs)
         return StoredRows(self._reader, piece.name, max(len(index), piece.block * piece.num_blocks), index)
+
+    def _stored_name(self, name: str) -> str:
+        module, _, kind = name.rpartition(".")
+        return f"{self._piece(module).name}.{kind}"
 
     def _piece(self, module: str) -> Piece:
         """Where a model's module lies, by its whole name."""
@@ -108,6 +111,9 @@ class RearrangedWeights:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]] | None:
         return self._reader.shapes
+
+    def are_same(self, name: str, other: str) -> bool:
+        return self._reader.are_same(*(self._stored_name(each) for each in (name, other)))
 
     def close(self) -> None:
         self._reader.close()

@@ -124,6 +124,11 @@ class ShardedWeights:
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return StoredRows(self, layer, out_features)
 
+    def are_same(self, name: str, other: str) -> bool:
+        """Of two that were the same when they were saved, one was read; two that were not both were."""
+        stored = [HubNames().find(each, self.shapes) for each in (name, other)]
+        return None not in stored and not {name, other} <= {key.partition("[")[0] for key in self._files}
+
     def close(self) -> None:
         self._files = {}
         self._exit.close()

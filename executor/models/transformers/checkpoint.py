@@ -25,7 +25,8 @@ from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightRead
 
 
 class ModuleWeights:
-    """See `WeightReader`; names are those of a model's modules. A tied weight that is not stored is the other one.
+    """See `WeightReader`; names are those of a model's modules. A tied weight that is not stored is the other one; two
+    that are stored are read as they are, as Transformers reads them.
 
     Args:
         transposed: names of weights that the model has as [in, out] and its reader as [out, in].
@@ -40,13 +41,14 @@ class ModuleWeights:
         self._sources: dict[str, str] = {}  # stored name, by the module's
         self._conversions: dict[str, tuple[WeightConverter, str, list[tuple[str, str]]]] = {}
         self._converted: dict[str, Tensor] = {}  # not read yet
+        self._instead: dict[str, str] = {}  # the name that is stored, by that of a tied one that is not
         if weights.shapes is not None:
             self._map_names(model, weights.shapes)
+            self._map_tied()
 
     def has(self, name: str) -> bool:
         """Whether `read` finds the tensor."""
-        is_known = self._weights.shapes is None or name in self._sources or name in self._conversions
-        return is_known or (name in self._tied and self.has(self._tied[name]))
+        return self._weights.shapes is None or name in self._instead or self._is_stored(name)
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
@@ -70,6 +72,15 @@ class ModuleWeights:
         """See `WeightReader.locate`."""
         return StoredRows(self, layer, out_features)
 
+    def are_same(self, name: str, other: str) -> bool:
+        """See `WeightReader.are_same`; so are two that are tied and of which one is not stored. Others are not asked
+        for."""
+        if other not in (self._tied.get(name), self._instead.get(name)) and self._tied.get(other) != name:
+            return False
+        if self._weights.shapes is None or not (self._is_stored(name) and self._is_stored(other)):
+            return True
+        return self._weights.are_same(self._sources.get(name, name), self._sources.get(other, other))
+
     def close(self) -> None:
         """The reader below is closed by whoever opened it."""
 
@@ -83,10 +94,9 @@ class ModuleWeights:
                 )
             whole = whole if dtype is None else whole.to(dtype)
             return whole if shard is None else whole.narrow(shard.dim, shard.start, shard.stop - shard.start).clone()
-        stored = self._sources.get(name, name)
-        if stored == name and self._weights.shapes is not None and name not in self._sources and name in self._tied:
-            return self._read(self._tied[name], shape, shard, dtype)
-        return self._weights.read(stored, shape, shard, dtype)
+        if name in self._instead:
+            return self._read(self._instead[name], shape, shard, dtype)
+        return self._weights.read(self._sources.get(name, name), shape, shard, dtype)
 
     def _map_names(self, model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
         transforms = get_model_conversion_mapping(model)
@@ -110,6 +120,19 @@ class ModuleWeights:
         for name in wanted.keys() - self._sources.keys() - self._conversions.keys():
             if self._weights.find(name) is not None:  # in files with names of their own, such as GGUF
                 self._sources[name] = name
+
+    def _map_tied(self) -> None:
+        for name, other in self._tied.items():
+            if self._is_stored(other) and not self._is_stored(name):
+                self._instead[name] = other
+            elif self._is_stored(name) and not self._is_stored(other):
+                self._instead[other] = name
+        for name, other in self._tied.items():  # several that are tied to one, which is not stored itself
+            if other in self._instead and not self._is_stored(name):
+                self._instead[name] = self._instead[other]
+
+    def _is_stored(self, name: str) -> bool:
+        return name in self._sources or name in self._conversions
 
     def _convert(self, name: str) -> Tensor:
         """A tensor that is made of others; those made with it wait until they are read."""

@@ -122,9 +122,7 @@ class Exchange:
         if type(head) is nn.Linear and head not in self.findings.raw:
             name = names[head]
             source = f"{name}.weight"
-            is_tied = (
-                embedding in names and self.model.all_tied_weights_keys.get(source) == f"{names[embedding]}.weight"
-            )
+            is_tied = embedding in names and self.context.weights.are_same(source, f"{names[embedding]}.weight")
             tied = rows if is_tied else None
 
             def read() -> tuple[Tensor, Tensor | None]:

@@ -143,5 +143,8 @@ class _Held:
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return StoredRows(self, layer, out_features)
 
+    def are_same(self, name: str, other: str) -> bool:
+        return self._context.weights.are_same(name, other)
+
     def close(self) -> None:
         """The reader below is closed by whoever opened it."""
