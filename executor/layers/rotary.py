@@ -1,7 +1,7 @@
 """Rotary position embeddings (arXiv:2104.09864) as a layer, and how config.json describes them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -63,17 +63,23 @@ def rotary_frequencies(
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in KINDS:
         raise ModelLoadError(f"config.json asks for rope type {kind!r}; known are {', '.join(KINDS)}.")
-    fraction = settings.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
+    fraction = _stated((settings, config), ("partial_rotary_factor", "rotary_pct"), 1.0)
     rotation = Rotation(
         dim=settings.get("rope_dim") or int(head_dim * fraction),
         head_dim=head_dim,
-        base=settings.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0))),
+        base=_stated((settings, config), ("rope_theta", "rotary_emb_base"), 10000.0),
         max_positions=config.get("max_position_embeddings") or max_model_len,
         max_model_len=max_model_len,
         original=config.get("original_max_position_embeddings"),
         settings=settings,
     )
     return KINDS[kind](rotation)
+
+
+def _stated(blocks: Sequence[Mapping[str, Any]], names: Sequence[str], default: float) -> float:
+    """The first number that there is under one of `names`; null is none."""
+    values = (block.get(name) for name in names for block in blocks)
+    return next((value for value in values if value is not None), default)
 
 
 def _settings(config: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:

@@ -1,10 +1,13 @@
-"""Llama (arXiv:2302.13971, 2407.21783) and Mistral (arXiv:2310.06825), which is Llama with a window on every layer."""
+"""Llama (arXiv:2302.13971, 2407.21783) and Mistral (arXiv:2310.06825), which is Llama with windows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.rotary import RotaryEmbedding
-from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, mlp_maker
+from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, layer_windows, mlp_maker
 from quire.ops.backend import AttentionForm
 
 
@@ -17,13 +20,14 @@ class LlamaForCausalLM(PreNormDecoder):
         context: ModelContext,
         make_mlp: MLPMaker | None = None,
         *,
-        window: int | None = None,
+        windows: Sequence[int | None] | None = None,
     ) -> None:
+        """`windows` are the layers'; None: there are none."""
         bias = spec.hf_config.get("attention_bias", False)
         rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
-        form = AttentionForm(spec.head_dim**-0.5, window)
 
         def attention(place: LayerPlace) -> Attention:
+            form = AttentionForm(spec.head_dim**-0.5, None if windows is None else windows[place.index])
             return Attention(
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, form=form
             )  # fmt: skip
@@ -33,7 +37,13 @@ class LlamaForCausalLM(PreNormDecoder):
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """`sliding_window` holds for every layer; null means no window, and a missing entry means 4096."""
+    """`layer_types` says which layers have a window, or else all have: Ministral, and Mistral before it."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        super().__init__(spec, context, window=spec.hf_config.get("sliding_window", 4096))
+        super().__init__(spec, context, windows=_windows(spec.hf_config, spec.num_layers))
+
+
+def _windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
+    """The layers' windows. A `sliding_window` of null means none, and a missing one means 4096."""
+    window = config.get("sliding_window", 4096)
+    return layer_windows(config.get("layer_types") or ["sliding_attention"] * num_layers, window, num_layers)

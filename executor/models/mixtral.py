@@ -16,7 +16,8 @@ class MixtralForCausalLM(LlamaForCausalLM):
     """A missing `sliding_window` means no window."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        super().__init__(spec, context, mixture_maker(spec, context), window=spec.hf_config.get("sliding_window"))
+        windows = [spec.hf_config.get("sliding_window")] * spec.num_layers
+        super().__init__(spec, context, mixture_maker(spec, context), windows=windows)
 
 
 def mixture_maker(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPlace], Mixture]:

@@ -21,4 +21,4 @@ class Phi3ForCausalLM(LlamaForCausalLM):
             "mlp.gate_proj": gate, "mlp.up_proj": up,
         }  # fmt: skip
         own = replace(context, weights=RearrangedWeights(context.weights, pieces))
-        super().__init__(spec, own, window=spec.hf_config.get("sliding_window"))
+        super().__init__(spec, own, windows=[spec.hf_config.get("sliding_window")] * spec.num_layers)

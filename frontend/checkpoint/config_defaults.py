@@ -11,9 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from quire.frontend.checkpoint.rotary import unite
+
 _PATH = Path(__file__).with_suffix(".json")
 _OUTER = ("architectures", "model_type")
 """What a model with a text model inside says of itself."""
+_ENDS = "eos_token_id"
 _SHARED = ("tie_word_embeddings",)
 """What such a model says of its text model, unless that says it itself."""
 
@@ -43,7 +46,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with the defaults of its class, and the text model's part of it, if there is one, at the top level.
 
     A field that `config` gives stays as it is, null as well. Of outer fields, those count that neither the text
-    model's part nor its class has.
+    model's part nor its class has; and the ends of an output, as in Transformers.
     """
     table = _read_table()
     defaults = _defaults_of(config, table)
@@ -57,7 +60,8 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     inner = _inner_defaults(text, defaults.text, table)
     outside = {**defaults.fields, **outer}
     shared = {name: outside[name] for name in _SHARED if name in outside and name not in text}
-    kept = {name: outer[name] for name in _OUTER if outer.get(name)}
+    kept = {name: outer[name] for name in (*_OUTER, _ENDS) if outer.get(name) not in (None, [], "")}
+    kept |= {name: True for name in _SHARED if outside.get(name)}  # the files decide, where the two differ
     return {**outer, **_fill(text, inner), **shared, **kept}
 
 
@@ -68,6 +72,7 @@ def stated_fields(config: Mapping[str, Any]) -> set[str]:
 
 
 def _fill(config: Mapping[str, Any], defaults: ConfigDefaults) -> dict[str, Any]:
+    config = unite(config)
     renamed = {own: config[name] for name, own in defaults.aliases.items() if name in config}
     filled = {**defaults.fields, **config, **renamed}
     rope = defaults.fields.get("rope_parameters")

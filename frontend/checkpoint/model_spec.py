@@ -19,6 +19,7 @@ from quire.core.errors import ConfigError
 from quire.frontend.checkpoint import mistral_params
 from quire.frontend.checkpoint.config_defaults import complete, stated_fields
 from quire.frontend.checkpoint.context_length import context_length
+from quire.frontend.checkpoint.overrides import override
 from quire.frontend.checkpoint.registered_models import find_model
 
 # Our name, then the names that checkpoints use for it.
@@ -87,7 +88,8 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
         ConfigError: config.json is missing, invalid, or lacks a field that every language model needs.
     """
     path, own = _read_config(folder, model)
-    return make_model_spec(_merge(own, model.hf_overrides), folder, model, path, tokenizer_folder or folder)
+    stated = override(own, model.hf_overrides, list(_FIELDS.values()))
+    return make_model_spec(stated, folder, model, path, tokenizer_folder or folder)
 
 
 def make_model_spec(
@@ -188,15 +190,6 @@ def _read_config(folder: Path, model: ModelConfig) -> tuple[Path, dict[str, Any]
         model.config_format == "auto" and params.is_file() and not path.is_file()
     )
     return (params, mistral_params.as_hub_config(read_json(params), params)) if is_mistral else (path, read_json(path))
-
-
-def _merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """`config` with `overrides` merged into it, recursively."""
-    merged = dict(config)
-    for key, value in overrides.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _has_only_states(config: dict[str, Any]) -> bool:

@@ -5,13 +5,16 @@ Parameters lie on torch's meta device. Buffers, such as the frequencies of rotar
 
 import contextlib
 import inspect
+import json
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -39,7 +42,7 @@ def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> P
     """
     try:
         config = _config(spec)
-        model_class = _model_class(spec)
+        model_class = _model_class(spec, config)
         with _parameters_on_meta(), no_init_weights():
             # torch's eager attention is never run: it is the one implementation that every class has.
             model = model_class._from_config(
@@ -58,21 +61,27 @@ def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> P
 
 def _config(spec: ModelSpec) -> PretrainedConfig:
     values = dict(spec.config_json)
-    model_type = values.pop("model_type", None)
-    config_class = _own_class(spec, "AutoConfig")
-    if config_class is None:
-        if model_type not in CONFIG_MAPPING:
-            raise UnknownModelError(f"Transformers does not know model_type {model_type!r} of {spec.name}.")
-        config_class = CONFIG_MAPPING[model_type]
     values.pop("dtype", None)
     values.pop("torch_dtype", None)
-    return config_class.from_dict(PretrainedConfig._decode_special_floats(values))
+    config_class = _own_class(spec, "AutoConfig")
+    if config_class is not None:
+        values.pop("model_type", None)
+        return config_class.from_dict(PretrainedConfig._decode_special_floats(values))
+    model_type = values.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise UnknownModelError(f"Transformers does not know model_type {model_type!r} of {spec.name}.")
+    values.pop("auto_map", None)  # the library would ask whether to run its code
+    with tempfile.TemporaryDirectory() as folder:  # the library reads files, and may take a field for another type
+        (Path(folder) / "config.json").write_text(json.dumps(values))
+        return AutoConfig.from_pretrained(folder)
 
 
-def _model_class(spec: ModelSpec) -> Any:
+def _model_class(spec: ModelSpec, config: PretrainedConfig) -> Any:
     own_class = _own_class(spec, "AutoModelForCausalLM")
     if own_class is not None:
         return own_class
+    if config.model_type != spec.hf_config.get("model_type") and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     found = getattr(transformers, spec.architecture, None)
     if found is not None and issubclass(found, PreTrainedModel):
         return found

@@ -56,3 +56,13 @@ def test_other_models_say_how_many_heads_they_have(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_attention_heads"):
         read(tmp_path, **{**MAMBA, "architectures": ["OwnForCausalLM"]})
     assert read(tmp_path, **MAMBA, state_size=16, num_attention_heads=2).max_position_embeddings == 2048
+
+
+def test_the_outer_ends_of_an_output_count(tmp_path: Path) -> None:
+    """As in `GenerationConfig.from_model_config`."""
+    text = {**{name: value for name, value in MAMBA.items() if name != "architectures"}, "num_attention_heads": 2}
+    outer = {"architectures": MAMBA["architectures"]}
+    for inner in ({}, {"eos_token_id": 3}):
+        spec = read(tmp_path, **outer, eos_token_id=[1, 2], text_config={**text, **inner})
+        assert spec.eos_token_ids == [1, 2]
+    assert read(tmp_path, **outer, text_config={**text, "eos_token_id": 3}).eos_token_ids == [3]
