@@ -157,6 +157,8 @@ _KEYWORDS: dict[str, list[tuple[str, Any]]] = {
             ("pattern", "a$|^b"),
             ("pattern", "^[^a]b?$"),
             ("pattern", "^\\d{2}$"),
+            ("pattern", "^a\\nb?$"),
+            ("pattern", '["\\\\]a|^b'),
             ("format", "uuid"),
             ("format", "binary"),
         ),
@@ -187,6 +189,7 @@ _KEYWORDS: dict[str, list[tuple[str, Any]]] = {
         *(("additionalProperties", False), ("additionalProperties", {"type": "null"}), ("additionalProperties", True)),
         *(
             ("patternProperties", {"^x": {"type": "boolean"}}),
+            ("patternProperties", {"^[ab]$": {"type": "integer"}, "^\\t": {"type": "null"}}),
             ("propertyNames", {"maxLength": 2}),
             ("minProperties", 1),
         ),

@@ -7,6 +7,7 @@ keyword that the library may ignore.
 import copy
 from typing import Any
 
+from quire.frontend.grammar.pattern_notations import is_readable, plain_regex
 from quire.frontend.grammar.schema import ANNOTATIONS, LARK, type_of, types_of, values_of, walk
 
 _NOT_IN_XGRAMMAR = (
@@ -30,18 +31,13 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
     """A keyword of a normalized `schema` that XGrammar 0.2 does not enforce; None if it enforces all.
 
     Args:
-        strict: also return keywords that XGrammar enforces almost: patterns that it lets match surrogates, which no
-        text
-            can contain (see `is_loose`), and formats in which it ignores the days of a month or leading zeros.
+        strict: also return formats in which XGrammar ignores the days of a month or leading zeros.
     """
     for node in walk(schema):
         if not isinstance(node, dict):
             continue
         if (word := unfollowed(node)) is not None:
             return _described(word, node)
-        patterns = [node.get("pattern"), *(node.get("patternProperties") or {})]
-        if strict and any(isinstance(pattern, str) and is_loose(pattern) for pattern in patterns):
-            return "pattern" if "pattern" in node else "patternProperties"
         if strict and node.get("format") in _LOOSE_FORMATS:
             return "format"
     return None
@@ -97,10 +93,7 @@ def unfollowed(node: dict[str, Any]) -> str | None:
         return "patternProperties"
     if "type" not in node and (found := next((word for word in _OF_ONE_TYPE if word in node), None)) is not None:
         return found
-    patterns = [node.get("pattern"), *(node.get("patternProperties") or {})]
-    if any(isinstance(pattern, str) and _hard(pattern) for pattern in patterns):
-        return "pattern" if "pattern" in node else "patternProperties"
-    return None
+    return _hard(node)
 
 
 def _values_fit(node: dict[str, Any]) -> bool:
@@ -110,10 +103,18 @@ def _values_fit(node: dict[str, Any]) -> bool:
     return not rest and ("type" not in node or all(type_of(value) in types for value in values_of(node) or ()))
 
 
-def _hard(pattern: str) -> bool:
-    """Whether XGrammar fails on a pattern: it has no look-around, and does not escape quotes and backslashes."""
-    marks = ("(?", '"', "\\\\", "\\x", "\\u", "\\p", "\\P", "\\b", "\\B")
-    return any(mark in pattern.replace("(?:", "(") for mark in marks)
+def _hard(node: dict[str, Any]) -> str | None:
+    """A keyword with patterns that XGrammar cannot be given.
+
+    A string's pattern becomes rules of its own (`TextRules`), but not the pattern of a name. Names are told apart by
+    the first pattern alone.
+    """
+    if isinstance(node.get("pattern"), str) and not is_readable(node["pattern"]):
+        return "pattern"
+    names = node.get("patternProperties") or {}
+    if names and (len(names) > 1 or node.get("additionalProperties") or plain_regex(next(iter(names))) is None):
+        return "patternProperties"
+    return None
 
 
 def lengths_as_patterns(schema: Any) -> Any:

@@ -36,8 +36,8 @@ def _loosen(node: dict[str, Any]) -> None:
                 node.pop("minLength", None)
                 node.pop("maxLength", None)
             case "patternProperties":  # the properties that it allowed become additional ones
-                del node["patternProperties"]
-                node.pop("additionalProperties", None)
+                for name in ("patternProperties", "additionalProperties", "unevaluatedProperties"):
+                    node.pop(name, None)
             case _:
                 del node[word]
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from quire.frontend.grammar.pattern_notations import as_regex
+from quire.frontend.grammar.patterns import PatternError, is_anchored, read_pattern
 from quire.frontend.grammar.schema import ANNOTATIONS, LARK
 from quire.frontend.parsing.literals import PYTHON, Notation
 from quire.frontend.parsing.typed_values import schema_types, target_of
@@ -25,7 +27,6 @@ _STRING = frozenset({"string"})
 _SCALARS = frozenset({"integer", "number", "boolean", "null"})
 _PYTHON_STRING = r""""(?:[^"\\\n]|\\[^\n])*"|'(?:[^'\\\n]|\\[^\n])*'"""
 _WORD = re.compile(r"[\w.+\-]+")
-_ANCHORED = re.compile(r"\^(?P<pattern>.*)\$", re.DOTALL)
 
 
 def constant(text: str) -> Format:
@@ -159,8 +160,8 @@ def _string_between(begin: str, schema: dict[str, Any], end: str) -> Format | No
     """A string between two marks, without the second mark in it; None if a keyword cannot be followed."""
     keywords = {key: value for key, value in schema.items() if key not in ("type", *ANNOTATIONS)}
     match keywords:
-        case {"pattern": str(pattern), **others} if not others and (anchored := _ANCHORED.fullmatch(pattern)):
-            return tag(begin, {"type": "regex", "pattern": anchored["pattern"]}, end)
+        case {"pattern": str(pattern), **others} if not others and (regex := _of_whole_text(pattern)) is not None:
+            return tag(begin, {"type": "regex", "pattern": regex}, end)
         case {"pattern": _}:
             return None
     lengths = [keywords.pop("minLength", 0), keywords.pop("maxLength", "")]
@@ -169,6 +170,14 @@ def _string_between(begin: str, schema: dict[str, Any], end: str) -> Format | No
     if lengths == [0, ""]:
         return tag(begin, {"type": "any_text"}, end)
     return tag(begin, {"type": "regex", "pattern": f"[^{re.escape(end[0])}]{{{lengths[0]},{lengths[1]}}}"}, end)
+
+
+def _of_whole_text(pattern: str) -> str | None:
+    """A pattern for the whole text; None if it may be found within a text, which could then contain the end's mark."""
+    try:
+        return as_regex(read_pattern(pattern)) if is_anchored(pattern) else None
+    except PatternError:
+        return None
 
 
 class Literals:

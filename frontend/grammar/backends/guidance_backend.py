@@ -11,6 +11,7 @@ from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.guidance_tags import TagWriter
 from quire.frontend.grammar.backends.lark import as_lark, inline_json, inline_regex, inline_text
 from quire.frontend.grammar.constraint import Constraint
+from quire.frontend.grammar.pattern_notations import guidance_regex, rewrite_patterns
 from quire.frontend.grammar.schema import LARK, normalize, walk
 from quire.frontend.grammar.structural_tag import read_format
 
@@ -71,6 +72,7 @@ def _in_larks_notation(text: str) -> str:
 def _with_options(schema: Any, constraint: Constraint) -> dict[str, Any]:
     """A schema for llguidance, with the constraint's options in `x-guidance`."""
     schema = _without_remarks(normalize(schema, closed=constraint.closed))
+    rewrite_patterns(schema, guidance_regex)
     if any(isinstance(node, dict) and LARK in node for node in walk(schema)):
         raise GrammarError(f"{LARK} is not supported")
     if schema is False:

@@ -9,6 +9,7 @@ from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
+from quire.frontend.grammar.pattern_notations import plain_regex, rewrite_patterns
 from quire.frontend.grammar.schema import SchemaError, normalize, walk
 
 with without("torch"):  # only needed for its bit masks, which are not used
@@ -41,9 +42,9 @@ class LMFormatEnforcerBackend:
         try:
             if constraint.kind == "json":
                 schema = normalize(msgspec.json.decode(text), closed=constraint.closed)
-                text = msgspec.json.encode(schema).decode()
                 if (gap := keyword_gap(schema, _MISSING) or _gap(schema)) is not None:
                     raise GrammarError(f"{gap} is not supported as it is used here")
+                text = msgspec.json.encode(rewrite_patterns(schema, plain_regex)).decode()
                 JsonSchemaParser(schema, CharacterLevelParserConfig())
             elif constraint.kind == "regex":
                 RegexParser(text)
@@ -70,11 +71,13 @@ def _gap_of(node: dict[str, Any]) -> str | None:
         if word in node:
             values = node[word] if word == "enum" else [node[word]]
             return None if all(isinstance(value, str) for value in values) else word
-    kind, pattern = node.get("type"), node.get("pattern", "^$")
+    kind = node.get("type")
     if not isinstance(kind, str):
         return "type"
-    if not (pattern.startswith("^") and pattern.endswith("$") and not set("^$") & set(pattern[1:-1])):
-        return "pattern"
+    if "pattern" in node:  # the library escapes no characters, takes ASCII alone, and an empty pattern for none
+        regex = plain_regex(node["pattern"])
+        if regex in (None, "^$") or not regex.isascii():
+            return "pattern"
     if kind == "array" and not isinstance(node.get("items"), dict):
         return "items"
     if kind == "object":  # an optional property that is left out would leave its comma

@@ -9,6 +9,7 @@ from quire.core.wire import protocol
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
+from quire.frontend.grammar.pattern_notations import json_regex, rewrite_patterns
 from quire.frontend.grammar.schema import normalize
 
 _MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties", "unevaluatedItems"})
@@ -17,19 +18,29 @@ _ANY_WHITESPACE = r"[\n\t ]*"
 _LINE_AND_INDENTATION = r"([ ]|\n[ ]{{0,{}}})?"  # a table of states grows with every other choice
 
 
+_END_MARK = "\U0010ffff"
+"""Stands behind each text, as a token that the model does not have.
+
+From a state in which a text may end, the library offers only tokens after which it may end again: beside `yes`,
+`yes please` could not be written. Behind the mark alone a text may end. No token may spell the mark's bytes, so none
+has its first byte, which only characters of plane 16, for private use, have.
+"""
+
+
 class OutlinesBackend:
     """See `Backend`."""
 
     def __init__(self, vocabulary: protocol.Vocabulary) -> None:
         ids: dict[str | bytes, list[int]] = {}
         for token_id, piece in enumerate(vocabulary.tokens):
-            if piece:
+            if piece and _END_MARK.encode()[:1] not in piece:
                 ids.setdefault(piece, []).append(token_id)
+        ids[_END_MARK.encode()] = [len(vocabulary.tokens)]
         self._vocabulary = Vocabulary(vocabulary.end_token_ids[0], ids)
 
     def compile(self, constraint: Constraint) -> bytes:
         try:
-            index = Index(_regex(constraint), self._vocabulary)
+            index = Index(f"({_regex(constraint)}){_END_MARK}", self._vocabulary)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise GrammarError(" ".join(str(error).split())[:300]) from None
         _, (data,) = index.__reduce__()  # the binary form that pickle stores
@@ -43,9 +54,10 @@ def _regex(constraint: Constraint) -> str:
             schema = normalize(json.loads(text), closed=constraint.closed) if text else {"type": "object"}
             if (gap := keyword_gap(schema, _MISSING)) is not None:
                 raise GrammarError(f"{gap} is not supported as it is used here")
+            rewrite_patterns(schema, json_regex)
             return json_schema.build_regex_from_schema(json.dumps(schema), _whitespace(constraint))
         case "regex":
-            return text
+            return _without_anchors(text)
         case "choice":
             return "|".join(f"({_literal(choice)})" for choice in json.loads(text))
         case kind:
@@ -60,6 +72,13 @@ def _whitespace(constraint: Constraint) -> str:
         return _ONE_LINE
     most = constraint.max_whitespace
     return _ANY_WHITESPACE if most is None else _LINE_AND_INDENTATION.format(most - 1)
+
+
+def _without_anchors(pattern: str) -> str:
+    """A pattern for the whole text, without the anchors that say so: the mark comes behind it."""
+    pattern = pattern.removeprefix("^")
+    num_backslashes = len(pattern) - 1 - len(pattern.removesuffix("$").rstrip("\\"))
+    return pattern.removesuffix("$") if num_backslashes % 2 == 0 else pattern
 
 
 def _literal(text: str) -> str:

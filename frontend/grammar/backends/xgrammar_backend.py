@@ -11,9 +11,10 @@ from quire.core.light_import import absent, without
 from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.captured import captured_stderr
-from quire.frontend.grammar.backends.lark_texts import LarkTexts
+from quire.frontend.grammar.backends.text_rules import TextRules
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import is_loose, lengths_as_patterns, xgrammar_gap
+from quire.frontend.grammar.pattern_notations import plain_regex, rewrite_patterns
 from quire.frontend.grammar.schema import normalize, walk
 from quire.frontend.grammar.structural_tag import formats, is_portable, read_format
 
@@ -62,7 +63,7 @@ class XGrammarBackend:
             case "json":
                 schema = json.loads(text)
                 texts = _lark_texts([schema])
-                schema = _checked(schema, constraint, strict=has_others and not texts)
+                schema = _checked(schema, constraint, texts, strict=has_others and not texts)
                 written = json.dumps(lengths_as_patterns(schema), ensure_ascii=False)
                 options: dict[str, Any] = {
                     "any_whitespace": constraint.any_whitespace,
@@ -131,8 +132,8 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x20 or code == 0x7F else character
 
 
-def _checked(schema: Any, constraint: Constraint, *, strict: bool) -> Any:
-    """The normalized schema; `strict` as for `xgrammar_gap`.
+def _checked(schema: Any, constraint: Constraint, texts: TextRules, *, strict: bool) -> Any:
+    """The normalized schema, without patterns that `texts` takes; `strict` as for `xgrammar_gap`.
 
     Raises:
         GrammarError: XGrammar does not enforce a keyword of the schema.
@@ -140,7 +141,8 @@ def _checked(schema: Any, constraint: Constraint, *, strict: bool) -> Any:
     schema = normalize(schema, closed=constraint.closed)
     if (gap := xgrammar_gap(schema, strict=strict)) is not None:
         raise GrammarError(f"{gap} is not supported as it is used here")
-    return schema
+    texts.take_patterns(schema)
+    return rewrite_patterns(schema, plain_regex)
 
 
 def _check_regex(pattern: str, *, strict: bool) -> None:
@@ -148,15 +150,15 @@ def _check_regex(pattern: str, *, strict: bool) -> None:
         raise GrammarError("negated classes and dots would match surrogates")
 
 
-def _lark_texts(schemas: list[Any]) -> LarkTexts:
+def _lark_texts(schemas: list[Any]) -> TextRules:
     """Takes the strings with Lark grammars out of the schemas."""
-    texts = LarkTexts(lambda definition: str(xgrammar.Grammar.from_lark(definition)))
+    texts = TextRules(lambda definition: str(xgrammar.Grammar.from_lark(definition)))
     for schema in schemas:
-        texts.take_from(schema)
+        texts.take_lark(schema)
     return texts
 
 
-def _structural_tag(constraint: Constraint) -> tuple[dict[str, Any], LarkTexts]:
+def _structural_tag(constraint: Constraint) -> tuple[dict[str, Any], TextRules]:
     """The tag, with its schemas checked and rewritten as schemas outside of tags are, and without its Lark grammars."""
     form = read_format(json.loads(constraint.text))
     texts = _lark_texts([each["json_schema"] for each in formats(form) if "json_schema" in each])
@@ -167,7 +169,7 @@ def _structural_tag(constraint: Constraint) -> tuple[dict[str, Any], LarkTexts]:
         elif each["type"] == "grammar" and "::=" not in each["grammar"]:
             each["grammar"] = str(xgrammar.Grammar.from_lark(each["grammar"]))
         elif "json_schema" in each:
-            schema = _checked(each["json_schema"], constraint, strict=strict)
+            schema = _checked(each["json_schema"], constraint, texts, strict=strict)
             if constraint.max_whitespace is not None and constraint.any_whitespace:
                 each.setdefault("max_whitespace_cnt", constraint.max_whitespace)
             is_json = each["type"] == "json_schema" and each.get("style", "json") == "json"

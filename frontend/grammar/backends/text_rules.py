@@ -1,32 +1,29 @@
-"""Strings in a schema that have to follow a client's Lark grammar: the keyword `x-lark`, for XGrammar.
+"""Strings in a schema that XGrammar follows by rules of their own: a client's Lark grammar, or a pattern.
 
 XGrammar writes Lark as rules over characters. Within JSON, each character of a rule is replaced by its escape. That is
-a homomorphism with a prefix code, so the rules then describe exactly the escaped texts, whatever their shape.
+a homomorphism with a prefix code, so the rules then describe exactly the escaped texts, whatever their shape. The same
+holds for the characters of a pattern, which XGrammar would put into JSON as they are.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire.frontend.grammar.backends.backend import GrammarError
+from quire.frontend.grammar.characters import ALL, Ranges, common, complement, in_json
+from quire.frontend.grammar.pattern_notations import as_json_regex, as_regex, plain_regex
+from quire.frontend.grammar.patterns import Node, read_pattern
 from quire.frontend.grammar.schema import LARK, walk
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z_][\w.-]*[(\[]?|\s+|.', re.DOTALL)
 _CHARACTER = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", re.DOTALL)
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
-_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
-"""The letter after the backslash, by character (RFC 8259, section 7)."""
-
-Ranges = list[tuple[int, int]]
-
-_ALL: Ranges = [(0, 0xD7FF), (0xE000, 0x10FFFF)]
-_PLAIN: Ranges = [(0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF)]
-"""Characters that JSON writes as they are."""
 
 
-class LarkTexts:
-    """The strings of one constraint that follow Lark grammars; constants stand for them while the rest is compiled.
+class TextRules:
+    """The strings of one constraint that have rules of their own; constants stand for them while the rest is compiled.
 
     Args:
         to_rules: XGrammar's rules for a Lark grammar, as text.
@@ -34,38 +31,62 @@ class LarkTexts:
 
     def __init__(self, to_rules: Callable[[str], str]) -> None:
         self._to_rules = to_rules
-        self._definitions: dict[str, str] = {}  # by placeholder
+        self._definitions: dict[str, str | Node] = {}  # by placeholder: a Lark grammar, or a pattern
 
     def __bool__(self) -> bool:
         return bool(self._definitions)
 
-    def take_from(self, schema: Any) -> None:
+    def take_lark(self, schema: Any) -> None:
         """Replaces strings with a Lark grammar, in place."""
         for node in walk(schema):
             if isinstance(node, dict) and LARK in node:
                 definition = node[LARK]
                 if not isinstance(definition, str) or set(node) - {LARK, "type", "description", "title"}:
                     raise GrammarError(f"{LARK} must be a Lark grammar, and the only keyword of its string")
-                placeholder = f"lark-{hashlib.sha256(definition.encode()).hexdigest()}"
-                self._definitions[placeholder] = definition
                 node.clear()
-                node["const"] = placeholder
+                node["const"] = self._placeholder(definition, definition)
+
+    def take_patterns(self, schema: Any) -> None:
+        """Replaces strings whose pattern allows characters that JSON escapes, in place; rewrites other patterns."""
+        for node in walk(schema):
+            if not isinstance(node, dict) or not isinstance(node.get("pattern"), str):
+                continue
+            pattern = node.pop("pattern")
+            if (plain := plain_regex(pattern)) is not None:
+                node["pattern"] = plain
+                continue
+            constant = {"const": self._placeholder(pattern, read_pattern(pattern))}
+            kinds = [node["type"]] if isinstance(node["type"], str) else node["type"]
+            others = {**node, "type": [kind for kind in kinds if kind != "string"]}
+            node.clear()
+            node |= {"anyOf": [constant, others]} if others["type"] else constant
+
+    def _placeholder(self, text: str, definition: str | Node) -> str:
+        placeholder = f"text-{hashlib.sha256(text.encode()).hexdigest()}"
+        self._definitions[placeholder] = definition
+        return placeholder
 
     def put_into(self, rules: str) -> str:
-        """The rules of the whole constraint, with the grammars in the place of the constants.
+        """The rules of the whole constraint, with those of the strings in the place of the constants.
 
         Raises:
-            GrammarError: a grammar is malformed, or has a part that is not made of characters.
+            GrammarError: a Lark grammar is malformed, or has a part that is not made of characters.
         """
         added: dict[str, str] = {}
         for number, (placeholder, definition) in enumerate(self._definitions.items()):
-            for quote, write in (('\\"', _in_json), ("", _as_it_is)):
+            for quote in ('\\"', ""):
                 constant = quote + placeholder + quote
                 if constant in rules:
-                    prefix = f"lark{number}_{'json' if quote else 'text'}_"
+                    prefix = f"text{number}_{'json' if quote else 'raw'}_"
                     rules = rules.replace(constant, f'{quote}" {prefix}root "{quote}')
-                    added[prefix] = _rewritten(self._to_rules(definition), prefix, write)
+                    added[prefix] = self._rules(definition, prefix, is_json=bool(quote))
         return "\n".join([rules, *added.values()])
+
+    def _rules(self, definition: str | Node, prefix: str, *, is_json: bool) -> str:
+        if isinstance(definition, str):
+            return _rewritten(self._to_rules(definition), prefix, _in_json if is_json else _as_it_is)
+        regex = as_json_regex(definition) if is_json else as_regex(definition)
+        return f"{prefix}root ::= Regex({json.dumps(regex, ensure_ascii=False)})"
 
 
 def _rewritten(rules: str, prefix: str, write: Callable[[Ranges], str]) -> str:
@@ -95,17 +116,7 @@ def _as_it_is(ranges: Ranges) -> str:
 
 
 def _in_json(ranges: Ranges) -> str:
-    """The escapes of some characters. Each character has one: its letter if there is one, and only if it needs one."""
-    ways = [f"[{_written(plain)}]"] if (plain := _common(ranges, _PLAIN)) else []
-    letters = [(ord(letter), ord(letter)) for each, letter in _ESCAPES.items() if _has(ranges, ord(each))]
-    if letters:
-        ways.append(f'"\\\\" [{_written(letters)}]')
-    for high in (0, 1):
-        codes = [low for low in range(16) if _has(ranges, code := 16 * high + low) and chr(code) not in _ESCAPES]
-        if codes:
-            digits = [(ord(f"{low:x}"), ord(f"{low:x}")) for low in codes]
-            ways.append(f'"\\\\u00{high}" [{_written(digits)}]')
-    return f"({' | '.join(ways)})" if ways else "[]"
+    return in_json(ranges, _as_it_is, lambda text: json.dumps(text) + " ") if ranges else "[]"
 
 
 def _class(text: str) -> Ranges:
@@ -119,7 +130,7 @@ def _class(text: str) -> Ranges:
             high = ord(_character(pieces[1]))
             del pieces[:2]
         ranges.append((low, high))
-    return _common(_complement(ranges), _ALL) if negated else _common(ranges, _ALL)
+    return common(complement(ranges), ALL) if negated else common(ranges, ALL)
 
 
 def _characters(text: str) -> Iterable[str]:
@@ -130,24 +141,6 @@ def _character(piece: str) -> str:
     if piece[0] != "\\":
         return piece
     return chr(int(piece[2:], 16)) if len(piece) > 2 else _SHORT.get(piece[1], piece[1])
-
-
-def _complement(ranges: Ranges) -> Ranges:
-    out, start = [], 0
-    for low, high in sorted(ranges):
-        if low > start:
-            out.append((start, low - 1))
-        start = max(start, high + 1)
-    return [*out, (start, 0x10FFFF)] if start <= 0x10FFFF else out
-
-
-def _common(ranges: Ranges, others: Ranges) -> Ranges:
-    pairs = ((max(low, first), min(high, last)) for low, high in ranges for first, last in others)
-    return [(low, high) for low, high in pairs if low <= high]
-
-
-def _has(ranges: Ranges, code: int) -> bool:
-    return any(low <= code <= high for low, high in ranges)
 
 
 def _written(ranges: Ranges) -> str:

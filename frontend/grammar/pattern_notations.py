@@ -1,0 +1,136 @@
+"""Patterns of schemas written for a library: as expressions of whole strings, or of their JSON."""
+
+from collections.abc import Callable
+from typing import Any
+
+from quire.frontend.grammar.characters import PLAIN, Ranges, common, has, in_json, union
+from quire.frontend.grammar.patterns import Chars, Either, Node, PatternError, Repeat, Sequence, read_pattern
+from quire.frontend.grammar.schema import walk
+
+_SPECIAL = set("\\.+*?()|[]{}^$-&~#/")
+
+
+def is_plain(node: Node) -> bool:
+    """Whether JSON writes each of the characters as it is."""
+    match node:
+        case Chars(ranges):
+            return sum(high - low + 1 for low, high in common(list(ranges), PLAIN)) == sum(
+                high - low + 1 for low, high in ranges
+            )
+        case Sequence(parts) | Either(parts):
+            return all(map(is_plain, parts))
+        case Repeat(part):
+            return is_plain(part)
+    return True
+
+
+def is_readable(pattern: str) -> bool:
+    """Whether a pattern is a regular expression that can be written for each library."""
+    return _tree(pattern) is not None
+
+
+def whole_regex(pattern: str) -> str | None:
+    """A pattern that a whole string matches, and no part of it; None if the pattern cannot be read."""
+    return _whole(_tree(pattern), as_regex)
+
+
+def plain_regex(pattern: str) -> str | None:
+    """As `whole_regex`, for strings that JSON writes as they are; None if the pattern allows others."""
+    node = _tree(pattern)
+    return _whole(node if node is not None and is_plain(node) else None, as_regex)
+
+
+def json_regex(pattern: str) -> str | None:
+    """As `whole_regex`, for strings as JSON writes them, without quotes."""
+    return _whole(_tree(pattern), as_json_regex)
+
+
+def guidance_regex(pattern: str) -> str | None:
+    """As `whole_regex`, for llguidance, which escapes characters for JSON by itself."""
+    return _whole(_tree(pattern), lambda node: _written(node, _without_all_controls))
+
+
+def _without_all_controls(ranges: Ranges) -> str:
+    """A class for llguidance 1.9: with all characters below U+0020 in a class, quotes and backslashes would match, too.
+
+    So such a class lacks the last of them, unless it has quotes and backslashes anyway.
+    """
+    is_affected = has(union(ranges)[:1], 0) and union(ranges)[0][1] >= 0x1F
+    if is_affected and not (has(ranges, ord('"')) and has(ranges, ord("\\"))):
+        ranges = common(ranges, [(0, 0x1E), (0x20, 0x10FFFF)])
+    return _one_of(ranges)
+
+
+def _tree(pattern: str) -> Node | None:
+    try:
+        return read_pattern(pattern)
+    except PatternError:
+        return None
+
+
+def _whole(node: Node | None, write: Callable[[Node], str]) -> str | None:
+    if node is None:
+        return None
+    return f"^{_group(node, write) if isinstance(node, Either) else write(node)}$"
+
+
+def as_regex(node: Node) -> str:
+    """A regular expression of the texts, in what libraries' dialects have in common."""
+    return _written(node, _one_of)
+
+
+def as_json_regex(node: Node) -> str:
+    """A regular expression of the texts as JSON writes them, without quotes."""
+    return _written(node, lambda ranges: in_json(ranges, _one_of, lambda text: "".join(map(_literal, text))))
+
+
+def rewrite_patterns(schema: Any, rewrite: Callable[[str], str | None]) -> Any:
+    """Rewrites each pattern of a schema, keys of patternProperties included, in place; None leaves a pattern."""
+    for node in walk(schema):
+        if not isinstance(node, dict):
+            continue
+        if isinstance(node.get("pattern"), str):
+            node["pattern"] = rewrite(node["pattern"]) or node["pattern"]
+        if isinstance(node.get("patternProperties"), dict):
+            written = {name: rewrite(name) or name for name in node["patternProperties"]}
+            if len(set(written.values())) == len(written):
+                node["patternProperties"] = {written[name]: each for name, each in node["patternProperties"].items()}
+    return schema
+
+
+def _written(node: Node, one_of: Callable[[Ranges], str]) -> str:
+    def write(node: Node) -> str:
+        match node:
+            case Chars(ranges):
+                return one_of(list(ranges))
+            case Sequence(parts):
+                return "".join(_group(part, write) if isinstance(part, Either) else write(part) for part in parts)
+            case Either(ways):
+                return "|".join(map(write, ways))
+            case Repeat(part, least, most):
+                return f"{write(part) if isinstance(part, Chars) else _group(part, write)}{_count(least, most)}"
+        raise AssertionError(node)
+
+    return write(node)
+
+
+def _group(node: Node, write: Callable[[Node], str]) -> str:
+    return f"({write(node)})"
+
+
+def _count(least: int, most: int | None) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?", (least, least): f"{{{least}}}"}.get((least, most))
+    return short or f"{{{least},{'' if most is None else most}}}"
+
+
+def _one_of(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _literal(chr(ranges[0][0]))
+    members = (
+        _literal(chr(low)) if low == high else f"{_literal(chr(low))}-{_literal(chr(high))}" for low, high in ranges
+    )
+    return f"[{''.join(members)}]"
+
+
+def _literal(character: str) -> str:
+    return "\\" + character if character in _SPECIAL else character

@@ -1,0 +1,51 @@
+"""What each grammar library accepts, token by token, with bytes for tokens."""
+
+import pkgutil
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from quire.core.config.structured_outputs import StructuredOutputsOptions
+from quire.core.wire.protocol import Vocabulary
+from quire.core.wire.structured_outputs import GrammarBackend, StructuredOutputsParams
+from quire.executor.sampling.grammar.library import LOADERS
+from quire.executor.sampling.grammar.matcher import Loader
+from quire.frontend.grammar.backends.backend import Backend, GrammarError
+from quire.frontend.grammar.constraint import read_constraint
+from quire.frontend.grammar.helper_process import BACKENDS
+from quire.frontend.grammar.schema import SchemaError
+
+END = 256
+BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [END])
+ALL: tuple[GrammarBackend, ...] = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
+
+
+@cache
+def library_and_loader(backend: GrammarBackend) -> tuple[Backend, Loader]:
+    """Both halves of a library, the frontend's and the worker's."""
+    return pkgutil.resolve_name(BACKENDS[backend])(BYTES), pkgutil.resolve_name(LOADERS[backend])(BYTES)
+
+
+class Grammar:
+    """A constraint compiled by one library."""
+
+    def __init__(self, backend: GrammarBackend, **constraint: Any) -> None:
+        read = read_constraint(StructuredOutputsParams(backend=backend, **constraint), StructuredOutputsOptions())
+        library, self._loader = library_and_loader(backend)
+        self._loaded = self._loader.load(library.compile(read))
+
+    def accepts(self, text: str) -> bool:
+        """Whether the text is an output from its first to its last byte."""
+        matcher = self._loader.matcher(self._loaded)
+        return all(matcher.accept(token_id) for token_id in [*text.encode(), END])
+
+
+def accepting(schema: Any, text: str, backends: Sequence[GrammarBackend] = ALL) -> dict[str, bool]:
+    """Whether the text is an output, by library; without the libraries that refuse the schema."""
+    found = {}
+    for backend in backends:
+        try:
+            found[backend] = Grammar(backend, json=schema).accepts(text)
+        except (GrammarError, SchemaError):
+            continue
+    return found

@@ -1,0 +1,222 @@
+"""Patterns of strings and names: found as `jsonschema` finds them, in JSON as RFC 8259 writes it, by every library."""
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from quire.core.wire.structured_outputs import GrammarBackend
+from quire.frontend.grammar.backends.backend import GrammarError
+from quire.frontend.grammar.pattern_notations import whole_regex
+from quire.frontend.grammar.patterns import PatternError, read_pattern, texts_of
+from tests.frontend.grammar.libraries import Grammar
+
+pytest.importorskip("outlines_core")
+pytest.importorskip("lmformatenforcer")
+
+THREE: tuple[GrammarBackend, ...] = ("xgrammar", "guidance", "outlines")
+TEXTS = [
+    *(
+        "",
+        "a",
+        "b",
+        "ab",
+        "abc",
+        "cab",
+        "ac",
+        "cb",
+        "a\nb",
+        "a\n",
+        "\n",
+        "\t",
+        "\r",
+        "\f",
+        "\v",
+        "\0",
+        "\x01",
+        " ",
+        "!",
+    ),
+    *(
+        '"',
+        "\\",
+        'a"b',
+        "a\\b",
+        "/",
+        "é",
+        "名",
+        "🙂",
+        "a-b",
+        "0",
+        "12",
+        "{",
+        "a{",
+        "]",
+        "^",
+        "x_a",
+        "[",
+        "&",
+        "#~",
+    ),
+]
+PATTERNS = [
+    *("^a\\nb$", "^a\nb$", "^\\t$", "^\\r$", "^\\f$", "^\\v$", "^\\0$", "^\t$", "^[\x00-\x1f]$", "^[\\u0000-\\u001f]$"),
+    *('"', "^\\\\$", '^["\\\\]$', "^a[\\s\\S]b$", "^\\x22$", "^\\u005c$", "^[^a]$", "^[^\\n]{2}$"),
+    *("b", "^b", "b$", "^a|b$", "^(a|b)$", "^(?:a|)b", "(^|c)a", "a(b|$)", "^$", "", "a*", "^^a$$"),
+    *("^[a-]+b$", "^[-/#&~]+$", "^\\/$", "^[a-z_-]+$", "^a{1,2}b{0}$", "^{$", "^a{$", "^]$", "^[\\]^]$", "^[&[]$"),
+    *("^(?P<first>a)b$", "^é$", "^[à-ÿ]$", "^🙂$", "^\\d+$", "^\\s$", "^(a|b){2,3}?$", "^x_", "^\\S$", "^[\\b]$"),
+]
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("backend", THREE)
+def test_a_pattern_is_found_as_the_validator_finds_it(backend: GrammarBackend) -> None:
+    for pattern in PATTERNS:
+        schema = {"type": "string", "pattern": pattern}
+        validator, grammar = Draft202012Validator(schema), Grammar(backend, json=schema)
+        for text in TEXTS:
+            if text.endswith("\n") and "$" in pattern:
+                continue  # Python's $ also holds before the last line feed; ECMA's does not
+            assert grammar.accepts(json.dumps(text, ensure_ascii=False)) == validator.is_valid(text), (pattern, text)
+            if not is_json(f'"{text}"'):
+                assert not grammar.accepts(f'"{text}"'), (pattern, text)
+
+
+def test_lm_format_enforcer_takes_patterns_without_escapes_alone() -> None:
+    taken = []
+    for pattern in PATTERNS:
+        schema = {"type": "string", "pattern": pattern}
+        try:
+            grammar = Grammar("lm-format-enforcer", json=schema)
+        except GrammarError:
+            continue
+        taken.append(pattern)
+        for text in TEXTS:
+            if text.endswith("\n") and "$" in pattern:
+                continue
+            accepted = grammar.accepts(json.dumps(text, ensure_ascii=False))
+            assert accepted == Draft202012Validator(schema).is_valid(text), (pattern, text)
+    assert len(taken) >= 12
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "fails"),
+    [
+        ("^\\cJ$", ["\n"], ["J", "cJ"]),
+        ("^\\u{1F642}$", ["🙂"], ["u"]),
+        ("^\\uD83D\\uDE42$", ["🙂"], []),
+        ("^a$", ["a"], ["a\n"]),
+        ("^.$", ["a", "\t", "\x85"], ["\n", "\r", "\u2028"]),
+        ("^[^]$", ["a", "\n"], ["aa"]),
+        ("^[[:a]$", ["[", ":"], ["b"]),
+        ("^[a&&b]$", ["a", "&", "b"], ["&&"]),
+        ("^\\<a\\>$", ["<a>"], ["a"]),
+        ("^\\d$", ["7"], ["٣"]),
+        ("^\\W$", ["é", "-"], ["a", "_"]),
+        ("^\\s$", ["\ufeff", "\u3000"], ["\x1c"]),
+    ],
+)
+@pytest.mark.parametrize("backend", THREE)
+def test_patterns_are_ecmas(backend: GrammarBackend, pattern: str, fits: list[str], fails: list[str]) -> None:
+    """Values by ECMA 262, where Python or the libraries read a pattern in another way."""
+    grammar = Grammar(backend, json={"type": "string", "pattern": pattern})
+    assert [text for text in fits if not grammar.accepts(json.dumps(text, ensure_ascii=False))] == []
+    assert [text for text in fails if grammar.accepts(json.dumps(text, ensure_ascii=False))] == []
+
+
+@pytest.mark.parametrize("name", ["^a\\nb$", '^["\\\\]$', "^x_", "b", "^a|c$", "^\\t"])
+def test_names_follow_patterns_as_strings_do(name: str) -> None:
+    schema = {"type": "object", "patternProperties": {name: {"type": "integer"}}, "additionalProperties": False}
+    grammar = Grammar("guidance", json=schema)
+    with pytest.raises(GrammarError, match="patternProperties"):
+        Grammar("xgrammar", json=schema)
+    for text in TEXTS:
+        accepted = grammar.accepts(json.dumps({text: 1}, ensure_ascii=False))
+        assert accepted == Draft202012Validator(schema).is_valid({text: 1}), text
+        assert not grammar.accepts(json.dumps({text: "x"}, ensure_ascii=False))
+
+
+def test_xgrammar_takes_one_pattern_of_whole_names() -> None:
+    schema = {"type": "object", "patternProperties": {"^x_[a-c]$": {"type": "integer"}}, "additionalProperties": False}
+    grammar = Grammar("xgrammar", json=schema)
+    assert [name for name in ("x_a", "x_", "ax_a", "x_d") if grammar.accepts(json.dumps({name: 1}))] == ["x_a"]
+    for more in ({"patternProperties": {"^x": {}, "x$": {}}}, {"additionalProperties": True}):
+        with pytest.raises(GrammarError, match="patternProperties"):
+            Grammar("xgrammar", json={**schema, **more})
+
+
+@pytest.mark.parametrize("kinds", ["string", ["string", "null"], ["string", "integer"]])
+@pytest.mark.parametrize("backend", THREE)
+def test_a_pattern_is_of_strings_alone(backend: GrammarBackend, kinds: Any) -> None:
+    schema = {"type": kinds, "pattern": '"b'}
+    grammar = Grammar(backend, json=schema)
+    for value in ('a"bc', "b", None, 1, True):
+        assert grammar.accepts(json.dumps(value)) == Draft202012Validator(schema).is_valid(value), value
+
+
+def test_within_tags_json_is_escaped_and_text_is_not() -> None:
+    part = {"type": "string", "pattern": '^["\\n]b$'}
+    schema = {
+        "type": "object",
+        "properties": {"a": part, "l": {"type": "array", "items": part}},
+        "required": ["a", "l"],
+    }
+    form = {"type": "json_schema", "json_schema": schema}
+    assert Grammar("xgrammar", structural_tag={"format": form}).accepts('{"a": "\\nb", "l": ["\\"b"]}')
+    tags = Grammar("xgrammar", structural_tag={"format": {**form, "style": "qwen_xml"}})
+    for text, is_right in (("\nb", True), ("\\nb", False), ('"b', True)):
+        assert tags.accepts(f'<parameter=a>{text}</parameter>\n<parameter=l>["\\nb"]</parameter>') == is_right, text
+    assert not tags.accepts('<parameter=a>"b</parameter>\n<parameter=l>["\nb"]</parameter>')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [
+        *(
+            ("(?=a)b", "looks around"),
+            ("(?i)a", "flags"),
+            ("(a)\\1", "\\1"),
+            ("\\bb", "\\b"),
+            ("a^b", "cannot be followed"),
+        ),
+        *(
+            ("(a", "unmatched ("),
+            ("a)", "unmatched )"),
+            ("*a", "nothing before"),
+            ("a++", "repetition of"),
+            ("[]", "class"),
+        ),
+        *(
+            ("a{3,2}", "out of order"),
+            ("a{,3}", "lower limit"),
+            ("\\x1", "hexadecimal"),
+            ("[b-a]", "range"),
+            ("[a", "end"),
+        ),
+        *(("(" * 70 + ")" * 70, "groups within"), ("(^|)" * 70, "too many places"), ("a{9999999}", "too high")),
+    ],
+)
+def test_what_is_no_pattern_is_told(pattern: str, what: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        read_pattern(pattern)
+    assert what in str(caught.value)
+
+
+def test_a_library_may_know_more_than_we_read() -> None:
+    assert whole_regex("^\\p{Lu}$") is None
+    assert Grammar("guidance", json={"type": "string", "pattern": "^\\p{Lu}$"}).accepts('"É"')
+
+
+def test_the_texts_of_a_pattern_are_counted_to_a_limit() -> None:
+    assert texts_of(read_pattern("^(a|b)c?$"), 4) == ["a", "ac", "b", "bc"]
+    assert texts_of(read_pattern("^(a|b)c?$"), 3) is None
+    assert texts_of(read_pattern("^a"), 10**6) is None
+    assert texts_of(read_pattern("^(a|b){0,90000}$"), 10) is None
