@@ -23,6 +23,7 @@ from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 from quire.executor.sampling.grammar.xgrammar_matcher import XGrammarMatcher, xgrammar
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.request_table import RequestTable
+from quire.frontend.grammar.constraint import Constraint
 from tests.checkpoints import VOCAB_SIZE as MODEL_VOCAB_SIZE
 from tests.executor.step.test_model_runner import engine_config, execute, start_worker
 
@@ -57,9 +58,10 @@ def _compile(regex: str, backend: str, vocabulary: Vocabulary) -> bytes:
         )
         return xgrammar.GrammarCompiler(info).compile_regex(regex).serialize_json().encode()
     if backend == "outlines":
-        outlines_core = pytest.importorskip("outlines_core")
-        ids = {token: [i] for i, token in enumerate(vocabulary.tokens) if token}
-        return outlines_core.Index(regex, outlines_core.Vocabulary(END, ids)).__reduce__()[1][0]
+        pytest.importorskip("outlines_core")
+        from quire.frontend.grammar.backends.outlines_backend import OutlinesBackend
+
+        return OutlinesBackend(vocabulary).compile(Constraint("regex", regex, ("outlines",)))
     pytest.importorskip("lmformatenforcer")
     return msgspec.msgpack.encode(["regex", regex, 0])
 
