@@ -18,6 +18,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.file_copies import FileCopies
 from quire.core.engine.garbage import calm_garbage_collector
+from quire.core.engine.unread import sequences_of_unread
 from quire.core.errors import ConfigError, EngineError, HostLostError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler
@@ -118,19 +119,22 @@ class EngineProcess:
         try:
             [payload] = said
             message = self._decoder.decode(payload)
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
             logger.error("a message that cannot be read is dropped: %s", error)
+            if frontend in self._frontends:
+                unread = [request_id for each in said for request_id in sequences_of_unread(each)]
+                self._fail(frontend, unread, f"The engine could not read this request: {error}")
             return
         if frontend not in self._frontends and not isinstance(message, protocol.Hello | protocol.Shutdown):
             return  # it is gone, and has left this behind: nobody would hear of what follows
         match message:
             case protocol.EngineRequest():
-                self._add(frontend, message)
+                self._add_or_fail(frontend, message)
             case protocol.LentFile():
                 self._files.add(frontend, message)
             case protocol.DropGrammars():
                 for key in message.keys:
-                    del self._grammars[frontend, key]
+                    self._grammars.pop((frontend, key), None)  # the message that brought it may not have been read
             case protocol.AbortRequests():
                 self._abort(message.request_ids)
             case protocol.Hello():
@@ -149,6 +153,27 @@ class EngineProcess:
                 task.add_done_callback(self._calls.discard)
             case protocol.Shutdown():
                 self.close()
+
+    def _add_or_fail(self, frontend: bytes, request: protocol.EngineRequest) -> None:
+        try:
+            self._add(frontend, request)
+        except Exception as error:  # whatever it is, somebody waits for the request
+            request_ids = [start.request_id for start in request.sequences]
+            logger.exception("a request cannot be taken, so it fails: %s", ", ".join(request_ids[:1]))
+            self._abort([request_id for request_id in request_ids if request_id not in self._owners])
+            reason = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+            self._fail(frontend, request_ids, f"The engine could not take this request: {reason}")
+
+    def _fail(self, frontend: bytes, request_ids: list[str], message: str) -> None:
+        """Ends sequences that the scheduler does not have."""
+        if not request_ids:
+            return
+        failure, stats = protocol.RequestFailure("internal", message), protocol.SchedulerStats()
+        if self._scheduler is not None:
+            stats = self._scheduler.stats()
+        error = protocol.FinishReason.ERROR
+        deltas = [protocol.RequestDelta(each, [], finish_reason=error, failure=failure) for each in request_ids]
+        self._send(frontend, self._outputs(deltas, stats))
 
     def _add(self, frontend: bytes, request: protocol.EngineRequest) -> None:
         assert self._scheduler is not None, "a frontend sends requests only after EngineReady"
@@ -169,6 +194,8 @@ class EngineProcess:
         if request.grammar.data:
             path = self._files.path_here(frontend, request.grammar.vocabulary_path)
             self._grammars[place] = msgspec.structs.replace(request.grammar, vocabulary_path=path)
+        if place not in self._grammars:
+            raise EngineError("the message with its grammar could not be read; send it again.")
         return msgspec.structs.replace(request, grammar=self._grammars[place])
 
     def _abort(self, request_ids: list[str]) -> None:

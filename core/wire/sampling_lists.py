@@ -5,6 +5,8 @@ This file knows no vocabulary: the frontend checks whether an id exists.
 
 from typing import Any
 
+import msgspec
+
 from quire.core.errors import ParameterError
 
 MAX_LOGIT_BIAS = 1024
@@ -90,16 +92,15 @@ def check_bad_words(words: Any) -> None:
 
 
 def check_extra_args(extra_args: Any, name: str = "extra_args") -> None:
-    """Raises ParameterError that names the field `name` unless it has string keys, and numbers that fit a message."""
+    """Raises ParameterError that names the field `name` unless it has string keys, and values that fit a message."""
     if not isinstance(extra_args, dict) or any(not isinstance(key, str) for key in extra_args):
         raise ParameterError(f"{name} must map names to values.", param=name)
-    pending: list[Any] = list(extra_args.values())
-    while pending:
-        value = pending.pop()
-        if isinstance(value, (dict, list, tuple)):
-            pending += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise ParameterError(f"{name}: whole numbers must fit in 64 bits.", param=name)
+    try:
+        msgspec.msgpack.encode(extra_args)
+    except OverflowError:
+        raise ParameterError(f"{name}: whole numbers must fit in 64 bits.", param=name) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ParameterError(f"{name} cannot be sent to the engine: {error}.", param=name) from None
 
 
 def check_token_ids(name: str, token_ids: Any, most: int) -> None:

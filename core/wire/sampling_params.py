@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quire.core.errors import ParameterError
+from quire.core.wire.field_types import check_types
 from quire.core.wire.repetition import RepetitionDetection
 from quire.core.wire.sampling_lists import (
     MAX_LOGPROB_TOKEN_IDS,
@@ -228,6 +229,7 @@ class SamplingParams(Struct, omit_defaults=True):
             check_allowed_token_ids(self.allowed_token_ids)
         if self.bad_words is not None:
             check_bad_words(self.bad_words)
+        check_types(self)
 
     def _read_loose_values(self) -> None:
         """Takes what vLLM takes beside: true for one log-probability, -1 for no seed, an array of ids."""
@@ -238,7 +240,7 @@ class SamplingParams(Struct, omit_defaults=True):
         if self.seed == -1:
             self.seed = None
         rows = self.prompt_logprob_token_ids
-        if rows is not None and not isinstance(rows, list):
+        if hasattr(rows, "tolist"):
             self.prompt_logprob_token_ids = rows.tolist()  # a NumPy array
 
     def _check_prompt_scores(self) -> None:

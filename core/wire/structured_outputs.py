@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from quire.core.errors import ParameterError
+from quire.core.wire.field_types import check_types
 
 GrammarBackend = Literal["auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"]
 """Libraries that hold an output to a grammar, by vLLM's names; auto takes the first that supports the constraint."""
@@ -43,6 +44,7 @@ class StructuredOutputsParams(Struct, omit_defaults=True, forbid_unknown_fields=
     )
 
     def __post_init__(self) -> None:
+        check_types(self)
         chosen = [kind for kind in CONSTRAINT_KINDS if getattr(self, kind) not in (None, False)]
         if self.json is False:
             raise ParameterError("The schema false allows no output at all.", param="structured_outputs.json")

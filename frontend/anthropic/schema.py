@@ -12,10 +12,11 @@ from quire.core.errors import ParameterError
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.anthropic.content import is_open_turn, system_message, to_messages
 from quire.frontend.anthropic.errors import UnsupportedThreadError
-from quire.frontend.chat.body_fields import check_salt, read_sampling, refuse_unsupported
+from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.partly_read import PartlyRead
 from quire.frontend.chat.tool_fields import read_tool_set
+from quire.frontend.requests.request_fields import check_salt
 
 FORMAT = "output_config.format"
 MIN_THINKING_TOKENS = 1024

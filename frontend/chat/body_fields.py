@@ -10,8 +10,6 @@ from quire.core.wire.sampling_lists import check_extra_args
 from quire.core.wire.sampling_params import RequestOutputKind
 from quire.frontend.chat.refused_fields import UNSUPPORTED
 
-MAX_SALT_CHARACTERS = 1024
-
 SAMPLING_FIELDS = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"),
@@ -44,20 +42,6 @@ def refuse_unsupported(body: Struct) -> None:
         value = getattr(body, name)
         if value is not None and value not in UNSUPPORTED[name].nothing:
             raise ParameterError(f"{name} is refused: {UNSUPPORTED[name].reason}.", param=name)
-
-
-def check_priority(priority: int | None) -> None:
-    """Raises ParameterError for a priority outside the engine's integers."""
-    if priority is not None and not -(2**63) <= priority < 2**63:
-        raise ParameterError("priority must fit in 64 bits.", param="priority")
-
-
-def check_salt(salt: str | None) -> None:
-    """Raises ParameterError for a cache_salt that is empty or very long."""
-    if salt == "":
-        raise ParameterError("cache_salt must not be empty; leave it out instead.", param="cache_salt")
-    if salt is not None and len(salt) > MAX_SALT_CHARACTERS:
-        raise ParameterError(f"cache_salt must have at most {MAX_SALT_CHARACTERS} characters.", param="cache_salt")
 
 
 def read_sampling(body: Struct) -> dict[str, Any]:

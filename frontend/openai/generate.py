@@ -14,7 +14,6 @@ from msgspec import UNSET, Struct, UnsetType
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.chat.body_fields import check_priority, check_salt
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.http.event_stream import ACCEPTED, DONE
@@ -25,6 +24,7 @@ from quire.frontend.openai.logprobs import LOWEST, LogprobFormatter, prompt_logp
 from quire.frontend.openai.schema import StreamOptions
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS, engine_id
+from quire.frontend.requests.request_fields import check_priority, check_salt
 from quire.frontend.requests.request_stream import RequestStream
 
 _REFUSED = {

@@ -12,13 +12,14 @@ from msgspec import Struct
 from quire.core.errors import ParameterError
 from quire.core.wire.repetition import RepetitionDetection
 from quire.core.wire.sampling_params import MAX_COMPLETIONS
-from quire.frontend.chat.body_fields import check_priority, check_salt, read_sampling, refuse_unsupported
+from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import with_functions
 from quire.frontend.chat.tool_fields import ignored_tools, read_tool_set
 from quire.frontend.openai.beams import refuse_with_beams
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.requests.prompt import MAX_EMBEDS_BYTES, PromptLike
+from quire.frontend.requests.request_fields import check_priority, check_salt
 from quire.frontend.text.truncation import Side, Truncation
 
 _NOT_WITH_EMBEDS = {

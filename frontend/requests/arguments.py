@@ -61,6 +61,11 @@ class Tokenization(NamedTuple):
             )
         if cut not in (None, True, False, "longest_first", "do_not_truncate"):
             raise ParameterError(f"truncation must be True or False, got {cut!r}.", param="tokenization_kwargs")
+        for name, value in (("truncate_prompt_tokens", most), ("max_length", length)):
+            if value is not None and type(value) is not int:
+                raise ParameterError(f"{name} must be a whole number, got {value!r}.", param="tokenization_kwargs")
+        if side not in (None, "left", "right"):
+            raise ParameterError(f"truncation_side must be left or right, got {side!r}.", param="tokenization_kwargs")
         if cut in (True, "longest_first"):
             most = -1 if length is None else length
         elif length is not None:

@@ -7,6 +7,7 @@ from quire.core.errors import ParameterError
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds, split_prompt
+from quire.frontend.requests.request_fields import check_salt
 from quire.frontend.text.truncation import Truncation
 
 
@@ -44,6 +45,7 @@ class PromptReader:
         if must_fit and isinstance(prompt, list) and len(prompt) >= self._limit.max_model_len:
             raise self._limit.too_long(len(prompt))
         text, token_ids, cache_salt = split_prompt(prompt)
+        check_salt(cache_salt)
         if isinstance(prompt, dict) and (embeds := prompt.get("prompt_embeds")) is not None:
             return await self._embedded(embeds, Prompt(text, [], cache_salt))
         if token_ids is None:

@@ -18,6 +18,13 @@ from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
 from quire.frontend.requests.request_builder import RequestBuilder
+from quire.frontend.requests.request_fields import (
+    check_arrival_time,
+    check_id,
+    check_params,
+    check_priority,
+    check_salt,
+)
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.running_requests import RunningRequests
@@ -127,9 +134,15 @@ class RequestIntake:
             ParameterError: a parameter or the prompt is wrong, by name.
             EngineError: the engine cannot take requests.
         """
+        check_id(request_id)
+        check_priority(priority)
+        check_salt(cache_salt)
+        check_arrival_time(arrival_time)
+        sampling = self.sampling_input.default_params()
+        if sampling_params is not None:
+            sampling = check_params(sampling_params, SamplingParams)
         must_fit = truncation is None
         read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens, must_fit=must_fit)
-        sampling = sampling_params or self.sampling_input.default_params()
         if truncation is not None:
             read = self.prompts.truncate(read, truncation, sampling.max_tokens)
         if self._after_reasoning is not None and not grammar_is_whole:
@@ -185,6 +198,10 @@ class RequestIntake:
                 "outputs in one, so it would find other outputs; leave use_beam_search out.",
                 param="use_beam_search",
             )
+        check_id(request_id)
+        check_priority(priority)
+        check_salt(cache_salt)
+        check_params(params, BeamSearchParams)
         read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens)
         check_beams(read, params, self.limit.max_model_len)
         if self._log is not None:

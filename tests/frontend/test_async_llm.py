@@ -5,13 +5,14 @@ import itertools
 import os
 import signal
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire import AsyncLLM, SamplingParams
+from quire import AsyncLLM, BeamSearchParams, SamplingParams
 from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError, EngineDeadError, OverloadedError, ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind
@@ -125,6 +126,74 @@ def test_wrong_requests_are_refused_before_the_engine_sees_them(llm: AsyncLLM, r
         await llm.check_health()
 
     run(work())
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        *(({"request_id": value}, "request_id") for value in (5, None, uuid.UUID(int=1), b"a", "\ud800")),
+        *(({"cache_salt": value}, "cache_salt") for value in (5, "", b"a", "\ud800", "x" * 2000)),
+        *(({"priority": value}, "priority") for value in ("high", 1.5, 2**70, True)),
+        *(({"prompt": value}, "prompt") for value in (5, None, [1, "a"], [1, 2.0], [True], {}, {"prompt": 5}, b"a")),
+        *(({"prompt": value}, "prompt") for value in ({"prompt_token_ids": "abc"}, {"prompt_token_ids": [None]})),
+        ({"prompt": {"prompt": "a", "cache_salt": 5}}, "cache_salt"),
+        ({"prompt": {"prompt_token_ids": [5], "cache_salt": ["a"]}}, "cache_salt"),
+        ({"sampling_params": {"max_tokens": 3}}, "params"),
+        ({"sampling_params": BeamSearchParams(2, 3)}, "params"),
+        ({"trace_headers": {"traceparent": "x"}}, "trace_headers"),
+        ({"tokenization_kwargs": {"truncate_prompt_tokens": "3"}}, "tokenization_kwargs"),
+        ({"tokenization_kwargs": {"truncation_side": "up"}}, "tokenization_kwargs"),
+        ({"data_parallel_rank": "first"}, "data_parallel_rank"),
+    ],
+    ids=repr,
+)
+def test_arguments_of_a_wrong_type_are_refused_at_once(
+    llm: AsyncLLM, run: Run, changes: dict[str, Any], param: str
+) -> None:
+    arguments = {"prompt": "Hello", "sampling_params": GREEDY, "request_id": "odd", **changes}
+
+    async def work() -> None:
+        async with asyncio.timeout(60):
+            with pytest.raises(ParameterError) as caught:
+                await anext(llm.generate(**arguments))
+            assert caught.value.param == param
+
+    run(work())
+
+
+def test_parameters_that_were_changed_are_checked_again(llm: AsyncLLM, run: Run) -> None:
+    sampling = GREEDY.clone()
+    sampling.ignore_eos = "yes"  # type: ignore[assignment]
+
+    async def work() -> None:
+        async with asyncio.timeout(60):
+            with pytest.raises(ParameterError, match="ignore_eos"):
+                await collect(llm, "odd", sampling=sampling)
+            with pytest.raises(ParameterError, match="BeamSearchParams, not SamplingParams"):
+                await llm.open_beams("Hello", GREEDY, "odd")  # type: ignore[arg-type]
+            with pytest.raises(ParameterError, match="request_id must be a string"):
+                await llm.open_beams("Hello", BeamSearchParams(2, 3), 5)  # type: ignore[arg-type]
+            assert await collect(llm, "odd")
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"ignore_eos": "yes"},
+        {"length_penalty": "long"},
+        {"stop_token_ids": ["a"]},
+        {"skip_special_tokens": "x"},
+        {"shown_special_token_ids": 5},
+        {"temperature": None},
+    ],
+    ids=repr,
+)
+def test_beams_of_a_wrong_type(values: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError) as caught:
+        BeamSearchParams(2, 3, **values)
+    assert caught.value.param == next(iter(values))
 
 
 def test_a_full_queue_says_when_to_come_back(llm: AsyncLLM, run: Run) -> None:

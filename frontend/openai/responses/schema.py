@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.frontend.chat.body_fields import check_priority, check_salt, read_sampling, refuse_unsupported
+from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.partly_read import PartlyRead
 from quire.frontend.chat.refused_fields import UNSUPPORTED
@@ -18,6 +18,7 @@ from quire.frontend.chat.tool_fields import read_tool_set
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.responses.items import ignored_items
 from quire.frontend.openai.responses.tools import OfferedTools, ignored_response_tools
+from quire.frontend.requests.request_fields import check_priority, check_salt
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from quire.core.wire.protocol import (
     EngineOutput,
     EngineReady,
     EngineRequest,
+    Grammar,
     Hello,
     SequenceStart,
     StepOutputs,
@@ -24,8 +26,11 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.processes.uniproc import UniProcExecutor
 from tests.core.engine.null_engine import NULL_WORKER, engine_config
 
+T = TypeVar("T")
+
 REQUEST = encoder().encode(EngineRequest([SequenceStart("a", seed=1)], [1, 2, 3], SamplingParams(max_tokens=4)))
 HELLO = encoder().encode(Hello())
+TWO = [SequenceStart("a_0", seed=1), SequenceStart("a_1", seed=2)]
 
 
 class Frontend:
@@ -38,9 +43,10 @@ class Frontend:
             address, None, lambda frames: self.heard.put_nowait(decoder.decode(frames[0]))
         )
 
-    async def hears(self, kind: type) -> None:
-        while not isinstance(await self.heard.get(), kind):
+    async def hears(self, kind: type[T]) -> T:
+        while not isinstance(heard := await self.heard.get(), kind):
             pass
+        return heard
 
 
 @asynccontextmanager
@@ -68,6 +74,52 @@ def test_a_message_that_cannot_be_read_is_dropped(tmp_path: Path, caplog: pytest
     asyncio.run(scenario())
     assert caplog.text.count("a message that cannot be read is dropped") == 2
     assert "Traceback" not in caplog.text
+
+
+def failing(heard: StepOutputs) -> dict[str, str]:
+    """The sequences that have failed, and why."""
+    return {delta.request_id: delta.failure.message for delta in heard.deltas if delta.failure is not None}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"ignore_eos": "yes"}, "Expected `bool`, got `str`"),
+        ({"max_tokens": 4.5}, "Expected `int | null`, got `float`"),
+    ],
+    ids=["flag", "count"],
+)
+def test_a_request_that_cannot_be_read_fails(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    """Its frontend hears so at once for each sequence; other requests go on."""
+    raw = msgspec.msgpack.decode(encoder().encode(EngineRequest(TWO, [1, 2, 3], SamplingParams(max_tokens=4))))
+    raw[3] |= change
+
+    async def scenario() -> None:
+        async with engine(tmp_path) as (_, frontend):
+            frontend.channel.send([msgspec.msgpack.encode(raw)])
+            failed = failing(await frontend.hears(StepOutputs))
+            assert set(failed) == {"a_0", "a_1"}
+            assert all(reason in message for message in failed.values())
+            frontend.channel.send([REQUEST])
+            assert not failing(await frontend.hears(StepOutputs))
+
+    asyncio.run(scenario())
+
+
+def test_a_request_whose_grammar_was_lost_fails(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine(tmp_path) as (_, frontend):
+            grammar = Grammar("xgrammar", b"key", b"", "/nowhere")  # as if an earlier message had brought its data
+            request = EngineRequest(TWO, [1, 2, 3], SamplingParams(max_tokens=4), grammar=grammar)
+            frontend.channel.send([encoder().encode(request)])
+            failed = failing(await frontend.hears(StepOutputs))
+            assert set(failed) == {"a_0", "a_1"}
+            assert "the message with its grammar could not be read" in failed["a_0"]
+            for message in (encoder().encode(DropGrammars([b"key"])), REQUEST):
+                frontend.channel.send([message])
+            assert not failing(await frontend.hears(StepOutputs))
+
+    asyncio.run(scenario())
 
 
 def test_what_a_frontend_has_left_behind_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
