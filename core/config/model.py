@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from quire.core.config.quantization import QuantizationConfig, QuantizationName
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
-TokenizerMode = Literal["auto", "hf", "slow", "mistral"]
+TokenizerMode = Literal["auto", "hf", "slow", "mistral", "deepseek_v32", "deepseek_v4", "deepseek_v41", "inkling"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
@@ -25,7 +25,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         TokenizerMode,
         Meta(
             description="auto and hf read tokenizer.json, or else convert SentencePiece, tiktoken, tekken.json or "
-            "vocabulary files; slow converts those, and mistral tekken.json, even where tokenizer.json is there.",
+            "vocabulary files; slow converts those, and mistral tekken.json, even where tokenizer.json is there. "
+            "deepseek_v32, deepseek_v4, deepseek_v41 and inkling write messages as these models' makers describe; "
+            "auto chooses these for checkpoints of the models without a chat template.",
             extra={
                 "otherwise": "These modes of vLLM's write prompts by a model's own code; --chat-template takes a "
                 "template for any model.",

@@ -3,6 +3,7 @@
 _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("apertus", ("<|tools_prefix|>",)),
     ("deepseek_v32", ("｜DSML｜", "function_calls")),
+    ("deepseek_v41", ("｜DSML｜ calls",)),
     ("deepseek_v4", ("｜DSML｜", "tool_calls")),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),

@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.model_spec import read_json, read_json_if_present
+from quire.frontend.text import message_formats
 from quire.frontend.text.backend import TokenizerBackend
 from quire.frontend.text.conversion import Converted, convert
 from quire.frontend.text.fast_backend import FastBackend
@@ -47,9 +48,20 @@ def read_tokenizer_files(folder: Path, mode: TokenizerMode, trust_remote_code: b
         config, read_json_if_present(folder / "special_tokens_map.json")
     )
     _add_missing_tokens(made.backend, config, special_tokens)
-    return TokenizerFiles(
-        made.backend, special_tokens, made.chat_templates | find_chat_templates(folder, config), config
-    )
+    own = made.chat_templates | find_chat_templates(folder, config)
+    return TokenizerFiles(made.backend, special_tokens, _with_message_format(own, made.backend, folder, mode), config)
+
+
+def _with_message_format(
+    own: dict[str, str], backend: TokenizerBackend, folder: Path, mode: TokenizerMode
+) -> dict[str, str]:
+    """Templates of the format that `mode` names, or else the checkpoint's own, or else those of its model's format."""
+    name = mode if mode in message_formats.NAMES else None
+    if mode == "auto" and not own:
+        name = message_formats.format_of(read_json_if_present(folder / "config.json").get("architectures") or [])
+    if name is None:
+        return own
+    return {"default": message_formats.template_of(name, lambda token: backend.token_id(token) is not None)}
 
 
 def _load(folder: Path, mode: TokenizerMode, trust_remote_code: bool) -> Converted:
