@@ -10,8 +10,9 @@ from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.chat.turn import Choice
 from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.parsing import constraints
+from quire.frontend.parsing.answer_sink import Held
 from quire.frontend.parsing.output_parser import OutputParser
-from quire.frontend.parsing.parsers import OutputParsers
+from quire.frontend.parsing.parsers import OutputParsers, ReasoningMarks
 from quire.frontend.requests.turns import in_turns
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -85,7 +86,7 @@ class AnswerReader:
 
     def _constraint(self, chat: ChatInput, prompt_text: str) -> StructuredOutputsParams | None:
         """The constraint on answers after the reasoning: the client's format, or calls, or either of the two."""
-        asked: StructuredOutputsParams | None = chat.sampling.get("structured_outputs")
+        asked = _asked(chat)
         functions, choice = chat.tools.functions, chat.tools.choice
         if asked is not None and choice.mode == "auto":
             if (tag := self._parsers.calls_alone(functions, choice)) is not None:
@@ -94,10 +95,22 @@ class AnswerReader:
             asked = constraints.of_calls(calls)
         if asked is None or not self._thinks_freely:
             return asked
+        return constraints.after_reasoning(asked, self._marks(chat, prompt_text))
+
+    def _marks(self, chat: ChatInput, prompt_text: str) -> ReasoningMarks | None:
+        """The marks of the reasoning after which a format begins; None if it begins with the first token."""
         marks = self._parsers.reasoning_marks(prompt_text)
         if marks is not None and marks.begin is not None and not (self._may_think or chat.asks_to_think):
-            marks = None
-        return constraints.after_reasoning(asked, marks)
+            return None
+        return marks
+
+    def _held(self, chat: ChatInput, prompt_text: str) -> Held:
+        """The part of the answer that the client's format holds for. A structural tag leaves the text between free."""
+        asked = _asked(chat)
+        forced = bool(chat.tools.functions) and chat.tools.choice.mode in ("required", "named")
+        if asked is None or asked.kind == "structural_tag" or forced or not self._thinks_freely:
+            return "nothing"
+        return "whole" if self._marks(chat, prompt_text) is None else "answer"
 
     def _find_special_ids(self, markers: tuple[str, ...]) -> list[int]:
         """The special tokens in `markers`; texts leave out all others."""
@@ -112,8 +125,11 @@ class AnswerReader:
     async def choices(self, chat: ChatInput, prompt_text: str) -> list[Choice] | None:
         """A reader for each sequence; None when every text is the answer unchanged."""
 
+        functions, choice, held = chat.tools.functions, chat.tools.choice, self._held(chat, prompt_text)
+        if held != "nothing" and self._parsers.calls_alone(functions, choice) is None:
+            functions = []  # the format leaves no way to call them
         parser = self._parsers.opener(
-            chat.tools.functions, chat.tools.choice, prompt_text=prompt_text, call_prefix=chat.call_prefix
+            functions, choice, prompt_text=prompt_text, call_prefix=chat.call_prefix, held=held
         )
         first = parser()
         if first is None:
@@ -124,7 +140,7 @@ class AnswerReader:
         if self._searches is not None and chat.tools.functions and chat.tools.choice.mode != "none":
             count_search = self._searches.counter(chat.request_type, streaming=chat.streams)
 
-        def choice(parser: OutputParser | None) -> Choice:
+        def open_choice(parser: OutputParser | None) -> Choice:
             return Choice(
                 parser,
                 custom_calls=CustomCalls(chat.tools.custom) if chat.tools.custom else None,
@@ -134,4 +150,10 @@ class AnswerReader:
                 always_answers=always_answers,
             )
 
-        return [choice(each) for each in parsers]
+        return [open_choice(each) for each in parsers]
+
+
+def _asked(chat: ChatInput) -> StructuredOutputsParams | None:
+    """The client's format of the answer."""
+    asked: StructuredOutputsParams | None = chat.sampling.get("structured_outputs")
+    return asked

@@ -81,6 +81,11 @@ class AttributeCalls(CallShape, frozen=True, kw_only=True):
         """Closing markers that are not content after a call, even if nothing opened them."""
         return (self.section[1], self.call.end) if self.section else (self.call.end,)
 
+    @property
+    def follows_text(self) -> bool:
+        """Whether a grammar of calls alone allows text before them."""
+        return self.before is not None
+
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger, which was just read."""
         if trigger == self.call.begin:
@@ -223,7 +228,7 @@ class _Call:
     def _read_value(self, sink: Sink) -> Steps[bool]:
         """Passes on a value's text. Returns whether the value ended before the text."""
         self._in_value = True
-        self._in_value = not (yield from self._read_text(sink))
+        self._in_value = not (yield from self._reader.opaque(self._read_text(sink)))
         return not self._in_value
 
     def _read_text(self, sink: Sink) -> Steps[bool]:

@@ -34,6 +34,11 @@ class CallShape(Struct, frozen=True, kw_only=True):
         """Closing markers that are not content after a call, even if nothing opened them."""
         return ()
 
+    @property
+    def follows_text(self) -> bool:
+        """Whether a grammar of calls alone allows text before them."""
+        return False
+
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger, which was just read.
 

@@ -76,7 +76,7 @@ class ElementCalls(CallShape, frozen=True, kw_only=True):
         reader.stop_record()
         log.call_starts(name)
         body: list[str] = []
-        closed = yield from reader.until(Markers((f"{self.namespace}</invoke>",)), body.append)
+        closed = yield from reader.opaque(reader.until(Markers((f"{self.namespace}</invoke>",)), body.append))
         tool = tools.get(name)
         schema = tool.parameters if tool and isinstance(tool.parameters, dict) else {}
         read = _Body("".join(body), self.namespace)

@@ -42,16 +42,21 @@ class EscapedNewlines:
 
 
 class NewlineLog(EventLog):
-    """An `EventLog` of a model that escapes line breaks. Arguments of calls are unchanged."""
+    """An `EventLog` of a model that escapes line breaks. Arguments of calls are unchanged.
 
-    def __init__(self, make_call_id: Callable[[], str], *, calls_only: bool = False) -> None:
+    Args:
+        is_held: the text is held to a client's format, and unchanged, too.
+    """
+
+    def __init__(self, make_call_id: Callable[[], str], *, calls_only: bool = False, is_held: bool = False) -> None:
         super().__init__(make_call_id, calls_only=calls_only)
+        self._is_held = is_held
         self._breaks = EscapedNewlines()
         self._reasoning_breaks = EscapedNewlines()
 
     def text(self, text: str) -> None:
         """Adds content."""
-        super().text(self._breaks.push(text))
+        super().text(text if self._is_held else self._breaks.push(text))
 
     def reasoning(self, text: str) -> None:
         """Adds reasoning."""

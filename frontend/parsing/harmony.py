@@ -10,13 +10,17 @@ from msgspec import Struct
 
 from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
-from quire.frontend.parsing.reader import Markers, Reader, Steps
+from quire.frontend.parsing.json_text import read_rest_of_string
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Steps
 
 _MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
 _HEADER_ENDS = Markers(("<|message|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"))
 _BODY_ENDS = Markers(("<|start|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"))
 _BUILT_IN = ("", "assistant", "browser", "container", "python")  # recipients that are no functions
 _HEADER_BEGINS = ("<|start|>", "<|channel|>", " to=")
+_MESSAGE_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_FOLLOWERS = {"<|start|>": ("assistant",), "<|channel|>": ("analysis", "commentary", "final")}
+"""Markers that begin a message, and the words that come next then."""
 
 
 class Harmony(Struct, frozen=True):
@@ -47,14 +51,21 @@ class Harmony(Struct, frozen=True):
         )
 
 
-def read_harmony(reader: Reader, log: EventLog, *, calls: bool) -> Steps[None]:
-    """Reads a whole answer. Calls are content if `calls` is false. Text without a header is content."""
+def read_harmony(reader: Reader, log: EventLog, *, calls: bool, is_held: bool = False) -> Steps[None]:
+    """Reads a whole answer. Text without a header is content.
+
+    Args:
+        calls: calls are not content.
+        is_held: the text is held to a client's format, unless it begins with a header.
+    """
     found = yield from reader.accept(*_HEADER_BEGINS)
+    if is_held and not found:
+        yield from reader.until(Markers(()), log.text)
     while True:
         if found in _HEADER_BEGINS:
             found = yield from _read_message(found, reader, log, calls=calls)
         else:
-            found = yield from reader.until(_BODY_ENDS, log.text, keep_tags=False)
+            found = yield from _read_body(reader, log.text)
         if not found:
             return
 
@@ -69,7 +80,7 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
     channel, recipient = _parse_header(header)
     function = _function(recipient)
     if end != "<|message|>":
-        if not reader.is_cut or (begin == " to=" and not recipient.startswith("functions.")):
+        if end or not reader.is_cut or (begin == " to=" and not recipient.startswith("functions.")):
             log.text(raw.removesuffix(end))
         elif calls and function and not header.endswith(recipient):
             log.call_starts(function)
@@ -79,20 +90,47 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
     if function and calls:
         log.call_starts(function)
         empty = (yield from reader.space()) in ("", "<")
-        end = yield from reader.until(_BODY_ENDS, log.arguments, keep_partial=False)
+        end = yield from _read_arguments(reader, log.arguments)
         if empty:
             log.arguments("{}")
         log.call_ends()
     elif recipient and not calls:
         log.text(raw)
-        end = yield from reader.until(_BODY_ENDS, log.text, keep_tags=False)
+        end = yield from _read_body(reader, log.text)
     elif channel == "analysis" or recipient:
         log.reasoning_begins()
-        end = yield from reader.until(_BODY_ENDS, log.reasoning, keep_tags=False)
+        end = yield from _read_body(reader, log.reasoning)
         log.reasoning_ends()
     else:
-        end = yield from reader.until(_BODY_ENDS, log.text, keep_tags=False)
+        end = yield from _read_body(reader, log.text)
     return end
+
+
+def _read_body(reader: Reader, sink: Sink) -> Steps[str]:
+    """Passes on a message's text. Returns the marker that ends it; a marker that begins or ends nothing is text."""
+    while found := (yield from reader.until(_BODY_ENDS, sink, keep_tags=False)):
+        space = ""
+        if found in _FOLLOWERS:
+            ends = yield from reader.leads_to(*_FOLLOWERS[found])
+        else:
+            ends, space = yield from reader.closes("<|start|>", "<|channel|>", *_MESSAGE_ENDS)
+        if ends:
+            return found
+        sink(found + space)
+    return ""
+
+
+def _read_arguments(reader: Reader, sink: Sink) -> Steps[str]:
+    """Passes on a call's arguments. Returns the marker that ends them; in a string of theirs, nothing is a marker."""
+    is_json = (yield from reader.peek()) == "{"
+    markers = Markers((*_BODY_ENDS.strings, '"')) if is_json else _BODY_ENDS
+    while (found := (yield from reader.until(markers, sink, keep_partial=False))) == '"':
+        sink(found)
+        try:
+            yield from read_rest_of_string(reader, sink)
+        except Malformed:
+            return ""
+    return found
 
 
 def _function(recipient: str) -> str:

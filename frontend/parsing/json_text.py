@@ -21,6 +21,11 @@ def quote(text: str) -> str:
 def read_string(reader: Reader, sink: Sink) -> Steps[None]:
     """Passes on a JSON string with its quotes. Raises `Malformed` if it does not end."""
     sink((yield from reader.expect('"')))
+    yield from reader.opaque(read_rest_of_string(reader, sink))
+
+
+def read_rest_of_string(reader: Reader, sink: Sink) -> Steps[None]:
+    """Passes on a JSON string after its opening quote. Raises `Malformed` if it does not end."""
     while True:
         yield from reader.run(_STRING, sink)
         char = yield from reader.char()

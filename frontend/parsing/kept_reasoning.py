@@ -2,8 +2,9 @@
 
 from msgspec import Struct
 
+from quire.frontend.parsing.answer_sink import AnswerSink
 from quire.frontend.parsing.event_log import EventLog
-from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
+from quire.frontend.parsing.reader import Markers, Reader, Steps
 
 
 class KeptReasoning(Struct, frozen=True, kw_only=True):
@@ -17,12 +18,17 @@ class KeptReasoning(Struct, frozen=True, kw_only=True):
         """Literals of the format that may be special tokens."""
         return (self.begin, self.end)
 
+    @property
+    def frames(self) -> bool:
+        """Whether calls stand within its marks, too."""
+        return False
+
     def is_opened(self, prompt_text: str) -> bool:
         """Whether an answer to this prompt begins within reasoning."""
         return not prompt_text[-256:].rstrip().endswith(self.end)
 
-    def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
-        """Passes a whole answer on to `content`."""
+    def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:
+        """Passes a whole text on to `answer`."""
         if opened:
-            content(self.begin)
-        yield from reader.until(Markers(()), content)
+            answer.push(self.begin)
+        yield from reader.until(Markers(()), answer.push)

@@ -188,6 +188,10 @@ def _read_key(reader: Reader, sink: Sink, notation: Notation, key: str) -> Steps
 
 def _read_string(reader: Reader, sink: Sink, notation: Notation, opening: str) -> Steps[None]:
     """Reads a string, after its opening quote."""
+    yield from reader.opaque(_read_characters(reader, sink, notation, opening))
+
+
+def _read_characters(reader: Reader, sink: Sink, notation: Notation, opening: str) -> Steps[None]:
     if notation.escapes and (yield from reader.accept(opening)):
         if not (yield from reader.accept(opening)):
             sink('""')

@@ -8,6 +8,7 @@ import re
 
 from msgspec import Struct
 
+from quire.frontend.parsing.answer_sink import AnswerSink
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
 
@@ -26,13 +27,18 @@ class MuseMessages(Struct, frozen=True):
         """Literals of the format that may be special tokens."""
         return _MARKERS
 
+    @property
+    def frames(self) -> bool:
+        """Whether calls stand within its marks, too."""
+        return True
+
     def is_opened(self, prompt_text: str) -> bool:
         """Whether an answer to this prompt begins within reasoning."""
         return prompt_text.endswith("to=self<|message|>")
 
-    def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
-        """Reads a whole answer: calls go to `content`, and so does text without any message; all else to the log."""
-        messages = _Messages(log, content)
+    def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:
+        """Reads a whole text: calls go to `answer`, and so does text without any message; all else to the log."""
+        messages = _Messages(log, answer.push)
         found = ""
         if opened:
             messages.open("self")
@@ -42,10 +48,16 @@ class MuseMessages(Struct, frozen=True):
             space = reader.stop_record()
             found = yield from reader.accept("<|start|>", "<|message|>", "to=")
             if not found:
-                content(space)
+                answer.push(space)
         while found := found or (yield from reader.until(_BODY_ENDS, messages.write, keep_tags=False)):
-            if found in _ENDS:
-                messages.close()
+            if answer.is_opaque():
+                messages.write(found)
+            elif found in _ENDS:
+                closes, space = yield from reader.closes(*_MARKERS, "to=")
+                if closes:
+                    messages.close()
+                else:
+                    messages.write(found + space)
             else:
                 yield from _read_header(found, reader, messages)
             found = ""
@@ -58,11 +70,13 @@ class _Messages:
         self._log = log
         self._content = content
         self._thinks = False
+        self.is_open = False
         self.write: Sink = content
 
     def open(self, recipient: str) -> None:
         """Begins a message; a message without a recipient is for the user."""
         self.close()
+        self.is_open = True
         self._thinks = recipient == "self"
         if self._thinks:
             self._log.reasoning_begins()
@@ -74,18 +88,24 @@ class _Messages:
         """Ends the message, if any."""
         if self._thinks:
             self._log.reasoning_ends()
-        self._thinks = False
+        self._thinks = self.is_open = False
         self.write = lambda _: None
 
 
 def _read_header(found: str, reader: Reader, messages: _Messages) -> Steps[None]:
     """Reads a message's header, whose first marker was just read. What is no header is text."""
     if found == "<|message|>":
-        messages.open("")
+        if messages.is_open:
+            messages.write(found)
+        else:
+            messages.open("")
+        return
+    if found == "<|start|>" and not (yield from reader.leads_to("assistant")):
+        messages.write(found)
         return
     header = yield from reader.word(_NAME if found == "to=" else _HEADER)
     if (yield from reader.accept("<|message|>")):
         recipient = header if found == "to=" else header.partition("to=")[2].strip()
         messages.open(recipient)
-    elif found == "to=" and not reader.is_cut:
+    elif not reader.is_cut:
         messages.write(found + header)

@@ -1,13 +1,16 @@
 """Turns one sequence's text into events, piece by piece: reasoning is split off first, then calls."""
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.events import Event, ToolCallEnd
-from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps, TextEnd
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Steps, TextEnd
 from quire.frontend.parsing.tools import Tool
+
+_SPACE = re.compile(r"\s*")
 
 
 class OutputParser(Protocol):
@@ -122,25 +125,102 @@ class EventParser:
         return True
 
 
-def read_calls(reader: Reader, log: EventLog, form: CallShape, tools: Sequence[Tool]) -> Steps[None]:
-    """Reads a whole text: calls in the format `form`, and everything else as content."""
-    by_name = {tool.name: tool for tool in tools}
-    triggers = form.triggers
-    markers = Markers((*triggers, *form.stray))
-    while found := (yield from reader.until(markers, log.text, keep_tags=False)):
-        if found not in triggers:
-            if not log.num_calls and found not in form.dropped:
-                log.text(found)
-            continue
-        reader.start_record(found)
-        try:
-            yield from form.read(found, reader, log, by_name)
-        except Malformed:
-            log.call_ends()
-            text = reader.stop_record()
-            if not (reader.is_cut and (log.num_calls or form.begins_call(text, by_name))):
-                log.text(text)
-                continue
-        reader.stop_record()
-        if reader.is_cut:
+class Fork:
+    """A stage in front of others for a text that is held to a client's format, or else begins with a mark of theirs."""
+
+    def __init__(self, openers: tuple[str, ...], next_stage: Sink, text: Sink) -> None:
+        self._openers = openers
+        self._next_stage = next_stage
+        self._text = text
+        self._held = ""
+        self._sink: Sink | None = None
+
+    def push(self, text: str) -> None:
+        """Takes the next piece of text."""
+        if self._sink is not None:
+            self._sink(text)
             return
+        self._held += text
+        body = self._held.lstrip()
+        if body.startswith(self._openers):
+            self._decide(self._next_stage)
+        elif body and not any(opener.startswith(body) for opener in self._openers):
+            self._decide(self._text)
+
+    def finish(self, by: TextEnd) -> None:
+        """Ends the text; the other stages are ended for themselves."""
+        if self._sink is None:
+            self._decide(self._text)
+
+    def _decide(self, sink: Sink) -> None:
+        self._sink = sink
+        sink(self._held)
+
+
+def read_calls(
+    reader: Reader, log: EventLog, form: CallShape, tools: Sequence[Tool], *, is_held: bool = False
+) -> Steps[None]:
+    """Reads a whole text: calls in the format `form`, and everything else as content.
+
+    Args:
+        is_held: the text is held to a client's format, unless it begins with a call.
+    """
+    by_name = {tool.name: tool for tool in tools}
+    text = _Text(log)
+    if is_held:
+        text.push((yield from reader.word(_SPACE)))
+        found = yield from reader.accept(*form.triggers)
+        if not found or not (yield from _read_call(found, reader, log, form, by_name)):
+            yield from reader.until(Markers(()), log.text)
+            return
+        text.after_call = True
+    markers = Markers((*form.triggers, *form.stray))
+    while found := (yield from reader.until(markers, text.push, keep_tags=False)):
+        if found not in form.triggers:
+            yield from _read_closing_mark(found, reader, form, text)
+            continue
+        num_calls = log.num_calls
+        if (yield from _read_call(found, reader, log, form, by_name)) and reader.is_cut:
+            return
+        text.after_call = log.num_calls > num_calls
+
+
+class _Text:
+    """Content, and whether only white space has come since a call."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self.after_call = False
+
+    def push(self, text: str) -> None:
+        if text.strip():
+            self.after_call = False
+        self._log.text(text)
+
+
+def _read_call(trigger: str, reader: Reader, log: EventLog, form: CallShape, tools: dict[str, Tool]) -> Steps[bool]:
+    """Reads calls after a trigger. False if there are none, or not only calls, so that some of the text is content."""
+    reader.start_record(trigger)
+    try:
+        yield from form.read(trigger, reader, log, tools)
+    except Malformed:
+        log.call_ends()
+        text = reader.stop_record()
+        if not (reader.is_cut and (log.num_calls or form.begins_call(text, tools))):
+            log.text(text)
+            return False
+    reader.stop_record()
+    return True
+
+
+def _read_closing_mark(found: str, reader: Reader, form: CallShape, text: _Text) -> Steps[None]:
+    """Drops a mark that closes a call, or the answer; anywhere else it is text."""
+    if text.after_call:
+        return
+    if found in form.dropped:
+        tags = (trigger for trigger in form.triggers if trigger[1:])
+        closes, space = yield from reader.closes(*tags, *form.stray)
+        if closes:
+            return
+        found += space
+    text.push(found)

@@ -2,33 +2,31 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.wire.sampling_params import ThinkingMarks
+from quire.frontend.parsing.answer_sink import Held
 from quire.frontend.parsing.call_ids import CHAT_PREFIX, mistral_call_id, random_call_id, with_mistral_ids
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
 from quire.frontend.parsing.escaped_newlines import NewlineLog
 from quire.frontend.parsing.event_log import EventLog
-from quire.frontend.parsing.harmony import Harmony, read_harmony
+from quire.frontend.parsing.harmony import Harmony
 from quire.frontend.parsing.inkling import InklingBlocks
 from quire.frontend.parsing.json_calls import BareArguments, JsonCalls
 from quire.frontend.parsing.kept_reasoning import KeptReasoning
 from quire.frontend.parsing.muse_glimmer import MuseMessages
-from quire.frontend.parsing.output_parser import EventParser, Machine, OutputParser, Stage, read_calls
-from quire.frontend.parsing.plugins import PluginStage, ReasoningParser, ToolParser, load_plugin
-from quire.frontend.parsing.reader import Reader, Sink
+from quire.frontend.parsing.output_parser import EventParser, OutputParser
+from quire.frontend.parsing.plugins import ReasoningParser, ToolParser, load_plugin
 from quire.frontend.parsing.reasoning import REASONING_ALIASES, REASONING_FORMATS, ReasoningFormat, ReasoningShape
 from quire.frontend.parsing.response_template import ResponseTemplate
+from quire.frontend.parsing.stages import ReasoningSource, ToolSource, open_harmony, open_stages, open_template
 from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
 from quire.frontend.parsing.tool_formats import TOOL_ALIASES, TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
-
-ToolSource: TypeAlias = CallShape | Harmony | ResponseTemplate | type[ToolParser]
-ReasoningSource: TypeAlias = ReasoningShape | Harmony | ResponseTemplate | type[ReasoningParser]
 
 _HARMONY_TOOLS = "openai"
 _HARMONY_REASONING = "openai_gptoss"
@@ -99,8 +97,6 @@ class OutputParsers:
                 "neither goes with another parser."
             )
         self._mistral = tool_parser == "mistral"
-        breaks = isinstance(self._reasoning, ReasoningFormat) and self._reasoning.escaped_newlines
-        self._log_type = NewlineLog if breaks else EventLog
 
     @property
     def finds_calls(self) -> bool:
@@ -143,6 +139,7 @@ class OutputParsers:
         *,
         prompt_text: str = "",
         call_prefix: str = CHAT_PREFIX,
+        held: Held = "nothing",
     ) -> OutputParser | None:
         """The parser of one sequence; None if its text needs no parser, as in a plain chat.
 
@@ -151,8 +148,9 @@ class OutputParsers:
             choice: the calls that the client wants; None means "auto".
             prompt_text: the rendered prompt, whose end may have opened reasoning.
             call_prefix: the prefix of call ids, unless the model's format or template requires another form.
+            held: what is held to a client's format.
         """
-        return self.opener(tools, choice, prompt_text=prompt_text, call_prefix=call_prefix)()
+        return self.opener(tools, choice, prompt_text=prompt_text, call_prefix=call_prefix, held=held)()
 
     def opener(
         self,
@@ -161,35 +159,43 @@ class OutputParsers:
         *,
         prompt_text: str = "",
         call_prefix: str = CHAT_PREFIX,
+        held: Held = "nothing",
     ) -> Callable[[], OutputParser | None]:
         """As `open`, for many sequences of one request: the format of calls is found once."""
         choice = choice or ToolChoice()
         form = self._tool_format(tools, choice)
-        return functools.partial(self._open, form, tools, choice, prompt_text, call_prefix)
+        if isinstance(form, CallShape) and form.follows_text:
+            held = "nothing"
+        return functools.partial(self._open, form, tools, choice, prompt_text, call_prefix, held)
 
     def _open(
-        self, form: ToolSource | None, tools: Sequence[Tool], choice: ToolChoice, prompt_text: str, call_prefix: str
+        self,
+        form: ToolSource | None,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        prompt_text: str,
+        call_prefix: str,
+        held: Held,
     ) -> OutputParser | None:
-        make_id = mistral_call_id if self._mistral else functools.partial(random_call_id, call_prefix)
-        log = self._log_type(make_id, calls_only=form is not None and choice.mode in ("required", "named"))
-        stages: list[Stage] = []
-        if isinstance(self._tools, Harmony) or isinstance(self._reasoning, Harmony):
-            reader = Reader()
-            stages.append(Machine(reader, read_harmony(reader, log, calls=isinstance(form, Harmony))))
+        log = self._open_log(form, choice, call_prefix, is_held=held != "nothing")
+        reasoning: ReasoningSource | None = self._reasoning
+        template = next((each for each in (form, reasoning) if isinstance(each, ResponseTemplate)), None)
+        if template is not None and held != "nothing":  # which has no calls
+            form, reasoning = None, self._marks
+        if isinstance(self._tools, Harmony) or isinstance(reasoning, Harmony):
+            stages = open_harmony(form, log, held)
+        elif template is not None and held == "nothing":
+            stages = open_template(template, form, log, tools, prompt_text, reasoning=reasoning is not None)
         else:
-            content = log.text
-            if form is not None and not isinstance(form, Harmony | ResponseTemplate):
-                stages.append(_open_calls(form, log, tools))
-                content = stages[0].push
-            template = next((each for each in (form, self._reasoning) if isinstance(each, ResponseTemplate)), None)
-            if template is not None:
-                thinks, calls = self._reasoning is not None, form is template
-                stages.insert(0, template.open(log, content, prompt_text, tools, reasoning=thinks, calls=calls))
-            elif self._reasoning is not None and not isinstance(self._reasoning, ResponseTemplate):
-                stages.insert(0, _open_reasoning(self._reasoning, log, content, prompt_text, calls=bool(stages)))
-        if not stages:
-            return None
-        return EventParser(log, stages, max_calls=choice.max_calls)
+            stages = open_stages(form, reasoning, log, tools, prompt_text, held)
+        return EventParser(log, stages, max_calls=choice.max_calls) if stages else None
+
+    def _open_log(self, form: ToolSource | None, choice: ToolChoice, call_prefix: str, *, is_held: bool) -> EventLog:
+        make_id = mistral_call_id if self._mistral else functools.partial(random_call_id, call_prefix)
+        calls_only = form is not None and choice.mode in ("required", "named")
+        if isinstance(self._reasoning, ReasoningFormat) and self._reasoning.escaped_newlines:
+            return NewlineLog(make_id, calls_only=calls_only, is_held=is_held)
+        return EventLog(make_id, calls_only=calls_only)
 
     def constraint(self, tools: Sequence[Tool], choice: ToolChoice) -> CallConstraint | None:
         """The structure that a grammar must enforce in the answer, after its reasoning; None if any answer is allowed.
@@ -302,24 +308,3 @@ def find_reasoning_parser(
         known = ", ".join(sorted((*reasoning_parser_names(), *added)))
         raise ConfigError(f"--reasoning-parser: there is no parser {name!r}; there are {known}.")
     return form.with_suffix(checkpoint.suffix) if checkpoint and isinstance(form, ReasoningFormat) else form
-
-
-def _open_calls(form: CallShape | type[ToolParser], log: EventLog, tools: Sequence[Tool]) -> Stage:
-    if isinstance(form, type):
-        return PluginStage(form(tools), log, log.text)
-    reader = Reader()
-    return Machine(reader, read_calls(reader, log, form, tools))
-
-
-def _open_reasoning(
-    form: ReasoningShape | type[ReasoningParser],
-    log: EventLog,
-    content: Sink,
-    prompt_text: str,
-    *,
-    calls: bool,
-) -> Stage:
-    if isinstance(form, type):
-        return PluginStage(form(prompt_text), log, content)
-    reader = Reader()
-    return Machine(reader, form.read(reader, log, content, opened=form.is_opened(prompt_text), calls=calls))

@@ -62,9 +62,14 @@ def _is_tag(partial: str) -> bool:
 
 
 class Reader:
-    """The text that has arrived and is not read yet, and an optional record of the text that was read."""
+    """The text that has arrived and is not read yet, and an optional record of the text that was read.
+
+    Attributes:
+        is_opaque: the text here is a value, in which nothing is a mark but its own end.
+    """
 
     def __init__(self) -> None:
+        self.is_opaque = False
         self._text = ""
         self._at = 0
         self._ended = False
@@ -153,6 +158,39 @@ class Reader:
         if not found:
             raise Malformed
         return found
+
+    def leads_to(self, *options: str) -> Steps[bool]:
+        """Whether an option comes next, or the end of the text. Reads nothing."""
+        longest = max(map(len, options), default=1)
+        while True:
+            rest = self._text[self._at : self._at + longest]
+            if rest.startswith(options) or self._ended:
+                break
+            if rest and not any(option.startswith(rest) for option in options):
+                break
+            yield
+        return not rest or rest.startswith(options) or self._is_cut_off(rest, options)
+
+    def closes(self, *followers: str) -> Steps[tuple[bool, str]]:
+        """Whether the mark that was just read closes a text: one of `followers`, or the end, comes next.
+
+        Returns:
+            that, and the white space before it, which is read.
+        """
+        space = yield from self.word(_SPACE)
+        return (yield from self.leads_to(*followers)), space
+
+    def _is_cut_off(self, rest: str, options: Iterable[str]) -> bool:
+        """Whether a limit cut one of the options off."""
+        return self._end == "limit" and any(option.startswith(rest) for option in options)
+
+    def opaque(self, steps: Steps[T]) -> Steps[T]:
+        """Runs steps that read a value."""
+        self.is_opaque = True
+        try:
+            return (yield from steps)
+        finally:
+            self.is_opaque = False
 
     def run(self, pattern: re.Pattern[str], sink: Sink) -> Steps[None]:
         """Passes on all characters that `pattern`, a repeated class of characters, matches from here."""

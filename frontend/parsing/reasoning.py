@@ -6,6 +6,7 @@ from typing import Protocol, Self
 import msgspec
 from msgspec import Struct
 
+from quire.frontend.parsing.answer_sink import AnswerSink
 from quire.frontend.parsing.event_log import EventLog, FramedText
 from quire.frontend.parsing.reader import Markers, Reader, Sink, Steps
 from quire.frontend.parsing.token_suffix import suffix_marks
@@ -18,11 +19,15 @@ class ReasoningShape(Protocol):
     def markers(self) -> tuple[str, ...]:
         """Literals of the format that may be special tokens."""
 
+    @property
+    def frames(self) -> bool:
+        """Whether calls stand within its marks, too."""
+
     def is_opened(self, prompt_text: str) -> bool:
         """Whether an answer to this prompt begins within reasoning."""
 
-    def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
-        """Reads a whole answer: reasoning goes to the log, everything else to `content`."""
+    def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:
+        """Reads a whole text: reasoning goes to the log, everything else to `answer`."""
 
 
 class ReasoningFormat(Struct, frozen=True, kw_only=True):
@@ -32,14 +37,14 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         begin: markers that open reasoning. The prompt may end with one.
         end: markers that close reasoning.
         opened: answers begin within reasoning even if the prompt does not open it: the model writes no `begin`.
-        anywhere: reasoning may also be opened in the middle of the answer.
+        anywhere: text may come before the reasoning.
         answers: pairs of markers before and after the answer that follows the reasoning, if the model writes any.
         first: texts that open reasoning too, but only as the first of the answer.
         cites: reasoning and answers name their sources, as in `<co>text</co: 0:[1]>`; the marks are dropped.
         yields_to: beginnings of calls, which end reasoning that the model forgot to close. Reasoning may mention them:
             only a bracket after them shows that there is a call.
         named: calls begin with the function's name, so a letter shows it too.
-        dropped: markers that are never content.
+        dropped: markers that the model may write within reasoning, and before and after the answer.
         escaped_newlines: the model writes a line break as a backslash and a letter.
         suffixed: a checkpoint may have a suffix of its own in every mark.
     """
@@ -69,6 +74,11 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
         """Literals of the format that may be special tokens."""
         return self.begin + self.end + sum(self.answers, ()) + self.dropped
 
+    @property
+    def frames(self) -> bool:
+        """Whether calls stand within its marks, too."""
+        return False
+
     def is_opened(self, prompt_text: str) -> bool:
         """Whether an answer to this prompt begins within reasoning."""
         tail = prompt_text[-256:].rstrip()
@@ -76,52 +86,55 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
             return False
         return self.opened or tail.endswith(tuple(mark.rstrip() for mark in self.begin))
 
-    def read(self, reader: Reader, log: EventLog, content: Sink, *, opened: bool, calls: bool) -> Steps[None]:
-        """Reads a whole answer: reasoning goes to the log, everything else to `content`.
+    def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:
+        """Reads a whole text: reasoning goes to the log, everything else to `answer`.
 
         Args:
-            opened: the answer begins within reasoning.
-            calls: calls are parsed in the content, so a call may end reasoning.
+            opened: the text begins within reasoning.
         """
-        ends = self._markers(self.end + (self.yields_to if calls else ()) + self.dropped)
-        begins = Markers(self.begin + self.dropped)
         if opened:
             log.reasoning_begins()
         reader.start_record()
         yield from reader.space()
         first = yield from reader.accept(*self.begin, *self.first, *self.end)
         leading = reader.stop_record()
-        reasoning = first in self.begin + self.first or (opened and not first)
+        reasons = first in self.begin + self.first or (opened and not first)
         if not first:
-            (log.reasoning if opened else content)(leading)
-            if reader.is_cut:
-                marks = Markers(self.begin + self.end)
-                yield from reader.until(marks, log.reasoning if opened else content, keep_tags=False)
+            sink = log.reasoning if opened else answer.push
+            sink(leading)
+            if reader.is_at_end:
+                yield from reader.until(Markers(self.begin + self.end), sink, keep_tags=False)
                 return
         elif first in self.end:  # perhaps of no reasoning at all
             log.reasoning_ends()
         elif not opened:
             log.reasoning_begins()
-        while True:
-            if reasoning:
-                found = yield from self._read_reasoning(reader, log, ends)
-                if not found:
-                    return
-                log.reasoning_ends()
-                if found in self.yields_to:
-                    content(found)
-            if not self.anywhere:
-                break
-            while (found := (yield from reader.until(begins, content, keep_tags=False))) in self.dropped:
-                pass
-            if not found:
+        if self.anywhere and not first and not opened and not answer.is_held:
+            if not (yield from self._read_preface(reader, answer)):
                 return
             log.reasoning_begins()
-            reasoning = True
-        yield from self._read_answer(reader, content)
+            reasons = True
+        if reasons:
+            found = yield from self._read_reasoning(reader, log, answer)
+            if not found:
+                return
+            log.reasoning_ends()
+            if found in self.yields_to:
+                answer.push(found)
+        yield from self._read_answer(reader, answer)
 
-    def _read_reasoning(self, reader: Reader, log: EventLog, ends: Markers) -> Steps[str]:
+    def _read_preface(self, reader: Reader, answer: AnswerSink) -> Steps[str]:
+        """Reads text before reasoning. Returns the mark that opens the reasoning, or "" at the end of the text."""
+        begins = Markers(self.begin)
+        while found := (yield from reader.until(begins, answer.push, keep_tags=False)):
+            if not answer.is_opaque():
+                return found
+            answer.push(found)
+        return ""
+
+    def _read_reasoning(self, reader: Reader, log: EventLog, answer: AnswerSink) -> Steps[str]:
         """Reads reasoning to its end; returns the marker that ends it, or "" at the end of the text."""
+        ends = self._markers(self.end + (self.yields_to if answer.reads_calls else ()) + self.dropped)
         while found := (yield from self._until(reader, ends, log.reasoning)):
             if found in self.end:
                 return found
@@ -132,24 +145,45 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
                 log.reasoning(found)
         return ""
 
-    def _read_answer(self, reader: Reader, content: Sink) -> Steps[None]:
-        """Reads the answer, without the markers around it."""
-        if self.answers:
+    def _read_answer(self, reader: Reader, answer: AnswerSink) -> Steps[None]:
+        """Reads the answer, without the marks before and after it."""
+        if answer.is_held:
+            yield from reader.until(_NONE, answer.push)
+            return
+        begins = dict(self.answers)
+        begun = yield from self._read_leading(reader, answer.push, begins)
+        text = FramedText()
+
+        def sink(piece: str) -> None:
+            answer.push(text.push(piece) if begun else piece)
+
+        ends = ((begins[begun],) if begun else ()) + self.dropped
+        markers = self._markers(ends) if begun else Markers(ends)
+        while found := (yield from self._until(reader, markers, sink)):
+            closes, space = False, ""
+            if not answer.is_opaque():
+                closes, space = yield from reader.closes(*ends, *answer.openers)
+            if not closes:
+                sink(found + space)
+            elif begun:
+                text.cut()
+        if begun:
+            answer.push(text.flush())
+
+    def _read_leading(self, reader: Reader, sink: Sink, begins: dict[str, str]) -> Steps[str]:
+        """Reads the marks before an answer; returns the one of `begins`, or "" without any."""
+        while True:
             reader.start_record()
             yield from reader.space()
-            begun = yield from reader.accept(*(begin for begin, _ in self.answers))
+            found = yield from reader.accept(*begins, *self.dropped)
             leading = reader.stop_record()
-            if begun:
-                text = FramedText()
-                end = self._markers((dict(self.answers)[begun],))
-                if (yield from self._until(reader, end, lambda piece: content(text.push(piece)))):
-                    text.cut()
-                yield from reader.until(Markers(()), lambda piece: content(text.push(piece)))
-                content(text.flush())
-                return
-            content(leading)
-        while (yield from reader.until(Markers(self.dropped), content, keep_tags=False)):
-            pass
+            if found not in self.dropped:
+                break
+        if not found:
+            sink(leading)
+            if reader.is_at_end:
+                yield from reader.until(Markers((*begins, *self.dropped)), sink, keep_tags=False)
+        return found
 
     def _markers(self, ends: tuple[str, ...]) -> Markers:
         return Markers(ends + (_CITES if self.cites else ()))
@@ -166,7 +200,7 @@ _SPACE = re.compile(r"\s*")
 _CITE_END = "</co:"
 _CITES = ("<co>", _CITE_END)
 _ANGLE = "<tool_call>"
-_END = ("</think>",)  # where a model may write it again, within the answer
+_NONE = Markers(())
 
 _HUNYUAN = ReasoningFormat(yields_to=("<tool_calls>",), suffixed=True)
 
@@ -189,7 +223,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     ),
     "deepseek_r1": ReasoningFormat(opened=True),
     "deepseek_v3": ReasoningFormat(),
-    "deepseek_v4": ReasoningFormat(yields_to=("<｜DSML｜tool_calls>",), dropped=_END),
+    "deepseek_v4": ReasoningFormat(yields_to=("<｜DSML｜tool_calls>",)),
     "deepseek_v41": ReasoningFormat(yields_to=("<｜DSML｜ calls>",)),
     "ernie45": ReasoningFormat(opened=True, answers=(("<response>", "</response>"),)),
     "gemma4": ReasoningFormat(
@@ -199,9 +233,8 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         anywhere=True,
         yields_to=("<|tool_call>",),
         named=True,
-        dropped=("<channel|>",),
     ),
-    "glm45": ReasoningFormat(anywhere=True, yields_to=(_ANGLE,), named=True, dropped=_END),
+    "glm45": ReasoningFormat(anywhere=True, yields_to=(_ANGLE,), named=True),
     "granite": ReasoningFormat(
         begin=("Here is my thought process:", "Here's my thought process:"),
         end=("Here is my response:", "Here's my response:"),
@@ -216,7 +249,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         opened=True,
         yields_to=("<ifm|tool_calls>",),
     ),
-    "kimi_k2": ReasoningFormat(yields_to=("<|tool_calls_section_begin|>",), dropped=_END),
+    "kimi_k2": ReasoningFormat(yields_to=("<|tool_calls_section_begin|>",)),
     "kimi_k3": ReasoningFormat(
         begin=("<|open|>think<|sep|>",),
         end=("<|close|>think<|sep|>",),
@@ -226,13 +259,12 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "minicpmv": ReasoningFormat(
         yields_to=(_ANGLE,),
         dropped=(
-            *_END,
             "<|im_end|>",
             *(f"<{bar}reserved_{index}{bar}>" for bar in ("", "|") for index in range(12, 16)),
         ),
         escaped_newlines=True,
     ),
-    "minimax_m2": ReasoningFormat(opened=True, yields_to=("<minimax:tool_call>",), dropped=_END),
+    "minimax_m2": ReasoningFormat(opened=True, yields_to=("<minimax:tool_call>",)),
     "minimax_m3": ReasoningFormat(begin=("<mm:think>",), end=("</mm:think>",), anywhere=True),
     "mistral": ReasoningFormat(
         begin=("[THINK]", "<think>"),
@@ -241,7 +273,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         yields_to=("[TOOL_CALLS]",),
         named=True,
     ),
-    "nemotron_v3": ReasoningFormat(opened=True, yields_to=(_ANGLE,), dropped=_END),
+    "nemotron_v3": ReasoningFormat(opened=True, yields_to=(_ANGLE,)),
     "olmo3": ReasoningFormat(opened=True),
     "plamo3": ReasoningFormat(
         begin=("<|plamo:begin_think:plamo|>",),
@@ -249,15 +281,14 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
         yields_to=("<|plamo:begin_tool_requests:plamo|>",),
         dropped=("<|plamo:tag|>",),
     ),
-    "qwen3": ReasoningFormat(yields_to=(_ANGLE,), dropped=_END),
+    "qwen3": ReasoningFormat(yields_to=(_ANGLE,)),
     "seed_oss": ReasoningFormat(
         begin=("<seed:think>",),
         end=("</seed:think>",),
         yields_to=("<seed:tool_call>",),
-        dropped=("</seed:think>",),
     ),
     "step3": ReasoningFormat(opened=True),
-    "step3p5": ReasoningFormat(opened=True, yields_to=(_ANGLE,), dropped=_END),
+    "step3p5": ReasoningFormat(opened=True, yields_to=(_ANGLE,)),
 }
 """Formats by name, as in `--reasoning-parser`."""
 

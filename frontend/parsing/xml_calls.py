@@ -240,11 +240,11 @@ class _Call:
             key, convert = yield from self._read_key(name)
             if first and key in form.wrappers and wraps_arguments(self._tools.get(name), key):
                 first = False
-                marker = yield from self._read_wrapper(name, key, convert, markers)
+                marker = yield from reader.opaque(self._read_wrapper(name, key, convert, markers))
             elif key:
                 log.arguments(f'{"{" if first else ", "}"{quote(key)}": ')
                 first = False
-                marker = yield from self._read_value(convert)
+                marker = yield from reader.opaque(self._read_value(convert))
             if marker == "":
                 marker = yield from reader.until(markers, self._junk.append)
         is_between = marker == "" and not "".join(self._junk).strip()

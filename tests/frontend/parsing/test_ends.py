@@ -44,8 +44,6 @@ def test_the_beginning_of_a_mark_is_text(name: str):
 def test_the_beginning_of_a_mark_of_reasoning_is_text(name: str):
     form = find_reasoning_parser(name)
     assert form is not None
-    if name == "gemma4":
-        pytest.skip("reasoning may begin again")
     parsers = OutputParsers(reasoning_parser=name)
     whole = written(name, "Hm.", "code: ")
     for beginning in beginnings(form.markers):
