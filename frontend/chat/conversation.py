@@ -130,6 +130,7 @@ class Conversations:
             request_id,
             priority=chat.priority,
             cache_salt=chat.cache_salt,
+            add_special_tokens=chat.add_special_tokens,
             truncation=chat.truncation,
             fit_context=chat.max_tokens is None or chat.lowers_max_tokens,
             grammar_is_whole=True,

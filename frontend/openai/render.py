@@ -14,6 +14,7 @@ from quire.frontend.openai.generate import GenerateSampling
 from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
+from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.turns import apart, in_turns
 
 
@@ -46,13 +47,9 @@ class Rendering:
         """Renders a conversation. Raises RequestError."""
         self._check(request)
         chat = request.to_chat_input()
-        prompt = await self._conversations.render(chat)
+        prompt = await self._conversations.render(chat, must_fit=chat.truncation is None)
         sampling = self._conversations.sampling(chat)
-        if sampling.max_tokens is None:
-            room = self._engine.max_model_len - len(prompt.token_ids)
-            sampling = sampling.replace(max_tokens=max(room, 1))
-        special = bool(request.add_special_tokens)
-        return await self._rendered("chatcmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
+        return await self._rendered("chatcmpl", request, prompt, sampling, special=bool(request.add_special_tokens))
 
     async def completion(self, request: CompletionRequest) -> list[RenderedRequest]:
         """Renders each of the prompts. Raises RequestError."""
@@ -68,10 +65,9 @@ class Rendering:
         special = request.add_special_tokens is not False
         rendered = []
         async for each in in_turns(request.prompts()):
-            prompt = await self._engine.prompts.read(each, add_special_tokens=special)
-            rendered.append(
-                await self._rendered("cmpl", request, prompt.text, prompt.token_ids, sampling, special=special)
-            )
+            must_fit = request.truncation is None
+            prompt = await self._engine.prompts.read(each, add_special_tokens=special, must_fit=must_fit)
+            rendered.append(await self._rendered("cmpl", request, prompt, sampling, special=special))
         return rendered
 
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
@@ -83,23 +79,34 @@ class Rendering:
         self,
         prefix: str,
         request: ChatRequest | CompletionRequest,
-        text: str | None,
-        token_ids: list[int],
+        prompt: Prompt,
         sampling: SamplingParams,
         *,
         special: bool,
     ) -> RenderedRequest:
+        text, token_ids = prompt.text, prompt.token_ids
+        offsets = None
+        if text is not None and request.return_token_offsets:
+            tokenizer = self._engine.async_tokenizer.tokenizer
+            find = functools.partial(tokenizer.offsets, text, add_special_tokens=special)
+            offsets = await apart(find, is_long=len(text) > INLINE_CHARACTERS)
+        if (truncation := request.truncation) is not None:
+            cut = functools.partial(
+                self._engine.prompts.part,
+                prompt=prompt,
+                truncation=truncation,
+                max_tokens=sampling.max_tokens,
+                has_special_tokens=special,
+            )
+            token_ids, offsets = cut(token_ids), None if offsets is None else cut(offsets)
         if len(token_ids) >= self._engine.max_model_len:
             raise ParameterError(
                 f"The prompt has {len(token_ids)} tokens, but prompt and output together are limited to "
                 f"{self._engine.max_model_len} (max_model_len); shorten it.",
                 param="messages" if isinstance(request, ChatRequest) else "prompt",
             )
-        offsets = None
-        if text is not None and request.return_token_offsets:
-            tokenizer = self._engine.async_tokenizer.tokenizer
-            find = functools.partial(tokenizer.offsets, text, add_special_tokens=special)
-            offsets = await apart(find, is_long=len(text) > INLINE_CHARACTERS)
+        if sampling.max_tokens is None:
+            sampling = sampling.replace(max_tokens=self._engine.max_model_len - len(token_ids))
         return RenderedRequest(
             request_id=choose_id(prefix, request, None),
             token_ids=token_ids,

@@ -2,14 +2,14 @@
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from quire.core.errors import ParameterError
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.text.tokenizer import Tokenizer, needed
-from quire.frontend.text.truncation import Side
+from quire.frontend.text.truncation import AddedTokens
 
 T = TypeVar("T")
 
@@ -50,10 +50,9 @@ class AsyncTokenizer:
         """The tokenizer itself. Raises ParameterError when the server runs without one."""
         return needed(self._tokenizer)
 
-    @property
-    def truncation_side(self) -> Side:
-        """The side of a prompt that truncation cuts when the request names no side."""
-        return "right" if self._tokenizer is None else self._tokenizer.truncation_side
+    def added_tokens(self, token_ids: Sequence[int]) -> AddedTokens:
+        """The tokens of a text's `token_ids` that the tokenizer has added to the text's own."""
+        return AddedTokens.of(token_ids, self.tokenizer.encode(""))
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = True) -> list[int]:
         """Token ids of a text; a thread tokenizes a long one. A text slightly longer than the context is tokenized too.

@@ -1,7 +1,7 @@
 """Reads prompts of all forms into token ids, and checks them against one model."""
 
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.core.errors import ParameterError
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
@@ -9,6 +9,8 @@ from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds, split_prompt
 from quire.frontend.requests.request_fields import check_salt
 from quire.frontend.text.truncation import Truncation
+
+T = TypeVar("T")
 
 
 class PromptReader:
@@ -77,8 +79,13 @@ class PromptReader:
             )
         return prompt
 
-    def truncate(self, prompt: Prompt, truncation: Truncation, max_tokens: int | None) -> Prompt:
+    def truncate(
+        self, prompt: Prompt, truncation: Truncation, max_tokens: int | None, *, has_special_tokens: bool
+    ) -> Prompt:
         """The part of a prompt that `truncation` keeps; a prompt that was cut has no text.
+
+        Args:
+            has_special_tokens: the tokenizer has added its special tokens to the prompt's text.
 
         Raises:
             ParameterError: `truncation` keeps more tokens than there is room for.
@@ -88,9 +95,23 @@ class PromptReader:
                 "truncate_prompt_tokens cuts text and token ids; send as many rows of prompt_embeds as are wanted.",
                 param="truncate_prompt_tokens",
             )
-        room = self._limit.max_model_len - (max_tokens or 1)
-        kept = truncation.apply(prompt.token_ids, room=room, tokenizer_side=self._tokenizer.truncation_side)
+        kept = self.part(prompt.token_ids, prompt, truncation, max_tokens, has_special_tokens=has_special_tokens)
         return prompt if kept is prompt.token_ids else prompt._replace(text=None, token_ids=kept)
+
+    def part(
+        self,
+        tokens: list[T],
+        prompt: Prompt,
+        truncation: Truncation,
+        max_tokens: int | None,
+        *,
+        has_special_tokens: bool,
+    ) -> list[T]:
+        """The part of a list with something for each token of `prompt`; arguments and errors are `truncate`'s."""
+        room = self._limit.max_model_len - (max_tokens or 1)
+        if prompt.text is None or not has_special_tokens:
+            return truncation.apply(tokens, room=room)
+        return truncation.apply(tokens, room=room, added=self._tokenizer.added_tokens(prompt.token_ids))
 
 
 def embeds_reader(hidden_size: int) -> ReadEmbeds:

@@ -144,7 +144,7 @@ class RequestIntake:
         must_fit = truncation is None
         read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens, must_fit=must_fit)
         if truncation is not None:
-            read = self.prompts.truncate(read, truncation, sampling.max_tokens)
+            read = self.prompts.truncate(read, truncation, sampling.max_tokens, has_special_tokens=add_special_tokens)
         if self._after_reasoning is not None and not grammar_is_whole:
             sampling = self._after_reasoning(sampling, read.text, read.token_ids)
         return await self.running.open(

@@ -12,7 +12,6 @@ from quire.frontend.text.backend import TokenizerBackend
 from quire.frontend.text.pieces import byte_fallback_piece, byte_level_piece, fallback_byte
 from quire.frontend.text.text_length import LengthBound
 from quire.frontend.text.tokenizer_files import read_tokenizer_files
-from quire.frontend.text.truncation import Side
 
 
 class _WholeTexts(dict[int, str | None]):
@@ -39,7 +38,6 @@ class Tokenizer:
         chat_templates: Jinja texts by name; the usual one is called `default`.
         folder, mode, trust_remote_code: from which, and how, the tokenizer was read, so that other processes can
             read it.
-        truncation_side: the end at which a prompt is truncated, if a request does not say.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class Tokenizer:
         folder: Path,
         mode: TokenizerMode = "auto",
         trust_remote_code: bool = False,
-        truncation_side: Side = "right",
     ) -> None:
         self._backend = backend
         self.special_tokens = special_tokens
@@ -59,7 +56,6 @@ class Tokenizer:
         self.folder = folder
         self.mode = mode
         self.trust_remote_code = trust_remote_code
-        self.truncation_side = truncation_side
         added = backend.added_tokens()
         self.added_token_ids = frozenset(added)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -85,7 +81,6 @@ class Tokenizer:
             folder=folder,
             mode=mode,
             trust_remote_code=trust_remote_code,
-            truncation_side="left" if files.config.get("truncation_side") == "left" else "right",
         )
 
     def read_config(self) -> dict[str, Any]:

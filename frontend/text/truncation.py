@@ -1,23 +1,46 @@
 """Truncates prompts that are too long, if the request asks for it."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 from quire.core.errors import ParameterError
 
 Side = Literal["left", "right"]
+T = TypeVar("T")
+
+
+class AddedTokens(NamedTuple):
+    """How many tokens of a prompt a tokenizer has put before and behind the text's own."""
+
+    before: int = 0
+    behind: int = 0
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], alone: Sequence[int]) -> "AddedTokens":
+        """Those of `token_ids`.
+
+        Args:
+            alone: the ids that the tokenizer makes of an empty text.
+        """
+        before = 0
+        while before < len(alone) and token_ids[before : before + 1] == alone[before : before + 1]:
+            before += 1
+        behind = alone[before:]
+        return cls(before, len(behind)) if token_ids[len(token_ids) - len(behind) :] == behind else cls()
 
 
 class Truncation(NamedTuple):
     """The most tokens of a prompt to keep; -1 for as many as fit the context.
 
-    `side` is the end that is cut off; None for the tokenizer's default.
+    `side` is the end that is cut off. Without it, the last tokens of the text stay, and those that the tokenizer
+    adds: so do vLLM and the `tokenizers` library. With it, added tokens are cut off as any others.
     """
 
     num_tokens: int
     side: Side | None = None
 
-    def apply(self, token_ids: list[int], *, room: int, tokenizer_side: Side) -> list[int]:
-        """The part of `token_ids` that is kept.
+    def apply(self, tokens: list[T], *, room: int, added: AddedTokens = AddedTokens()) -> list[T]:
+        """The part of a prompt's tokens that is kept, or of a list with something for each of them.
 
         Args:
             room: the most tokens of a prompt that leave room for the requested output.
@@ -32,6 +55,10 @@ class Truncation(NamedTuple):
                 f"leave for the prompt; got {self.num_tokens}.",
                 param="truncate_prompt_tokens",
             )
-        if len(token_ids) <= limit:
-            return token_ids
-        return token_ids[-limit:] if (self.side or tokenizer_side) == "left" else token_ids[:limit]
+        if len(tokens) <= limit:
+            return tokens
+        if self.side == "right":
+            return tokens[:limit]
+        if self.side == "left" or sum(added) > limit:
+            return tokens[-limit:]
+        return tokens[: added.before] + tokens[len(tokens) - limit + added.before :]

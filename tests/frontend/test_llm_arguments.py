@@ -69,8 +69,10 @@ def test_tokenization_options(llm: LLM) -> None:
         return llm.generate("a b c d e f", GREEDY, tokenization_kwargs=options)[0].prompt_token_ids
 
     whole = ids()
-    assert ids(truncate_prompt_tokens=4) == whole[:4]
+    assert ids(truncate_prompt_tokens=4) == ids(truncation=True, max_length=4) == whole[-4:]
     assert ids(truncation=True, max_length=4, truncation_side="left") == whole[-4:]
+    assert ids(truncation=True, max_length=4, truncation_side="right") == whole[:4]
+    assert ids(truncate_prompt_tokens=4, add_special_tokens=False) == whole[-4:]
     assert ids(truncation=False, padding=False) == whole
     assert len(llm.generate([5] * 400, GREEDY, tokenization_kwargs={"truncation": True})[0].prompt_token_ids) == 248
     bos = llm.get_tokenizer().bos_token_id
@@ -191,7 +193,7 @@ def test_the_asynchronous_class_takes_the_same_arguments(folder: str) -> None:
                 [5, 9], GREEDY, "a", prompt_text="shown", tokenization_kwargs={"truncate_prompt_tokens": 1}
             )
             [*_, last] = [output async for output in stream]
-            assert last.prompt_token_ids == [5]
+            assert last.prompt_token_ids == [9]
             with pytest.raises(ParameterError, match="kv_hints is not supported"):
                 await anext(llm.generate("a", GREEDY, "b", kv_hints={"x": 1}))
             with pytest.raises(AttributeError, match="Quire's scheduler does not pause"):

@@ -204,15 +204,16 @@ def test_named_tokens_instead_of_the_likeliest(base_url: str) -> None:
 def test_prompts_are_cut_where_asked(base_url: str) -> None:
     ids = tokenize(base_url, "The quick brown fox jumps over the lazy dog")
     for fields, kept in (
-        ({"truncate_prompt_tokens": 4}, ids[:4]),
+        ({"truncate_prompt_tokens": 4}, ids[-4:]),
         ({"truncate_prompt_tokens": 4, "truncation_side": "left"}, ids[-4:]),
+        ({"truncate_prompt_tokens": 4, "truncation_side": "right"}, ids[:4]),
         ({"truncate_prompt_tokens": -1}, ids),
     ):
         [choice] = scores(base_url, prompt=ids, max_tokens=1, return_token_ids=True, **fields)["choices"]
         assert choice["prompt_token_ids"] == kept
     long = ids * 400
     [choice] = scores(base_url, prompt=long, max_tokens=2, return_token_ids=True, truncate_prompt_tokens=-1)["choices"]
-    assert choice["prompt_token_ids"] == long[: 2048 - 2]
+    assert choice["prompt_token_ids"] == long[2 - 2048 :]
 
 
 def test_beams_are_choices(client: openai.OpenAI, base_url: str) -> None:

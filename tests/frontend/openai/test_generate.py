@@ -88,6 +88,34 @@ def test_a_rendered_conversation_is_a_body(base_url: str) -> None:
     assert answer.json()["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
 
 
+def test_prompts_are_cut_as_they_are_rendered(base_url: str) -> None:
+    """The last tokens stay, with their places in the text."""
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", {"messages": [{"role": "user", "content": "The quick brown fox jumps"}], "max_tokens": 4}),
+        ("completions", {"prompt": "The quick brown fox jumps over the lazy dog", "add_special_tokens": False}),
+    ]
+    for route, body in bodies:
+        url, body = f"{base_url}/v1/{route}/render", {**body, "return_token_offsets": True}
+        [whole, last, first] = [
+            httpx.post(url, json={**body, **fields}).json()
+            for fields in (
+                {},
+                {"truncate_prompt_tokens": 3},
+                {"truncate_prompt_tokens": 3, "truncation_side": "right"},
+            )
+        ]
+        [whole, last, first] = [each[0] if isinstance(each, list) else each for each in (whole, last, first)]
+        for name in ("token_ids", "token_offsets"):
+            assert last[name] == whole[name][-3:]
+            assert first[name] == whole[name][:3]
+        answer = httpx.post(
+            f"{base_url}/v1/{route}",
+            json={**body, "truncate_prompt_tokens": 3, "return_token_offsets": False, "return_token_ids": True},
+        )
+        told = answer.json()
+        assert (told.get("prompt_token_ids") or told["choices"][0]["prompt_token_ids"]) == last["token_ids"]
+
+
 def test_without_max_tokens_an_answer_may_fill_the_context(base_url: str) -> None:
     answer = ask(base_url, token_ids=[5] * 2000, sampling_params={"ignore_eos": True, "temperature": 0}).json()
     assert answer["usage"]["completion_tokens"] == 48

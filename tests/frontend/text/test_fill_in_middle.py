@@ -3,13 +3,17 @@
 from pathlib import Path
 
 import pytest
+import tokenizers
 from tokenizers import AddedToken
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 from quire.core.errors import ParameterError
 from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.fill_in_middle import AFTER, BEFORE, FORMATS, Format, fill_in_middle, find_format
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.text.truncation import Truncation
+from quire.frontend.text.truncation import AddedTokens, Truncation
 from tests.frontend.text import tokenizers_zoo
 
 
@@ -47,22 +51,35 @@ def test_a_vocabulary_without_such_tokens_refuses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("truncation", "side", "kept"),
+    ("truncation", "kept"),
     [
-        (Truncation(3), "right", [0, 1, 2]),
-        (Truncation(3), "left", [7, 8, 9]),
-        (Truncation(3, "left"), "right", [7, 8, 9]),
-        (Truncation(3, "right"), "left", [0, 1, 2]),
-        (Truncation(-1), "right", [0, 1, 2, 3, 4, 5, 6, 7]),
-        (Truncation(8), "left", [2, 3, 4, 5, 6, 7, 8, 9]),
+        (Truncation(3), [7, 8, 9]),
+        (Truncation(3, "left"), [7, 8, 9]),
+        (Truncation(3, "right"), [0, 1, 2]),
+        (Truncation(-1), [2, 3, 4, 5, 6, 7, 8, 9]),
+        (Truncation(-1, "right"), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (Truncation(8), [2, 3, 4, 5, 6, 7, 8, 9]),
     ],
 )
-def test_what_is_kept_of_a_prompt(truncation: Truncation, side: str, kept: list[int]) -> None:
-    assert truncation.apply(list(range(10)), room=8, tokenizer_side=side) == kept  # type: ignore[arg-type]
+def test_what_is_kept_of_a_prompt(truncation: Truncation, kept: list[int]) -> None:
+    assert truncation.apply(list(range(10)), room=8) == kept
+
+
+@pytest.mark.parametrize("num_tokens", [2, 3, 5, 9])
+@pytest.mark.parametrize("single", ["<s> $A", "<s> $A </s>", "$A </s>", "$A"])
+def test_a_text_is_cut_as_the_library_cuts_it(num_tokens: int, single: str) -> None:
+    """vLLM has the `tokenizers` library cut texts, which leaves the tokens that it adds."""
+    library = tokenizers.Tokenizer(WordLevel({"<s>": 0, "</s>": 1, **{word: 2 + ord(word) for word in "abcdefg"}}))
+    library.pre_tokenizer = Whitespace()
+    library.post_processor = TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
+    token_ids, alone = library.encode("a b c d e f g").ids, library.encode("").ids
+    library.enable_truncation(num_tokens, direction="left")
+    kept = Truncation(num_tokens).apply(token_ids, room=10, added=AddedTokens.of(token_ids, alone))
+    assert kept == library.encode("a b c d e f g").ids
 
 
 @pytest.mark.parametrize("num_tokens", [0, -2, 9])
 def test_what_cannot_be_kept(num_tokens: int) -> None:
     with pytest.raises(ParameterError) as caught:
-        Truncation(num_tokens).apply([1], room=8, tokenizer_side="right")
+        Truncation(num_tokens).apply([1], room=8)
     assert caught.value.param == "truncate_prompt_tokens"
