@@ -23,6 +23,7 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.registry import ARCHITECTURES
 from quire.executor.models.transformers.attention import FlatCode, PagedAttention, is_latent
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
+from quire.executor.models.transformers.elsewhere import leave_out_towers
 from quire.executor.models.transformers.exchange import Exchange, transposed_weights
 from quire.executor.models.transformers.fast_path import FastPath, TracedCode
 from quire.executor.models.transformers.own_attention import RowCode
@@ -55,6 +56,7 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
     if plan is not None and context.sequences is not None:
         raise _refusal(spec, f"runs row by row, on whole sequences, and {context.sequences.flag} divides them")
     weights = ModuleWeights(context.weights, model, transposed_weights(model, splits))
+    leave_out_towers(model, findings.called)
     own = replace(context, weights=weights)
     part = StagePart(is_first=True, is_last=True, token_size=spec.hidden_size)
     if len(context.layers) < spec.num_layers:

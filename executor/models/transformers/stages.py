@@ -6,7 +6,7 @@ the output. So nothing is made of what the code computes before the first layer 
 weights for that are another stage's; programs leave it out.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.step_context import StepContext
+from quire.executor.models.transformers.elsewhere import Elsewhere
 from quire.executor.models.transformers.probe import Findings, Trace, run_backbone, runnable, traced
 from quire.executor.models.transformers.rows import LayerPlan, RowPlan, dry_cache, run_row
 
@@ -180,33 +181,6 @@ def _check_stage(
 # -------------------------------------------------------------------------------------------- what stands for others
 
 
-class _Elsewhere(nn.Module):
-    """A module whose weights another stage has. It computes with zeros, for code that needs a result of some shape."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._module = (module,)  # no part of this one, so that nothing is read for it
-        self._apply(lambda zero: zero)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """One number stands for a whole weight, on whichever device."""
-        for owner in self._module[0].modules():
-            for name, parameter in owner._parameters.items():
-                if parameter is not None:
-                    zero = fn(torch.zeros((), dtype=parameter.dtype))
-                    owner._parameters[name] = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
-        return super()._apply(fn, recurse)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self._module[0], name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._module[0](*args, **kwargs)
-
-
 class _Passage:
     """What a backbone is given in the place of embeddings, and what it returns in the place of its own output."""
 
@@ -262,7 +236,7 @@ def _leave_out(
         backbone.register_forward_hook(passage.leave)
     before, behind = _ends(model, findings, stack)
     ends = [*([] if part.is_first else before), *([] if part.is_last else behind)]
-    others: dict[nn.Module, nn.Module] = {module: _Elsewhere(module) for module in ends}
+    others: dict[nn.Module, nn.Module] = {module: Elsewhere(module) for module in ends}
     for index, layer in enumerate(stack):
         if index not in layers:
             enters, leaves = index == layers.start - 1, index == layers.stop

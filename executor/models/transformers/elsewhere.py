@@ -1,0 +1,53 @@
+"""Modules of a class that stay without weights: those of other pipeline stages, and what computes no text."""
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+class Elsewhere(nn.Module):
+    """A module without weights: another stage has them, or nobody needs them. It computes with zeros, for code that
+    needs a result of some shape."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = (module,)  # no part of this one, so that nothing is read for it
+        if (first := next(module.parameters(), None)) is not None:  # classes ask any parameter for their own dtype
+            self.number = nn.Parameter(torch.zeros((), dtype=first.dtype), requires_grad=False)
+        self._apply(lambda zero: zero)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """One number stands for a whole weight, on whichever device."""
+        for owner in self._module[0].modules():
+            for name, parameter in owner._parameters.items():
+                if parameter is not None:
+                    zero = fn(torch.zeros((), dtype=parameter.dtype))
+                    owner._parameters[name] = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
+        return super()._apply(fn, recurse)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._module[0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._module[0](*args, **kwargs)
+
+
+def leave_out_towers(model: nn.Module, called: Container[nn.Module]) -> None:
+    """Takes the weights from what `model` has for images and sounds: models inside that a dry run on text never called.
+
+    So do those of the layers between such a model and the text's.
+    """
+    for parent in list(model.modules()):
+        idle = {
+            name: child
+            for name, child in parent._modules.items()
+            if child is not None and not any(part in called for part in child.modules())
+        }
+        if any(isinstance(child, PreTrainedModel) for child in idle.values()):
+            parent._modules.update({name: Elsewhere(child) for name, child in idle.items()})
