@@ -98,7 +98,10 @@ class Choice:
     def _parsed(self, parser: OutputParser, output: CompletionOutput) -> list[Event]:
         """The events of an output's text, which may have been taken before."""
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = None  # whose traceback leads here
         if self._taken is None:
             return parser.push(output.text, output.token_ids)
         events, self._taken = self._taken, []

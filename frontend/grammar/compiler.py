@@ -97,7 +97,10 @@ class GrammarCompiler:
         if task is None:
             task = self._compiling[key] = asyncio.create_task(self._compile(constraint, key))
             task.add_done_callback(lambda done: self._on_compiled(key, done))
-        return await asyncio.shield(task)  # other requests may wait for the same task
+        try:
+            return await asyncio.shield(task)  # other requests may wait for the same task
+        finally:
+            del task  # a failed task holds its error, whose traceback leads here
 
     def _on_compiled(self, key: bytes, task: "asyncio.Task[Grammar]") -> None:
         del self._compiling[key]

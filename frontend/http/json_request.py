@@ -82,9 +82,15 @@ class JsonRequest(Request[Any, Any, Any]):
         assert field is not None
         return await self.read(field.annotation)
 
+    async def take_body(self) -> bytes:
+        """The whole body, which the request forgets: a connection remembers its last request as long as it is open."""
+        body = await self.body()
+        self._body = self._connection_state.body = b""
+        return body
+
     async def read(self, kind: Any) -> Any:
-        """The body as an object of type `kind`. Raises ParameterError."""
-        value, ignored = self.reader.read(await self.body(), kind)
+        """The body, which is taken, as an object of type `kind`. Raises ParameterError."""
+        value, ignored = self.reader.read(await self.take_body(), kind)
         if ignored:
             cast("dict[str, Any]", self.scope)[IGNORED] = ignored
         return value

@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 connections, with limits on half-sent requests, and with bodies beside an `Upgrade` header."""
 
 import asyncio
+import weakref
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -22,16 +23,19 @@ class _ClosesAfterTheRequest:
 
     A connection that is closed before is reset, and a client that still sends (urllib does, however early the answer
     comes) sees a broken pipe instead of the answer.
+
+    The protocol, which holds the answer, is known weakly, so that no cycle keeps a request once its connection is lost.
     """
 
     def __init__(self, protocol: "HttpProtocol") -> None:
-        self._protocol = protocol
+        self._protocol = weakref.ref(protocol)
         self.write = protocol.transport.write
         self.is_closing = protocol.transport.is_closing
 
     def close(self) -> None:
         """Ends the connection, or has it end with the request's last byte or at its deadline."""
-        self._protocol.close_after_request()
+        if (protocol := self._protocol()) is not None:
+            protocol.close_after_request()
 
 
 class HttpProtocol(HttpToolsProtocol):

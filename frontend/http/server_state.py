@@ -1,6 +1,7 @@
 """The server's state: whether the model is loaded, how many requests run, and whether the server is stopping."""
 
 import asyncio
+import functools
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -63,7 +64,7 @@ class ServerState:
         """
         task = asyncio.create_task(work)
         gone = asyncio.create_task(_disconnected(receive))
-        gone.add_done_callback(lambda _: task.cancel())
+        gone.add_done_callback(functools.partial(_cancel, task))
         self._running.add(task)
         if self._stopped:
             task.cancel()
@@ -78,10 +79,15 @@ class ServerState:
         finally:
             self._running.discard(task)
             gone.cancel()
+            del task, gone  # a failed task's error has this frame in its traceback: the cycle would hold the body
 
 
 def _stopping() -> UnavailableError:
     return UnavailableError("The server is shutting down; send the request to another one.", retry_after_seconds=5)
+
+
+def _cancel(task: asyncio.Task[Any], _: object) -> None:
+    task.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from litestar import Request, get, post, route
+from litestar import get, post, route
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
@@ -141,12 +141,12 @@ def control_routes(engine: AsyncLLM, state: ServerState) -> list[Any]:
     """Handlers that change how the server runs; they need an API key."""
 
     @post("/start_profile", status_code=200, responses=documented_empty(), summary="Start a profile")
-    async def start_profile(request: Request[Any, Any, Any]) -> ASGIApp:
+    async def start_profile(request: JsonRequest) -> ASGIApp:
         """Begins to record what --profiler-config names. A JSON body may hold profile_prefix, delay_iterations and
         max_iterations for torch's profiler.
         """
         state.check_ready()
-        await engine.start_profile(**msgspec.structs.asdict(_read_options(await request.body())))
+        await engine.start_profile(**msgspec.structs.asdict(_read_options(await request.take_body())))
         return ASGIResponse(body=b"")
 
     @post("/stop_profile", status_code=200, responses=documented(Timeline), summary="Stop the profile")

@@ -66,7 +66,7 @@ class BatchChat:
                     break
                 tasks.append(asyncio.create_task(self._chat.complete(each, headers)))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # gather would cancel all in one turn
-            answers = [task.result() for task in tasks if task.done()]
+            answers = await asyncio.gather(*(task for task in tasks if task.done()))
         finally:
             await cancel(tasks)
         return await apart(functools.partial(_joined, answers), is_long=len(answers) > INLINE_CHOICES)

@@ -17,6 +17,7 @@ from quire.core.errors import EngineError, ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.merging import cancel
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.turns import in_turns
@@ -142,12 +143,13 @@ class BeamSearch:
         try:
             yield await self._task
         finally:
-            self._task.cancel()
+            self.close()
 
     def close(self) -> None:
         """Ends the search. Harmless at the end."""
         if self._task is not None:
             self._task.cancel()
+            self._task = None  # a failed task holds its error, whose traceback leads here
 
     async def _run(self) -> RequestOutput:
         return self.output(await self.sequences())
@@ -225,8 +227,7 @@ class BeamSearch:
                 tasks.append(asyncio.create_task(self._likeliest(beam, f"{step}-{index}")))
             return await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # one failed, or the search is closed
-                task.cancel()
+            await cancel(tasks)  # one failed, or the search is closed
 
     async def _likeliest(self, beam: Beam, name: str) -> dict[int, Logprob]:
         prompt = self._prompt._replace(text=None, token_ids=self._prompt.token_ids + beam.token_ids)

@@ -58,6 +58,7 @@ async def _merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, R
         await queue.put(None)
 
     pumps: list[asyncio.Task[None]] = []
+    item = None
     try:
         async for index, stream in in_turns(enumerate(streams), most=TASKS_PER_TURN):
             pumps.append(asyncio.create_task(pump(index, stream)))
@@ -72,6 +73,9 @@ async def _merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, R
                 yield item
     finally:
         await cancel(pumps)
+        del item  # an error, whose traceback leads here, as do those of the errors that nobody reads
+        while not queue.empty():
+            queue.get_nowait()
 
 
 async def cancel(tasks: list[asyncio.Task[Any]]) -> None:

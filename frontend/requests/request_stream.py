@@ -220,16 +220,21 @@ class RequestStream:
         self._has_news = False
         self._done = self._finished_at is not None
         if self._error is not None:
-            return self._last_before(self._error)
+            return self._last_before_error()
         return self._take()
 
-    def _last_before(self, error: QuireError) -> RequestOutput:
+    def _last_before_error(self) -> RequestOutput:
         """The output that a slow reader has not taken before the request failed; raises the error where there is none.
 
-        So a stream tells the same tokens before its error, however slow its reader is.
+        So a stream tells the same tokens before its error, however slow its reader is. An error's traceback leads here
+        and to the prompt: once the error is raised, nothing here refers to it.
         """
         if self._unread is None:
-            raise error
+            assert self._error is not None
+            try:
+                raise self._error
+            finally:
+                self._error = None
         unread, self._unread = self._unread, None
         self._done, self._has_news = False, True
         return unread

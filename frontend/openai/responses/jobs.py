@@ -146,9 +146,13 @@ class Jobs:
         self._makings.add(job.version, Making(response, history, task))
         either: list[asyncio.Future[Any]] = [begun, task]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if begun.done() and (error := begun.result()) is not None:
-            raise error
-        return queued
+        error = begun.result() if begun.done() else None
+        try:
+            if error is not None:
+                raise error
+            return queued
+        finally:
+            del begun, either, error  # which has this frame in its traceback: the cycle would hold the body
 
     async def _make(self, job: Job, begun: asyncio.Future[QuireError | None]) -> None:
         """Makes a response in the background.
