@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from quire.frontend.openai.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from quire.frontend.outputs import Logprob
+from quire.frontend.text.token_texts import texts_after
 from quire.frontend.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
@@ -29,8 +30,9 @@ class LogprobFormatter:
         content = []
         for row in rows:
             sampled = next(iter(row))
-            top = [TopLogprob(self._text(i), _finite(row[i]), self._bytes(i)) for i in self._top(row)]
-            content.append(TokenLogprob(self._text(sampled), _finite(row[sampled]), self._bytes(sampled), top))
+            top = [TopLogprob(self._text(i, row[i]), _finite(row[i]), self._bytes(i, row[i])) for i in self._top(row)]
+            entry = row[sampled]
+            content.append(TokenLogprob(self._text(sampled, entry), _finite(entry), self._bytes(sampled, entry), top))
         return ChatLogprobs(content)
 
     def completion(
@@ -46,19 +48,19 @@ class LogprobFormatter:
             out.text_offset.append(offset)
             if row is None:
                 assert first_id is not None
-                token = self._text(first_id)
+                token = self._first_text(first_id)
                 out.token_logprobs.append(None)
                 out.tokens.append(token)
                 out.top_logprobs.append(None)
                 offset += len(token)
                 continue
             sampled = next(iter(row))
-            token = self._text(sampled)
+            token = self._text(sampled, row[sampled])
             out.token_logprobs.append(_finite(row[sampled]))
             out.tokens.append(token)
             shown: dict[str, float] = {}
-            for token_id in (sampled, *self._top(row)):  # the first of several tokens of equal text (U+FFFD) is kept
-                shown.setdefault(self._text(token_id), _finite(row[token_id]))
+            for token_id in (sampled, *self._top(row)):  # the first of several tokens of equal text is kept
+                shown.setdefault(self._text(token_id, row[token_id]), _finite(row[token_id]))
             out.top_logprobs.append(shown)
             offset += len(token)
         return out
@@ -71,13 +73,23 @@ class LogprobFormatter:
         ranked = sorted((entry.rank or 0, token_id) for token_id, entry in row.items())
         return [token_id for rank, token_id in ranked if rank <= limit]
 
-    def _text(self, token_id: int) -> str:
+    def _text(self, token_id: int, entry: Logprob) -> str:
         if self._as_ids or self._tokenizer is None:
             return f"token_id:{token_id}"
-        return self._tokenizer.token_text(token_id)
+        return self._tokenizer.token_text(token_id) if entry.decoded_token is None else entry.decoded_token
 
-    def _bytes(self, token_id: int) -> list[int]:
-        return list(self._tokenizer.piece(token_id)) if self._tokenizer is not None else []
+    def _first_text(self, token_id: int) -> str:
+        if self._as_ids or self._tokenizer is None:
+            return f"token_id:{token_id}"
+        return texts_after(self._tokenizer, []).text(token_id)
+
+    def _bytes(self, token_id: int, entry: Logprob) -> list[int]:
+        """The token's own bytes, which may be a part of a character: joined, those of the text."""
+        if self._tokenizer is None:
+            return []
+        if self._tokenizer.spells_bytes or entry.decoded_token is None:
+            return list(self._tokenizer.piece(token_id))
+        return list(entry.decoded_token.encode())
 
 
 def prompt_logprobs(rows: Sequence[dict[int, Logprob] | None] | None) -> list[dict[int, Logprob] | None] | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from quire.core.wire.protocol import FinishReason, RequestDelta, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.outputs import CompletionOutput, FlatLogprobs, SampleLogprobs
-from quire.frontend.requests.token_logprobs import read_row
+from quire.frontend.requests.token_logprobs import RowReader
 from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ class Completion:
         *("request_id", "index", "finish_reason", "stop_reason", "num_tokens", "num_cached_tokens", "num_preemptions"),
         *("queued_at", "scheduled_at", "first_token_at", "last_token_at", "has_news", "_interval", "_num_told"),
         *("_kind", "_include_stop", "_tokenizer", "_detokenizer", "_texts", "_token_ids", "_logprobs"),
-        *("_cumulative_logprob", "_new_logprobs", "_watch"),
+        *("_cumulative_logprob", "_new_logprobs", "_rows", "_watch"),
     )
 
     def __init__(
@@ -57,6 +57,7 @@ class Completion:
         self._new_logprobs = FlatLogprobs if sampling.flat_logprobs else list
         self._logprobs: SampleLogprobs | None = self._new_logprobs() if wants_logprobs else None
         self._cumulative_logprob: float | None = 0.0 if wants_logprobs else None
+        self._rows = RowReader(self.text_tokenizer, prompt_token_ids) if wants_logprobs else None
         self._watch: Watch | None = None
 
     def watch(self, watch: Watch) -> None:
@@ -79,8 +80,9 @@ class Completion:
         self._token_ids += token_ids if count == len(token_ids) else token_ids[:count]
         self.num_tokens += count
         if self._logprobs is not None:
-            for position in (delta.logprobs or [])[:count]:
-                self._add_logprobs(position)
+            positions = (delta.logprobs or [])[:count]
+            for place, position in enumerate(positions, start=1):
+                self._add_logprobs(position, is_last=self.finish_reason is not None and place == len(positions))
         self.has_news = self._interval == 1 or self._is_due()
 
     def _is_due(self) -> bool:
@@ -131,15 +133,17 @@ class Completion:
             self._watch(text, [])
         return text
 
-    def _add_logprobs(self, position: TokenLogprobs) -> None:
+    def _add_logprobs(self, position: TokenLogprobs, *, is_last: bool) -> None:
         assert self._logprobs is not None
         assert self._cumulative_logprob is not None
-        self._logprobs.append(read_row(position, self.token_text))
+        assert self._rows is not None
+        self._logprobs.append(self._rows.read(position, is_last=is_last))
         self._cumulative_logprob += position.logprobs[0]
 
-    def token_text(self, token_id: int) -> str | None:
-        """A token's text; None when the request wants no text."""
-        return self._tokenizer.token_text(token_id) if self._detokenizer and self._tokenizer else None
+    @property
+    def text_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None when the request wants no text."""
+        return self._tokenizer if self._detokenizer is not None else None
 
     def take(self) -> CompletionOutput:
         """The reader's next output: only the new part with DELTA, everything otherwise."""

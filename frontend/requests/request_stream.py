@@ -75,7 +75,7 @@ class RequestStream:
         self._prompt_rows: PromptRows | None = None
         if sampling.scores_prompt:
             num_named = max(map(len, sampling.prompt_logprob_token_ids or [[]]))
-            self._prompt_rows = PromptRows(len(prompt.token_ids), self._completions[0].token_text, num_named)
+            self._prompt_rows = PromptRows(prompt.token_ids, self._completions[0].text_tokenizer, num_named)
         # Whether a reader may take outputs before the end: the prompt's log-probabilities come first.
         self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 

@@ -160,6 +160,11 @@ class Tokenizer:
         """The text of one token, with parts of characters as U+FFFD."""
         return self.piece(token_id).decode("utf-8", "replace")
 
+    @property
+    def spells_bytes(self) -> bool:
+        """Whether the pieces of tokens, joined, are the bytes of their text."""
+        return self.kind in ("byte_level", "byte_fallback")
+
     def is_byte_token(self, token_id: int) -> bool:
         """Whether the token is one of the 256 byte tokens, such as `<0x0A>`."""
         return self.kind == "byte_fallback" and fallback_byte(self.token(token_id) or "") is not None

@@ -102,6 +102,51 @@ def test_logprobs_come_in_columns(client: openai.OpenAI) -> None:
     assert streamed == {"tokens": columns.tokens, "text_offset": columns.text_offset}
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_tokens_of_split_characters_join_up_to_the_text(base_url: str, n: int) -> None:
+    """The token that completes a character has it, the others before have none, and offsets point into the text."""
+    body: dict[str, Any] = {
+        "prompt": "日x",
+        "echo": True,
+        "logprobs": 2,
+        "n": n,
+        "max_tokens": 60,
+        "return_token_ids": True,
+        "structured_outputs": {"choice": ["語é🙂z"]},
+    }
+    answer = httpx.post(base_url + "/v1/completions", json=body, timeout=60).json()
+    streamed: list[dict[str, list[Any]]] = [{"tokens": [], "text_offset": []} for _ in range(n)]
+    for line in httpx.post(base_url + "/v1/completions", json={**body, "stream": True}, timeout=60).text.splitlines():
+        for choice in json.loads(line.removeprefix("data: "))["choices"] if "{" in line else []:
+            for name, values in streamed[choice["index"]].items():
+                values += choice["logprobs"][name] if choice["logprobs"] else []
+    for choice in answer["choices"]:
+        columns = choice["logprobs"]
+        texts = columns["tokens"][:-1]  # without the end of the output, which is no text
+        assert choice["text"] == "日x語é🙂z" == "".join(texts)
+        assert [text for text in texts if text] == list(choice["text"])
+        assert len(columns["tokens"]) == len(choice["token_ids"]) + len(choice["prompt_token_ids"])
+        for offset, token in zip(columns["text_offset"], texts, strict=False):
+            assert choice["text"][offset:].startswith(token)
+        assert streamed[choice["index"]] == {name: columns[name] for name in ("tokens", "text_offset")}
+
+
+def test_tokens_of_split_characters_in_a_chat(base_url: str) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "a"}],
+        "logprobs": True,
+        "top_logprobs": 1,
+        "max_tokens": 60,
+        "structured_outputs": {"choice": ["語é"]},
+    }
+    choice = httpx.post(base_url + "/v1/chat/completions", json=body, timeout=60).json()["choices"][0]
+    content = choice["logprobs"]["content"][:-1]  # without the end of the output
+    assert "".join(entry["token"] for entry in content) == choice["message"]["content"] == "語é"
+    assert [entry["token"] for entry in content if entry["token"]] == ["語", "é"]
+    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "語é"
+    assert all(entry["bytes"] for entry in content)
+
+
 def test_sampled_token_is_among_the_likeliest_even_when_it_is_not(client: openai.OpenAI) -> None:
     columns = ask(client, "a", logprobs=1, temperature=5.0, seed=1, max_tokens=20).choices[0].logprobs
     sizes = [len(top) for top in columns.top_logprobs]
