@@ -3,7 +3,7 @@
 What concerns the engine and no request is in `control/engine_control.py`.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -299,6 +299,10 @@ class AsyncLLM(EngineControl):
             internal: an id is the same inside the engine and outside, so either value means the same.
         """
         self._intake.running.abort([request_id] if isinstance(request_id, str) else request_id)
+
+    def abort_replies(self, reply_ids: Collection[str]) -> None:
+        """As `abort`, for the ids that a server's answers have."""
+        self._intake.running.abort_replies(reply_ids)
 
     @property
     def num_unfinished(self) -> int:

@@ -37,6 +37,9 @@ _REFUSED = {
 }
 
 
+_PREFIX = "generate-tokens-"
+
+
 class GenerateSampling(SamplingParams):
     """Sampling parameters; without max_tokens, the answer may fill the context."""
 
@@ -84,6 +87,12 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             raise ParameterError(
                 "output_mode 'text' needs sampling_params.detokenize; leave out one of the two.", param="output_mode"
             )
+
+
+class AbortRequest(Struct):
+    """Body of POST /inference/v1/abort_requests: ids that answers have, or that requests for tokens chose."""
+
+    request_ids: list[str]
 
 
 class TokenIdLogprob(Struct):
@@ -213,6 +222,11 @@ class TokenGeneration:
         finally:
             stream.close()
 
+    def abort(self, request: AbortRequest) -> None:
+        """Ends requests; their answers have the finish_reason "abort". Unknown ids are ignored."""
+        asked = request.request_ids
+        self._engine.abort_replies({*asked, *(_PREFIX + each for each in asked)})
+
     async def _open(
         self, request: GenerateRequest, reply_id: str, kind: RequestOutputKind, headers: ClientHeaders
     ) -> RequestStream:
@@ -268,4 +282,4 @@ class TokenGeneration:
 
 
 def _reply_id(request: GenerateRequest, headers: ClientHeaders) -> str:
-    return f"generate-tokens-{(headers.request_id or request.request_id or uuid.uuid4().hex)[:MAX_ID_CHARACTERS]}"
+    return f"{_PREFIX}{(headers.request_id or request.request_id or uuid.uuid4().hex)[:MAX_ID_CHARACTERS]}"

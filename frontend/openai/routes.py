@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from litestar import Router, get, post
+from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -11,7 +12,7 @@ from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.http.answers import HttpAnswers, documented, json_answer
+from quire.frontend.http.answers import HttpAnswers, documented, documented_empty, json_answer
 from quire.frontend.http.json_request import JsonRequest, decode_body
 from quire.frontend.http.load_report import LoadReport
 from quire.frontend.http.openapi_document import BODY
@@ -30,7 +31,14 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.generate import GenerateLogprobs, GenerateRequest, GenerateResponse, TokenGeneration
+from quire.frontend.openai.generate import (
+    AbortRequest,
+    GenerateLogprobs,
+    GenerateRequest,
+    GenerateResponse,
+    TokenGeneration,
+)
+from quire.frontend.openai.generative_scoring import GenerativeScoring, ScoringRequest, ScoringResponse
 from quire.frontend.openai.models import ModelCards
 from quire.frontend.openai.render import RenderedRequest, Rendering
 from quire.frontend.openai.responses.compaction import Compactions
@@ -100,7 +108,8 @@ def openai_routes(
     return [
         Router("/v1", route_handlers=handlers),
         _invocation_route(chat, text, answers, load),
-        _generate_route(TokenGeneration(engine, server), answers),
+        *_generate_routes(TokenGeneration(engine, server), answers),
+        _scoring_route(GenerativeScoring(engine), answers),
         *_tokenizer_routes(tokenization, answers),
         *([_tokenizer_info_route(tokenization, server, answers)] if server.enable_tokenizer_info_endpoint else []),
     ]
@@ -248,7 +257,7 @@ def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: Htt
     return invoke
 
 
-def _generate_route(service: TokenGeneration, answers: HttpAnswers) -> Any:
+def _generate_routes(service: TokenGeneration, answers: HttpAnswers) -> list[Any]:
     answer = GenerateResponse[GenerateLogprobs] | GenerateResponse[ChatLogprobs]
 
     @post("/inference/v1/generate", status_code=200, responses=documented(answer), summary="Generate tokens")
@@ -257,7 +266,24 @@ def _generate_route(service: TokenGeneration, answers: HttpAnswers) -> Any:
         answers.check_ready()
         return await _continue(service, data, request, answers)
 
-    return generate
+    @post("/inference/v1/abort_requests", status_code=200, responses=documented_empty(), summary="Abort requests")
+    async def abort(data: AbortRequest) -> ASGIApp:
+        """Ends requests by the ids of their answers, whatever route made them; unknown ids are ignored."""
+        answers.check_ready()
+        service.abort(data)
+        return ASGIResponse(body=b"")
+
+    return [generate, abort]
+
+
+def _scoring_route(scoring: GenerativeScoring, answers: HttpAnswers) -> Any:
+    @post("/generative_scoring", status_code=200, responses=documented(ScoringResponse), summary="Score items")
+    async def score(request: JsonRequest, data: ScoringRequest) -> ASGIApp:
+        """The probability of the first of some tokens behind a query with each of several items."""
+        answers.check_ready()
+        return await answers.whole(scoring.score(data, ClientHeaders.read(request.headers)), request)
+
+    return score
 
 
 async def _continue(

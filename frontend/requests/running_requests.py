@@ -1,7 +1,7 @@
 """The requests that the engine works on: opens them with a read prompt, keeps them by id, and aborts them."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
@@ -11,6 +11,7 @@ from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.completion import Completion
+from quire.frontend.requests.ids import reply_id_of
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder
 from quire.frontend.requests.request_log import LoggedStream, RequestLog
@@ -155,6 +156,10 @@ class RunningRequests:
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.abort()
+
+    def abort_replies(self, reply_ids: Collection[str]) -> None:
+        """As `abort`, for all requests whose answers have these ids."""
+        self.abort([request_id for request_id in self._streams if reply_id_of(request_id) in reply_ids])
 
     def close(self) -> None:
         """Aborts all requests and ends the compiling of grammars."""

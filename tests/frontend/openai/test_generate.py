@@ -137,3 +137,33 @@ def test_what_cannot_be_honoured_is_refused(base_url: str, fields: dict[str, Any
     answer = ask(base_url, **fields)
     assert answer.status_code in (400, 404)
     assert param is None or answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/inference/v1/generate", "/v1/completions"])
+def test_requests_are_aborted_by_the_ids_of_their_answers(base_url: str, path: str) -> None:
+    """By the id that the client chose, too, of requests for tokens."""
+    is_generate = path == "/inference/v1/generate"
+    many = {"temperature": 0, "max_tokens": 1500, "ignore_eos": True}
+    body = {"token_ids": IDS, "sampling_params": many} if is_generate else {"prompt": IDS, **many}
+    reason, ids = None, ["nobody"]
+    url = base_url + path
+    headers = {"X-Request-Id": "stop-me"}
+    with httpx.stream("POST", url, json={**body, "stream": True}, headers=headers, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            part = json.loads(line.removeprefix("data: "))
+            if ids == ["nobody"]:
+                ids += ["stop-me"] if is_generate else [part["id"]]
+                aborted = httpx.post(f"{base_url}/inference/v1/abort_requests", json={"request_ids": ids}, timeout=60)
+                assert aborted.status_code == 200
+                assert aborted.content == b""
+            reason = part["choices"][0]["finish_reason"] if part["choices"] else reason
+    assert reason == "abort"
+
+
+def test_what_to_abort_must_be_told(base_url: str) -> None:
+    for body in ({}, {"request_ids": "one"}):
+        answer = httpx.post(f"{base_url}/inference/v1/abort_requests", json=body)
+        assert answer.status_code == 400
+        assert "request_ids" in answer.json()["error"]["message"]
