@@ -1,6 +1,7 @@
 """Reads the model's answers to a conversation, and gives sampling the parameters that this reading needs."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from quire.core.wire.sampling_params import ThinkingMarks
@@ -25,7 +26,7 @@ class AnswerReader:
         tokenizer: None when the server runs on token ids alone.
         may_think: the model may begin with reasoning by itself, before a required format or call.
         thinks_freely: a format that the client asks for begins after the reasoning.
-        template_defaults: the server's variables for the chat template.
+        template_variables: the variables that the chat template gets for a conversation.
         searches: counts searches for calls; None counts nothing.
     """
 
@@ -36,14 +37,14 @@ class AnswerReader:
         *,
         may_think: bool,
         thinks_freely: bool = True,
-        template_defaults: dict[str, Any] | None = None,
+        template_variables: Callable[[ChatInput], dict[str, Any]] = lambda chat: chat.template_variables,
         searches: ToolCallSearches | None = None,
     ) -> None:
         self._parsers = parsers
         self._tokenizer = tokenizer
         self._may_think = may_think
         self._thinks_freely = thinks_freely
-        self._template_defaults = template_defaults or {}
+        self._template_variables = template_variables
         self._searches = searches
         self._special_ids = functools.lru_cache(maxsize=16)(self._find_special_ids)
 
@@ -104,6 +105,11 @@ class AnswerReader:
             return None
         return marks
 
+    def _always_answers(self, chat: ChatInput) -> bool:
+        """Whether reasoning is the answer if the model gives no other: the client says so, or wants no reasoning."""
+        variables = self._template_variables(chat)
+        return variables.get("force_nonempty_content") is True or variables.get("enable_thinking") is False
+
     def _held(self, chat: ChatInput, prompt_text: str) -> Held:
         """The part of the answer that the client's format holds for. A structural tag leaves the text between free."""
         asked = _asked(chat)
@@ -135,7 +141,7 @@ class AnswerReader:
         if first is None:
             return None
         parsers = [first, *[parser() async for _ in in_turns(range(1, chat.num_choices))]]
-        always_answers = chat.always_answers(self._template_defaults)
+        always_answers = self._always_answers(chat)
         count_search = None
         if self._searches is not None and chat.tools.functions and chat.tools.choice.mode != "none":
             count_search = self._searches.counter(chat.request_type, streaming=chat.streams)

@@ -45,24 +45,9 @@ class ChatInput(Struct, frozen=True, kw_only=True):
         return self.beams["beam_width"] if self.beams is not None else self.sampling.get("n", 1)
 
     @property
-    def reasoning_variables(self) -> dict[str, Any]:
-        """Template variables for the effort: some templates read the effort, others only whether to think."""
-        effort = self.reasoning_effort
-        return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-
-    @property
     def asks_to_think(self) -> bool:
         """Whether the client wants reasoning."""
-        return bool({**self.reasoning_variables, **self.template_variables}.get("enable_thinking"))
-
-    def always_answers(self, defaults: dict[str, Any]) -> bool:
-        """Whether reasoning is the answer if the model gives no other: the client says so, or wants no reasoning.
-
-        Args:
-            defaults: the server's template variables.
-        """
-        variables = {**defaults, **self.reasoning_variables, **self.template_variables}
-        return variables.get("force_nonempty_content") is True or variables.get("enable_thinking") is False
+        return bool(self.template_variables.get("enable_thinking", self.reasoning_effort not in (None, "none")))
 
     @property
     def num_characters(self) -> int:

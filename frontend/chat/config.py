@@ -11,6 +11,7 @@ from quire.core.logging import get_logger
 from quire.frontend.checkpoint.serving_defaults import FILE_NAME, ServingDefaults
 
 if TYPE_CHECKING:
+    from quire.frontend.chat.chat_input import ChatInput
     from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
     from quire.frontend.parsing.parsers import OutputParsers
 
@@ -33,6 +34,14 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
     default_chat_template_kwargs: Annotated[
         dict[str, Any] | None,
         Meta(description="Variables for the chat template that a request may override.", extra={"parse": "json"}),
+    ] = None
+    reasoning_effort_map: Annotated[
+        dict[Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"], str] | None,
+        Meta(
+            description="What the chat template gets for a request's reasoning effort, such as "
+            '{"medium": "high"}, for templates that know other efforts than clients send.',
+            extra={"parse": "json"},
+        ),
     ] = None
     trust_request_chat_template: Annotated[
         bool, Meta(description="Run chat templates that clients send, in the sandbox that all templates run in.")
@@ -82,6 +91,16 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         if announces:
             logger.info("calls of functions are read as %s, by %s", name, source)
         return msgspec.structs.replace(self, tool_call_parser=name, enable_auto_tool_choice=True)
+
+    def template_variables(self, chat: "ChatInput") -> dict[str, Any]:
+        """Variables of the chat template: the client's over those of its effort, and over the server's defaults.
+
+        Some templates read the effort, others only whether to think.
+        """
+        effort = chat.reasoning_effort
+        effort = (self.reasoning_effort_map or {}).get(effort, effort)  # type: ignore[call-overload]
+        thinking = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return {**(self.default_chat_template_kwargs or {}), **thinking, **chat.template_variables}
 
     def make_output_parsers(
         self, reasoning: ReasoningConfig, checkpoint: "CheckpointMarks | None" = None

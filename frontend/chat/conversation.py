@@ -48,7 +48,7 @@ class Conversations:
             engine.tokenizer,
             may_think=bool(reasoning.reasoning_parser),
             thinks_freely=not engine.model.structured_outputs.enable_in_reasoning,
-            template_defaults=config.default_chat_template_kwargs,
+            template_variables=config.template_variables,
             searches=self.searches,
         )
 

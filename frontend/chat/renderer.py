@@ -59,11 +59,6 @@ class Renderer:
                 param="chat_template",
             )
         leaves_tools_out = chat.tools.choice.mode == "none" and config.exclude_tools_when_tool_choice_none
-        variables = {
-            **(config.default_chat_template_kwargs or {}),
-            **chat.reasoning_variables,
-            **chat.template_variables,
-        }
         return self._templates.render(
             self._parsers.readable(chat.messages),
             tools=None if leaves_tools_out else chat.tools.described,
@@ -72,5 +67,5 @@ class Renderer:
             continue_final_message=chat.continue_final_message,
             chat_template=chat.chat_template or self._own_template,
             content_format=config.chat_template_content_format,
-            chat_template_kwargs=variables,
+            chat_template_kwargs=config.template_variables(chat),
         )

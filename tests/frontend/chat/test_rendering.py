@@ -163,3 +163,11 @@ def test_sampling_is_the_requests_then_the_models_then_our_own(checkpoint: Calla
         assert (sampling["temperature"], sampling["top_p"], sampling.get("top_k", 0)) == (0.5, 0.8, 0)
         assert (sampling["stop"], sampling["n"], sampling["max_tokens"]) == (["x"], 2, 7)
         assert sampling["output_kind"] == RequestOutputKind.DELTA.value
+
+
+def test_efforts_become_what_the_template_knows(caller: Callable[..., Caller]) -> None:
+    template = "{{ reasoning_effort }} {{ enable_thinking }}"
+    call = caller(chat_template=template, reasoning_effort_map={"medium": "high", "max": "none"})
+    efforts = {"medium": "high True", "low": "low True", "max": "none False", "none": "none False"}
+    assert {effort: render(call, reasoning_effort=effort) for effort in efforts} == efforts
+    assert render(call, reasoning_effort="medium", chat_template_kwargs={"enable_thinking": False}) == "high False"

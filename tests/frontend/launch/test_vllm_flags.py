@@ -1,7 +1,8 @@
 """Every flag of vLLM's is known here, and taken with the value that it has in vLLM when nobody gives it.
 
-`vllm_flags.json` lists the flags of `vllm serve`, those of version 0.32 and those that only older versions have, each
-with its default; an object of a class of vLLM's that Quire has nothing like is null.
+`vllm_flags.json` lists the flags of `vllm serve`, those of version 0.32, those that are new or have another default in
+0.33, and those that only older versions have, each with its default; an object of a class of vLLM's that Quire has
+nothing like is null.
 """
 
 import json
@@ -20,7 +21,8 @@ from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.unsupported import unsupported
 
 TABLES = json.loads(Path(__file__).with_name("vllm_flags.json").read_text())
-FLAGS: dict[str, Any] = TABLES["0.32"] | TABLES["older"]
+NEWER: dict[str, Any] = TABLES["0.33"]
+FLAGS: dict[str, Any] = NEWER | TABLES["0.32"] | TABLES["older"]
 
 
 def parse(*words: str) -> Any:
@@ -54,7 +56,7 @@ def test_every_flag_is_taken_or_refused_by_name() -> None:
 
 def test_the_default_is_taken_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     no_value, refused = switches(), []
-    for flag, value in FLAGS.items():
+    for flag, value in [*FLAGS.items(), *NEWER.items()]:
         if value is None and flag in no_value:
             continue  # such a switch has no spelling for its default
         try:
@@ -66,18 +68,19 @@ def test_the_default_is_taken_on_the_command_line(capsys: pytest.CaptureFixture[
 
 def test_the_default_is_taken_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "vllm.yaml"
-    path.write_text(yaml.safe_dump({flag[2:]: value for flag, value in FLAGS.items() if flag.startswith("--")}))
-    assert parse("--config", str(path)).server_config.port == FLAGS["--port"]
+    for defaults in (FLAGS, FLAGS | NEWER):
+        path.write_text(yaml.safe_dump({flag[2:]: value for flag, value in defaults.items() if flag.startswith("--")}))
+        assert parse("--config", str(path)).server_config.port == FLAGS["--port"]
 
 
 def test_the_default_is_taken_as_a_keyword() -> None:
     known = EngineArgs().flat() | keyword_aliases()
     names = {f"--{name.replace('_', '-')}" for name in known} | set(unsupported("engine"))
     refused = []
-    for flag in FLAGS:
+    for flag, value in [*FLAGS.items(), *NEWER.items()]:
         if flag.startswith("--") and flag in names:
             try:
-                read_keywords({flag[2:].replace("-", "_"): FLAGS[flag]})
+                read_keywords({flag[2:].replace("-", "_"): value})
             except ConfigError as error:
                 refused.append(str(error))
     assert refused == []
