@@ -5,6 +5,7 @@ spread of the checkpoint's. So a file goes with a checkpoint of its own: that of
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def make_gguf(
     metadata: dict[str, Any] | None = None,
     embedding: str = "F32",
     more: dict[str, np.ndarray] | None = None,
+    without: str = "$^",
+    is_fused: bool = False,
 ) -> Path:
     """Writes `checkpoint` to the GGUF file `path`, and returns the folder of a checkpoint that holds the same numbers.
 
@@ -47,6 +50,8 @@ def make_gguf(
         metadata: more fields, without the architecture in their names.
         embedding: the type of the embedding and the output layer.
         more: tensors that the checkpoint does not have.
+        without: an expression for names of tensors that the file leaves out; they are zero in the folder.
+        is_fused: whether queries, keys and values are one tensor.
     """
     config = json.loads((checkpoint / "config.json").read_bytes())
     writer = gguf.GGUFWriter(path, architecture)
@@ -56,6 +61,7 @@ def make_gguf(
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     written: dict[str, torch.Tensor] = {}
     stacks: dict[str, list[np.ndarray]] = {}
+    threes: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in _one_by_one(load_file(checkpoint / "model.safetensors")).items():
         whole, _, expert = _without_expert(name)
         whole = whole.replace("e_score_correction_bias", "e_score_correction.bias").replace(".sinks", ".sinks.weight")
@@ -80,12 +86,20 @@ def make_gguf(
             raw = raw.reshape(-1)
         elif stored.endswith("shortconv.conv.weight"):
             raw = raw[:, 0]
-        if expert is None:
+        if re.search(without, stored):
+            written[name].zero_()
+        elif is_fused and re.search(r"attn_[qkv]\.", stored):
+            threes.setdefault(re.sub(r"attn_[qkv]", "attn_qkv", stored) + f" {chosen}", {})[stored] = raw
+        elif expert is None:
             writer.add_tensor(stored, raw, raw_dtype=gguf.GGMLQuantizationType[chosen])
         else:
             stacks.setdefault(f"{stored} {chosen}", []).append(raw)
     for stored, numbers in (more or {}).items():
         writer.add_tensor(stored, numbers)
+    for key, three in threes.items():
+        stored, chosen = key.split(" ")
+        parts = [three[stored.replace("qkv", part)] for part in "qkv"]
+        writer.add_tensor(stored, np.concatenate(parts), raw_dtype=gguf.GGMLQuantizationType[chosen])
     for key, parts in stacks.items():
         stored, chosen = key.split(" ")
         writer.add_tensor(stored, np.stack(parts), raw_dtype=gguf.GGMLQuantizationType[chosen])

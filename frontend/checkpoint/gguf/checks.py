@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.fields import Fields
-from quire.frontend.checkpoint.gguf.tokenizer import NO_ID
 
 
 class _Kind(NamedTuple):
@@ -66,7 +65,7 @@ _OF_MODEL = _kinds(
     (r"activation_sparsity_scale", "a list of numbers", _list_of(_is_number)),
     (r".+_epsilon", "a fraction between 0 and 1", lambda value: _is_real(value) and 0 < value < 1),
     (
-        r".+([._]scale|_softcapping|_clamp_kqv|factor|_multiplier|_beta_fast|_beta_slow)",
+        r"rope\.scale_linear|.+([._]scale|_softcapping|_clamp_kqv|factor|_multiplier|_beta_fast|_beta_slow)",
         "a fraction of at least 0",
         _is_real,
     ),
@@ -97,6 +96,8 @@ _OF_OTHERS = _kinds(
 _OF_LAYERS = ("attention.sliding_window_pattern", "attention.head_count", "attention.head_count_kv",
               "feed_forward_length", "activation_sparsity_scale")  # fmt: skip
 """Values of which a list has one for each layer."""
+_NO_ID = (-1, (1 << 32) - 1)
+"""Ids of tokens that there are not."""
 _IDS = re.compile(r"tokenizer\.ggml\.(bos|eos|eot|eom)_token_id")
 """Without those of padding and unknown texts, which sound files may have beyond the tokens."""
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -120,7 +121,7 @@ def check_values(path: str, metadata: Mapping[str, Any], longest: int) -> None:
             fault = f"not {kind.what}"
         elif kind is not None and kind.names.pattern == _SIZES and value > longest:
             fault = f"more than the {longest} of the longest tensor"
-        elif _IDS.fullmatch(key) and num_tokens and value not in NO_ID and not 0 <= value < num_tokens:
+        elif _IDS.fullmatch(key) and num_tokens and value not in _NO_ID and not 0 <= value < num_tokens:
             fault = f"where there are {num_tokens} tokens"
         elif name in _OF_LAYERS and isinstance(value, list) and len(value) != num_layers:
             fault = f"and not one value for each of {num_layers} layers"

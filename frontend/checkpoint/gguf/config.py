@@ -90,7 +90,7 @@ _COMMON: Mapping[str, Callable[[Fields], Any]] = {
     "rms_norm_eps": _eps,
     "tie_word_embeddings": lambda fields: "output.weight" not in fields.tensors,
     "attention_bias": lambda fields: fields.has_attention_bias,
-    "mlp_bias": lambda fields: "blk.0.ffn_down.bias" in fields.tensors,
+    "mlp_bias": lambda fields: any(fields.has_any(f"ffn_{part}.bias") for part in ("gate", "up", "down")),
     "dtype": _dtype,
     "rope_parameters": make_rope,
     "quantization_config": lambda _: {"quant_method": QUANT_METHOD},

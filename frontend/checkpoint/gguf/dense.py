@@ -2,7 +2,7 @@
 
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, granite_multipliers, named, windows
-from quire.frontend.checkpoint.gguf.rotation import make_rope
+from quire.frontend.checkpoint.gguf.rotation import make_rope, with_temperatures
 
 _NO_ROPE_INTERVAL = 4
 """Every such layer of SmolLM3 does not rotate; llama.cpp's code says it, not the file."""
@@ -62,7 +62,7 @@ def mistral3(fields: Fields) -> Config:
     """Ministral 3, whose queries grow with their positions, or Mistral Small 3.1 and 3.2, which are Llama's model."""
     rope = make_rope(fields)
     if log := fields.get("rope.scaling.yarn_log_multiplier"):
-        rope |= {"mscale": 1.0, "mscale_all_dim": log}  # 1: llama.cpp's code says it, not the file
+        rope = with_temperatures(rope, 1.0, log)  # 1: llama.cpp's code says it, not the file
     beta = fields.get("attention.temperature_scale")
     if not beta:
         return named("LlamaForCausalLM", "llama", hidden_act="silu", rope_parameters=rope)

@@ -74,7 +74,8 @@ class Fields:
 
     @property
     def has_attention_bias(self) -> bool:
-        return self.has_any("attn_q.bias")
+        """Whether queries, keys, values or outputs of some layer have a bias."""
+        return any(self.has_any(f"attn_{part}.bias") for part in ("q", "k", "v", "output"))
 
     def has_any(self, name: str) -> bool:
         """Whether some layer has a tensor of this name, such as `attn_q.weight`."""

@@ -21,16 +21,16 @@ from quire.core.wire.gguf_table import FILE_NAME, GgufTable, GgufTensor
 from quire.frontend.checkpoint.gguf.checks import check_tensors, check_values
 from quire.frontend.checkpoint.gguf.config import check_model, make_config
 from quire.frontend.checkpoint.gguf.fields import Fields
-from quire.frontend.checkpoint.gguf.fused import apart, tensors_of_metadata
+from quire.frontend.checkpoint.gguf.fused import absent_biases, apart, tensors_of_metadata
 from quire.frontend.checkpoint.gguf.header import Header, TensorInfo, check_installed, read_header
 from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, make_tokenizer, make_tokenizer_config
 
 logger = get_logger(__name__)
 
-_VERSION = 6
+_VERSION = 7
 """Of the folders' content; a new one makes them anew."""
 _VALUES = "values.bin"
-"""Float32 numbers that models have as tensors, and files as metadata."""
+"""Float32 numbers that models have as tensors, and files as metadata; then zeros, for biases that files leave out."""
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
@@ -97,11 +97,13 @@ def _contents(headers: Sequence[Header], values_file: Path) -> dict[str, bytes]:
     fields = Fields(path, metadata, {name: info for name, (_, info) in tensors.items()}, factors)
     config = make_config(fields)
     generation = make_generation_config(metadata)
-    values = tensors_of_metadata(metadata)
+    values, zeros = tensors_of_metadata(metadata), absent_biases(fields)
     tensors |= {name: (len(headers), TensorInfo("F32", (1,), 4 * index)) for index, name in enumerate(values)}
+    tensors |= {name: (len(headers), TensorInfo("F32", (size,), 4 * len(values))) for name, size in zeros.items()}
+    numbers = [*values.values(), *[0.0] * max(zeros.values(), default=0)]
     table = GgufTable(
         architecture=fields.architecture,
-        files=[str(header.path) for header in headers] + [str(values_file)] * bool(values),
+        files=[str(header.path) for header in headers] + [str(values_file)] * bool(numbers),
         tensors={
             name: GgufTensor(info.type, info.shape, index, info.offset) for name, (index, info) in tensors.items()
         },
@@ -114,7 +116,7 @@ def _contents(headers: Sequence[Header], values_file: Path) -> dict[str, bytes]:
     }
     texts |= _tokenizer(path, metadata)
     contents = {name: text.encode() for name, text in texts.items()}
-    return contents | ({_VALUES: struct.pack(f"<{len(values)}f", *values.values())} if values else {})
+    return contents | ({_VALUES: struct.pack(f"<{len(numbers)}f", *numbers)} if numbers else {})
 
 
 def _tokenizer(path: str, metadata: Mapping[str, Any]) -> dict[str, str]:

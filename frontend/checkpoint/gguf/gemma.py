@@ -4,6 +4,7 @@ import struct
 from statistics import NormalDist
 
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, named
+from quire.frontend.checkpoint.gguf.rotation import make_scaling
 
 
 def gemma(fields: Fields) -> Config:
@@ -22,7 +23,7 @@ def gemma2(fields: Fields) -> Config:
 
 def gemma3(fields: Fields) -> Config:
     return named(
-        "Gemma3ForCausalLM", "gemma3_text", **_windows(fields, interval=6, size=1024),
+        "Gemma3ForCausalLM", "gemma3_text", **_windows(fields, interval=6, size=None),
         query_pre_attn_scalar=_query_scalar(fields, largest=62),
     )  # fmt: skip
 
@@ -60,21 +61,21 @@ def gemma4(fields: Fields) -> Config:
     )  # fmt: skip
 
 
-def _windows(fields: Fields, interval: int, size: int) -> Config:
+def _windows(fields: Fields, interval: int, size: int | None) -> Config:
     """Windows of `size` tokens, if the file does not say another number, and rotations of both kinds of layers.
 
-    Every layer of an `interval` sees all tokens, if the file has no list.
+    Every layer of an `interval` sees all tokens, if the file has no list; without a size, all layers do.
     """
-    full = {"rope_type": "default", "rope_theta": fields.get("rope.freq_base", 1_000_000.0)}
-    if fields.get("rope.scaling.type") == "linear":
-        full |= {"rope_type": "linear", "factor": fields.need("rope.scaling.factor")}
+    window = fields.get("attention.sliding_window", size)
+    scaling = make_scaling(fields, fields.head_dim, has_factors=False)  # Gemma 4's factors: see `_proportional`
+    full = {"rope_theta": fields.get("rope.freq_base", 1_000_000.0), **scaling}
     local = {"rope_type": "default", "rope_theta": fields.get("rope.freq_base_swa", 10_000.0)}
-    pattern = fields.get("attention.sliding_window_pattern", interval)
+    pattern = fields.get("attention.sliding_window_pattern", interval) if window else 1
     count = fields.need("block_count")
     has_window = pattern if isinstance(pattern, list) else [bool((index + 1) % pattern) for index in range(count)]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": fields.get("attention.sliding_window", size),
+        "sliding_window": window,
         "layer_types": ["sliding_attention" if each else "full_attention" for each in has_window],
         "rope_parameters": {"full_attention": full, "sliding_attention": local},
         "final_logit_softcapping": fields.get("final_logit_softcapping"),

@@ -2,7 +2,7 @@
 
 from quire.frontend.checkpoint.gguf.fields import Config, Fields, named
 from quire.frontend.checkpoint.gguf.mixtures import SIGMOID
-from quire.frontend.checkpoint.gguf.rotation import make_rope
+from quire.frontend.checkpoint.gguf.rotation import make_rope, with_temperatures
 
 _LOG_FACTOR = 0.1
 """Of YaRN's temperature (arXiv:2309.00071, section 3.4), which files multiply by a model's `mscale_all_dim`."""
@@ -14,11 +14,11 @@ def deepseek2(fields: Fields) -> Config:
     Keys and values are a layer's latents where the file has `key_length_mla`, and those of its heads in older files.
     """
     own = latents(fields)
-    rope = own["rope_parameters"]
     if (log := fields.get("rope.scaling.yarn_log_multiplier")) is not None:
-        rope |= dict.fromkeys(("mscale", "mscale_all_dim"), log / _LOG_FACTOR)
+        weight = log / _LOG_FACTOR
+        own["rope_parameters"] = with_temperatures(own["rope_parameters"], weight, weight)
     if beta := fields.get("attention.temperature_scale"):  # of Mistral Large 3
-        rope["llama_4_scaling_beta"] = beta
+        own["rope_parameters"]["llama_4_scaling_beta"] = beta
     if not fields.get("expert_count"):
         return named("YoutuForCausalLM", "youtu", **own)
     groups = fields.get("expert_group_count", 1)

@@ -56,7 +56,7 @@ _KIMI = (
 )
 
 SPLITS: dict[str, list[str]] = {
-    "default": [_GPT2],
+    "default": [r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
     "gpt-2": [_GPT2],
     "olmo": [_GPT2],
     "jais": [_GPT2],

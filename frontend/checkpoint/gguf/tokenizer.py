@@ -12,57 +12,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.gguf.splits import ADDS_BOS, IGNORES_MERGES, NORMALISED, SPLITS
+from quire.frontend.checkpoint.gguf.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 from quire.frontend.checkpoint.piece_merges import merges_by_score
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
-"""Kinds of tokens, as `token_type` has them."""
-
-_NAMED = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
-NO_ID = (-1, (1 << 32) - 1)
-"""Ids in the metadata of tokens that there are not."""
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_ENDS_BY_TEXT = frozenset((
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
-    "<|end_of_text|>", "<|return|>", "<|call|>",
-))  # fmt: skip
-"""Control tokens that end an answer whatever the ids in the metadata say, as in llama.cpp: many files name only one."""
-
-
-class _Fields:
-    """The metadata below `tokenizer.ggml`."""
-
-    def __init__(self, path: str, metadata: Mapping[str, Any]) -> None:
-        self.path = path
-        self._metadata = metadata
-        self.kind: str = self.get("model", "none")
-        self.tokens: list[str] = self.get("tokens", [])
-        self.types: list[int] = self.get("token_type", [1] * len(self.tokens))
-        self.pre: str = self.get("pre", "default")
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._metadata.get(f"tokenizer.ggml.{name}", default)
-
-    def need(self, name: str) -> Any:
-        """Raises ConfigError for a value that is missing."""
-        if (value := self.get(name)) is None:
-            raise ConfigError(
-                f"{self.path} lacks tokenizer.ggml.{name}. Name the tokenizer of the original checkpoint with "
-                "--tokenizer."
-            )
-        return value
-
-    def token(self, name: str) -> str | None:
-        """The token whose id is in the field `name`."""
-        token_id = self.get(name)
-        return self.tokens[token_id] if token_id is not None and 0 <= token_id < len(self.tokens) else None
-
-    def of_type(self, *types: int) -> list[str]:
-        return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
+_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def make_tokenizer(path: str, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -71,7 +24,7 @@ def make_tokenizer(path: str, metadata: Mapping[str, Any]) -> Tokenizer:
     Raises:
         ConfigError: there is none, or one of another kind.
     """
-    fields = _Fields(path, metadata)
+    fields = Vocabulary(path, metadata)
     makers = {"gpt2": _byte_level, "llama": _sentence_pieces, "gemma4": _sentence_pieces}
     if fields.kind not in makers or not fields.tokens:
         raise ConfigError(
@@ -91,19 +44,17 @@ def make_tokenizer(path: str, metadata: Mapping[str, Any]) -> Tokenizer:
             f"{path}: its tokenizer is damaged ({error}). Name that of the original checkpoint with --tokenizer."
         ) from None
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in fields.of_type(_CONTROL)]
+        [AddedToken(token, special=True, normalized=False) for token in fields.of_type(CONTROL)]
     )
-    tokenizer.add_tokens(
-        [AddedToken(token, special=False, normalized=False) for token in fields.of_type(_USER_DEFINED)]
-    )
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in fields.of_type(USER_DEFINED)])
     _add_ends(tokenizer, fields)
     return tokenizer
 
 
 def make_tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """tokenizer_config.json: the named tokens and the chat templates."""
-    fields = _Fields("", metadata)
-    named = {name: fields.token(field) for name, field in _NAMED.items()}
+    fields = Vocabulary("", metadata)
+    named = {name: fields.token(role) for name, role in _NAMED.items()}
     config: dict[str, Any] = {name: token for name, token in named.items() if token is not None}
     template, prefix = metadata.get("tokenizer.chat_template"), "tokenizer.chat_template."
     others = {name.removeprefix(prefix): text for name, text in metadata.items() if name.startswith(prefix)}
@@ -117,13 +68,7 @@ def make_tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """generation_config.json: the ends of an answer, and sampling parameters if the file recommends some."""
-    fields = _Fields("", metadata)
-    ends = {fields.get(name) for name in _ENDS} - {None, *NO_ID}
-    ends |= {
-        index
-        for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=False))
-        if kind == _CONTROL and token in _ENDS_BY_TEXT
-    }
+    ends = Vocabulary("", metadata).ends
     sampling = {
         "temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
         "repetition_penalty": "penalty_repeat",
@@ -135,7 +80,7 @@ def make_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- kinds
 
 
-def _byte_level(fields: _Fields) -> Tokenizer:
+def _byte_level(fields: Vocabulary) -> Tokenizer:
     if fields.pre not in SPLITS:
         raise ConfigError(
             f"{fields.path}: texts are split as {fields.pre!r} says (tokenizer.ggml.pre), which is not known. Name the "
@@ -159,15 +104,15 @@ def _pair(merge: str) -> tuple[str, str]:
     return merge[0] + left, right
 
 
-def _sentence_pieces(fields: _Fields) -> Tokenizer:
+def _sentence_pieces(fields: Vocabulary) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(fields.tokens)}
     if fields.kind == "gemma4":
         merges = [_pair(merge) for merge in fields.need("merges")]
     else:
         merges = _merges_by_score(fields, vocabulary)
-    unknown = next(iter(fields.of_type(_UNKNOWN)), None)
+    unknown = next(iter(fields.of_type(UNKNOWN)), None)
     tokenizer = Tokenizer(
-        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bool(fields.of_type(_BYTE)))
+        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bool(fields.of_type(BYTE)))
     )
     has_prefix = fields.get("add_space_prefix", fields.kind == "llama")
     spaces = normalizers.Replace(" ", "▁")
@@ -177,21 +122,22 @@ def _sentence_pieces(fields: _Fields) -> Tokenizer:
     return tokenizer
 
 
-def _merges_by_score(fields: _Fields, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+def _merges_by_score(fields: Vocabulary, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     scores: list[float] = fields.get("scores") or [-float(index) for index in range(len(fields.tokens))]
     whole = [
         (token, scores[index])
         for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=True))
-        if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
+        if kind not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)
     ]
     return merges_by_score(whole, vocabulary)
 
 
-def _add_ends(tokenizer: Tokenizer, fields: _Fields) -> None:
+def _add_ends(tokenizer: Tokenizer, fields: Vocabulary) -> None:
     """Has texts begin with BOS, and end with EOS, where the file says so or llama.cpp does for its kind."""
     adds_bos = fields.get("add_bos_token", fields.kind != "gpt2" or fields.pre in ADDS_BOS)
-    bos = fields.token("bos_token_id") if adds_bos else None
-    eos = fields.token("eos_token_id") if fields.get("add_eos_token", False) else None
+    # Files of Gemma 4 were made that deny it, and llama.cpp adds it all the same.
+    bos = fields.token("bos") if adds_bos or fields.kind == "gemma4" else None
+    eos = fields.token("eos") if fields.get("add_eos_token", False) else None
     if bos is None and eos is None:
         return
     template = " ".join([*([bos] if bos else []), "$A", *([eos] if eos else [])])

@@ -34,7 +34,8 @@ def served(checkpoint: Checkpoints, tmp_path: Path, gguf_cache: Path) -> Served:
     """Makes a GGUF file; returns the folder that stands for it, and that of the checkpoint with the same numbers."""
 
     def make(family: str, architecture: str, kind: str | dict[str, str] = "Q8_0", **options: Any) -> tuple[Path, Path]:
-        written = {name: options.pop(name) for name in ("metadata", "embedding") if name in options}
+        own = ("metadata", "embedding", "without", "is_fused")
+        written = {name: options.pop(name) for name in own if name in options}
         source = checkpoint(family, **options)
         same = make_gguf(source, tmp_path / "model.gguf", architecture, kind, **written)
         return make_folder(parts_of(tmp_path / "model.gguf")), same
@@ -221,6 +222,33 @@ def test_each_architecture_is_the_model_that_the_file_was_made_of(family: str, s
     architecture, options, metadata = FAMILIES[family]
     window = {"sliding_window": 4} if "attention.sliding_window" in metadata else {}
     folder, same = served(family, architecture, metadata=metadata, **options, **window)
+    assert torch.allclose(logits(folder), logits(same), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "kind"),
+    [("llama", "llama", "Q8_0"), ("qwen2", "qwen2", "F32"), ("qwen3", "qwen3", "Q8_0"), ("gemma", "gemma", "Q8_0")],
+)
+def test_queries_keys_and_values_may_be_one_tensor(family: str, architecture: str, kind: str, served: Served) -> None:
+    """Of any architecture, as llama.cpp reads them; Qwen 2 has biases in it, too."""
+    folder, same = served(family, architecture, kind, is_fused=True, tie=family == "gemma")
+    assert torch.allclose(logits(folder), logits(same), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("without", "is_fused"),
+    [
+        (r"attn_output\.bias", False),
+        (r"attn_output\.bias", True),
+        (r"attn_[qk]\.bias|attn_output\.bias", False),
+        (r"attn_[qkv]\.bias", True),
+        (r"blk\.0.*attn_.*bias", False),
+        (r"ffn_(gate|up)\.bias|attn_v\.bias", False),
+    ],
+)
+def test_biases_that_a_file_leaves_out_are_zero(without: str, is_fused: bool, served: Served) -> None:
+    options: dict[str, Any] = {"without": without, "is_fused": is_fused}
+    folder, same = served("llama", "llama", attention_bias=True, mlp_bias=True, **options)
     assert torch.allclose(logits(folder), logits(same), atol=1e-4, rtol=1e-4)
 
 

@@ -1,6 +1,7 @@
 """GGUF files as checkpoints: which files a name stands for, what their metadata become, how damage is reported."""
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from quire.frontend.checkpoint import gguf as gguf_room
 from quire.frontend.checkpoint.gguf.config import make_config
 from quire.frontend.checkpoint.gguf.fields import Fields
 from quire.frontend.checkpoint.gguf.files import choose
+from quire.frontend.checkpoint.gguf.gemma import gemma3
 from quire.frontend.checkpoint.gguf.header import TensorInfo
+from quire.frontend.checkpoint.gguf.rotation import make_rope
 from quire.frontend.checkpoint.gguf.tokenizer import make_generation_config, make_tokenizer, make_tokenizer_config
 from quire.frontend.checkpoint.model_source import find_model, read_model_spec
 from quire.frontend.text.tokenizer import Tokenizer as ServedTokenizer
@@ -191,6 +194,79 @@ def test_positions_are_stretched_as_the_file_says(
     assert its_scale == scale
 
 
+_LINEAR = {"rope_type": "linear", "factor": 4.0}
+_YARN_SCALE = 0.1 * math.log(4) + 1
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rope", "scale"),
+    [
+        ({"rope.scaling.factor": 4.0}, _LINEAR, 1.0),
+        ({"rope.scale_linear": 4.0}, _LINEAR, 1.0),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, _LINEAR, 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope_type": "default"}, 1.0),
+        ({"rope.scaling.factor": 0.0, "rope.scale_linear": 4.0}, {"rope_type": "default"}, 1.0),
+        ({"rope.scaling.attn_factor": 1.5}, {"rope_type": "default"}, 1.5),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.5}, _LINEAR, 1.5),
+        (
+            {"rope.scaling.type": "yarn", "rope.scale_linear": 4.0, "rope.scaling.original_context_length": 512},
+            {"rope_type": "yarn", **YARN},
+            _YARN_SCALE,
+        ),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 512,
+             "rope.scaling.attn_factor": 1.5},
+            {"rope_type": "yarn", **YARN},
+            1.5 * _YARN_SCALE,
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_scalings_are_those_of_llama_cpp(
+    architecture: str, metadata: dict[str, Any], rope: dict[str, Any], scale: float
+) -> None:
+    wanted, _ = rotary_frequencies({"rope_parameters": rope, "max_position_embeddings": 2048}, 16, 2048)
+    found = make_rope(fields_of(architecture, metadata))
+    frequencies, its_scale = rotary_frequencies({"rope_parameters": found, "max_position_embeddings": 2048}, 16, 2048)
+    assert torch.allclose(frequencies, wanted)
+    assert its_scale == pytest.approx(scale)
+
+
+def fields_of(architecture: str, metadata: dict[str, Any], factors: list[float] | None = None) -> Fields:
+    """Those of heads of 16 numbers."""
+    sizes = {"attention.head_count": 4, "embedding_length": 64, **metadata}
+    known = {f"{architecture}.{name}": value for name, value in sizes.items()}
+    stored = {} if factors is None else {"rope_freqs.weight": struct.pack(f"<{len(factors)}f", *factors)}
+    return Fields("tiny.gguf", {"general.architecture": architecture, **known}, {}, stored)
+
+
+def test_a_scaling_and_factors_of_each_frequency_are_multiplied() -> None:
+    found = make_rope(fields_of("llama", {"rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.5}, LONG))
+    frequencies, scale = rotary_frequencies({"rope_parameters": found, "max_position_embeddings": 2048}, 16, 2048)
+    plain, _ = rotary_frequencies({"rope_parameters": {"rope_type": "default"}}, 16, 2048)
+    assert torch.allclose(frequencies, plain / torch.tensor(LONG) / 4)
+    assert scale == 1.5
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    with pytest.raises(ConfigError, match=r"YaRN beside factors of each frequency"):
+        make_rope(fields_of("llama", yarn, LONG))
+
+
+@pytest.mark.parametrize(
+    ("more", "window", "factor"), [({}, None, None), ({"attention.sliding_window": 512}, 512, 8.0)]
+)
+def test_windows_of_gemma_3_are_those_of_the_file(
+    more: dict[str, Any], window: int | None, factor: float | None
+) -> None:
+    """A file without windows has none, and a factor without a type stretches the layers that see all tokens."""
+    stretch = {} if factor is None else {"rope.scaling.factor": factor}
+    config = gemma3(fields_of("gemma3", {"block_count": 6, **more, **stretch}))
+    kind = "full_attention" if window is None else "sliding_attention"
+    assert config["sliding_window"] == window
+    assert config["layer_types"] == [kind] * 5 + ["full_attention"]
+    assert config["rope_parameters"]["full_attention"].get("factor") == factor
+    assert config["rope_parameters"]["sliding_attention"] == {"rope_type": "default", "rope_theta": 10000.0}
+
+
 @pytest.mark.parametrize("length", [3, 20, 3000, -100])
 def test_a_file_that_is_cut_short(path: Path, length: int) -> None:
     path.write_bytes(path.read_bytes()[:length])
@@ -292,7 +368,7 @@ def test_ends_and_templates_of_the_metadata() -> None:
         "tokenizer.chat_template.tool_use": "tools",
         "general.sampling.temp": 0.5,
     }
-    assert make_generation_config(metadata) == {"eos_token_id": [1, 3], "temperature": 0.5}
+    assert make_generation_config(metadata) == {"eos_token_id": [1, 2, 3], "temperature": 0.5}
     assert make_tokenizer_config(metadata) == {
         "eos_token": "</s>",
         "chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}],
@@ -351,6 +427,7 @@ NUMBERS_APART = [" ", "1", "2", "3", "4", "5"]
         ("tekken", ["I", "'LL", " pay", *NUMBERS_APART, " Hello", "World", "\n\n", " ", " x"]),
         ("gpt-4o", ["I'LL", " pay", " ", "123", "45", " Hello", "World", "\n\n", " ", " x"]),
         ("kimi-k2", ["I'LL", " pay", " ", "123", "45", " Hello", "World", "\n\n", " ", " x"]),
+        ("default", ["I", "'", "LL", " pay", " ", "123", "45", " HelloWorld", "\n\n ", " x"]),
         ("falcon", ["I", "'", "LL", " pay", " ", "123", "45", " HelloWorld", "\n\n ", " x"]),
         ("deepseek-llm", ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", " HelloWorld", "\n", "\n", " ", " x"]),
     ],
@@ -372,6 +449,7 @@ def test_texts_are_split_into_words_as_the_file_says(pre: str, words: list[str])
         ("kimi-k2", ["你好", "Kölnかな", " $", "5", " мир"]),
         ("falcon", ["你好Kölnかな", " ", "$", "5", " мир"]),
         ("deepseek-llm", ["你好", "K", "ö", "ln", "かな", " $", "5", " мир"]),  # "[:-~]" has ASCII's letters, too
+        ("default", ["你好Kölnかな", " ", "$", "5", " мир", "`", "½"]),  # llama.cpp's, whose number is no "N"
         ("deepseek-coder", ["你好", "Köln", "かな", " $", "5", " мир"]),
     ],
 )

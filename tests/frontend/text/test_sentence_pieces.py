@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire.frontend.checkpoint.gguf.tokenizer import make_tokenizer
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text.test_conversion import sentence_pieces
 
@@ -56,6 +57,21 @@ def test_ids_and_texts_are_those_of_the_library(model_type: str, settings: str, 
         assert tokenizer.encode(text, add_special_tokens=False) == token_ids, text
         if library.unk_id() not in token_ids and not text.startswith("▁"):
             assert tokenizer.decode(token_ids) == library.decode(token_ids)
+
+
+def test_a_gguf_file_of_the_pieces_gives_the_same_ids(tmp_path: Path) -> None:
+    """As in llama.cpp, whose algorithm is SentencePiece's."""
+    library = train(tmp_path, model_type="bpe", vocab_size=500, **SETTINGS["llama"])
+    ids = range(library.get_piece_size())
+    types = [
+        2 if library.is_unknown(i) else 3 if library.is_control(i) else 6 if library.is_byte(i) else 1 for i in ids
+    ]
+    tokenizer = make_tokenizer("x.gguf", {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": [library.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [library.get_score(i) for i in ids], "tokenizer.ggml.token_type": types,
+    })  # fmt: skip
+    for text in [*TEXTS, *RUNS]:
+        assert tokenizer.encode(text, add_special_tokens=False).ids == library.encode(text)
 
 
 @pytest.mark.parametrize("name", CLASSES)
