@@ -32,6 +32,10 @@ _NOTHING: dict[str, Sequence[Any]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": (),
 }
 """Fields that shape one sampled sequence and so contradict a beam search, and the values that ask for nothing."""
 

@@ -1,5 +1,6 @@
-"""The three fields that constrain an answer's form: response_format, structured_outputs, guided_*."""
+"""The fields that constrain an answer's form: response_format, structured_outputs, and those of other dialects."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,14 +13,19 @@ from quire.frontend.chat.partly_read import PartlyRead
 
 _FORMS: dict[Any, set[str]] = {
     "text": set(),
-    "json_object": set(),
-    "json_schema": {"json_schema"},
+    "json_object": {"schema"},
+    "json_schema": {"json_schema", "schema"},
     "structural_tag": {"format", "structures", "triggers"},
 }
 """Fields of a response_format by its type."""
 
 GUIDED_FIELDS = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 """vLLM's names before 0.11, and the present names."""
+
+DIALECT_FIELDS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "grammar": "grammar"}
+"""Names of SGLang and of llama-server, and the present names."""
+
+_OLDER_FIELDS = {**GUIDED_FIELDS, **DIALECT_FIELDS}
 
 GUIDED_OPTIONS = {"guided_decoding_backend": "_backend", "guided_whitespace_pattern": "whitespace_pattern"}
 
@@ -44,34 +50,53 @@ class OutputFields(PartlyRead, kw_only=True):
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
     def ignored_parts(self) -> Iterator[str]:
-        """Unknown fields of response_format."""
+        """Unknown fields of response_format, and fields that structured_outputs overrules."""
         form = self.response_format or {}
-        known = _FORMS.get(form.get("type"), set(form))
+        known = _FORMS.get(form.get("type"), set(form)) - ({"schema"} if "json_schema" in form else set())
         yield from (f"response_format.{name}" for name in form if name not in known and name != "type")
         schema = form.get("json_schema")
         if isinstance(schema, dict):
             known = set(JsonSchema.__struct_fields__)
             yield from (f"response_format.json_schema.{name}" for name in schema if name not in known)
+        names = self._format_fields()
+        if names and names[0] == "structured_outputs":
+            with contextlib.suppress(ParameterError):  # which `read_format` raises
+                yield from (name for name in names[1:] if not self._are_equal(names[0], name))
 
     @property
     def format_field(self) -> str | None:
-        """The field that constrains the output; None when the output is free.
+        """The field that constrains the output; None when the output is free. structured_outputs overrules older names.
 
         Raises:
-            ParameterError: several fields constrain the output.
+            ParameterError: several fields constrain the output, each in another way.
         """
-        names = [name for name in ("structured_outputs", *GUIDED_FIELDS) if getattr(self, name) is not None]
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            names.insert(0, "response_format")
-        if len(names) > 1:
-            raise ParameterError(f"{names[0]} and {names[1]} contradict each other; leave one out.", param=names[1])
+        names = self._format_fields()
+        for name in names[1:]:
+            if names[0] != "structured_outputs" and not self._are_equal(names[0], name):
+                raise ParameterError(f"{names[0]} and {name} contradict each other; leave one out.", param=name)
         if not names:
             for name in GUIDED_OPTIONS:
                 if getattr(self, name) is not None:
                     raise ParameterError(f"{name} needs one of {', '.join(GUIDED_FIELDS)}.", param=name)
         return names[0] if names else None
+
+    def _format_fields(self) -> list[str]:
+        """All fields that constrain the output."""
+        names = [name for name in ("structured_outputs", *_OLDER_FIELDS) if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            names.insert(0, "response_format")
+        return names
+
+    def _are_equal(self, first: str, second: str) -> bool:
+        """Whether two fields constrain the output in the same way; clients of several servers send both."""
+        one, other = self._read(first), self._read(second)
+        return one.kind == other.kind and _decoded(getattr(one, one.kind)) == _decoded(getattr(other, one.kind))
 
     def read_format(self) -> StructuredOutputsParams | None:
         """The constraint on the output; None when the output is free.
@@ -82,13 +107,23 @@ class OutputFields(PartlyRead, kw_only=True):
         field = self.format_field
         if field is None:
             return None
+        asked = self._read(field)
+        if field == "structured_outputs":
+            asked.backend = asked.backend or self._options().get("_backend")
+            asked.whitespace_pattern = asked.whitespace_pattern or self._options().get("whitespace_pattern")
+        return asked
+
+    def _read(self, field: str) -> StructuredOutputsParams:
         if field == "response_format":
             assert self.response_format is not None
             return _read_response_format(self.response_format)
         if field == "structured_outputs":
             return _convert(self.structured_outputs, StructuredOutputsParams, field)
-        options = {ours: value for name, ours in GUIDED_OPTIONS.items() if (value := getattr(self, name)) is not None}
-        return _convert({GUIDED_FIELDS[field]: getattr(self, field), **options}, StructuredOutputsParams, field)
+        options = self._options() if field in GUIDED_FIELDS else {}
+        return _convert({_OLDER_FIELDS[field]: getattr(self, field), **options}, StructuredOutputsParams, field)
+
+    def _options(self) -> dict[str, str]:
+        return {ours: value for name, ours in GUIDED_OPTIONS.items() if (value := getattr(self, name)) is not None}
 
     def format_names(self) -> dict[str, str]:
         """The client's name of the constraint, for errors about it."""
@@ -106,19 +141,30 @@ class OutputFields(PartlyRead, kw_only=True):
 
 def _read_response_format(form: dict[str, Any]) -> StructuredOutputsParams:
     kind = form.get("type")
-    if kind == "json_object":
-        return StructuredOutputsParams(json_object=True)
     if kind == "json_schema" and "json_schema" in form:
         schema = _convert(form["json_schema"], JsonSchema, "response_format.json_schema").schema
         return StructuredOutputsParams(json=schema)
+    if kind in ("json_object", "json_schema") and form.get("schema") is not None:  # as Together and llama-server
+        return StructuredOutputsParams(json=_convert(form["schema"], dict[str, Any], "response_format.schema"))
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
     given = _FORMS["structural_tag"] & set(form)
     if kind == "structural_tag" and given in ({"format"}, {"structures", "triggers"}):
         return StructuredOutputsParams(structural_tag={name: form[name] for name in ("type", *sorted(given))})
     raise ParameterError(
-        "response_format must be one of {type: text}, {type: json_object}, {type: json_schema, json_schema: {name, "
-        "schema}}, {type: structural_tag, format} or {type: structural_tag, structures, triggers}.",
+        "response_format must be one of {type: text}, {type: json_object}, {type: json_object, schema}, {type: "
+        "json_schema, json_schema: {name, schema}}, {type: structural_tag, format} or {type: structural_tag, "
+        "structures, triggers}.",
         param="response_format",
     )
+
+
+def _decoded(value: Any) -> Any:
+    """A value that a client may also send as JSON text."""
+    try:
+        return msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return value
 
 
 def _convert(value: Any, kind: type[Any], field: str) -> Any:

@@ -253,7 +253,7 @@ def _response_format(form: TextFormat | None) -> dict[str, Any] | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return {"type": "json_object"}
+        return {"type": "json_object", "schema": form.schema}
     if form.schema is None:
         raise ParameterError("text.format of type json_schema needs a schema.", param="text.format")
     schema = {"name": form.name or "schema", "schema": form.schema, "strict": form.strict}
