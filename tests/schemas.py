@@ -134,6 +134,8 @@ class KeywordMixer:
             schema = dice.choice([lists, objects, {"anyOf": [inner, {"type": "null"}]}])
         if depth == 0 and "#/$defs/q" in str(schema):
             schema["$defs"] = {"q": {"type": "integer", "maximum": 7}}
+        if depth == 0 and "#/$defs/o" in str(schema):
+            schema["$defs"] = {**schema.get("$defs", {}), "o": {"type": "object", "properties": {"a": _A, "c": _A}}}
         return schema
 
 
@@ -148,7 +150,13 @@ _COMBINERS: list[tuple[str, Any]] = [
     ("allOf", [{"type": "integer"}, {"minimum": 3}]),
     ("allOf", [{"maxLength": 2}]),
     ("allOf", [{"properties": {"a": _A}}, {"properties": {"b": {"type": "null"}}, "required": ["b"]}]),
-    *(("$ref", "#/$defs/q"), ("if", {"const": 1}), ("not", {"type": "null"})),
+    ("allOf", [{"$ref": "#/$defs/o"}, {"properties": {"b": {"type": "null"}}}]),
+    ("allOf", [{"$ref": "#/$defs/o"}, {"additionalProperties": {"maximum": 9}}]),
+    ("allOf", [{"items": {"maximum": 9}, "maxItems": 2}, {"prefixItems": [{"type": "integer"}], "minItems": 1}]),
+    ("anyOf", [{"type": "object", "required": ["a"]}, {"not": {}}]),
+    ("anyOf", [{"$ref": "#/$defs/o"}, {"properties": {"z": _A}}]),
+    *(("$ref", "#/$defs/q"), ("$ref", "#/$defs/o"), ("if", {"const": 1}), ("if", True), ("then", {"minimum": 4})),
+    *(("not", {"type": "null"}), ("not", False), ("unevaluatedProperties", False)),
 ]
 _KEYWORDS: dict[str, list[tuple[str, Any]]] = {
     "string": [
@@ -191,6 +199,10 @@ _KEYWORDS: dict[str, list[tuple[str, Any]]] = {
             ("patternProperties", {"^x": {"type": "boolean"}}),
             ("patternProperties", {"^[ab]$": {"type": "integer"}, "^\\t": {"type": "null"}}),
             ("propertyNames", {"maxLength": 2}),
+            ("propertyNames", {"type": "string"}),
+            ("propertyNames", {"pattern": "^[ab]"}),
+            ("propertyNames", {"enum": ["a", "c"]}),
+            ("patternProperties", {"a": {"maximum": 5}}),
             ("minProperties", 1),
         ),
         *(("maxProperties", 2), ("unevaluatedProperties", False), ("dependentRequired", {"a": ["b"]})),

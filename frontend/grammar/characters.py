@@ -42,7 +42,7 @@ def common(ranges: Ranges, others: Ranges) -> Ranges:
     return [(low, high) for low, high in pairs if low <= high]
 
 
-def has(ranges: Ranges, code: int) -> bool:
+def has(ranges: Iterable[tuple[int, int]], code: int) -> bool:
     """Whether the character is in the set."""
     return any(low <= code <= high for low, high in ranges)
 

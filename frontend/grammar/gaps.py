@@ -20,7 +20,8 @@ _NOTHING_IF_FALSE = ("uniqueItems", "not", "unevaluatedProperties", "unevaluated
 _LOOSE_FORMATS = ("ipv4", "date", "date-time")
 _LENGTHS = ("minLength", "maxLength")
 NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_OF_ONE_TYPE = (*NUMBER_WORDS, *_LENGTHS, "pattern", "format")
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
+_OF_ONE_TYPE = (*NUMBER_WORDS, *_LENGTHS, *_COUNTS, "pattern", "format")
 """Keywords that XGrammar ignores in a schema without `type`."""
 
 _PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"

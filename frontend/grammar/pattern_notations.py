@@ -4,7 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.frontend.grammar.characters import PLAIN, Ranges, common, has, in_json, union
-from quire.frontend.grammar.patterns import Chars, Either, Node, PatternError, Repeat, Sequence, read_pattern
+from quire.frontend.grammar.patterns import (
+    Chars,
+    Either,
+    Node,
+    PatternError,
+    Repeat,
+    Sequence,
+    is_any_text,
+    matches,
+    read_pattern,
+    texts_of,
+)
 from quire.frontend.grammar.schema import walk
 
 _SPECIAL = set("\\.+*?()|[]{}^$-&~#/")
@@ -82,6 +93,24 @@ def as_regex(node: Node) -> str:
 def as_json_regex(node: Node) -> str:
     """A regular expression of the texts as JSON writes them, without quotes."""
     return _written(node, lambda ranges: in_json(ranges, _one_of, lambda text: "".join(map(_literal, text))))
+
+
+def finds(pattern: str, text: str) -> bool | None:
+    """Whether a pattern is found in a text; None if the pattern cannot be read."""
+    node = _tree(pattern)
+    return None if node is None else matches(node, text)
+
+
+def names_of(pattern: str, limit: int) -> list[str] | None:
+    """All texts that a pattern allows; None if it cannot be read or allows more than `limit`."""
+    node = _tree(pattern)
+    return None if node is None else texts_of(node, limit)
+
+
+def finds_all(pattern: str) -> bool:
+    """Whether a pattern is surely found in every text."""
+    node = _tree(pattern)
+    return node is not None and is_any_text(node)
 
 
 def rewrite_patterns(schema: Any, rewrite: Callable[[str], str | None]) -> Any:

@@ -9,7 +9,7 @@ from enum import Enum
 from itertools import product
 from typing import NamedTuple
 
-from quire.frontend.grammar.characters import ALL, Ranges, common, complement, union
+from quire.frontend.grammar.characters import ALL, Ranges, common, complement, has, union
 
 MAX_REPEATS = 100_000
 _MAX_DEPTH = 60
@@ -91,6 +91,33 @@ def is_anchored(pattern: str) -> bool:
 def is_any_text(node: Node) -> bool:
     """Whether a tree surely describes all texts."""
     return node == ANY_TEXT or (isinstance(node, Either) and any(map(is_any_text, node.ways)))
+
+
+def matches(node: Node, text: str) -> bool:
+    """Whether a tree without anchors describes the text. No pattern takes long, unlike in Python's `re`."""
+    return len(text) in _ends(node, text, {0})
+
+
+def _ends(node: Node, text: str, starts: set[int]) -> set[int]:
+    """The places in a text where a part may end that begins at one of `starts`."""
+    match node:
+        case Chars(ranges):
+            return {at + 1 for at in starts if at < len(text) and has(ranges, ord(text[at]))}
+        case Sequence(parts):
+            for part in parts:
+                starts = _ends(part, text, starts)
+            return starts
+        case Either(ways):
+            return {end for way in ways for end in _ends(way, text, starts)}
+        case Repeat(part, least, most):
+            found = set(starts) if least == 0 else set()
+            for count in range(1, (most or MAX_REPEATS) + 1):
+                before, starts = starts, _ends(part, text, starts)
+                found |= starts if count >= least else set()
+                if not starts or (starts == before and count >= least):
+                    break
+            return found
+    return set()
 
 
 def texts_of(node: Node, limit: int) -> list[str] | None:

@@ -1,15 +1,15 @@
-"""Prepares JSON schemas for grammar libraries: checks references, and rewrites keywords that some do not read."""
+"""JSON schemas as trees: their subschemas and references, and what tells two of them apart."""
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
-_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SCHEMAS = (
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+SCHEMAS = (
     *("items", "additionalItems", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "contains"),
     *("propertyNames", "not", "if", "then", "else", "contentSchema"),
 )
-_COMBINERS = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
 ANNOTATIONS = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "example"),
     *("$id", "$schema", "$defs", "definitions", "nullable", "discriminator", "xml", "externalDocs"),
@@ -21,81 +21,6 @@ LARK = "x-lark"
 
 class SchemaError(ValueError):
     """The schema itself is invalid, for every library. The message names the keyword."""
-
-
-def normalize(schema: Any, *, closed: bool) -> Any:
-    """An equivalent schema with fewer keywords: tuples as `prefixItems`, and `oneOf` as `anyOf` if no value fits two.
-
-    Args:
-        closed: objects with `properties` allow no other properties, unless the schema says so.
-
-    Raises:
-        SchemaError: a `$ref` leaves the schema or refers to itself, or a tuple is written in two ways.
-    """
-    check_refs(schema)
-    return _Normalizer(schema).normalize(schema, closed)
-
-
-class _Normalizer:
-    """Rewrites one schema, but no keyword that is in the path of a `$ref`."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        refs = [node["$ref"] for node in walk(root) if isinstance(node, dict) and "$ref" in node]
-        self._pinned = {part for ref in refs for part in ref.split("/")}
-
-    def normalize(self, node: Any, closed: bool) -> Any:
-        """`node` rewritten; `closed` says whether its objects are to be closed."""
-        if not isinstance(node, dict):
-            return node
-        out = dict(node)
-        if not self._pinned & {"items", "additionalItems"}:
-            _unify_tuples(out)
-        if out.get("unevaluatedProperties") is False and not any(word in out for word in _COMBINERS):
-            out.setdefault("additionalProperties", False)
-            del out["unevaluatedProperties"]
-        if closed and _may_close(out):
-            out["additionalProperties"] = False
-        self._normalize_children(out, closed)
-        free = "oneOf" in out and "anyOf" not in out and "oneOf" not in self._pinned
-        if free and _exclude_each_other(out["oneOf"], self._root):
-            out["anyOf"] = out.pop("oneOf")
-        return out
-
-    def _normalize_children(self, out: dict[str, Any], closed: bool) -> None:
-        # If several subschemas describe parts of one object, none may be closed, or it would exclude the other parts.
-        alone = closed and "properties" not in out
-        for word in _SCHEMA_MAPS:
-            if isinstance(out.get(word), dict):
-                out[word] = {name: self.normalize(child, closed) for name, child in out[word].items()}
-        for word in _SCHEMA_LISTS:
-            if isinstance(out.get(word), list):
-                deep = alone if word in ("anyOf", "oneOf") else closed and (word != "allOf" or len(out[word]) == 1)
-                out[word] = [self.normalize(child, deep) for child in out[word]]
-        for word in _SCHEMAS:
-            if isinstance(out.get(word), dict):
-                deep = closed and word not in ("not", "if", "then", "else")
-                out[word] = self.normalize(out[word], deep)
-
-
-def _unify_tuples(schema: dict[str, Any]) -> None:
-    """Rewrites a tuple of a draft before 2020-12, a list under `items`. Only then does `additionalItems` matter."""
-    rest = schema.pop("additionalItems", None)
-    if isinstance(schema.get("items"), list):
-        if "prefixItems" in schema:
-            raise SchemaError("items is a list beside prefixItems; it must be one schema there")
-        schema["prefixItems"] = schema.pop("items")
-        if rest is not None:
-            schema["items"] = rest
-
-
-def _may_close(schema: dict[str, Any]) -> bool:
-    properties = schema.get("properties")
-    return (
-        isinstance(properties, dict)
-        and not any(word in schema for word in ("additionalProperties", "patternProperties", *_COMBINERS))
-        and set(schema.get("required") or ()) <= set(properties)
-    )
 
 
 # -------------------------------------------------------------------------------------------------------------- refs
@@ -113,19 +38,30 @@ def check_refs(schema: Any) -> None:
 
 
 def resolve(ref: Any, root: Any) -> Any:
-    """The part of `root` that `ref`, a # and a JSON pointer (RFC 6901), refers to."""
-    if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+    """The part of `root` that `ref` refers to: a # and a JSON pointer (RFC 6901), or the name of an `$anchor`."""
+    if not isinstance(ref, str) or not ref.startswith("#"):
         raise SchemaError(f"$ref {ref!r} leads out of the schema; only references that begin with # are followed")
+    if not ref.startswith("#/") and ref != "#":
+        found = [node for node in walk(root) if isinstance(node, dict) and node.get("$anchor") == ref[1:]]
+        if not found:
+            raise SchemaError(f"$ref {ref!r} leads nowhere")
+        return found[0]
     node = root
     for part in ref.split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, dict) and key in node:
-            node = node[key]
-        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-            node = node[int(key)]
+        for key in (_unescaped(unquote(part)), _unescaped(part)):
+            if isinstance(node, dict) and key in node:
+                node = node[key]
+                break
+            if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+                node = node[int(key)]
+                break
         else:
             raise SchemaError(f"$ref {ref!r} leads nowhere")
     return node
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~1", "/").replace("~0", "~")
 
 
 def walk(schema: Any) -> Iterator[Any]:
@@ -136,19 +72,19 @@ def walk(schema: Any) -> Iterator[Any]:
         yield node
         if not isinstance(node, dict):
             continue
-        for word in _SCHEMA_MAPS:
+        for word in SCHEMA_MAPS:
             if isinstance(node.get(word), dict):
                 todo += node[word].values()
-        for word in (*_SCHEMA_LISTS, "items"):
+        for word in (*SCHEMA_LISTS, "items"):
             if isinstance(node.get(word), list):
                 todo += node[word]
-        todo += [node[word] for word in _SCHEMAS if isinstance(node.get(word), (dict, bool))]
+        todo += [node[word] for word in SCHEMAS if isinstance(node.get(word), (dict, bool))]
 
 
 # ------------------------------------------------------------------------------------------------------------- oneOf
 
 
-def _exclude_each_other(branches: Any, root: Any) -> bool:
+def exclude_each_other(branches: Any, root: Any) -> bool:
     """Whether no value fits two of `branches`, judged by types, constants and closed objects."""
     if not isinstance(branches, list) or len(branches) > 64:
         return False

@@ -11,8 +11,9 @@ from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.guidance_tags import TagWriter
 from quire.frontend.grammar.backends.lark import as_lark, inline_json, inline_regex, inline_text
 from quire.frontend.grammar.constraint import Constraint
+from quire.frontend.grammar.normalized import normalize
 from quire.frontend.grammar.pattern_notations import guidance_regex, rewrite_patterns
-from quire.frontend.grammar.schema import LARK, normalize, walk
+from quire.frontend.grammar.schema import LARK, walk
 from quire.frontend.grammar.structural_tag import read_format
 
 _FORMATS = {

@@ -14,8 +14,9 @@ from quire.frontend.grammar.backends.captured import captured_stderr
 from quire.frontend.grammar.backends.text_rules import TextRules
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import is_loose, lengths_as_patterns, xgrammar_gap
+from quire.frontend.grammar.normalized import normalize
 from quire.frontend.grammar.pattern_notations import plain_regex, rewrite_patterns
-from quire.frontend.grammar.schema import normalize, walk
+from quire.frontend.grammar.schema import walk
 from quire.frontend.grammar.structural_tag import formats, is_portable, read_format
 
 with absent("torch"):

@@ -17,7 +17,8 @@ from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import xgrammar_gap
 from quire.frontend.grammar.loosened import loosened
-from quire.frontend.grammar.schema import SchemaError, normalize
+from quire.frontend.grammar.normalized import normalize
+from quire.frontend.grammar.schema import SchemaError
 from tests.schemas import KeywordMixer, Schema
 
 END = 256
