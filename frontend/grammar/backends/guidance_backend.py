@@ -9,6 +9,7 @@ import llguidance
 from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.guidance_tags import TagWriter
+from quire.frontend.grammar.backends.guidance_trial import Trial
 from quire.frontend.grammar.backends.lark import as_lark, inline_json, inline_regex, inline_text
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.normalized import normalize
@@ -27,12 +28,14 @@ class GuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         del vocabulary  # a grammar's validity does not depend on it
+        self._trial = Trial()
 
     def compile(self, constraint: Constraint) -> bytes:
         grammar = self._grammar(constraint)
         error = llguidance.LLMatcher.validate_grammar(grammar)
         if error and not error.startswith("WARNING"):
             raise GrammarError(_reason(error))
+        self._trial.run(grammar)
         return grammar.encode()
 
     def _grammar(self, constraint: Constraint) -> str:
