@@ -103,7 +103,7 @@ class LatentAttention:
         self._rotary = rotary
         self._shape = shape
         self._scale = scale
-        self._is_interleaved = is_interleaved and rotary is not None
+        self._is_interleaved = bool(is_interleaved) and rotary is not None  # config.json may have null
         self._no_rotation = torch.empty(1, 1, 0, dtype=context.dtype, device=context.device)
         self._num_heads = context.share(shape.num_heads, "attention heads")
         self._selector = selector

@@ -70,6 +70,11 @@ def untied(context: ModelContext, embedding: str, head: str, error: MissingTenso
     """`error` with what to do, if the checkpoint has only one of two layers that are not tied."""
     if _is_stored(context, embedding) == _is_stored(context, head):
         return error
+    return with_remedy(error)
+
+
+def with_remedy(error: MissingTensorError) -> MissingTensorError:
+    """`error` about an embedding or a head that is not tied to the other, which the checkpoint has."""
     return MissingTensorError(
         f"{error} config.json says that embedding and head do not share a weight. If they do, start with "
         "--hf-overrides '{\"tie_word_embeddings\": true}'."

@@ -21,7 +21,8 @@ from transformers.core_model_loading import (
 )
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
+from quire.executor.layers.vocabulary import with_remedy
+from quire.executor.weights.readers import MissingTensorError, Shard, Stored, StoredRows, WeightReader
 
 
 class ModuleWeights:
@@ -37,6 +38,7 @@ class ModuleWeights:
         self._config = model.config
         self._transposed = frozenset(transposed)
         self._tied: Mapping[str, str] = dict(model.all_tied_weights_keys)
+        self._untied = {} if self._tied else _both_ways(model._tied_weights_keys)
         self._model = types.SimpleNamespace(get_parameter=model.state_dict().__getitem__)  # for conversions
         self._sources: dict[str, str] = {}  # stored name, by the module's
         self._conversions: dict[str, tuple[WeightConverter, str, list[tuple[str, str]]]] = {}
@@ -96,7 +98,13 @@ class ModuleWeights:
             return whole if shard is None else whole.narrow(shard.dim, shard.start, shard.stop - shard.start).clone()
         if name in self._instead:
             return self._read(self._instead[name], shape, shard, dtype)
-        return self._weights.read(self._sources.get(name, name), shape, shard, dtype)
+        try:
+            return self._weights.read(self._sources.get(name, name), shape, shard, dtype)
+        except MissingTensorError as error:
+            other = self._untied.get(name)
+            if other is None or not self._is_stored(other):
+                raise
+            raise with_remedy(error) from None
 
     def _map_names(self, model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
         transforms = get_model_conversion_mapping(model)
@@ -146,6 +154,13 @@ class ModuleWeights:
             made: dict[str, Any] = conversion.convert(first, model=self._model, config=self._config)
             self._converted |= {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
         return self._converted.pop(name)
+
+
+def _both_ways(names: object) -> dict[str, str]:
+    """The other one of each of two that a class could tie. Code from before Transformers 5 has no such pairs."""
+    if not isinstance(names, Mapping):
+        return {}
+    return {**names, **{other: name for name, other in names.items()}}
 
 
 def fill(model: PreTrainedModel, weights: ModuleWeights, device: torch.device) -> None:

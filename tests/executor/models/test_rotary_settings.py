@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmo3": {"sliding_window": 8, "num_hidden_layers": 4},
     "mistral": {"sliding_window": 8, "num_hidden_layers": 4},
     "glm": {},
+    "deepseek_v3": {},
 }
 
 
@@ -55,6 +56,7 @@ FIELDS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-part": ("llama", {"partial_rotary_factor": None}),
     "no-part-in-block": ("llama", {"rope_parameters": {**BASE, "partial_rotary_factor": None}}),
     "no-part-of-a-half": ("glm", {"partial_rotary_factor": None, "rope_parameters": ...}),
+    "no-flags": ("deepseek_v3", {"rope_interleave": None, "norm_topk_prob": None}),
     "layer-types": ("mistral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
     "no-layer-types": ("mistral", {"layer_types": None}),
 }

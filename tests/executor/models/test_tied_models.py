@@ -110,13 +110,14 @@ def test_saved_models_know_what_was_tied(save: Any, is_same: bool, checkpoint: C
     assert outputs(tmp_path / "saved") == outputs(folder)
 
 
+@pytest.mark.parametrize("implementation", ["auto", "transformers"])
 @pytest.mark.parametrize("family", ENDS)
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_missing_end_of_two_that_are_not_tied(
-    family: Any, missing: int, checkpoint: Checkpoints, tmp_path: Path
+    family: Any, missing: int, implementation: str, checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     """Transformers would draw it at random."""
     name = ENDS[family][missing]
     folder = write(checkpoint(family), tmp_path / "part", tie=False, without=name)
     with pytest.raises(ModelLoadError, match=rf"no tensor '{name}'.*do not share a weight.*tie_word_embeddings"):
-        load_model(spec_of(folder))
+        load_model(spec_of(folder, implementation))
