@@ -89,7 +89,7 @@ class AttributeCalls(CallShape, frozen=True, kw_only=True):
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger, which was just read."""
         if trigger == self.call.begin:
-            yield from _Call(self, reader, log, tools).read()
+            yield from self._read_calls(reader, log, tools)
         while self.section:
             yield from reader.space()
             found = yield from reader.accept(self.call.begin, self.section[1])
@@ -99,8 +99,13 @@ class AttributeCalls(CallShape, frozen=True, kw_only=True):
                 return
             if trigger == self.call.begin:
                 reader.start_record(found)
-            yield from _Call(self, reader, log, tools).read()
+            yield from self._read_calls(reader, log, tools)
             trigger = self.call.begin
+
+    def _read_calls(self, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
+        """Reads a call after its opening marker, and those whose openers ended the one before."""
+        while (yield from _Call(self, reader, log, tools).read()):
+            reader.start_record(self.call.begin)
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
@@ -154,9 +159,11 @@ class _Call:
         self._tools = tools
         self._junk: list[str] = []  # text between arguments
         self._separator = "{"
+        self._keys: set[str] = set()
         self._in_value = False
 
-    def read(self) -> Steps[None]:
+    def read(self) -> Steps[bool]:
+        """Reads the call. Returns whether the opening marker of another one ended it."""
         form, reader, log = self._form, self._reader, self._log
         attributes = yield from self._read_attributes(form.call)
         name = self._offered_name(attributes.get(form.name, "") if attributes else "")
@@ -164,7 +171,7 @@ class _Call:
             raise Malformed
         reader.stop_record()
         log.call_starts(name)
-        ends = Markers((form.argument.begin, form.call.end, *(form.section or ())[1:]))
+        ends = Markers((form.argument.begin, form.call.begin, form.call.end, *(form.section or ())[1:]))
         while (found := (yield from reader.until(ends, self._junk.append))) == form.argument.begin:
             yield from self._read_argument(name)
         is_between = not self._in_value and not "".join(self._junk).strip()
@@ -175,6 +182,7 @@ class _Call:
         log.call_ends()
         if junk := "".join(self._junk).strip():
             log.text(junk)
+        return found == form.call.begin
 
     def _offered_name(self, name: str) -> str:
         """The function that `name` means; empty for none. A function `f` may be called `f.f`."""
@@ -204,16 +212,18 @@ class _Call:
         elif form.escaped and key in _WRAPPERS and not types:
             yield from self._read_wrapped(key)
             return
-        log.arguments(f'{self._separator}"{quote(key)}": ')
+        tell = log.arguments if key not in self._keys else _drop
+        self._keys.add(key)
+        tell(f'{self._separator}"{quote(key)}": ')
         self._separator = ", "
         if types == _STRING:
-            log.arguments('"')
-            if (yield from self._read_value(lambda text: log.arguments(quote(text)))):
-                log.arguments('"')
+            tell('"')
+            if (yield from self._read_value(lambda text: tell(quote(text)))):
+                tell('"')
             return
         pieces: list[str] = []
         if (yield from self._read_value(pieces.append)):
-            log.arguments(to_json("".join(pieces), types))
+            tell(to_json("".join(pieces), types))
 
     def _read_wrapped(self, key: str) -> Steps[None]:
         """Reads an object that holds all arguments, which some models write as one."""
@@ -222,6 +232,9 @@ class _Call:
             return
         value = json.loads(to_json("".join(pieces), frozenset({"object"})))
         for each, item in (value if isinstance(value, dict) else {key: value}).items():
+            if each in self._keys:
+                continue
+            self._keys.add(each)
             self._log.arguments(f'{self._separator}"{quote(each)}": {json.dumps(item, ensure_ascii=False)}')
             self._separator = ", "
 
@@ -243,3 +256,7 @@ class _Call:
         while (found := (yield from reader.until(markers, sink, keep_partial=False))) in _ENTITIES:
             sink(_ENTITIES[found])
         return bool(found)
+
+
+def _drop(text: str) -> None:
+    """Takes the value of an argument that is written twice: the first one counts, which was told."""

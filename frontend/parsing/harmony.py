@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from quire.frontend.parsing.call_arguments import checked_arguments
 from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import read_rest_of_string
@@ -88,12 +89,8 @@ def _read_message(begin: str, reader: Reader, log: EventLog, *, calls: bool) -> 
         return end
     log.next_message()
     if function and calls:
-        log.call_starts(function)
-        empty = (yield from reader.space()) in ("", "<")
-        end = yield from _read_arguments(reader, log.arguments)
-        if empty:
-            log.arguments("{}")
-        log.call_ends()
+        reader.start_record(raw)
+        end = yield from _read_call(function, reader, log)
     elif recipient and not calls:
         log.text(raw)
         end = yield from _read_body(reader, log.text)
@@ -120,10 +117,37 @@ def _read_body(reader: Reader, sink: Sink) -> Steps[str]:
     return ""
 
 
-def _read_arguments(reader: Reader, sink: Sink) -> Steps[str]:
-    """Passes on a call's arguments. Returns the marker that ends them; in a string of theirs, nothing is a marker."""
-    is_json = (yield from reader.peek()) == "{"
-    markers = Markers((*_BODY_ENDS.strings, '"')) if is_json else _BODY_ENDS
+def _read_call(function: str, reader: Reader, log: EventLog) -> Steps[str]:
+    """Reads a call's arguments. Returns the marker that ends them. Arguments that are no JSON are text, with the header
+    that the reader's record begins with."""
+
+    def start() -> None:
+        reader.stop_record()
+        log.call_starts(function)
+
+    first = yield from reader.space()
+    if first == "{":
+        arguments = checked_arguments(log, start)
+        end = yield from _read_object(reader, arguments.push)
+        if end:
+            arguments.close()
+        raw = reader.stop_record()
+        if not log.in_call and reader.is_cut:
+            start()
+        elif not log.in_call:
+            log.text(raw.removesuffix(end))
+    else:
+        start()
+        end = yield from reader.until(_BODY_ENDS, log.arguments, keep_partial=False)
+        if first in ("", "<"):
+            log.arguments("{}")
+    log.call_ends()
+    return end
+
+
+def _read_object(reader: Reader, sink: Sink) -> Steps[str]:
+    """Passes on an object. Returns the marker that ends it; within its strings, nothing is a marker."""
+    markers = Markers((*_BODY_ENDS.strings, '"'))
     while (found := (yield from reader.until(markers, sink, keep_partial=False))) == '"':
         sink(found)
         try:

@@ -6,12 +6,14 @@ For example `<tool_call>{"name": "f", "arguments": {...}}</tool_call>` or `[{"na
 import re
 from typing import Any
 
+from quire.frontend.parsing.call_arguments import read_arguments
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema, closed_object, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import decode_string, is_object, quote, read_rest, read_text, read_value
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.typed_values import conformed_arguments
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _HARMLESS_KEYS = frozenset({"type", "id"})
@@ -33,6 +35,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
         number_key: the key of a number that the model gives each call, if it does.
         separator: the text between two objects that are neither in a list nor in a block with an end.
         gap: white space that the model writes inside its tags.
+        typed: values get the types of the function's schema.
     """
 
     begin: tuple[str, ...] = ()
@@ -44,6 +47,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
     number_key: str = ""
     separator: str = ""
     gap: str = ""
+    typed: bool = False
 
     @property
     def triggers(self) -> tuple[str, ...]:
@@ -62,7 +66,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads the calls after a trigger, which was just read."""
-        calls = _Calls(reader, log, self, tools if trigger not in self.begin else None)
+        calls = _Calls(reader, log, self, tools, strict=trigger not in self.begin)
         if calls.strict:
             yield from calls.read_list() if self.listed else calls.read_objects(self.separator)
         else:
@@ -123,15 +127,16 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
 class _Calls:
     """Reads call objects. A call's first event is logged as soon as its name is known and its arguments begin."""
 
-    def __init__(self, reader: Reader, log: EventLog, form: JsonCalls, tools: dict[str, Tool] | None) -> None:
+    def __init__(self, reader: Reader, log: EventLog, form: JsonCalls, tools: dict[str, Tool], *, strict: bool) -> None:
         self._reader = reader
         self._log = log
         self._ends = Markers(form.end)
         self._name_key = form.name_key
         self._argument_keys = (*_ARGUMENT_KEYS, form.arguments_key)
         self._name = ""  # of the call that is read; empty until known
-        self._tools = tools
-        self.strict = tools is not None
+        self._offered = tools
+        self._typed = form.typed
+        self.strict = strict
 
     def read_list(self) -> Steps[bool]:
         """Reads objects with commas between them, after the opening bracket. Returns False if the block ended, too."""
@@ -170,7 +175,7 @@ class _Calls:
         try:
             return (yield from self._read_members())
         except Malformed:
-            known = self._name and (self._tools is None or self._name in self._tools)
+            known = self._name and (not self.strict or self._name in self._offered)
             if known and self._reader.is_cut and not self._log.in_call:
                 self._start()
             raise
@@ -188,9 +193,8 @@ class _Calls:
             char = yield from reader.space()
             if key == self._name_key and not self._name:
                 self._name = yield from read_text(reader)
-            elif key in self._argument_keys and self._name and char == "{" and not log.in_call:
-                self._start()
-                if not (yield from read_value(reader, log.arguments, self._ends)):
+            elif key in self._argument_keys and self._name and char == "{" and not log.in_call and not self._typed:
+                if not (yield from read_arguments(reader, log, self._start, self._ends)):
                     log.call_ends()
                     return False
                 reader.start_record()
@@ -206,7 +210,8 @@ class _Calls:
             if not self._name or (self.strict and not arguments):
                 raise Malformed
             self._start()
-            log.arguments(arguments or "{}")
+            tool = self._typed and self._offered.get(self._name)
+            log.arguments(conformed_arguments(arguments or "{}", tool) if tool else arguments or "{}")
         yield from reader.char()
         log.call_ends()
         return True

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Steps
 
@@ -52,8 +53,13 @@ def decode_string(literal: str) -> str:
         raise Malformed from None
 
 
-def read_value(reader: Reader, sink: Sink, end: Markers = _NO_MARKERS) -> Steps[bool]:
+def read_value(
+    reader: Reader, sink: Sink, end: Markers = _NO_MARKERS, ended: Callable[[], None] | None = None
+) -> Steps[bool]:
     """Passes on one JSON value: brackets are counted, the rest is not checked.
+
+    Args:
+        ended: called if a marker of `end` ends the value.
 
     Returns:
         True if the value is complete; False if the text, or a marker of `end` (which is read), ended it.
@@ -69,10 +75,12 @@ def read_value(reader: Reader, sink: Sink, end: Markers = _NO_MARKERS) -> Steps[
         sink(word)
         return True
     sink((yield from reader.char()))
-    return (yield from read_rest(reader, sink, end))
+    return (yield from read_rest(reader, sink, end, ended))
 
 
-def read_rest(reader: Reader, sink: Sink, end: Markers = _NO_MARKERS) -> Steps[bool]:
+def read_rest(
+    reader: Reader, sink: Sink, end: Markers = _NO_MARKERS, ended: Callable[[], None] | None = None
+) -> Steps[bool]:
     """Passes on the rest of an object or array after its opening bracket. Returns like `read_value`."""
     depth = 1
     while depth:
@@ -86,8 +94,13 @@ def read_rest(reader: Reader, sink: Sink, end: Markers = _NO_MARKERS) -> Steps[b
             except Malformed:
                 return False
             continue
-        if char == "<" and end.strings and ((yield from reader.accept(*end.strings)) or reader.is_at_end):
-            return False
+        if char == "<" and end.strings:
+            if (yield from reader.accept(*end.strings)):
+                if ended is not None:
+                    ended()
+                return False
+            if reader.is_at_end:
+                return False
         sink((yield from reader.char()))
         depth += (char in _OPENING) - (char in _CLOSING)
     return True

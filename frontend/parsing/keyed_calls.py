@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from quire.frontend.parsing.call_arguments import read_arguments
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, call_list_schema, closed_object, schema_content
 from quire.frontend.parsing.event_log import EventLog
-from quire.frontend.parsing.json_text import read_text, read_value
+from quire.frontend.parsing.json_text import read_text
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
 
@@ -60,14 +61,18 @@ class KeyedCalls(CallShape, frozen=True, kw_only=True):
         null = yield from reader.accept("null")
         if char != "{" and not null and not reader.is_cut:
             raise Malformed
-        reader.stop_record()
-        log.call_starts(name)
-        complete = False
+
+        def start() -> None:
+            reader.stop_record()
+            log.call_starts(name)
+
+        complete = bool(null)
+        if char == "{":
+            complete = yield from read_arguments(reader, log, start, Markers((self.end,)))
+        else:
+            start()
         if null:
             log.arguments("{}")
-            complete = True
-        elif char == "{":
-            complete = yield from read_value(reader, log.arguments, Markers((self.end,)))
         log.call_ends()
         if complete:
             yield from reader.space()

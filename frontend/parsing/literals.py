@@ -1,7 +1,9 @@
 """Reads Python literals, and similar notations, that arrive in pieces, and writes them as JSON."""
 
+import json
 import math
 import re
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -41,8 +43,30 @@ ESCAPED = Notation(("<escape>",), escapes=False, bare_keys=True)
 GEMMA4 = Notation(('<|"|>',), escapes=False, bare_keys=True, bare_strings=True)
 
 
-def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0) -> Steps[None]:
+class Place(Protocol):
+    """What a schema says of a value."""
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The JSON types of the value; empty if the schema does not say."""
+
+    def member(self, name: str) -> "Place":
+        """The place of an object's member."""
+
+    def item(self) -> "Place":
+        """The place of a list's items."""
+
+    def convert(self, text: str) -> str:
+        """The text of a value as JSON of its types."""
+
+
+def read_literal(
+    reader: Reader, sink: Sink, notation: Notation, place: Place | None = None, depth: int = 0
+) -> Steps[None]:
     """Passes on one literal as JSON.
+
+    Args:
+        place: gives strings and words their types; None goes by the literal alone.
 
     Raises:
         Malformed: there is no literal, or it is nested too deeply, or the text ends within it.
@@ -53,28 +77,33 @@ def read_literal(reader: Reader, sink: Sink, notation: Notation, depth: int = 0)
     if char == "[":
         yield from reader.char()
         sink("[")
-        yield from _read_items(reader, sink, notation, depth, "]")
+        yield from _read_items(reader, sink, notation, place, depth, "]")
         sink("]")
     elif char == "(":
         yield from reader.char()
         pieces: list[str] = []
-        count = yield from _read_items(reader, pieces.append, notation, depth, ")")
+        count = yield from _read_items(reader, pieces.append, notation, place, depth, ")")
         text = "".join(pieces)
         sink(text if count == 1 else f"[{text}]")
     elif char == "{":
         yield from reader.char()
         if notation.bare_keys:
             sink("{")
-            yield from _read_pairs(reader, sink, notation, depth, "")
+            yield from _read_pairs(reader, sink, notation, place, depth, "")
         else:
-            yield from _read_braces(reader, sink, notation, depth)
+            yield from _read_braces(reader, sink, notation, place, depth)
     elif opening := (yield from reader.accept(*notation.quotes)):
-        yield from _read_string(reader, sink, notation, opening)
+        if place is None or "string" in place.types or not place.types:
+            yield from _read_string(reader, sink, notation, opening)
+        else:
+            string: list[str] = []
+            yield from _read_string(reader, string.append, notation, opening)
+            sink(place.convert(json.loads("".join(string))))
     else:
         word = (yield from reader.word(_BARE_WORD if notation.bare_strings else _WORD)).strip()
         if not word or not (yield from reader.peek()):  # the text ends, perhaps within the word
             raise Malformed
-        sink(_word_to_json(word, notation))
+        sink(place.convert(word) if place is not None and place.types else _word_to_json(word, notation))
 
 
 def _word_to_json(word: str, notation: Notation) -> str:
@@ -120,13 +149,15 @@ def literal_to_json(text: str) -> str | None:
     return "".join(pieces)
 
 
-def _read_items(reader: Reader, sink: Sink, notation: Notation, depth: int, closing: str) -> Steps[int]:
+def _read_items(
+    reader: Reader, sink: Sink, notation: Notation, place: Place | None, depth: int, closing: str
+) -> Steps[int]:
     """Reads items with commas between them. Returns their number; 2 for one item and a comma in a tuple."""
     count = 0
     while (yield from reader.space()) != closing:
         if count:
             sink(", ")
-        yield from read_literal(reader, sink, notation, depth + 1)
+        yield from read_literal(reader, sink, notation, place.item() if place else None, depth + 1)
         count += 1
         if (yield from reader.space()) == closing:
             break
@@ -137,40 +168,53 @@ def _read_items(reader: Reader, sink: Sink, notation: Notation, depth: int, clos
     return count
 
 
-def _read_braces(reader: Reader, sink: Sink, notation: Notation, depth: int) -> Steps[None]:
+def _read_braces(reader: Reader, sink: Sink, notation: Notation, place: Place | None, depth: int) -> Steps[None]:
     """Reads a dictionary or a set, after its opening brace. A set becomes a list."""
     first: list[str] = []
     if (yield from reader.space()) != "}":
-        yield from read_literal(reader, first.append, notation, depth + 1)
+        yield from read_literal(reader, first.append, notation, None, depth + 1)
     if not first or (yield from reader.space()) in (":", ""):
         sink("{")
-        yield from _read_pairs(reader, sink, notation, depth, "".join(first))
+        yield from _read_pairs(reader, sink, notation, place, depth, "".join(first))
         return
     sink("[" + "".join(first))
     if (yield from reader.expect(",", "}")) == ",":
         items: list[str] = []
-        if (yield from _read_items(reader, items.append, notation, depth, "}")):
+        if (yield from _read_items(reader, items.append, notation, None, depth, "}")):
             sink(", " + "".join(items))
     sink("]")
 
 
-def _read_pairs(reader: Reader, sink: Sink, notation: Notation, depth: int, key: str) -> Steps[None]:
-    """Reads the pairs of a dictionary, and its closing brace. `key` is the first key if it was read, as JSON."""
-    first = True
+def _read_pairs(
+    reader: Reader, sink: Sink, notation: Notation, place: Place | None, depth: int, key: str
+) -> Steps[None]:
+    """Reads the pairs of a dictionary, and its closing brace. `key` is the first key if it was read, as JSON.
+
+    Of two pairs with one key, the first counts, which was told.
+    """
+    keys: set[str] = set()
     while key or (yield from reader.space()) != "}":
-        if not first:
-            sink(", ")
-        first = False
-        yield from _read_key(reader, sink, notation, key)
+        written: list[str] = []
+        yield from _read_key(reader, written.append, notation, key)
         key = ""
         yield from reader.space()
         yield from reader.expect(":")
-        sink(": ")
-        yield from read_literal(reader, sink, notation, depth + 1)
+        name = json.loads("".join(written))
+        value: Sink = sink
+        if name in keys:
+            value = _drop
+        else:
+            sink(f"{', ' if keys else ''}{''.join(written)}: ")
+        keys.add(name)
+        yield from read_literal(reader, value, notation, place.member(name) if place else None, depth + 1)
         if (yield from reader.space()) != "}":
             yield from reader.expect(",")
     yield from reader.char()
     sink("}")
+
+
+def _drop(text: str) -> None:
+    """Takes the value of a key that is written twice."""
 
 
 def _read_key(reader: Reader, sink: Sink, notation: Notation, key: str) -> Steps[None]:

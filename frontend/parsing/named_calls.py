@@ -1,16 +1,19 @@
 """Calls with the function's name outside of the arguments' JSON: `<begin>name<separator>{...}<end>`."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+from quire.frontend.parsing.call_arguments import read_arguments, read_literal_arguments
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import ANY_OBJECT, CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_calls import JsonCalls
 from quire.frontend.parsing.json_text import read_value
-from quire.frontend.parsing.literals import Notation, read_literal
+from quire.frontend.parsing.literals import Notation
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.typed_values import ValueSchema
 from quire.frontend.parsing.value_tags import Literals
 
 _NAME = re.compile(r"[\w.:/\-]*")
@@ -73,7 +76,7 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
             if self.older and (yield from reader.space()) in ("[", "{"):
                 yield from self.older.read(trigger, reader, log, tools)
                 return
-            yield from self._read_call(reader, log)
+            yield from self._read_call(reader, log, tools)
             if section is None:
                 return
         begin, end = self.call_begin, section[1]
@@ -88,10 +91,10 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
                 return
             if trigger == begin:
                 reader.start_record(found)
-            yield from self._read_call(reader, log)
+            yield from self._read_call(reader, log, tools)
             trigger = begin
 
-    def _read_call(self, reader: Reader, log: EventLog) -> Steps[None]:
+    def _read_call(self, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
         """Reads one call, after `call_begin`."""
         yield from reader.space()
         if self.prefix:
@@ -115,10 +118,15 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
         char = yield from reader.space()
         if not name or (char != "{" and not (closed and reader.is_cut)):
             raise Malformed
-        reader.stop_record()
-        log.call_starts(name, call_id)
+
+        def start() -> None:
+            reader.stop_record()
+            log.call_starts(name, call_id)
+
         if char:
-            yield from self._read_arguments(reader, log)
+            yield from self._read_arguments(reader, log, start, tools.get(name))
+        else:
+            start()
         log.call_ends()
 
     def _drop_call(self, reader: Reader) -> Steps[None]:
@@ -129,16 +137,16 @@ class NamedCalls(CallShape, frozen=True, kw_only=True):
         yield from reader.space()
         yield from reader.accept(self.call_end)
 
-    def _read_arguments(self, reader: Reader, log: EventLog) -> Steps[None]:
-        """Reads the arguments and the end of the call."""
+    def _read_arguments(
+        self, reader: Reader, log: EventLog, start: Callable[[], None], tool: Tool | None
+    ) -> Steps[None]:
+        """Reads the arguments, which `start` the call, and the end of the call."""
         end = Markers((self.call_end,) if self.call_end else ())
-        try:
-            if self.notation:
-                yield from read_literal(reader, log.arguments, self.notation)
-            elif not (yield from read_value(reader, log.arguments, end)):
-                return
-        finally:
-            log.call_ends()
+        if self.notation:
+            yield from read_literal_arguments(reader, log, start, self.notation, ValueSchema.of(tool))
+        elif not (yield from read_arguments(reader, log, start, end)):
+            return
+        log.call_ends()
         if self.arguments_end and (yield from reader.space()):
             yield from reader.accept(self.arguments_end.strip())
         if self.call_end:

@@ -180,17 +180,25 @@ def read_calls(
             yield from _read_closing_mark(found, reader, form, text)
             continue
         num_calls = log.num_calls
-        if (yield from _read_call(found, reader, log, form, by_name)) and reader.is_cut:
+        whole = yield from _read_call(found, reader, log, form, by_name)
+        if whole and reader.is_cut:
             return
         text.after_call = log.num_calls > num_calls
+        text.in_block = text.after_call and not whole
 
 
 class _Text:
-    """Content, and whether only white space has come since a call."""
+    """Content.
+
+    Attributes:
+        after_call: only white space has come since a call.
+        in_block: the mark that closes a block of calls is still to come, some of which were none.
+    """
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self.after_call = False
+        self.in_block = False
 
     def push(self, text: str) -> None:
         if text.strip():
@@ -215,7 +223,8 @@ def _read_call(trigger: str, reader: Reader, log: EventLog, form: CallShape, too
 
 def _read_closing_mark(found: str, reader: Reader, form: CallShape, text: _Text) -> Steps[None]:
     """Drops a mark that closes a call, or the answer; anywhere else it is text."""
-    if text.after_call:
+    if text.after_call or text.in_block:
+        text.in_block = False
         return
     if found in form.dropped:
         tags = (trigger for trigger in form.triggers if trigger[1:])

@@ -3,12 +3,13 @@
 import re
 from typing import Any
 
+from quire.frontend.parsing.call_arguments import checked_arguments
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_text import quote
 from quire.frontend.parsing.literals import PYTHON, read_literal
-from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Steps
 from quire.frontend.parsing.tools import Tool
 from quire.frontend.parsing.value_tags import Arguments, Literals, constant, sequence
 
@@ -148,7 +149,9 @@ def _read_call(reader: Reader, log: EventLog, tools: dict[str, Tool] | None) -> 
     try:
         yield from _read_arguments(reader, writer)
     except Malformed:
-        if reader.is_cut and not log.in_call:
+        if not reader.is_at_end:
+            writer.mend()
+        elif reader.is_cut and not log.in_call:
             writer.start()
         raise
     writer.end()
@@ -161,9 +164,7 @@ def _read_arguments(reader: Reader, writer: "_Arguments") -> Steps[None]:
         yield from reader.space()
         if not key or not (yield from reader.accept("=")):
             raise Malformed
-        writer.key(key)
-        yield from read_literal(reader, writer.value, PYTHON)
-        writer.value_ends()
+        yield from read_literal(reader, writer.value_of(key), PYTHON)
         yield from reader.space()
         if not (yield from reader.accept(",")) and (yield from reader.peek()) != ")":
             raise Malformed
@@ -177,33 +178,30 @@ class _Arguments:
         self._name = name
         self._reader = reader
         self._log = log
-        self._before = "{"  # text that precedes the next value
+        self._keys: set[str] = set()
+        self._json = checked_arguments(log, self.start)
+        self._json.push("{")
 
-    def key(self, key: str) -> None:
-        """Takes an argument's name."""
-        self._before += f'"{quote(key)}": '
-
-    def value(self, text: str) -> None:
-        """Takes the next piece of the argument's value."""
-        if not self._log.in_call:
-            self.start()
-        if self._before:
-            self._log.arguments(self._before)
-            self._before = ""
-        self._log.arguments(text)
+    def value_of(self, key: str) -> Sink:
+        """Takes the value of an argument; the second of two with one name is dropped."""
+        if key in self._keys:
+            return lambda _: None
+        self._json.push(f'{", " if self._keys else ""}"{quote(key)}": ')
+        self._keys.add(key)
+        return self._json.push
 
     def start(self) -> None:
         """Begins the call."""
         self._reader.stop_record()
         self._log.call_starts(self._name)
 
-    def value_ends(self) -> None:
-        """Ends the argument."""
-        self._before = ", "
+    def mend(self) -> None:
+        """Ends the arguments after a mistake, and the call if it was begun."""
+        self._json.close()
+        self._log.call_ends()
 
     def end(self) -> None:
         """Ends the call."""
-        if self._before != ", ":
-            self.value("")
-        self._log.arguments("}")
+        self._json.push("}")
+        self._json.close()
         self._log.call_ends()

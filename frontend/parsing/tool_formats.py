@@ -172,7 +172,7 @@ TOOL_FORMATS: dict[str, CallShape] = {
         value_begin="<ifm|arg_value>",
         value_end="</ifm|arg_value>",
         grouped=True,
-        json=JsonCalls(begin=("<ifm|tool_call>",), end=("</ifm|tool_call>",)),
+        json=JsonCalls(begin=("<ifm|tool_call>",), end=("</ifm|tool_call>",), typed=True),
     ),
     "kimi_k2": NamedCalls(
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),

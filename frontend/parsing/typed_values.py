@@ -4,7 +4,9 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
+
+from msgspec import Struct
 
 from quire.frontend.parsing.json_text import quote
 from quire.frontend.parsing.literals import literal_to_json, scalar_to_json
@@ -52,6 +54,45 @@ def json_argument(text: str, tool: Tool | None, argument: str) -> str:
     return text.strip() if typed == value and type(typed) is type(value) else json.dumps(typed, ensure_ascii=False)
 
 
+class ValueSchema(Struct, frozen=True):
+    """A part of the schema of a tool's arguments, which a value is read by."""
+
+    root: dict[str, Any]
+    schema: Any
+
+    @classmethod
+    def of(cls, tool: Tool | None) -> Self:
+        """The schema of all arguments."""
+        root = _parameters(tool)[0]
+        return cls(root, root)
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The JSON types of the value; empty if the schema does not say."""
+        return schema_types(self.schema, self.root)
+
+    def member(self, name: str) -> "ValueSchema":
+        """The schema of an object's member."""
+        properties = self._resolved("properties")
+        return ValueSchema(self.root, properties.get(name) if isinstance(properties, dict) else None)
+
+    def item(self) -> "ValueSchema":
+        """The schema of a list's items."""
+        return ValueSchema(self.root, self._resolved("items"))
+
+    def convert(self, text: str) -> str:
+        """The text of a value as JSON of its types."""
+        return to_json(text, self.types)
+
+    def _resolved(self, keyword: str) -> Any:
+        schema = self.schema
+        for _ in range(_MAX_REFERENCES):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                break
+            schema = target_of(schema["$ref"], self.root)
+        return schema.get(keyword) if isinstance(schema, dict) else None
+
+
 def wraps_arguments(tool: Tool | None, argument: str) -> bool:
     """Whether an argument cannot be one of the tool's, which has others."""
     properties = _parameters(tool)[1]
@@ -73,6 +114,14 @@ def unwrapped(value: str, tool: Tool | None) -> str | None:
     if not isinstance(inner, dict) or not inner.keys() <= properties.keys():
         return None
     return json.dumps(_conformed(inner, root, root), ensure_ascii=False)
+
+
+def conformed_arguments(text: str, tool: Tool | None) -> str:
+    """Arguments, an object in JSON, with the types of the tool's schema where they differ."""
+    root = _parameters(tool)[0]
+    value = json.loads(text)
+    typed = _conformed(value, root, root)
+    return text if json.dumps(typed) == json.dumps(value) else json.dumps(typed, ensure_ascii=False)
 
 
 def _parameters(tool: Tool | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -11,12 +11,13 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 
+from quire.frontend.parsing.call_arguments import read_arguments
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.json_calls import JsonCalls
-from quire.frontend.parsing.json_text import quote, read_value
-from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
+from quire.frontend.parsing.json_text import quote
+from quire.frontend.parsing.reader import Malformed, Markers, Reader, Sink, Steps
 from quire.frontend.parsing.token_suffix import suffix_marks
 from quire.frontend.parsing.tools import Tool
 from quire.frontend.parsing.trimmed_text import TrimmedText
@@ -114,7 +115,7 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
         """Reads the calls after a trigger, which was just read."""
         before, after = self.wrapper
         if trigger == self.call_begin:
-            yield from _Call(self, reader, log, tools).read()
+            yield from self._read_calls(reader, log, tools)
         if not self.section:
             return
         if self.older and trigger == self.section[0] and (yield from reader.space()) in ("[", "{"):
@@ -134,8 +135,13 @@ class XmlCalls(CallShape, frozen=True, kw_only=True):
                 return
             if not first:
                 reader.start_record(found)
-            yield from _Call(self, reader, log, tools).read()
+            yield from self._read_calls(reader, log, tools)
             trigger = self.call_begin
+
+    def _read_calls(self, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
+        """Reads a call after its opening marker, and those whose openers ended the one before."""
+        while (yield from _Call(self, reader, log, tools).read()):
+            reader.start_record(self.call_begin)
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
@@ -191,12 +197,14 @@ class _Call:
         self._log = log
         self._tools = tools
         self._junk: list[str] = []  # text between arguments
+        self._keys: set[str] = set()
 
-    def read(self) -> Steps[None]:
+    def read(self) -> Steps[bool]:
+        """Reads the call. Returns whether the opening marker of another one ended it."""
         form, reader, log = self._form, self._reader, self._log
         if (yield from reader.space()) == "{" and form.json:
             yield from form.json.read(form.call_begin, reader, log, self._tools)
-            return
+            return False
         name = yield from reader.word(_NAME)
         if form.name_end:
             yield from reader.expect(form.name_end)
@@ -207,33 +215,41 @@ class _Call:
             found = yield from reader.expect(form.key_begin, form.call_end)
         elif char == "{":
             yield from self._read_json(name)
-            return
+            return False
         else:
             found = yield from reader.accept(form.key_begin, form.call_end)
         reader.stop_record()
         log.call_starts(name)
-        yield from self._read_arguments(name, found)
+        marker = yield from self._read_arguments(name, found)
         log.call_ends()
         if junk := "".join(self._junk).strip():
             log.text(junk)
+        return marker == form.call_begin
 
     def _read_json(self, name: str) -> Steps[None]:
         """Reads arguments as one JSON object, which some models write instead of tags."""
         form, log = self._form, self._log
-        self._reader.stop_record()
-        log.call_starts(name)
+
+        def start() -> None:
+            self._reader.stop_record()
+            log.call_starts(name)
+
         end = Markers((form.call_end,))
-        if (yield from read_value(self._reader, log.arguments, end)):
+        if (yield from read_arguments(self._reader, log, start, end)):
             log.call_ends()
             yield from self._reader.until(end, log.text, keep_tags=False)
         log.call_ends()
 
-    def _read_arguments(self, name: str, found: str) -> Steps[None]:
-        """Reads arguments to the call's end. `found` is the marker just read, if any: `key_begin` or an end."""
+    def _read_arguments(self, name: str, found: str) -> Steps[str | None]:
+        """Reads arguments to the call's end. Returns the marker that ends it.
+
+        Args:
+            found: the marker just read, if any: `key_begin` or an end.
+        """
         form, reader, log = self._form, self._reader, self._log
         ends = (form.call_end, form.section[1]) if form.section else (form.call_end,)
-        markers = Markers((form.key_begin, *ends))
-        marker: str | None = found or (yield from reader.until(markers, self._junk.append))
+        markers = Markers((form.key_begin, form.call_begin, *ends))
+        marker: str | None = found or (yield from self._read_between(markers))
         first = True
         while marker == form.key_begin:
             marker = ""
@@ -242,16 +258,26 @@ class _Call:
                 first = False
                 marker = yield from reader.opaque(self._read_wrapper(name, key, convert, markers))
             elif key:
-                log.arguments(f'{"{" if first else ", "}"{quote(key)}": ')
+                tell = log.arguments if key not in self._keys else _drop
+                tell(f'{"{" if first else ", "}"{quote(key)}": ')
                 first = False
-                marker = yield from reader.opaque(self._read_value(convert))
+                self._keys.add(key)
+                marker = yield from reader.opaque(self._read_value(convert, tell))
             if marker == "":
-                marker = yield from reader.until(markers, self._junk.append)
+                marker = yield from self._read_between(markers)
         is_between = marker == "" and not "".join(self._junk).strip()
         if marker or (is_between and reader.is_model_done):  # the model forgot the end
             log.arguments("{}" if first else "}")
         if not marker:  # the text ended: what is between arguments is an unfinished tag
             self._junk.clear()
+        return marker
+
+    def _read_between(self, markers: Markers) -> Steps[str]:
+        """Reads what is between arguments, up to a marker. A section's opening marker before a call is no text."""
+        marker = yield from self._reader.until(markers, self._junk.append)
+        if marker == self._form.call_begin and self._form.section:
+            self._junk = ["".join(self._junk).rstrip().removesuffix(self._form.section[0])]
+        return marker
 
     def _read_wrapper(self, name: str, key: str, convert: Convert | None, markers: Markers) -> Steps[str | None]:
         """Reads a first argument that may wrap all others. Returns the marker after it."""
@@ -262,7 +288,7 @@ class _Call:
         if not marker:
             return None
         if marker == form.value_end:
-            marker = yield from reader.until(markers, self._junk.append)
+            marker = yield from self._read_between(markers)
         text = "".join(pieces)
         value = convert(text) if convert else f'"{quote(text)}"'
         inner = unwrapped(value, self._tools.get(name)) if marker != form.key_begin else None
@@ -306,24 +332,26 @@ class _Call:
             yield from self._reader.space()
         return "".join(pieces).partition("[")[0].strip().lower()
 
-    def _read_value(self, convert: Convert | None) -> Steps[str | None]:
+    def _read_value(self, convert: Convert | None, tell: Sink) -> Steps[str | None]:
         """Passes on a value. Returns "" after `value_end`, another marker that ended the value, or None at the end."""
-        form, reader, log = self._form, self._reader, self._log
+        form, reader = self._form, self._reader
         markers = Markers((form.value_end, form.key_begin, form.call_end) if form.unclosed else (form.value_end,))
         if convert is None:
             text = TrimmedText(form.trim)
-            log.arguments('"')
-            found = yield from reader.until(
-                markers, lambda piece: log.arguments(quote(text.push(piece))), keep_partial=False
-            )
+            tell('"')
+            found = yield from reader.until(markers, lambda piece: tell(quote(text.push(piece))), keep_partial=False)
             if found:
-                log.arguments('"')
+                tell('"')
         else:
             pieces: list[str] = []
             found = yield from reader.until(markers, pieces.append)
             if found:
                 text = TrimmedText(form.trim)
-                log.arguments(convert(text.push("".join(pieces))))
+                tell(convert(text.push("".join(pieces))))
         if not found:
             return None
         return "" if found == form.value_end else found
+
+
+def _drop(text: str) -> None:
+    """Takes the value of an argument that is written twice: the first one counts, which was told."""

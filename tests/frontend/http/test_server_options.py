@@ -110,6 +110,57 @@ class TestAnswers:
             assert answer.json()["system_fingerprint"] == "mine"
 
 
+SCHEMA = {"type": "object", "properties": {"t": {"const": "a </think> b"}}, "required": ["t"]}
+SCHEMA |= {"additionalProperties": False}
+USER = [{"role": "user", "content": "Why?"}]
+HELD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": USER,
+        "thinking_token_budget": 3,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+    },
+    "/v1/responses": {
+        "input": "Why?",
+        "reasoning": {"effort": "none"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+    },
+    "/v1/messages": {
+        "messages": USER,
+        "max_tokens": 60,
+        "thinking": {"type": "disabled"},
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    },
+}
+
+
+@pytest.mark.parametrize("path", HELD)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mark_within_a_clients_format_is_text(served: ServerProcess, path: str, stream: bool) -> None:
+    model = httpx.get(served.base_url + "/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "temperature": 0, "stream": stream, **HELD[path]}
+    answer = httpx.post(served.base_url + path, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    if stream:
+        data = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        text = "".join(_text_of(json.loads(each)) for each in data)
+    elif "chat" in path:
+        text = answer.json()["choices"][0]["message"]["content"]
+    else:
+        *_, item = answer.json().get("output", [answer.json()])
+        text = item["content"][-1]["text"]
+    assert json.loads(text) == {"t": "a </think> b"}
+
+
+def _text_of(event: dict[str, Any]) -> str:
+    """What an event adds to the answer's text."""
+    if event.get("choices"):
+        return event["choices"][0]["delta"].get("content") or ""
+    delta = event.get("delta", "")
+    if event.get("type") == "response.output_text.delta":
+        return str(delta)
+    return str(delta.get("text", "")) if event.get("type") == "content_block_delta" else ""
+
+
 class TestThinkingBudget:
     def test_a_chat_has_its_reasoning_closed(self, served: ServerProcess, marks: tuple[int, int]) -> None:
         free = chat(served)
