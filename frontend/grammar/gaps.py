@@ -32,7 +32,8 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
     """A keyword of a normalized `schema` that XGrammar 0.2 does not enforce; None if it enforces all.
 
     Args:
-        strict: also return formats in which XGrammar ignores the days of a month or leading zeros.
+        strict: also return formats in which XGrammar ignores the days of a month or leading zeros, and patterns of
+            characters that JSON escapes, for which it computes masks at length.
     """
     for node in walk(schema):
         if not isinstance(node, dict):
@@ -41,6 +42,8 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
             return _described(word, node)
         if strict and node.get("format") in _LOOSE_FORMATS:
             return "format"
+        if strict and isinstance(node.get("pattern"), str) and plain_regex(node["pattern"]) is None:
+            return "pattern"
     return None
 
 

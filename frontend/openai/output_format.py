@@ -105,20 +105,15 @@ class OutputFields(PartlyRead, kw_only=True):
             ParameterError: the constraint is contradictory or malformed, by field.
         """
         field = self.format_field
-        if field is None:
-            return None
-        asked = self._read(field)
-        if field == "structured_outputs":
-            asked.backend = asked.backend or self._options().get("_backend")
-            asked.whitespace_pattern = asked.whitespace_pattern or self._options().get("whitespace_pattern")
-        return asked
+        return None if field is None else self._read(field)
 
     def _read(self, field: str) -> StructuredOutputsParams:
         if field == "response_format":
             assert self.response_format is not None
             return _read_response_format(self.response_format)
         if field == "structured_outputs":
-            return _convert(self.structured_outputs, StructuredOutputsParams, field)
+            assert self.structured_outputs is not None
+            return _convert({**self._options(), **self.structured_outputs}, StructuredOutputsParams, field)
         options = self._options() if field in GUIDED_FIELDS else {}
         return _convert({_OLDER_FIELDS[field]: getattr(self, field), **options}, StructuredOutputsParams, field)
 

@@ -1,7 +1,6 @@
 """What each grammar library accepts, token by token, with bytes for tokens."""
 
 import pkgutil
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -10,14 +9,12 @@ from quire.core.wire.protocol import Vocabulary
 from quire.core.wire.structured_outputs import GrammarBackend, StructuredOutputsParams
 from quire.executor.sampling.grammar.library import LOADERS
 from quire.executor.sampling.grammar.matcher import Loader
-from quire.frontend.grammar.backends.backend import Backend, GrammarError
+from quire.frontend.grammar.backends.backend import Backend
 from quire.frontend.grammar.constraint import read_constraint
 from quire.frontend.grammar.helper_process import BACKENDS
-from quire.frontend.grammar.schema import SchemaError
 
 END = 256
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], [END])
-ALL: tuple[GrammarBackend, ...] = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 
 
 @cache
@@ -38,14 +35,3 @@ class Grammar:
         """Whether the text is an output from its first to its last byte."""
         matcher = self._loader.matcher(self._loaded)
         return all(matcher.accept(token_id) for token_id in [*text.encode(), END])
-
-
-def accepting(schema: Any, text: str, backends: Sequence[GrammarBackend] = ALL) -> dict[str, bool]:
-    """Whether the text is an output, by library; without the libraries that refuse the schema."""
-    found = {}
-    for backend in backends:
-        try:
-            found[backend] = Grammar(backend, json=schema).accepts(text)
-        except (GrammarError, SchemaError):
-            continue
-    return found

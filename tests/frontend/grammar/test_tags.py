@@ -226,6 +226,7 @@ ONLY_GUIDANCE = {
         "patternProperties",
     ),
     "the days of months": ({"type": "string", "format": "date"}, None),
+    "any characters but": ({"type": "string", "pattern": "^[^a]{1,3}$"}, None),
     "names with escapes": (
         {"type": "object", "patternProperties": {"^a\\n": {"type": "null"}}, "additionalProperties": False},
         "patternProperties",
