@@ -19,8 +19,18 @@ _NAME = re.compile(r"[\w.\-]*")
 _HEADER = re.compile(r"[^<]*")
 
 
-class MuseMessages(Struct, frozen=True):
-    """Muse Glimmer's messages."""
+class MuseMessages(Struct, frozen=True, kw_only=True):
+    """Muse's messages.
+
+    Attributes:
+        shown: the recipients whose messages are the answer; "" is a message without a recipient.
+        thinks: the recipients whose messages are reasoning.
+        dropped: the recipients whose messages are not told.
+    """
+
+    shown: tuple[str, ...] = ("", "user")
+    thinks: tuple[str, ...] = ("self",)
+    dropped: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -38,7 +48,7 @@ class MuseMessages(Struct, frozen=True):
 
     def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:
         """Reads a whole text: calls go to `answer`, and so does text without any message; all else to the log."""
-        messages = _Messages(log, answer.push)
+        messages = _Messages(self, log, answer.push)
         found = ""
         if opened:
             messages.open("self")
@@ -66,7 +76,8 @@ class MuseMessages(Struct, frozen=True):
 class _Messages:
     """Passes each message's text on. Text before the first message is content, text between two is dropped."""
 
-    def __init__(self, log: EventLog, content: Sink) -> None:
+    def __init__(self, form: MuseMessages, log: EventLog, content: Sink) -> None:
+        self._form = form
         self._log = log
         self._content = content
         self._thinks = False
@@ -74,15 +85,15 @@ class _Messages:
         self.write: Sink = content
 
     def open(self, recipient: str) -> None:
-        """Begins a message; a message without a recipient is for the user."""
+        """Begins a message."""
         self.close()
         self.is_open = True
-        self._thinks = recipient == "self"
+        self._thinks = recipient in self._form.thinks
         if self._thinks:
             self._log.reasoning_begins()
             self.write = self._log.reasoning
-        else:
-            self.write = self._log.text if recipient in ("", "user") else self._content
+        elif recipient not in self._form.dropped:
+            self.write = self._log.text if recipient in self._form.shown else self._content
 
     def close(self) -> None:
         """Ends the message, if any."""

@@ -31,14 +31,15 @@ from quire.frontend.parsing.tools import Tool, ToolChoice
 _HARMONY_TOOLS = "openai"
 _HARMONY_REASONING = "openai_gptoss"
 _IDENTITY = "identity"
-_TEMPLATE = "hf"
+_TEMPLATES = ("hf", "beam")
 _OTHER_REASONING: dict[str, ReasoningShape] = {
     "inkling": InklingBlocks(),
     "minimax_m2_append_think": KeptReasoning(),
+    "muse": MuseMessages(shown=("user", "commentary"), thinks=("", "self"), dropped=("developer",)),
     "muse_glimmer": MuseMessages(),
 }
 _FRAMED = frozenset(
-    {"inkling", "kimi_k3", "muse_glimmer"}
+    {"inkling", "kimi_k3", "muse", "muse_glimmer", "musespark1x"}
 )  # their calls stand in messages, which the reasoning parser reads
 _REQUIRED_CALLS = JsonCalls(bare=True, listed=True, arguments_key="parameters")
 
@@ -81,10 +82,11 @@ class OutputParsers:
         checkpoint: CheckpointMarks | None = None,
     ) -> None:
         frame = tool_parser if tool_parser in _FRAMED else None
-        if _TEMPLATE in (tool_parser, reasoning_parser) and {tool_parser, reasoning_parser} - {_TEMPLATE, None}:
+        names = {tool_parser, reasoning_parser} - {None}
+        if names & {*_TEMPLATES} and names - {*_TEMPLATES}:
             raise ConfigError(
-                f"--tool-call-parser {_TEMPLATE} and --reasoning-parser {_TEMPLATE} read one description of the whole "
-                "answer: neither goes with another parser."
+                f"--tool-call-parser and --reasoning-parser {' or '.join(_TEMPLATES)} read one description of the "
+                "whole answer: neither goes with another parser."
             )
         self._tools = find_tool_parser(tool_parser, tool_plugin, checkpoint)
         self._reasoning = find_reasoning_parser(reasoning_parser or frame, reasoning_plugin, checkpoint)
@@ -256,12 +258,14 @@ class OutputParsers:
 
 def tool_parser_names() -> list[str]:
     """Every name that `--tool-call-parser` takes without a plugin."""
-    return sorted((*TOOL_FORMATS, *TOOL_ALIASES, _HARMONY_TOOLS, _TEMPLATE))
+    return sorted((*TOOL_FORMATS, *TOOL_ALIASES, _HARMONY_TOOLS, *_TEMPLATES))
 
 
 def reasoning_parser_names() -> list[str]:
     """Every name that `--reasoning-parser` takes without a plugin."""
-    return sorted((*REASONING_FORMATS, *_OTHER_REASONING, *REASONING_ALIASES, _HARMONY_REASONING, _IDENTITY, _TEMPLATE))
+    return sorted(
+        (*REASONING_FORMATS, *_OTHER_REASONING, *REASONING_ALIASES, _HARMONY_REASONING, _IDENTITY, *_TEMPLATES)
+    )
 
 
 def find_tool_parser(
@@ -277,7 +281,7 @@ def find_tool_parser(
         return added[name] if name else None
     if name == _HARMONY_TOOLS:
         return Harmony()
-    if name == _TEMPLATE:
+    if name in _TEMPLATES:
         return ResponseTemplate(checkpoint.response_template, "--tool-call-parser") if checkpoint else None
     form = TOOL_FORMATS.get(TOOL_ALIASES.get(name, name))
     if form is None:
@@ -301,7 +305,7 @@ def find_reasoning_parser(
     name_of_format = REASONING_ALIASES.get(name, name)
     if name_of_format == _HARMONY_REASONING:
         return Harmony()
-    if name == _TEMPLATE:
+    if name in _TEMPLATES:
         return ResponseTemplate(checkpoint.response_template, "--reasoning-parser") if checkpoint else None
     form = REASONING_FORMATS.get(name_of_format) or _OTHER_REASONING.get(name_of_format)
     if form is None:

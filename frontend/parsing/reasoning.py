@@ -300,6 +300,8 @@ REASONING_ALIASES = {
     "granite_thinking_parser": "nemotron_v3",
     "ling3": "glm45",
     "mimo": "qwen3",
+    "musespark1x": "muse",
     "poolside_v1": "deepseek_v3",
     "seedoss": "seed_oss",
+    "step5": "deepseek_r1",
 }

@@ -1,4 +1,4 @@
-"""The parsers `hf`: a checkpoint's own description of its answers, read by Transformers' parser.
+"""The parsers `hf` and `beam`: a checkpoint's own description of its answers, read by Transformers' parser.
 
 The description is `response_template` in tokenizer_config.json: how reasoning, content and calls begin and end, and how
 a call is written. Reasoning and content come as they grow, a call once it is complete.
@@ -33,13 +33,13 @@ class ResponseTemplate:
     def __init__(self, spec: dict[str, Any] | None, flag: str) -> None:
         if not isinstance(spec, dict):
             raise ConfigError(
-                f"{flag}: the parser hf needs a response_template in the checkpoint's tokenizer_config.json, and "
+                f"{flag}: hf and beam need a response_template in the checkpoint's tokenizer_config.json, and "
                 "there is none; choose the parser of the model's format by name."
             )
         try:
             from transformers.utils.chat_parsing.response_templates import load_response_template  # half a second
         except ImportError:
-            raise ConfigError(f"{flag}: the parser hf needs Transformers 5.23 or newer.") from None
+            raise ConfigError(f"{flag}: hf and beam need Transformers 5.23 or newer.") from None
         try:
             fields = load_response_template(spec).fields
             _check(spec, fields)

@@ -277,10 +277,13 @@ TOOL_ALIASES = {
     "llama": "llama3_json",
     "llama4_json": "llama3_json",
     "phi4mini": "phi4_mini_json",
+    "muse": "muse_glimmer",
+    "musespark1x": "muse_glimmer",
     "poolside_v1": "glm45",
     "qwen3_json": "hermes",
     "qwen3_xml": "qwen3_coder",
     "qwen3coder": "qwen3_coder",
     "qwen3xml": "qwen3_coder",
     "step3p5": "qwen3_coder",
+    "step5": "qwen3_coder",
 }

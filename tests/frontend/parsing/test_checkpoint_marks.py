@@ -65,6 +65,14 @@ class TestResponseTemplates:
         assert (read.reasoning, read.text) == ("Hm.", "Let me see.")
         assert decoded(read) == [("get_weather", {"city": "Zü🌧️<", "days": 3})] * 2
 
+    def test_beam_is_read_by_the_same_description(self) -> None:
+        ours = parsers(HERMES, tool_parser="beam", reasoning_parser="beam")
+        assert decoded(parse(ours, [ANSWER], prompt_text=PROMPT)) == decoded(
+            parse(parsers(HERMES), [ANSWER], prompt_text=PROMPT)
+        )
+        with pytest.raises(ConfigError, match="neither goes with another parser"):
+            parsers(HERMES, tool_parser="beam", reasoning_parser="qwen3")
+
     def test_the_prompt_may_have_opened_the_reasoning(self) -> None:
         read = parse(parsers(HERMES), ["Hm.</think>Yes."], prompt_text=PROMPT + "<think>\n")
         assert (read.reasoning, read.text) == ("Hm.", "Yes.")

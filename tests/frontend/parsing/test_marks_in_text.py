@@ -22,7 +22,7 @@ SUITABLE = {
     "mistral": "mistral", "minimax_m2": "minimax_m2", "minimax_m3": "minimax_m3", "seed_oss": "seed_oss",
     "hunyuan_a13b": "hunyuan_a13b", "ernie45": "ernie45", "step3": "step3", "openai_gptoss": "openai",
     "inkling": "inkling", "muse_glimmer": "muse_glimmer", "plamo3": "plamo3", "step3p5": "qwen3_coder",
-    "k2_horizon": "k2_horizon", "olmo3": "olmo3", "granite": "granite", "minicpmv": "qwen3_coder",
+    "muse": "muse", "k2_horizon": "k2_horizon", "olmo3": "olmo3", "granite": "granite", "minicpmv": "qwen3_coder",
 }  # fmt: skip
 """The parser of calls that goes with each of reasoning; hermes for the others."""
 
@@ -57,7 +57,7 @@ def test_an_argument_holds_any_mark(name: str):
         body = render(form, [call])
         if name == "openai_gptoss":
             text = f"<|channel|>analysis<|message|>Hm.<|end|>{body}"
-        elif name == "muse_glimmer":
+        elif name in ("muse", "muse_glimmer"):
             head = " to=self<|message|>Hm.<|eom|><|start|>assistant to=get_weather<|message|>"
             text = f"{head}{body}<|eom|>"
         elif name == "inkling":

@@ -60,6 +60,8 @@ HANDWRITTEN = [
      "Hm.", "Hello!"),
     ("muse_glimmer", " to=self<|message|>Hm, to=5. to=user<|message|>Hello!<|eot|>", "Hm, to=5.", "Hello!"),
     ("muse_glimmer", " <|message|>Hello!", "", "Hello!"),
+    ("muse", "<|message|>Hm.<|eom|><|start|>assistant to=commentary<|message|>Wait.<|eom|><|start|>assistant "
+     "to=developer<|message|>Hidden.<|eom|><|start|>assistant to=user<|message|>Hello!<|eot|>", "Hm.", "Wait.Hello!"),
     ("muse_glimmer", " Hello!", "", " Hello!"),
     ("inkling", "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Hello!<|end_message|>",
      "Hm.", "Hello!"),
@@ -85,7 +87,7 @@ HANDWRITTEN = [
     ("step3", "Hm.\n</think>\nHello!", "Hm.", "Hello!"),
     ("step3p5", "Hm.\n</think>\nHello!", "Hm.", "Hello!"),
 ]  # fmt: skip
-FORMATS = [*REASONING_FORMATS, "openai_gptoss", "inkling", "muse_glimmer"]
+FORMATS = [*REASONING_FORMATS, "openai_gptoss", "inkling", "muse", "muse_glimmer"]
 KEEPING = "minimax_m2_append_think"
 
 
@@ -97,7 +99,7 @@ def written(name: str, thought: str, answer: str) -> str:
     if name == "inkling":
         blocks = (f"<|content_thinking|>{thought}<|end_message|>", f"<|content_text|>{answer}<|end_message|>")
         return "<|message_model|>".join(blocks)
-    if name == "muse_glimmer":
+    if name in ("muse", "muse_glimmer"):
         return f" to=self<|message|>{thought}<|eom|><|start|>assistant to=user<|message|>{answer}<|eot|>"
     form = REASONING_FORMATS[name]
     begin, end = form.answers[0] if form.answers else ("", "")
@@ -110,13 +112,15 @@ def test_every_format_has_a_handwritten_sample():
 
 def test_names_are_those_of_vllm():
     expected = """
-    cohere_command3 cohere_command4 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45 gemma4 glm45 glm47
+    beam cohere_command3 cohere_command4 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45 gemma4 glm45 glm47
     granite granite_thinking_parser hf holo2 hunyuan_a13b hy_v3 hy_v4 identity k2_horizon kimi_k2 kimi_k3 ling3
-    mimo minicpmv minimax_m2 minimax_m2_append_think minimax_m3 mistral muse_glimmer nemotron_v3 olmo3
-    openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3 step3p5
+    mimo minicpmv minimax_m2 minimax_m2_append_think minimax_m3 mistral muse muse_glimmer musespark1x nemotron_v3
+    olmo3 openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3 step3p5 step5
     """
     assert not set(expected.split()) - set(reasoning_parser_names())
-    assert all(find_reasoning_parser(name) is not None for name in set(reasoning_parser_names()) - {"hf", "identity"})
+    assert all(
+        find_reasoning_parser(name) is not None for name in set(reasoning_parser_names()) - {"hf", "beam", "identity"}
+    )
     with pytest.raises(ConfigError, match=r"--reasoning-parser.*'qwen'.*qwen3"):
         OutputParsers(reasoning_parser="qwen")
 
