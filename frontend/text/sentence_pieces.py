@@ -5,6 +5,7 @@ of their own: merges go by id and not by score, a space before the first word is
 not treated as the file says.
 """
 
+import importlib
 import json
 import re
 from collections.abc import Container
@@ -47,9 +48,8 @@ class PieceFile:
         Raises:
             google.protobuf.message.DecodeError: the file is of another format.
         """
-        from sentencepiece import sentencepiece_model_pb2
-
-        content = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+        messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # optional, and untyped
+        content = messages.ModelProto.FromString(path.read_bytes())
         trainer = content.trainer_spec
         if trainer.model_type not in (_BPE, _UNIGRAM):
             return None
