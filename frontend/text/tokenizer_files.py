@@ -56,7 +56,7 @@ def _with_message_format(
     own: dict[str, str], backend: TokenizerBackend, folder: Path, mode: TokenizerMode
 ) -> dict[str, str]:
     """Templates of the format that `mode` names, or else the checkpoint's own, or else those of its model's format."""
-    name = mode if mode in message_formats.NAMES else None
+    name: str | None = mode if mode in message_formats.NAMES else None
     if mode == "auto" and not own:
         name = message_formats.format_of(read_json_if_present(folder / "config.json").get("architectures") or [])
     if name is None:
