@@ -95,7 +95,8 @@ def _entry(kind: type[PretrainedConfig]) -> dict[str, Any]:
     if not names & {"vocab_size", "n_vocab"}:
         return {}
     aliases = {name: other for name, other in kind.attribute_map.items() if not _is_unread(name)}
-    return _without_empty({"fields": {**dict(_stated(kind)), **_rotary(kind)}, "aliases": aliases})
+    fields = {**_dense_layers(kind), **dict(_stated(kind)), **_rotary(kind)}
+    return _without_empty({"fields": fields, "aliases": aliases})
 
 
 def _inner(text: Any) -> dict[str, Any]:
@@ -130,6 +131,13 @@ def _is_unread(name: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in UNREAD)
 
 
+def _dense_layers(kind: type[PretrainedConfig]) -> dict[str, int]:
+    """How many layers come before those with experts, where a class makes a list of that."""
+    types = _value(kind, "mlp_layer_types") or []
+    count = types.count("dense")
+    return {"first_k_dense_replace": count} if types[count:] and set(types[count:]) == {"sparse"} else {}
+
+
 def _rotary(kind: type[PretrainedConfig]) -> dict[str, Any]:
     """The numbers that a class gives its rotary embeddings, under the names that checkpoints have for them.
 
@@ -154,10 +162,15 @@ def _rotary(kind: type[PretrainedConfig]) -> dict[str, Any]:
 
 
 def _rope_parameters(kind: type[PretrainedConfig], **settings: Any) -> dict[str, Any]:
+    return _value(kind, "rope_parameters", **settings) or {}
+
+
+def _value(kind: type[PretrainedConfig], name: str, **settings: Any) -> Any:
+    """What a field of a config made of `settings` alone holds, if anything."""
     try:
-        return getattr(kind(**settings), "rope_parameters", None) or {}
+        return getattr(kind(**settings), name, None)
     except Exception:  # a class may refuse its own defaults
-        return {}
+        return None
 
 
 def _leaves(values: Mapping[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -14,8 +14,6 @@ from quire.executor.models.hybrid import PairedDecoder, layer_kinds, places_by_k
 from quire.executor.models.kimi_linear import in_terms_of_deepseek
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 
-_DEFAULTS = {"first_k_dense_replace": 2, "rope_theta": 6_000_000.0}
-
 _NAMES = (
     *("o_norm", "q_proj", "k_proj", "v_proj", "b_proj", "f_proj", "g_proj"),
     *("q_conv1d", "k_conv1d", "v_conv1d", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"),
@@ -28,13 +26,13 @@ class BailingHybridForCausalLM(PairedDecoder):
     SIZES = ("intermediate_size", "moe_intermediate_size")
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        spec = in_terms_of_deepseek(spec, _DEFAULTS)
+        spec = in_terms_of_deepseek(spec)
         config, shape = spec.hf_config, _delta_shape(spec)
         context = replace(
             context,
             weights=RearrangedWeights(context.weights, _pieces(), ends={"model.embed_tokens": "model.word_embeddings"}),
         )
-        group = config.get("layer_group_size", 6)
+        group = config["layer_group_size"]
         kinds = layer_kinds(
             config.get("layer_types")
             or ["linear_attention" if (index + 1) % group else "full_attention" for index in range(spec.num_layers)],
@@ -46,7 +44,7 @@ class BailingHybridForCausalLM(PairedDecoder):
             is_recurrent = kinds[place.index] == "recurrent"
             return KimiDeltaAttention(context, place, shape) if is_recurrent else make_attention(place)
 
-        ends = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        ends = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         make_mlp = mixture_maker(spec, context, correction="expert_bias")
         super().__init__(spec, context, places_by_kind(context, kinds), mixer, make_mlp, ends)
 
@@ -63,9 +61,9 @@ def _delta_shape(spec: ModelSpec) -> KimiDeltaShape:
     return KimiDeltaShape(
         spec.hidden_size,
         spec.num_attention_heads,
-        config.get("linear_head_dim", config.get("head_dim", 128)),
-        config.get("short_conv_kernel_size", 4),
+        config.get("linear_head_dim", config["head_dim"]),
+        config["short_conv_kernel_size"],
         gate_rank=None,
-        least_log_decay=config.get("kda_lower_bound", -5.0) if config.get("kda_safe_gate", True) else None,
+        least_log_decay=config["kda_lower_bound"] if config["kda_safe_gate"] else None,
         eps=norm_style(spec).eps,
     )

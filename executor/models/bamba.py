@@ -19,7 +19,7 @@ class BambaForCausalLM(PairedDecoder):
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, shape = spec.hf_config, mamba2_shape(spec)
         rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.5, **config}, spec.head_dim)
-        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+        bias, activation = config["attention_bias"], activation_of(spec, "hidden_act")
 
         def mixer(place: LayerPlace) -> Attention | Mamba2Mixer:
             if kinds[place.index] == "recurrent":
@@ -38,7 +38,7 @@ class BambaForCausalLM(PairedDecoder):
         ]
         super().__init__(
             spec, context, places_by_kind(context, kinds), mixer, mlp,
-            vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False)),
+            vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"]),
             norm_names=("input_layernorm", "pre_ff_layernorm"), final_norm="final_layernorm",
         )  # fmt: skip
 
@@ -50,8 +50,8 @@ def mamba2_shape(spec: ModelSpec, **differences: Any) -> Mamba2Shape:
         ModelLoadError: heads whose sizes do not make up the mixers' outputs.
     """
     config: dict[str, Any] = spec.hf_config
-    inner = config.get("mamba_d_ssm") or config.get("mamba_expand", 2) * spec.hidden_size
-    num_heads, head_dim = config.get("mamba_n_heads", 128), config.get("mamba_d_head", "auto")
+    inner = config.get("mamba_d_ssm") or config["mamba_expand"] * spec.hidden_size
+    num_heads, head_dim = config["mamba_n_heads"], config["mamba_d_head"]
     if head_dim == "auto":
         head_dim = inner // num_heads
     if num_heads * head_dim != inner:
@@ -62,10 +62,10 @@ def mamba2_shape(spec: ModelSpec, **differences: Any) -> Mamba2Shape:
     low, high = (_number(limit) for limit in config.get("time_step_limit") or (0.0, "inf"))
     shape: dict[str, Any] = {
         "hidden_size": spec.hidden_size, "num_heads": num_heads, "head_dim": head_dim,
-        "num_groups": config.get("mamba_n_groups", 1), "state_size": config.get("mamba_d_state", 256),
-        "conv_width": config.get("mamba_d_conv", 4), "norm_eps": norm_style(spec).eps,
-        "conv_bias": config.get("mamba_conv_bias", True), "bias": config.get("mamba_proj_bias", False),
-        "output_bias": config.get("mamba_proj_bias", False), "dt_limit": (low, high),
+        "num_groups": config["mamba_n_groups"], "state_size": config["mamba_d_state"],
+        "conv_width": config["mamba_d_conv"], "norm_eps": norm_style(spec).eps,
+        "conv_bias": config["mamba_conv_bias"], "bias": config["mamba_proj_bias"],
+        "output_bias": config["mamba_proj_bias"], "dt_limit": (low, high),
     }  # fmt: skip
     return Mamba2Shape(**{**shape, **differences})
 

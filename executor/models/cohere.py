@@ -66,13 +66,13 @@ class CohereForCausalLM(Decoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        style = NormStyle(config.get("layer_norm_eps", 1e-5), is_centred=True)
+        style = NormStyle(config["layer_norm_eps"], is_centred=True)
         pairs = Pairs(spec.head_dim, spec.head_dim)
         pieces = {f"self_attn.{name}_proj": Piece(f"self_attn.{name}_proj", pairs=pairs) for name in "qk"}
         context = replace(context, weights=RearrangedWeights(context.weights, pieces))
         rotary = RotaryEmbedding(context, config, spec.head_dim)
         windows = self.windows(spec)
-        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+        bias, activation = config["attention_bias"], activation_of(spec, "hidden_act")
 
         def layer(place: LayerPlace) -> ParallelLayer:
             window = windows[place.index]
@@ -85,7 +85,7 @@ class CohereForCausalLM(Decoder):
             norm = style.layer(context, f"{place.name}.input_layernorm", size)
             return ParallelLayer(context.ops, attention, mlp, norm)
 
-        is_tied, scale = config.get("tie_word_embeddings", True), config.get("logit_scale", 0.0625)
+        is_tied, scale = config["tie_word_embeddings"], config["logit_scale"]
         embed, head = vocabulary_ends(spec, context, is_tied=is_tied, logit_scale=scale)
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
@@ -108,7 +108,7 @@ class Cohere2ForCausalLM(CohereForCausalLM):
         if types is None:
             pattern = config.get("sliding_window_pattern", 4)
             types = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(spec.num_layers)]
-        return layer_windows(types, config.get("sliding_window", 4096), spec.num_layers)
+        return layer_windows(types, config["sliding_window"], spec.num_layers)
 
     def is_rotated(self, window: int | None) -> bool:
         """Whether layers with this window know positions."""

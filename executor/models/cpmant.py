@@ -65,7 +65,7 @@ class CpmAntForCausalLM:
         context = replace(context, weights=weights)
         size, self._length = spec.hidden_size, size_of(spec, "prompt_length")
         num_rows = spec.vocab_size + size_of(spec, "prompt_types") * self._length
-        style = NormStyle(spec.hf_config.get("eps", 1e-6))
+        style = NormStyle(spec.hf_config["eps"])
         biases = _Biases.read(spec, context)
         self._ops = context.ops
         self._embed = VocabEmbedding(

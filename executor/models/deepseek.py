@@ -57,8 +57,8 @@ class Mistral4ForCausalLM(PreNormDecoder):
             raise SettingError(f"{spec.name}: n_group {config['n_group']} is not supported in {spec.architecture}.")
         routing = Routing(
             size_of(spec, "num_experts_per_tok"),
-            renormalise=config.get("norm_topk_prob", True),
-            scale=config.get("routed_scaling_factor", 1.0),
+            renormalise=config["norm_topk_prob"],
+            scale=config["routed_scaling_factor"],
         )
         super().__init__(spec, context, LatentAttentionMaker(spec, context), mixture_maker(spec, context, routing))
 
@@ -87,7 +87,7 @@ class LatentAttentionMaker:
         self._shape = latent_shape(spec)
         self._rotary = RotaryEmbedding(context, config, self._shape.rope_head_dim)
         self._scale = _temperature(config) ** 2 * self._shape.q_head_dim**-0.5
-        self._bias = config.get("attention_bias", False)
+        self._bias = config["attention_bias"]
         self._is_interleaved = config.get("rope_interleave", is_interleaved)
         self._has_head_gates = has_head_gates
         self._heat = _heat(spec, context)
@@ -127,7 +127,7 @@ def _softmax_routing(spec: ModelSpec) -> Routing:
         ModelLoadError: another method than the two of its checkpoints.
     """
     config = spec.hf_config
-    method = config.get("topk_method", "greedy")
+    method = config["topk_method"]
     if method not in ("greedy", "group_limited_greedy"):
         raise ModelLoadError(
             f"{spec.name}: topk_method {method!r} is not supported in {spec.architecture}; only greedy and "
@@ -135,8 +135,8 @@ def _softmax_routing(spec: ModelSpec) -> Routing:
         )
     routing = Routing(
         size_of(spec, "num_experts_per_tok"),
-        renormalise=config.get("norm_topk_prob", False),
-        scale=config.get("routed_scaling_factor", 1.0),
+        renormalise=config["norm_topk_prob"],
+        scale=config["routed_scaling_factor"],
     )
     if method == "greedy":
         return routing

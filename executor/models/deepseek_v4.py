@@ -30,6 +30,8 @@ from quire.ops.routing import Routing
 _SLIDING, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}
 _KINDS = {0: _SLIDING, **{rate: kind for kind, rate in _RATES.items()}}
+_ROTATED = 0.125
+"""The part of a head that is rotated where config.json says neither a part nor a size."""
 _NUM_HASHED = 3
 
 
@@ -40,11 +42,7 @@ class DeepseekV4ForCausalLM:
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        if (
-            config.get("swiglu_limit", SILU_LIMIT) != SILU_LIMIT
-            or config.get("mlp_bias")
-            or config.get("attention_bias")
-        ):
+        if config["swiglu_limit"] != SILU_LIMIT or config.get("mlp_bias") or config.get("attention_bias"):
             raise SettingError(f"{spec.name}: swiglu_limit must be {SILU_LIMIT:g}, and biases false.")
         context = replace(context, weights=_own_names(context))
         rotaries = {kind: _rotary(spec, context, kind) for kind in ("main", "compress")}
@@ -63,8 +61,8 @@ class DeepseekV4ForCausalLM:
             attention = CompressedAttention(context, place, shapes[index], rotary, _norm(spec))
             number += len(attention.kv)
             self._layers.append(_Layer(spec, context, place, attention, is_hashed=hashed[index]))
-        self._embed, self._head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
-        self._num_streams = config.get("hc_mult", 4)
+        self._embed, self._head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
+        self._num_streams = config["hc_mult"]
         self._collapse = (
             StreamHead(context, _head_name(context), size, **_streams(config)) if _is_last(spec, context) else None
         )
@@ -110,7 +108,7 @@ class _Layer:
         is_hashed: bool,
     ) -> None:
         size, name, streams = spec.hidden_size, place.name, _streams(spec.hf_config)
-        iterations = spec.hf_config.get("hc_sinkhorn_iters", 20)
+        iterations = spec.hf_config["hc_sinkhorn_iters"]
         self.attention = attention
         self.mlp = _Mixture(spec, context, f"{name}.ffn", is_hashed=is_hashed)
         self._place = place
@@ -137,11 +135,11 @@ class _Mixture:
 
     def __init__(self, spec: ModelSpec, context: ModelContext, name: str, *, is_hashed: bool) -> None:
         config, hidden_size = spec.hf_config, spec.hidden_size
-        if config.get("scoring_func", "sqrtsoftplus") != "sqrtsoftplus" or not config.get("norm_topk_prob", True):
+        if config["scoring_func"] != "sqrtsoftplus" or not config["norm_topk_prob"]:
             raise SettingError(f"{spec.name}: scoring_func must be sqrtsoftplus, and norm_topk_prob true.")
         size = size_of(spec, "moe_intermediate_size")
         shape = ExpertShape(size_of(spec, "n_routed_experts", "num_local_experts"), hidden_size, size)
-        top_k, scale = size_of(spec, "num_experts_per_tok"), config.get("routed_scaling_factor", 1.5)
+        top_k, scale = size_of(spec, "num_experts_per_tok"), config["routed_scaling_factor"]
         routing = Routing(top_k, "sqrt_softplus", renormalise=True, scale=scale)
         correction = None if is_hashed else f"{name}.gate.bias"
         self._ops = context.ops
@@ -187,15 +185,15 @@ def _head_name(context: ModelContext) -> str:
 
 
 def _norm(spec: ModelSpec) -> NormStyle:
-    return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6), is_wide=True)
+    return NormStyle(spec.hf_config["rms_norm_eps"], is_wide=True)
 
 
 def _streams(config: Mapping[str, Any]) -> dict[str, Any]:
     """What `HyperConnection` and `StreamHead` take of config.json."""
     return {
-        "num_streams": config.get("hc_mult", 4),
-        "eps": config.get("hc_eps", 1e-6),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "num_streams": config["hc_mult"],
+        "eps": config["hc_eps"],
+        "norm_eps": config["rms_norm_eps"],
     }
 
 
@@ -206,9 +204,10 @@ def _rotary(spec: ModelSpec, context: ModelContext, kind: str) -> RotaryEmbeddin
     if kind in settings:
         settings = settings[kind]
     else:
-        rotated = config.get("partial_rotary_factor") or config.get("qk_rope_head_dim", 64) / spec.head_dim
-        together = {**settings, "partial_rotary_factor": rotated, "rope_theta": config.get("rope_theta", 10000.0)}
-        theta = config.get("compress_rope_theta", 160000.0)
+        sized = config.get("qk_rope_head_dim")
+        rotated = config.get("partial_rotary_factor") or (sized / spec.head_dim if sized else _ROTATED)
+        together = {**settings, "partial_rotary_factor": rotated, "rope_theta": config["rope_theta"]}
+        theta = config["compress_rope_theta"]
         plain = {"rope_type": "default"}
         settings = (
             {**together, **plain} if kind == "main" else {"attention_factor": 1.0, **together, "rope_theta": theta}
@@ -232,9 +231,9 @@ def _shapes(spec: ModelSpec) -> list[CompressedShape]:
         )
     rates = {**_RATES, **(config.get("compress_rates") or {})}
     index = {
-        "index_heads": config.get("index_n_heads", 64),
-        "index_head_dim": config.get("index_head_dim", 128),
-        "index_top_k": config.get("index_topk", 512),
+        "index_heads": config["index_n_heads"],
+        "index_head_dim": config["index_head_dim"],
+        "index_top_k": config["index_topk"],
     }
     return [
         CompressedShape(
@@ -242,7 +241,7 @@ def _shapes(spec: ModelSpec) -> list[CompressedShape]:
             num_heads=spec.num_attention_heads,
             head_dim=spec.head_dim,
             q_lora_rank=size_of(spec, "q_lora_rank"),
-            window=config.get("sliding_window", 128),
+            window=config["sliding_window"],
             num_groups=size_of(spec, "o_groups"),
             group_rank=size_of(spec, "o_lora_rank"),
             rate=rates.get(kind),

@@ -31,16 +31,14 @@ class Ernie4_5_MoeForCausalLM(LlamaForCausalLM):
 def _mixture_maker(spec: ModelSpec, context: ModelContext) -> MLPMaker:
     config, size = spec.hf_config, size_of(spec, "moe_intermediate_size")
     shape = ExpertShape(size_of(spec, "moe_num_experts", "num_experts"), spec.hidden_size, size)
-    routing = Routing(
-        size_of(spec, "moe_k", "num_experts_per_tok"), renormalise=True, floor=config.get("moe_norm_min", 1e-12)
-    )
+    routing = Routing(size_of(spec, "moe_k", "num_experts_per_tok"), renormalise=True, floor=config["moe_norm_min"])
     mlp, activation = mlp_maker(spec, context), activation_of(spec, "hidden_act")
-    last = config.get("moe_layer_end_index", -1)
-    layers = range(config.get("moe_layer_start_index", 1), (spec.num_layers if last == -1 else last + 1))
+    last = config["moe_layer_end_index"]
+    layers = range(config["moe_layer_start_index"], (spec.num_layers if last == -1 else last + 1))
     shared_size = size * (config.get("moe_num_shared_experts") or 0)
 
     def make(place: LayerPlace) -> FeedForward:
-        if place.index not in layers or (place.index + 1) % config.get("moe_layer_interval", 1):
+        if place.index not in layers or (place.index + 1) % config["moe_layer_interval"]:
             return mlp(place)
         name = f"{place.name}.mlp"
         correction = context.read(

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import msgspec
-
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.llama import LlamaForCausalLM
@@ -19,16 +17,11 @@ _PIECES = {
     "mlp.up_proj": Piece("mlp.c_fc_1"),
     "mlp.down_proj": Piece("mlp.c_proj"),
 }
-_FIELDS = {"layer_norm_epsilon": "rms_norm_eps", "activation_function": "hidden_act"}
-_DEFAULTS = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5}
 
 
 class ExaoneForCausalLM(LlamaForCausalLM):
     """config.json has the fields as EXAONE or as Llama names them."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        config = spec.hf_config
-        renamed = {name: config[own] for own, name in _FIELDS.items() if own in config}
-        spec = msgspec.structs.replace(spec, hf_config={**_DEFAULTS, **renamed, **config})
         weights = RearrangedWeights(context.weights, _PIECES, layer="transformer.h.{}", ends=_ENDS)
         super().__init__(spec, replace(context, weights=weights))

@@ -37,19 +37,19 @@ class FalconForCausalLM(Decoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size, heads = spec.hf_config, spec.hidden_size, spec.num_attention_heads
-        is_new = config.get("new_decoder_architecture", False)
-        multi_query = config.get("multi_query", True)
+        is_new = config["new_decoder_architecture"]
+        multi_query = config["multi_query"]
         kv_heads = config.get("num_kv_heads") or heads if is_new else 1 if multi_query else heads
         shape = AttentionShape(size, heads, kv_heads, spec.head_dim)
         weights = RearrangedWeights(
             context.weights, _pieces(shape, is_gguf(spec)), layer="transformer.h.{}", ends=_ENDS
         )
         context = replace(context, weights=weights)
-        style = NormStyle(config.get("layer_norm_epsilon", 1e-5), is_centred=True, has_bias=True)
-        scale, has_alibi = spec.head_dim**-0.5, config.get("alibi", False)
+        style = NormStyle(config["layer_norm_epsilon"], is_centred=True, has_bias=True)
+        scale, has_alibi = spec.head_dim**-0.5, config["alibi"]
         form = AttentionForm(scale, slopes=alibi_slopes(heads) * scale if has_alibi else None)
         rotary = None if has_alibi else RotaryEmbedding(context, config, spec.head_dim)
-        bias, activation = config.get("bias", False), activation_of(spec, "activation", "gelu")
+        bias, activation = config["bias"], activation_of(spec, "activation", "gelu")
         has_two_norms = is_new and config.get("num_ln_in_parallel_attn") in (None, 2)
 
         def layer(place: LayerPlace) -> ParallelLayer | ResidualLayer:
@@ -62,14 +62,14 @@ class FalconForCausalLM(Decoder):
             )  # fmt: skip
             if has_two_norms:
                 return ParallelLayer(context.ops, attention, mlp, norm("ln_attn"), norm("ln_mlp"))
-            if is_new or config.get("parallel_attn", True):
+            if is_new or config["parallel_attn"]:
                 return ParallelLayer(context.ops, attention, mlp, norm("input_layernorm"))
             return ResidualLayer(
                 context.ops, attention, mlp, before_attention=norm("input_layernorm"),
                 before_mlp=norm("post_attention_layernorm"),
             )  # fmt: skip
 
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
 

@@ -29,11 +29,11 @@ class FalconH1ForCausalLM(HybridDecoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        has_norm = config.get("mamba_rms_norm", False)
+        has_norm = config["mamba_rms_norm"]
         shape = mamba2_shape(
             spec, norm_eps=norm_style(spec).eps if has_norm else None,
-            is_gate_first=not config.get("mamba_norm_before_gate", True),
-            output_bias=config.get("projectors_bias", False),
+            is_gate_first=not config["mamba_norm_before_gate"],
+            output_bias=config["projectors_bias"],
         )  # fmt: skip
         multipliers = _multipliers(spec, shape)
         context = replace(
@@ -42,7 +42,7 @@ class FalconH1ForCausalLM(HybridDecoder):
             scheme=_MultipliedScheme(context.scheme, multipliers),
         )
         rotary = RotaryEmbedding(context, config, spec.head_dim)
-        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+        bias, activation = config["attention_bias"], activation_of(spec, "hidden_act")
 
         def norm(name: str) -> Norm:
             return norm_style(spec).layer(context, name, size)
@@ -54,15 +54,15 @@ class FalconH1ForCausalLM(HybridDecoder):
             mamba = Mamba2Mixer(context, place, shape, f"{place.name}.mamba")
             mlp = GatedMLP(
                 context, f"{place.name}.feed_forward", size, config["intermediate_size"], activation,
-                bias=config.get("mlp_bias", False),
+                bias=config["mlp_bias"],
             )  # fmt: skip
             mixers += [attention, mamba]
             both = _SideBySide(context.ops, attention, mamba)
             blocks.append(MixerBlock(norm(f"{place.name}.input_layernorm"), both))
             blocks.append(FeedForwardBlock(norm(f"{place.name}.pre_ff_layernorm"), mlp))
         embed, head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", False),
-            scale=config.get("embedding_multiplier", 1.0), logit_scale=config.get("lm_head_multiplier", 1.0),
+            spec, context, is_tied=config["tie_word_embeddings"],
+            scale=config["embedding_multiplier"], logit_scale=config["lm_head_multiplier"],
         )  # fmt: skip
         super().__init__(embed, blocks, norm("model.final_layernorm"), head, mixers)
 
@@ -104,18 +104,18 @@ def _multipliers(spec: ModelSpec, shape: Mamba2Shape) -> dict[str, _Multiplier]:
     """By the name of a layer within its decoder layer."""
     config = spec.hf_config
     gate, down = config.get("mlp_multipliers") or (1.0, 1.0)
-    into, out = config.get("attention_in_multiplier", 1.0), config.get("attention_out_multiplier", 1.0)
+    into, out = config["attention_in_multiplier"], config["attention_out_multiplier"]
     groups_size, ends = shape.num_groups * shape.state_size, [0]
     for section in (shape.inner_size, shape.inner_size, groups_size, groups_size, shape.num_heads):
         ends.append(ends[-1] + section)
     sections = list(zip(ends[1:], config.get("ssm_multipliers") or [1.0] * 5, strict=True))
     return {
         "self_attn.q_proj": _whole(into, 1.0),
-        "self_attn.k_proj": _whole(into, config.get("key_multiplier", 1.0)),
+        "self_attn.k_proj": _whole(into, config["key_multiplier"]),
         "self_attn.v_proj": _whole(into, 1.0),
         "self_attn.o_proj": _whole(1.0, out),
-        "mamba.in_proj": _Multiplier(config.get("ssm_in_multiplier", 1.0), sections),
-        "mamba.out_proj": _whole(1.0, config.get("ssm_out_multiplier", 1.0)),
+        "mamba.in_proj": _Multiplier(config["ssm_in_multiplier"], sections),
+        "mamba.out_proj": _whole(1.0, config["ssm_out_multiplier"]),
         "feed_forward.gate_proj": _whole(1.0, gate),
         "feed_forward.down_proj": _whole(1.0, down),
     }

@@ -23,7 +23,7 @@ from quire.ops.backend import AttentionForm
 
 def gemma_norm(spec: ModelSpec) -> NormStyle:
     """Norms store the weight minus 1."""
-    return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6), is_offset=True)
+    return NormStyle(spec.hf_config["rms_norm_eps"], is_offset=True)
 
 
 def gemma_factor(spec: ModelSpec, context: ModelContext) -> float:
@@ -37,7 +37,7 @@ class GemmaForCausalLM(Decoder):
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, style = spec.hf_config, gemma_norm(spec)
         rotary = RotaryEmbedding(context, config, spec.head_dim)
-        bias = config.get("attention_bias", False)
+        bias = config["attention_bias"]
         ffn_size = size_of(spec, "intermediate_size")
 
         def layer(place: LayerPlace) -> ResidualLayer:
@@ -54,7 +54,7 @@ class GemmaForCausalLM(Decoder):
             )  # fmt: skip
 
         embed, head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", True), scale=gemma_factor(spec, context)
+            spec, context, is_tied=config["tie_word_embeddings"], scale=gemma_factor(spec, context)
         )
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", spec.hidden_size), head)
@@ -66,12 +66,10 @@ class Gemma2ForCausalLM(Decoder):
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, style = spec.hf_config, gemma_norm(spec)
         types = config.get("layer_types") or ["sliding_attention", "full_attention"] * spec.num_layers
-        windows = layer_windows(types, config.get("sliding_window", 4096), spec.num_layers)
+        windows = layer_windows(types, config["sliding_window"], spec.num_layers)
         rotary = RotaryEmbedding(context, config, spec.head_dim)
-        form = AttentionForm(
-            config.get("query_pre_attn_scalar", 256) ** -0.5, softcap=config.get("attn_logit_softcapping", 50.0)
-        )
-        bias = config.get("attention_bias", False)
+        form = AttentionForm(config["query_pre_attn_scalar"] ** -0.5, softcap=config["attn_logit_softcapping"])
+        bias = config["attention_bias"]
         activation = activation_of(spec, "hidden_activation")
         ffn_size = size_of(spec, "intermediate_size")
 
@@ -91,8 +89,8 @@ class Gemma2ForCausalLM(Decoder):
             )  # fmt: skip
 
         embed, head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", True), scale=gemma_factor(spec, context),
-            softcap=config.get("final_logit_softcapping", 30.0),
+            spec, context, is_tied=config["tie_word_embeddings"], scale=gemma_factor(spec, context),
+            softcap=config["final_logit_softcapping"],
         )  # fmt: skip
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", spec.hidden_size), head)

@@ -32,10 +32,10 @@ class Gemma3ForCausalLM(Decoder):
         _refuse(spec)
         style = gemma_norm(spec)
         types = _layer_types(config, spec.num_layers)
-        windows = layer_windows(types, config.get("sliding_window", 4096), spec.num_layers)
+        windows = layer_windows(types, config["sliding_window"], spec.num_layers)
         rotaries = {kind: RotaryEmbedding(context, gemma_rope(config, kind), spec.head_dim) for kind in set(types)}
-        bias = config.get("attention_bias", False)
-        scale = config.get("query_pre_attn_scalar", 256) ** -0.5
+        bias = config["attention_bias"]
+        scale = config["query_pre_attn_scalar"] ** -0.5
         activation = activation_of(spec, "hidden_activation")
         ffn_size = size_of(spec, "intermediate_size")
 
@@ -54,7 +54,7 @@ class Gemma3ForCausalLM(Decoder):
                 before_mlp=norm("pre_feedforward"), after_mlp=norm("post_feedforward"),
             )  # fmt: skip
 
-        is_tied = config.get("tie_word_embeddings", True)
+        is_tied = config["tie_word_embeddings"]
         embed, head = vocabulary_ends(
             spec, context, is_tied=is_tied, scale=gemma_factor(spec, context),
             softcap=config.get("final_logit_softcapping"),
@@ -75,8 +75,8 @@ def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
 def gemma_rope(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """`config` with the rotation of one type of layer where other models have that of all layers."""
     older = {
-        "sliding_attention": {"rope_theta": config.get("rope_local_base_freq", 10_000.0)},
-        "full_attention": {"rope_theta": config.get("rope_theta", 1_000_000.0), **(config.get("rope_scaling") or {})},
+        "sliding_attention": {"rope_theta": config["rope_local_base_freq"]},
+        "full_attention": {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})},
     }
     by_kind = config.get("rope_parameters") or older
     if not isinstance(by_kind.get(kind), Mapping):

@@ -44,24 +44,24 @@ class Gemma3nLayer:
         self.mlp = mlp
         self._ops = context.ops
         self._place = place
-        self._active = config.get("altup_active_idx", 0)
+        self._active = config["altup_active_idx"]
         style, activation = _norm(spec), activation_of(spec, "hidden_activation", "gelu_pytorch_tanh")
 
         def norm(what: str) -> RMSNorm:
             return RMSNorm(context, f"{name}.{what}", size, style)
 
-        streams = config.get("altup_num_inputs", 4)
+        streams = config["altup_num_inputs"]
         self._altup = AltUp(context, f"{name}.altup", size, style, num_streams=streams, active=self._active)
         self._before_attention, self._after_attention = norm("input_layernorm"), norm("post_attention_layernorm")
         self._before_mlp, self._after_mlp = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")
-        rank = config.get("laurel_rank", 64)
+        rank = config["laurel_rank"]
         self._laurel_left = ColumnLinear(context, [whole(f"{name}.laurel.linear_left", rank)], size)
         self._laurel_right = ColumnLinear(context, [whole(f"{name}.laurel.linear_right", size)], rank)
         self._after_laurel = norm("laurel.post_laurel_norm")
         self._scale: Tensor | None = None
-        if config.get("altup_correct_scale", True):
+        if config["altup_correct_scale"]:
             self._scale = context.read(f"{name}.altup.correct_output_scale", (size,))
-        input_size = config.get("hidden_size_per_layer_input", 256)
+        input_size = config["hidden_size_per_layer_input"]
         self._per_layer = PerLayerBlock(context, name, place.index, size, input_size, style, activation)
 
     def __call__(self, streams: Tensor, inputs: Tensor, step: StepContext) -> tuple[Tensor, Tensor]:
@@ -96,9 +96,9 @@ class Gemma3nForCausalLM:
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size, style = spec.hf_config, spec.hidden_size, _norm(spec)
         types = _layer_types(config, spec.num_layers)
-        windows = layer_windows(types, config.get("sliding_window", 512), spec.num_layers)
+        windows = layer_windows(types, config["sliding_window"], spec.num_layers)
         rotaries = {kind: RotaryEmbedding(context, gemma_rope(config, kind), spec.head_dim) for kind in set(types)}
-        shape, bias = attention_shape(spec), config.get("attention_bias", False)
+        shape, bias = attention_shape(spec), config["attention_bias"]
 
         def attention(place: LayerPlace) -> SelfAttention:
             rotary, form = rotaries[types[place.index]], AttentionForm(1.0, windows[place.index])
@@ -106,24 +106,24 @@ class Gemma3nForCausalLM:
                 return SharedAttention(context, place, shape, rotary, form=form, q_norm=style, bias=bias)
             return ValueNormAttention(context, place, shape, rotary, style, form=form, bias=bias)
 
-        num_shared = config.get("num_kv_shared_layers", 15)
+        num_shared = config["num_kv_shared_layers"]
         places = sharing_places(context, types, spec.num_layers, num_shared)
         mlp = _mlp_maker(spec, context)
         self._layers = [Gemma3nLayer(spec, context, place, attention(place), mlp(place)) for place in places]
         self._embed, self._head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", True), scale=gemma_factor(spec, context),
-            softcap=config.get("final_logit_softcapping", 30.0),
+            spec, context, is_tied=config["tie_word_embeddings"], scale=gemma_factor(spec, context),
+            softcap=config["final_logit_softcapping"],
         )  # fmt: skip
         input_size, self._num_streams = (
-            config.get("hidden_size_per_layer_input", 256),
-            config.get("altup_num_inputs", 4),
+            config["hidden_size_per_layer_input"],
+            config["altup_num_inputs"],
         )
         self._inputs_size = spec.num_layers * input_size
         self._inputs: PerLayerInputs | None = None
         if context.is_first_stage:
             self._inputs = PerLayerInputs(
                 context, style, hidden_size=size, size=input_size, num_layers=spec.num_layers,
-                vocab_size=spec.vocab_size, table_size=config.get("vocab_size_per_layer_input", 262_144),
+                vocab_size=spec.vocab_size, table_size=config["vocab_size_per_layer_input"],
             )  # fmt: skip
         self._ends = StreamEnds(context, size, self._num_streams)
         self._norm = RMSNorm(context, "model.norm", size, style)
@@ -157,7 +157,7 @@ class Gemma3nForCausalLM:
 
 
 def _norm(spec: ModelSpec) -> NormStyle:
-    return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6), is_wide=True)
+    return NormStyle(spec.hf_config["rms_norm_eps"], is_wide=True)
 
 
 def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
@@ -169,7 +169,7 @@ def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
 def _mlp_maker(spec: ModelSpec, context: ModelContext) -> MLPMaker:
     """Builds the feed-forward block of a layer, whose size and share of gates that are zero config.json lists."""
     config = spec.hf_config
-    sizes = _by_layer(spec, "intermediate_size", config.get("intermediate_size", 16_384))
+    sizes = _by_layer(spec, "intermediate_size", config["intermediate_size"])
     sparsity = config.get("activation_sparsity_pattern")
     if sparsity is None:
         sparsity = [0.95 if spec.num_layers > 10 and index < 10 else 0.0 for index in range(spec.num_layers)]

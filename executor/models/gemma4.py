@@ -135,7 +135,7 @@ class Gemma4ForCausalLM:
                 "is no model that generates text. Set it to null if it is one."
             )
         types = _layer_types(config, spec.num_layers)
-        windows = layer_windows(types, config.get("sliding_window", 512), spec.num_layers)
+        windows = layer_windows(types, config["sliding_window"], spec.num_layers)
         config = {"rope_parameters": _ROTATIONS, **{name: value for name, value in config.items() if value is not None}}
         shapes = [_shape(spec, index, kind) for index, kind in enumerate(types[: spec.num_layers])]
         rotaries = {
@@ -145,7 +145,7 @@ class Gemma4ForCausalLM:
         alike = replace(
             context, weights=RearrangedWeights(context.weights, {"self_attn.v_proj": Piece("self_attn.k_proj")})
         )  # of layers whose values are their keys, before the norms
-        num_shared, bias = config.get("num_kv_shared_layers", 0), config.get("attention_bias", False)
+        num_shared, bias = config["num_kv_shared_layers"], config["attention_bias"]
 
         def layer(place: LayerPlace) -> Gemma4Layer:
             kind, shape = types[place.index], shapes[place.index]
@@ -157,13 +157,13 @@ class Gemma4ForCausalLM:
             else:
                 own = alike if config.get("attention_k_eq_v") and kind == "full_attention" else context
                 attention = ValueNormAttention(own, place, shape, rotary, style, form=form, bias=bias)
-            is_wide = is_shared and config.get("use_double_wide_mlp", False)
+            is_wide = is_shared and config["use_double_wide_mlp"]
             return Gemma4Layer(spec, context, place, attention, size_of(spec, "intermediate_size") * (1 + is_wide))
 
         places = sharing_places(context, types, spec.num_layers, num_shared)
         self._layers = [layer(place) for place in places]
         self._embed, self._head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", True), scale=gemma_factor(spec, context),
+            spec, context, is_tied=config["tie_word_embeddings"], scale=gemma_factor(spec, context),
             softcap=config.get("final_logit_softcapping"),
         )  # fmt: skip
         self._inputs: PerLayerInputs | None = None
@@ -212,7 +212,7 @@ _ROTATIONS = {
 
 
 def _norm(spec: ModelSpec) -> NormStyle:
-    return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6), is_wide=True)
+    return NormStyle(spec.hf_config["rms_norm_eps"], is_wide=True)
 
 
 def _input_size(spec: ModelSpec) -> int:

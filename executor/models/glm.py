@@ -30,7 +30,7 @@ class GlmForCausalLM(Decoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size
-        rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.5, **config}, spec.head_dim)
+        rotary = RotaryEmbedding(context, config, spec.head_dim)
         pairs = Pairs(spec.head_dim, rotary.dim)
         gate, up = fused("mlp.gate_up_proj", *[size_of(spec, "intermediate_size")] * 2)
         pieces = {
@@ -39,7 +39,7 @@ class GlmForCausalLM(Decoder):
             "mlp.gate_proj": gate, "mlp.up_proj": up,
         }  # fmt: skip
         context = replace(context, weights=RearrangedWeights(context.weights, pieces))
-        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+        bias, activation = config["attention_bias"], activation_of(spec, "hidden_act")
 
         def layer(place: LayerPlace) -> ResidualLayer:
             def norm(name: str | None) -> Norm | None:
@@ -54,7 +54,7 @@ class GlmForCausalLM(Decoder):
                 after_mlp=norm(self.after_mlp),
             )  # fmt: skip
 
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
 

@@ -34,7 +34,7 @@ class Glm4MoeForCausalLM(PreNormDecoder):
         config = spec.hf_config
         rotary = RotaryEmbedding(context, config, spec.head_dim)
         bias = config.get("attention_bias", False)
-        qk_norm = norm_style(spec) if config.get("use_qk_norm", False) else None
+        qk_norm = norm_style(spec) if config.get("use_qk_norm") else None
         form = AttentionForm(spec.head_dim**-0.5)
 
         def attention(place: LayerPlace) -> Attention:
@@ -63,8 +63,8 @@ def mixture_maker(
     routing = routing or Routing(
         size_of(spec, "num_experts_per_tok"),
         "sigmoid",
-        renormalise=config.get("norm_topk_prob", True),
-        scale=config.get("routed_scaling_factor", 1.0),
+        renormalise=config["norm_topk_prob"],
+        scale=config["routed_scaling_factor"],
         num_groups=config.get("n_group") or 1,
         top_groups=config.get("topk_group") or 1,
         group_best=2,

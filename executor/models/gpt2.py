@@ -39,7 +39,7 @@ class GPT2LMHeadModel(Decoder):
         }  # fmt: skip
         weights = RearrangedWeights(context.weights, pieces, layer="transformer.h.{}", ends=_ENDS)
         context = replace(context, weights=weights)
-        style = NormStyle(config.get("layer_norm_epsilon", 1e-5), is_centred=True, has_bias=True)
+        style = NormStyle(config["layer_norm_epsilon"], is_centred=True, has_bias=True)
         inner, activation = config.get("n_inner") or 4 * size, activation_of(spec, "activation_function", "gelu_new")
 
         def layer(place: LayerPlace) -> ResidualLayer:
@@ -52,7 +52,7 @@ class GPT2LMHeadModel(Decoder):
                 before_mlp=style.layer(context, f"{place.name}.post_attention_layernorm", size),
             )  # fmt: skip
 
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         positioned = positioned_embedding(
             context, embed, "transformer.wpe.weight", spec.max_position_embeddings, size
         )  # fmt: skip
@@ -61,6 +61,6 @@ class GPT2LMHeadModel(Decoder):
 
 
 def _form(spec: ModelSpec, place: LayerPlace) -> AttentionForm:
-    scale = spec.head_dim**-0.5 if spec.hf_config.get("scale_attn_weights", True) else 1.0
+    scale = spec.head_dim**-0.5 if spec.hf_config["scale_attn_weights"] else 1.0
     by_layer = place.index + 1 if spec.hf_config.get("scale_attn_by_inverse_layer_idx") else 1
     return AttentionForm(scale / by_layer)

@@ -39,8 +39,8 @@ class GPTNeoXForCausalLM(Decoder):
         weights = RearrangedWeights(context.weights, pieces, layer="gpt_neox.layers.{}", ends=_ENDS)
         context = replace(context, weights=weights)
         rotary = RotaryEmbedding(context, {"rotary_pct": 0.25, **config}, spec.head_dim)
-        style = NormStyle(config.get("layer_norm_eps", 1e-5), is_centred=True, has_bias=True)
-        bias, activation = config.get("attention_bias", True), activation_of(spec, "hidden_act", "gelu")
+        style = NormStyle(config["layer_norm_eps"], is_centred=True, has_bias=True)
+        bias, activation = config["attention_bias"], activation_of(spec, "hidden_act", "gelu")
 
         def layer(place: LayerPlace) -> ParallelLayer | ResidualLayer:
             attention = Attention(context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias)
@@ -48,12 +48,12 @@ class GPTNeoXForCausalLM(Decoder):
             before_attention, before_mlp = (
                 style.layer(context, f"{place.name}.{name}_layernorm", size) for name in ("input", "post_attention")
             )
-            if config.get("use_parallel_residual", True):
+            if config["use_parallel_residual"]:
                 return ParallelLayer(context.ops, attention, mlp, before_attention, before_mlp)
             return ResidualLayer(
                 context.ops, attention, mlp, before_attention=before_attention, before_mlp=before_mlp
             )  # fmt: skip
 
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)

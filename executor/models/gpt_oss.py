@@ -22,8 +22,8 @@ class GptOssForCausalLM(PreNormDecoder):
         types = config.get("layer_types") or [
             "full_attention" if index % 2 else "sliding_attention" for index in range(spec.num_layers)
         ]
-        windows = layer_windows(types, config.get("sliding_window", 128), spec.num_layers)
-        rotary, bias = RotaryEmbedding(context, config, spec.head_dim), config.get("attention_bias", True)
+        windows = layer_windows(types, config["sliding_window"], spec.num_layers)
+        rotary, bias = RotaryEmbedding(context, config, spec.head_dim), config["attention_bias"]
         shape = ExpertShape(size_of(spec, "num_local_experts"), spec.hidden_size, size_of(spec, "intermediate_size"))
         routing = Routing(size_of(spec, "num_experts_per_tok", "experts_per_token"), renormalise=True)
 

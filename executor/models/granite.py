@@ -23,8 +23,8 @@ class GraniteForCausalLM(Decoder):
     def __init__(self, spec: ModelSpec, context: ModelContext, make_mlp: MLPMaker | None = None) -> None:
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size
         rotary = RotaryEmbedding(context, config, spec.head_dim)
-        form = AttentionForm(config.get("attention_multiplier", 1.0))
-        bias = config.get("attention_bias", False)
+        form = AttentionForm(config["attention_multiplier"])
+        bias = config["attention_bias"]
         make_mlp = make_mlp or mlp_maker(spec, context, bias=config.get("mlp_bias", False))
 
         def layer(place: LayerPlace) -> ResidualLayer:
@@ -35,12 +35,12 @@ class GraniteForCausalLM(Decoder):
                 context.ops, attention, make_mlp(place),
                 before_attention=style.layer(context, f"{place.name}.input_layernorm", size),
                 before_mlp=style.layer(context, f"{place.name}.post_attention_layernorm", size),
-                multiplier=config.get("residual_multiplier", 1.0),
+                multiplier=config["residual_multiplier"],
             )  # fmt: skip
 
         embed, head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", False),
-            scale=config.get("embedding_multiplier", 1.0), logit_scale=1 / config.get("logits_scaling", 1.0),
+            spec, context, is_tied=config["tie_word_embeddings"],
+            scale=config["embedding_multiplier"], logit_scale=1 / config["logits_scaling"],
         )  # fmt: skip
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)

@@ -31,7 +31,7 @@ class GraniteMoeHybridForCausalLM(PairedDecoder):
         rotary = None
         if config.get("position_embedding_type") == "rope":
             rotary = RotaryEmbedding(context, config, spec.head_dim)
-        form, bias = AttentionForm(config.get("attention_multiplier", 1.0)), config.get("attention_bias", False)
+        form, bias = AttentionForm(config["attention_multiplier"]), config["attention_bias"]
         kinds = layer_kinds(config.get("layer_types") or ["mamba"] * spec.num_layers, spec)
 
         def mixer(place: LayerPlace) -> Attention | Mamba2Mixer:
@@ -44,10 +44,10 @@ class GraniteMoeHybridForCausalLM(PairedDecoder):
         super().__init__(
             spec, context, places_by_kind(context, kinds), mixer, lambda place: _feed_forward(spec, context, place),
             vocabulary_ends(
-                spec, context, is_tied=config.get("tie_word_embeddings", False),
-                scale=config.get("embedding_multiplier", 1.0), logit_scale=1 / config.get("logits_scaling", 1.0),
+                spec, context, is_tied=config["tie_word_embeddings"],
+                scale=config["embedding_multiplier"], logit_scale=1 / config["logits_scaling"],
             ),
-            multiplier=config.get("residual_multiplier", 1.0),
+            multiplier=config["residual_multiplier"],
         )  # fmt: skip
 
 
@@ -63,14 +63,14 @@ def _pieces(spec: ModelSpec) -> dict[str, Piece]:
 
 def _feed_forward(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> FeedForward:
     """What all tokens share, and the experts among which a router chooses, if there are any."""
-    activation, num_experts = activation_of(spec, "hidden_act"), spec.hf_config.get("num_local_experts", 8)
+    activation, num_experts = activation_of(spec, "hidden_act"), spec.hf_config["num_local_experts"]
     shared_size = size_of(spec, "shared_intermediate_size")
     shared = GatedMLP(context, f"{place.name}.shared_mlp", spec.hidden_size, shared_size, activation)
     if not num_experts:
         return shared
     name = f"{place.name}.block_sparse_moe"
     experts = RoutedExperts(
-        context, f"{name}.router.layer", Routing(spec.hf_config.get("num_experts_per_tok", 2), renormalise=True),
+        context, f"{name}.router.layer", Routing(spec.hf_config["num_experts_per_tok"], renormalise=True),
         granite_experts(spec, name),
         ExpertShape(num_experts, spec.hidden_size, size_of(spec, "intermediate_size")), activation,
     )  # fmt: skip

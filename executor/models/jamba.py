@@ -19,15 +19,15 @@ class JambaForCausalLM(PairedDecoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        dt_rank = config.get("mamba_dt_rank", "auto")
-        bias = config.get("mamba_proj_bias", False)
+        dt_rank = config["mamba_dt_rank"]
+        bias = config["mamba_proj_bias"]
         shape = MambaShape(
-            hidden_size=size, channels=config.get("mamba_expand", 2) * size, state_size=config.get("mamba_d_state", 16),
-            dt_rank=math.ceil(size / 16) if dt_rank == "auto" else dt_rank, conv_width=config.get("mamba_d_conv", 4),
-            conv_bias=config.get("mamba_conv_bias", True), bias=bias, parameter_norm="weighted",
+            hidden_size=size, channels=config["mamba_expand"] * size, state_size=config["mamba_d_state"],
+            dt_rank=math.ceil(size / 16) if dt_rank == "auto" else dt_rank, conv_width=config["mamba_d_conv"],
+            conv_bias=config["mamba_conv_bias"], bias=bias, parameter_norm="weighted",
             norm_eps=norm_style(spec).eps,
         )  # fmt: skip
-        period, offset = config.get("attn_layer_period", 8), config.get("attn_layer_offset", 4)
+        period, offset = config["attn_layer_period"], config["attn_layer_offset"]
         kinds: list[LayerKind] = [
             "attention" if index % period == offset else "recurrent" for index in range(spec.num_layers)
         ]
@@ -39,17 +39,17 @@ class JambaForCausalLM(PairedDecoder):
 
         super().__init__(
             spec, context, places_by_kind(context, kinds), mixer, lambda place: _feed_forward(spec, context, place),
-            vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False)),
+            vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"]),
             norm_names=("input_layernorm", "pre_ff_layernorm"), final_norm="final_layernorm",
         )  # fmt: skip
 
 
 def _feed_forward(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> FeedForward:
     config, name = spec.hf_config, f"{place.name}.feed_forward"
-    activation, num_experts = activation_of(spec, "hidden_act"), config.get("num_experts", 16)
-    is_sparse = place.index % config.get("expert_layer_period", 2) == config.get("expert_layer_offset", 1)
+    activation, num_experts = activation_of(spec, "hidden_act"), config["num_experts"]
+    is_sparse = place.index % config["expert_layer_period"] == config["expert_layer_offset"]
     if num_experts < 2 or not is_sparse:
         return GatedMLP(context, name, spec.hidden_size, config["intermediate_size"], activation)
     shape = ExpertShape(num_experts, spec.hidden_size, config["intermediate_size"])
-    routing, stored = Routing(config.get("num_experts_per_tok", 2)), SeparateExperts(f"{name}.experts.{{}}")
+    routing, stored = Routing(config["num_experts_per_tok"]), SeparateExperts(f"{name}.experts.{{}}")
     return Mixture(context, [RoutedExperts(context, f"{name}.router", routing, stored, shape, activation)])

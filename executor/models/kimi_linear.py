@@ -1,7 +1,6 @@
 """Kimi Linear (arXiv:2510.26692): Kimi Delta Attention in most layers, latent attention without positions in others."""
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
@@ -32,26 +31,26 @@ class KimiLinearForCausalLM(PairedDecoder):
     SIZES = ("intermediate_size", "moe_intermediate_size")
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        spec = in_terms_of_deepseek(spec, {"first_k_dense_replace": 1})
+        spec = in_terms_of_deepseek(spec)
         context = replace(context, weights=RearrangedWeights(context.weights, _pieces(spec, context)))
         kinds, shape = layer_kinds(_layer_types(spec), spec), _delta_shape(spec)
-        latent, bias = latent_shape(spec), spec.hf_config.get("attention_bias", False)
+        latent, bias = latent_shape(spec), spec.hf_config["attention_bias"]
 
         def mixer(place: LayerPlace) -> LatentAttention | KimiDeltaAttention:
             if kinds[place.index] == "recurrent":
                 return KimiDeltaAttention(context, place, shape)
             return LatentAttention(context, place, latent, None, scale=latent.q_head_dim**-0.5, bias=bias)
 
-        ends = vocabulary_ends(spec, context, is_tied=spec.hf_config.get("tie_word_embeddings", False))
+        ends = vocabulary_ends(spec, context, is_tied=spec.hf_config["tie_word_embeddings"])
         places = places_by_kind(context, kinds)
         super().__init__(spec, context, places, mixer, mixture_maker(spec, context), ends)
 
 
-def in_terms_of_deepseek(spec: ModelSpec, defaults: dict[str, Any]) -> ModelSpec:
-    """`spec` with DeepSeek V3's names of the experts' fields, and with `defaults` of what config.json does not say."""
+def in_terms_of_deepseek(spec: ModelSpec) -> ModelSpec:
+    """`spec` with DeepSeek V3's names of the experts' fields."""
     config = spec.hf_config
     renamed = {name: config[own] for name, own in _FIELDS.items() if own in config}
-    return msgspec.structs.replace(spec, hf_config={**defaults, **config, **renamed})
+    return msgspec.structs.replace(spec, hf_config={**config, **renamed})
 
 
 def _pieces(spec: ModelSpec, context: ModelContext) -> dict[str, Piece]:
@@ -80,12 +79,12 @@ def _layer_types(spec: ModelSpec) -> list[str]:
 def _delta_shape(spec: ModelSpec) -> KimiDeltaShape:
     config = spec.hf_config
     listed = config.get("linear_attn_config") or {}
-    head_dim = listed.get("head_dim", config.get("linear_head_dim", 128))
+    head_dim = listed.get("head_dim", config["linear_head_dim"])
     return KimiDeltaShape(
         spec.hidden_size,
-        listed.get("num_heads", config.get("linear_num_heads", 32)),
+        listed.get("num_heads", config["linear_num_heads"]),
         head_dim,
-        listed.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
+        listed.get("short_conv_kernel_size", config["linear_conv_kernel_dim"]),
         gate_rank=head_dim,
         least_log_decay=None,
         eps=norm_style(spec).eps,

@@ -31,11 +31,6 @@ _LFM3_NAMES = {**_NAMES, "self_attn.g_proj": "self_attn.gate_proj"}
 
 _KINDS: dict[str, LayerKind] = {"conv": "recurrent", "full_attention": "attention", "sliding_attention": "attention"}
 
-_LFM3_ROTATIONS = {
-    "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-}
-
 
 class _ConvolutionalDecoder(HybridDecoder):
     """A convolution or attention, then a feed-forward network; the final norm is called that of the embedding."""
@@ -48,12 +43,11 @@ class _ConvolutionalDecoder(HybridDecoder):
         make_attention: Callable[[LayerPlace], Attention],
         make_mlp: MLPMaker,
         *,
-        conv_width: int,
         has_norms_after: bool = False,
     ) -> None:
         """`types` are the layers', of `_KINDS`. If `has_norms_after`, what a block adds is normalised, too."""
         config, size = spec.hf_config, spec.hidden_size
-        width, bias = config.get("conv_L_cache", conv_width), config.get("conv_bias", False)
+        width, bias = config["conv_L_cache"], config["conv_bias"]
 
         def norm(name: str) -> Norm:
             return _norm(spec).layer(context, name, size)
@@ -73,7 +67,7 @@ class _ConvolutionalDecoder(HybridDecoder):
             blocks.append(MixerBlock(before, mixers[-1], after))
             before, after = norm(f"{name}.ffn_norm"), norm_after(f"{name}.post_ffn_norm")
             blocks.append(FeedForwardBlock(before, make_mlp(place), after))
-        is_tied = config.get("tie_embedding", config.get("tie_word_embeddings", True))
+        is_tied = config.get("tie_embedding", config["tie_word_embeddings"])
         embed, head = vocabulary_ends(spec, context, is_tied=is_tied)
         super().__init__(embed, blocks, norm("model.embedding_norm"), head, mixers)
 
@@ -87,7 +81,7 @@ class Lfm2ForCausalLM(_ConvolutionalDecoder):
         def mlp(place: LayerPlace) -> FeedForward:
             return GatedMLP(context, f"{place.name}.mlp", spec.hidden_size, size, "silu")
 
-        super().__init__(spec, context, _lfm2_types(spec), _lfm2_attention(spec, context), mlp, conv_width=3)
+        super().__init__(spec, context, _lfm2_types(spec), _lfm2_attention(spec, context), mlp)
 
 
 class Lfm2MoeForCausalLM(_ConvolutionalDecoder):
@@ -97,21 +91,21 @@ class Lfm2MoeForCausalLM(_ConvolutionalDecoder):
         config, context = spec.hf_config, _renamed(context, _LFM2_NAMES)
         shape = ExpertShape(size_of(spec, "num_experts"), spec.hidden_size, size_of(spec, "moe_intermediate_size"))
         routing = Routing(
-            size_of(spec, "num_experts_per_tok"), "sigmoid", renormalise=config.get("norm_topk_prob", True),
-            scale=config.get("routed_scaling_factor", 1.0),
+            size_of(spec, "num_experts_per_tok"), "sigmoid", renormalise=config["norm_topk_prob"],
+            scale=config["routed_scaling_factor"],
         )  # fmt: skip
-        num_dense, dense = config.get("num_dense_layers", 2), mlp_maker(spec, context)
+        num_dense, dense = config["num_dense_layers"], mlp_maker(spec, context)
 
         def mlp(place: LayerPlace) -> FeedForward:
             if place.index < num_dense:
                 return dense(place)
             name = f"{place.name}.feed_forward"
             stored = SeparateExperts(f"{name}.experts.{{}}", gate="w1", up="w3", down="w2")
-            correction = f"{name}.expert_bias" if config.get("use_expert_bias", True) else None
+            correction = f"{name}.expert_bias" if config["use_expert_bias"] else None
             routed = RoutedExperts(context, f"{name}.gate", routing, stored, shape, correction=correction)
             return Mixture(context, [routed])
 
-        super().__init__(spec, context, _lfm2_types(spec), _lfm2_attention(spec, context), mlp, conv_width=3)
+        super().__init__(spec, context, _lfm2_types(spec), _lfm2_attention(spec, context), mlp)
 
 
 class Lfm3ForCausalLM(_ConvolutionalDecoder):
@@ -121,25 +115,22 @@ class Lfm3ForCausalLM(_ConvolutionalDecoder):
         config, context = spec.hf_config, _renamed(context, _LFM3_NAMES)
         types = _checked(spec, config.get("layer_types") or [_lfm3_type(index) for index in range(spec.num_layers)])
         rotaries = {
-            kind: RotaryEmbedding(
-                context, {"rope_parameters": _LFM3_ROTATIONS, **config}, spec.head_dim, layer_type=kind
-            )
-            for kind in set(types) - {"conv"}
+            kind: RotaryEmbedding(context, config, spec.head_dim, layer_type=kind) for kind in set(types) - {"conv"}
         }
-        bias = config.get("attention_bias", False)
+        bias = config["attention_bias"]
 
         def attention(place: LayerPlace) -> Attention:
             kind = types[place.index]
-            window = config.get("sliding_window", 256) if kind == "sliding_attention" else None
+            window = config["sliding_window"] if kind == "sliding_attention" else None
             return Attention(
                 context, place, attention_shape(spec), rotaries[kind], qkv_bias=bias, output_bias=bias,
                 qk_norm=_norm(spec), form=AttentionForm(spec.head_dim**-0.5, window),
-                has_head_gates=config.get("use_attention_gate", True),
+                has_head_gates=config["use_attention_gate"],
             )  # fmt: skip
 
         super().__init__(
-            spec, context, types, attention, mlp_maker(spec, context), conv_width=7,
-            has_norms_after=config.get("use_sandwich_norm", True),
+            spec, context, types, attention, mlp_maker(spec, context),
+            has_norms_after=config["use_sandwich_norm"],
         )  # fmt: skip
 
 
@@ -149,11 +140,11 @@ def _renamed(context: ModelContext, names: Mapping[str, str]) -> ModelContext:
 
 
 def _norm(spec: ModelSpec) -> NormStyle:
-    return NormStyle(spec.hf_config.get("norm_eps", 1e-5))
+    return NormStyle(spec.hf_config["norm_eps"])
 
 
 def _lfm2_attention(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPlace], Attention]:
-    rotary = RotaryEmbedding(context, {"rope_theta": 1_000_000.0, **spec.hf_config}, spec.head_dim)
+    rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
     return lambda place: Attention(context, place, attention_shape(spec), rotary, qk_norm=_norm(spec))
 
 
@@ -189,10 +180,10 @@ def _checked(spec: ModelSpec, types: list[str], *known: str) -> list[str]:
 def _feed_forward_size(config: Mapping[str, Any]) -> int:
     """Two thirds of the stated size, times a factor, rounded up; unless it is stated as it is."""
     stated = config.get("block_ff_dim", config["intermediate_size"])
-    if not config.get("block_auto_adjust_ff_dim", True):
+    if not config["block_auto_adjust_ff_dim"]:
         return stated
-    adjusted, factor = int(2 * stated / 3), config.get("block_ffn_dim_multiplier", 1.0)
+    adjusted, factor = int(2 * stated / 3), config["block_ffn_dim_multiplier"]
     if factor is None:
         return adjusted
-    unit = config.get("block_multiple_of", 256)
+    unit = config["block_multiple_of"]
     return -(-int(factor * adjusted) // unit) * unit

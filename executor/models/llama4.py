@@ -28,17 +28,17 @@ class Llama4Attention(Attention):
         self, context: ModelContext, place: LayerPlace, spec: ModelSpec, rotary: RotaryEmbedding | None,
         *, chunk: int | None,
     ) -> None:  # fmt: skip
-        config, shape, bias = spec.hf_config, attention_shape(spec), spec.hf_config.get("attention_bias", False)
+        config, shape, bias = spec.hf_config, attention_shape(spec), spec.hf_config["attention_bias"]
         form = AttentionForm(spec.head_dim**-0.5, chunk=chunk)
         super().__init__(context, place, shape, rotary, qkv_bias=bias, output_bias=bias, form=form)
-        if rotary is not None and config.get("use_qk_norm", True):
+        if rotary is not None and config["use_qk_norm"]:
             # A rotation multiplies the length of a head by its scale, which the norm before it makes good.
             shape_of_heads = (self._num_heads + self.kv.num_kv_heads, spec.head_dim)
             weight = torch.full(shape_of_heads, 1 / rotary.scale, dtype=context.dtype, device=context.device)
-            self._qk_norm = (weight, config.get("rms_norm_eps", 1e-5) / rotary.scale**2)
+            self._qk_norm = (weight, config["rms_norm_eps"] / rotary.scale**2)
         self._heat: QueryHeat | None = None
-        if rotary is None and config.get("attn_temperature_tuning", True):
-            beta, period = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
+        if rotary is None and config["attn_temperature_tuning"]:
+            beta, period = config["attn_scale"], config["floor_scale"]
             self._heat = query_heat(context, beta, period, first=1)
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Llama4ForCausalLM(PreNormDecoder):
             chunk = config.get("attention_chunk_size") if types[place.index] == "chunked_attention" else None
             return Llama4Attention(context, place, spec, rotary if rotated[place.index] else None, chunk=chunk)
 
-        step = config.get("interleave_moe_layer_step", 1)
+        step = config["interleave_moe_layer_step"]
         sparse = config.get("moe_layers")
         sparse = range(step - 1, spec.num_layers, step) if sparse is None else sparse
         size, activation = spec.hidden_size, activation_of(spec, "hidden_act")

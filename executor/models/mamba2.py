@@ -1,6 +1,5 @@
 """Mamba 2 (arXiv:2405.21060): a state-space scan in every layer, and nothing else."""
 
-import math
 from dataclasses import replace
 
 from quire.core.config.resolved import ModelSpec
@@ -24,12 +23,12 @@ class Mamba2ForCausalLM(HybridDecoder):
         context = replace(
             context, weights=RearrangedWeights(context.weights, {}, layer="backbone.layers.{}", ends=ends)
         )
-        norm = NormStyle(config.get("layer_norm_epsilon", 1e-5))
+        norm = NormStyle(config["layer_norm_epsilon"])
         shape = Mamba2Shape(
             hidden_size=size, num_heads=config["num_heads"], head_dim=config["head_dim"],
             num_groups=config["n_groups"], state_size=config["state_size"], conv_width=config["conv_kernel"],
-            norm_eps=norm.eps, conv_bias=config.get("use_conv_bias", True), bias=config.get("use_bias", False),
-            output_bias=config.get("use_bias", False), dt_limit=_limits(spec),
+            norm_eps=norm.eps, conv_bias=config["use_conv_bias"], bias=config["use_bias"],
+            output_bias=config["use_bias"], dt_limit=_limits(spec),
         )  # fmt: skip
         places = places_by_kind(context, ["recurrent"] * spec.num_layers)
         mixers = [Mamba2Mixer(context, place, shape, f"{place.name}.mixer") for place in places]
@@ -37,13 +36,13 @@ class Mamba2ForCausalLM(HybridDecoder):
             MixerBlock(RMSNorm(context, f"{place.name}.norm", size, norm), mixer)
             for place, mixer in zip(places, mixers, strict=True)
         ]
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         super().__init__(embed, blocks, RMSNorm(context, "model.norm", size, norm), head, mixers)
 
 
 def _limits(spec: ModelSpec) -> tuple[float, float]:
     """The least and the most that a step of time may be; infinity may be written as `{"__float__": "Infinity"}`."""
-    stored = spec.hf_config.get("time_step_limit", (0.0, math.inf))
+    stored = spec.hf_config["time_step_limit"]
     low, high = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in stored)
     return low, high
 
@@ -54,7 +53,7 @@ def _refuse(spec: ModelSpec) -> None:
     Raises:
         SettingError: another activation than SiLU.
     """
-    activation = spec.hf_config.get("hidden_act", "silu")
+    activation = spec.hf_config["hidden_act"]
     if activation not in ("silu", "swish"):
         raise SettingError(
             f"{spec.name}: hidden_act {activation!r} is not supported in {spec.architecture}; only silu."

@@ -27,7 +27,7 @@ class MiniCPM3ForCausalLM(Decoder):
             )  # fmt: skip
 
         embed, head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", True), scale=config.get("scale_emb", 1.0),
+            spec, context, is_tied=config["tie_word_embeddings"], scale=config["scale_emb"],
             logit_scale=(config.get("dim_model_base") or size) / size,
         )  # fmt: skip
         layers = [layer(place) for place in layer_places(spec, context)]

@@ -47,7 +47,7 @@ class MiniMaxForCausalLM(HybridDecoder):
             before, after = norm(f"{place.name}.input_layernorm"), norm(f"{place.name}.post_attention_layernorm")
             blocks.append(_Block(context.ops, before, mixers[-1], *factors(kind)))
             blocks.append(_Block(context.ops, after, _Tokenwise(mixture(place)), *factors("mlp")))
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         super().__init__(embed, blocks, norm("model.norm"), head, mixers)
 
 

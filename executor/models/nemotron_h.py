@@ -41,7 +41,7 @@ class NemotronHForCausalLM(HybridDecoder):
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
         types = _layer_types(spec)
-        kinds, norm = layer_kinds(types, spec), NormStyle(config.get("layer_norm_epsilon", 1e-5))
+        kinds, norm = layer_kinds(types, spec), NormStyle(config["layer_norm_epsilon"])
         pieces = {f"self_attn.{part}_proj": Piece(f"mixer.{part}_proj") for part in "qkvo"}
         ends = {"model.embed_tokens": "backbone.embeddings", "model.norm": "backbone.norm_f"}
         stored = RearrangedWeights(context.weights, pieces, layer="backbone.layers.{}", ends=ends)
@@ -61,7 +61,7 @@ class NemotronHForCausalLM(HybridDecoder):
 
         mixers: list[Attention | RecurrentLayer] = []
         blocks = [block(place) for place in places_by_kind(context, kinds)]
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         super().__init__(embed, blocks, RMSNorm(context, "model.norm", size, norm), head, mixers)
 
 
@@ -92,13 +92,13 @@ class LatentExperts:
 def _feed_forward(spec: ModelSpec, context: ModelContext, name: str, kind: str) -> FeedForward:
     """A network, or experts without gates that a router chooses as in DeepSeek V3, and one that all tokens share."""
     config, size = spec.hf_config, spec.hidden_size
-    activation, bias = activation_of(spec, "mlp_hidden_act", "relu2"), config.get("mlp_bias", False)
+    activation, bias = activation_of(spec, "mlp_hidden_act", "relu2"), config["mlp_bias"]
     if kind == "mlp":
         return MLP(context, name, size, size_of(spec, "intermediate_size"), activation, bias=bias)
     shape = ExpertShape(size_of(spec, "n_routed_experts"), size, size_of(spec, "moe_intermediate_size"))
     routing = Routing(
-        size_of(spec, "num_experts_per_tok"), "sigmoid", renormalise=config.get("norm_topk_prob", True),
-        scale=config.get("routed_scaling_factor", 1.0), num_groups=config.get("n_group") or 1,
+        size_of(spec, "num_experts_per_tok"), "sigmoid", renormalise=config["norm_topk_prob"],
+        scale=config["routed_scaling_factor"], num_groups=config.get("n_group") or 1,
         top_groups=config.get("topk_group") or 1, group_best=2,
     )  # fmt: skip
     routed: PartialLayer
@@ -116,12 +116,12 @@ def _feed_forward(spec: ModelSpec, context: ModelContext, name: str, kind: str) 
 
 def _mamba2_shape(spec: ModelSpec, norm_eps: float) -> Mamba2Shape:
     config = spec.hf_config
-    bias = config.get("use_bias", False)
+    bias = config["use_bias"]
     return Mamba2Shape(
         spec.hidden_size, num_heads=size_of(spec, "mamba_num_heads"), head_dim=size_of(spec, "mamba_head_dim"),
         num_groups=size_of(spec, "n_groups"), state_size=size_of(spec, "ssm_state_size"),
-        conv_width=size_of(spec, "conv_kernel"), norm_eps=norm_eps, conv_bias=config.get("use_conv_bias", True),
-        bias=bias, output_bias=bias, dt_limit=(config.get("time_step_min", 0.001), math.inf),
+        conv_width=size_of(spec, "conv_kernel"), norm_eps=norm_eps, conv_bias=config["use_conv_bias"],
+        bias=bias, output_bias=bias, dt_limit=(config["time_step_min"], math.inf),
     )  # fmt: skip
 
 

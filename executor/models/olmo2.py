@@ -80,7 +80,7 @@ class Olmo2ForCausalLM(Decoder):
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size
         types, windows = self.layer_types(spec)
         rotaries = {kind: self.rotary(spec, context, kind) for kind in dict.fromkeys(types)}
-        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+        bias, activation = config.get("attention_bias"), activation_of(spec, "hidden_act")
 
         def layer(place: LayerPlace) -> ResidualLayer:
             attention = Olmo2Attention(
@@ -94,7 +94,7 @@ class Olmo2ForCausalLM(Decoder):
                 after_mlp=style.layer(context, f"{place.name}.post_feedforward_layernorm", size),
             )  # fmt: skip
 
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
 
@@ -115,7 +115,7 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
         types = spec.hf_config.get("layer_types") or [
             "full_attention" if index % 4 == 3 else "sliding_attention" for index in range(spec.num_layers)
         ]
-        return types, layer_windows(types, spec.hf_config.get("sliding_window", 4096), spec.num_layers)
+        return types, layer_windows(types, spec.hf_config["sliding_window"], spec.num_layers)
 
     def rotary(self, spec: ModelSpec, context: ModelContext, kind: str) -> RotaryEmbedding:
         """The rotation of layers of one type; before transformers 5, `rope_scaling` is that of full layers."""

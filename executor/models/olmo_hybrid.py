@@ -36,7 +36,7 @@ class OlmoHybridForCausalLM(HybridDecoder):
         kinds = layer_kinds(config.get("layer_types") or _default_types(spec.num_layers), spec)
         settings = config.get("rope_parameters") or config
         rotary = RotaryEmbedding(context, config, spec.head_dim) if settings.get("rope_theta") is not None else None
-        bias = config.get("attention_bias", False)
+        bias = config["attention_bias"]
 
         def norm(name: str, *other_names: str) -> Norm:
             """The norm that has one of these names in the checkpoint."""
@@ -60,7 +60,7 @@ class OlmoHybridForCausalLM(HybridDecoder):
                 last = norm(f"{name}.post_feedforward_layernorm")
                 blocks.append(ResidualLayer(context.ops, attention, mlp(place), after_attention=middle, after_mlp=last))
                 mixers.append(attention)
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         super().__init__(embed, blocks, norm("model.norm"), head, mixers)
 
 
@@ -90,7 +90,7 @@ def _delta_net(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> Gat
     ]
     return GatedDeltaNet(
         context, place, shape, parts, _EPS, conv_parts=_overlaps(stored, channels),
-        beta_scale=2.0 if spec.hf_config.get("linear_allow_neg_eigval", True) else 1.0,
+        beta_scale=2.0 if spec.hf_config["linear_allow_neg_eigval"] else 1.0,
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def _delta_shape(spec: ModelSpec) -> DeltaShape:
         config.get("linear_num_value_heads") or spec.num_attention_heads,
         key_dim,
         config.get("linear_value_head_dim") or 2 * key_dim,
-        config.get("linear_conv_kernel_dim", 4),
+        config["linear_conv_kernel_dim"],
     )
 
 

@@ -25,10 +25,10 @@ class OlmoeForCausalLM(PreNormDecoder):
         config = spec.hf_config
         if config.get("clip_qkv") is not None:
             raise SettingError(f"{spec.name}: clip_qkv {config['clip_qkv']} is not supported; only null.")
-        rotary, bias = RotaryEmbedding(context, config, spec.head_dim), config.get("attention_bias", False)
+        rotary, bias = RotaryEmbedding(context, config, spec.head_dim), config["attention_bias"]
         num_experts, top_k = size_of(spec, "num_experts", "num_local_experts"), size_of(spec, "num_experts_per_tok")
         shape = ExpertShape(num_experts, spec.hidden_size, size_of(spec, "intermediate_size"))
-        routing = Routing(top_k, renormalise=config.get("norm_topk_prob", False))
+        routing = Routing(top_k, renormalise=config["norm_topk_prob"])
         activation = activation_of(spec, "hidden_act")
 
         def attention(place: LayerPlace) -> Attention:

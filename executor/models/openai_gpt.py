@@ -30,9 +30,9 @@ class OpenAIGPTLMHeadModel(Decoder):
         ends = {"model.embed_tokens": "transformer.tokens_embed"}
         weights = RearrangedWeights(context.weights, pieces, layer="transformer.h.{}", ends=ends)
         context = replace(context, weights=weights)
-        style = NormStyle(config.get("layer_norm_epsilon", 1e-5), is_centred=True, has_bias=True)
+        style = NormStyle(config["layer_norm_epsilon"], is_centred=True, has_bias=True)
         # The library's "gelu" of this family is the approximation by tanh.
-        activation = "gelu_tanh" if config.get("afn", "gelu") == "gelu" else activation_of(spec, "afn")
+        activation = "gelu_tanh" if config["afn"] == "gelu" else activation_of(spec, "afn")
 
         def norm(index: int, name: str) -> Norm:
             return style.layer(context, f"model.layers.{index}.{name}", size)
@@ -43,7 +43,7 @@ class OpenAIGPTLMHeadModel(Decoder):
             before = norm(place.index - 1, "ln_2") if place.index else None
             return PostNormLayer(before, attention, norm(place.index, "ln_1"), mlp)
 
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         positioned = positioned_embedding(
             context, embed, "transformer.positions_embed.weight", spec.max_position_embeddings, size
         )  # fmt: skip

@@ -38,7 +38,7 @@ class OPTForCausalLM(Decoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        if not config.get("do_layer_norm_before", True) or config.get("word_embed_proj_dim", size) != size:
+        if not config["do_layer_norm_before"] or config.get("word_embed_proj_dim", size) != size:
             raise SettingError(
                 f"{spec.name}: OPT with do_layer_norm_before false or a word_embed_proj_dim of its own has no file "
                 "here; its class of Transformers has, with --model-impl auto."
@@ -47,7 +47,7 @@ class OPTForCausalLM(Decoder):
             context,
             weights=RearrangedWeights(context.weights, _PIECES, layer="model.decoder.layers.{}", ends=_ENDS),
         )
-        has_weight, bias = config.get("layer_norm_elementwise_affine", True), config.get("enable_bias", True)
+        has_weight, bias = config["layer_norm_elementwise_affine"], config["enable_bias"]
         style = NormStyle(1e-5, is_centred=True, has_weight=has_weight, has_bias=has_weight)
         ffn_size, activation = size_of(spec, "ffn_dim"), activation_of(spec, "activation_function", "relu")
 
@@ -59,7 +59,7 @@ class OPTForCausalLM(Decoder):
                 before_mlp=style.layer(context, f"{place.name}.post_attention_layernorm", size),
             )  # fmt: skip
 
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         positioned = positioned_embedding(
             context, embed, "model.decoder.embed_positions.weight", spec.max_position_embeddings, size,
             first=_FIRST_POSITION,

@@ -25,12 +25,12 @@ class PhimoeForCausalLM(Decoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        style = NormStyle(config.get("rms_norm_eps", 1e-5), is_centred=True, has_bias=True)
+        style = NormStyle(config["rms_norm_eps"], is_centred=True, has_bias=True)
         rotary = RotaryEmbedding(context, config, spec.head_dim)
         form = AttentionForm(spec.head_dim**-0.5, config.get("sliding_window"))
-        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_act")
+        bias, activation = config["attention_bias"], activation_of(spec, "hidden_act")
         shape = ExpertShape(size_of(spec, "num_local_experts"), size, size_of(spec, "intermediate_size"))
-        jitter = config.get("router_jitter_noise", 0.01)
+        jitter = config["router_jitter_noise"]
         routing = Routing(size_of(spec, "num_experts_per_tok"), "sparse_mixer", distance=2 * jitter)
 
         def layer(place: LayerPlace) -> ResidualLayer:
@@ -49,8 +49,8 @@ class PhimoeForCausalLM(Decoder):
             )  # fmt: skip
 
         embed, head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", False),
-            head_bias=config.get("lm_head_bias", False),
+            spec, context, is_tied=config["tie_word_embeddings"],
+            head_bias=config["lm_head_bias"],
         )  # fmt: skip
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)

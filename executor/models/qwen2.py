@@ -36,8 +36,8 @@ class Qwen2ForCausalLM(PreNormDecoder):
 
 def sliding_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
     """Each layer's window, as Qwen checkpoints write it: `layer_types`, or every layer from `max_window_layers` on."""
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
-    first = config.get("max_window_layers", 28)
+    window = config["sliding_window"] if config.get("use_sliding_window") else None
+    first = config["max_window_layers"]
     types = config.get("layer_types")
     if types is None:
         types = ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]

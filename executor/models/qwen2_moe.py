@@ -45,9 +45,9 @@ def mixture_maker(
 def _windows(spec: ModelSpec) -> list[int | None]:
     """Without `layer_types`, every second layer before `max_window_layers` has a window, from the first on."""
     config = spec.hf_config
-    if config.get("layer_types") is not None or not config.get("use_sliding_window", False):
+    if config.get("layer_types") is not None or not config.get("use_sliding_window"):
         return sliding_windows(config, spec.num_layers)
-    first_full, window = config.get("max_window_layers", 28), config.get("sliding_window", 4096)
+    first_full, window = config["max_window_layers"], config["sliding_window"]
     return [window if index % 2 == 0 and index < first_full else None for index in range(spec.num_layers)]
 
 

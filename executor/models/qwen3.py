@@ -25,7 +25,7 @@ class Qwen3ForCausalLM(PreNormDecoder):
         """`windows` are the layers', if not as `sliding_windows` reads them."""
         config = spec.hf_config
         windows = windows or sliding_windows(config, spec.num_layers)
-        bias = config.get("attention_bias", False)
+        bias = config["attention_bias"]
         make = rotated_attention(context, spec.hf_config, spec.head_dim)
 
         def attention(place: LayerPlace) -> Attention:

@@ -16,6 +16,6 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
             return Mixture(context, [routed_experts(spec, context, f"{place.name}.mlp")])
 
         config = spec.hf_config
-        window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+        window = config["sliding_window"] if config["use_sliding_window"] else None
         windows = [window] * spec.num_layers
         super().__init__(spec, context, sparse_mlps(spec, context, mixture), windows=windows)

@@ -32,9 +32,9 @@ class _Qwen3NextDecoder(PairedDecoder):
         make_mlp: MLPMaker,
     ) -> None:
         config, kinds = spec.hf_config, layer_kinds(_layer_types(spec), spec)
-        norm = NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True)
+        norm = NormStyle(config["rms_norm_eps"], is_offset=True)
         rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.25, **config}, spec.head_dim)
-        bias = config.get("attention_bias", False)
+        bias = config["attention_bias"]
 
         def mixer(place: LayerPlace) -> Attention | GatedDeltaNet:
             if kinds[place.index] == "recurrent":
@@ -45,7 +45,7 @@ class _Qwen3NextDecoder(PairedDecoder):
                 is_gated=True,
             )  # fmt: skip
 
-        ends = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        ends = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         super().__init__(spec, context, places_by_kind(context, kinds), mixer, make_mlp, ends, norm=norm)
 
 
@@ -126,11 +126,11 @@ def delta_shape(spec: ModelSpec) -> DeltaShape:
     config: dict[str, Any] = spec.hf_config
     shape = DeltaShape(
         spec.hidden_size,
-        config.get("linear_num_key_heads", 16),
-        config.get("linear_num_value_heads", 32),
-        config.get("linear_key_head_dim", 128),
-        config.get("linear_value_head_dim", 128),
-        config.get("linear_conv_kernel_dim", 4),
+        config["linear_num_key_heads"],
+        config["linear_num_value_heads"],
+        config["linear_key_head_dim"],
+        config["linear_value_head_dim"],
+        config["linear_conv_kernel_dim"],
     )
     if shape.num_value_heads % shape.num_key_heads:
         raise ModelLoadError(

@@ -39,11 +39,11 @@ class Qwen4ExpForCausalLM:
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
-        if config.get("hidden_act", "silu") != "silu":
+        if config["hidden_act"] != "silu":
             raise SettingError(f"{spec.name}: hidden_act must be silu, got {config['hidden_act']!r}.")
-        self._num_streams = config.get("hc_count", 4)
+        self._num_streams = config["hc_count"]
         rotary = RotaryEmbedding(context, config, spec.head_dim)
-        make_mlp = mixture_maker(spec, context, renormalise=config.get("norm_topk_prob", True))
+        make_mlp = mixture_maker(spec, context, renormalise=config["norm_topk_prob"])
         attends, ngrams = _attending_layers(spec), sorted(set(config.get("ple_layer_ids") or ()))
         self.kv_layers: list[AttentionKV] = []
         self.state_layers: list[LayerState] = []
@@ -64,7 +64,7 @@ class Qwen4ExpForCausalLM:
             else:
                 self.state_layers.append(mixer.state)
             self._layers.append(_Layer(spec, context, place, ngram, mixer, make_mlp(place)))
-        self._embed, self._head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        self._embed, self._head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         self._collapse: StreamMixer | None = None
         if context.layers.stop == spec.num_layers:
             self._collapse = _mixer(spec, context, "model.hyper_connection_mixer")
@@ -133,13 +133,13 @@ class _Layer:
 def _mixer(spec: ModelSpec, context: ModelContext, name: str, *, injects: bool = False) -> StreamMixer:
     config = spec.hf_config
     return StreamMixer(
-        context, name, spec.hidden_size, _norm(spec), num_streams=config.get("hc_count", 4),
-        rank=config.get("hc_lowrank", 320), injects=injects,
+        context, name, spec.hidden_size, _norm(spec), num_streams=config["hc_count"],
+        rank=config["hc_lowrank"], injects=injects,
     )  # fmt: skip
 
 
 def _attention(spec: ModelSpec, context: ModelContext, place: LayerPlace, rotary: RotaryEmbedding) -> IndexedAttention:
-    bias = spec.hf_config.get("attention_bias", False)
+    bias = spec.hf_config["attention_bias"]
     return IndexedAttention(
         context, place, attention_shape(spec), rotary, _index_shape(spec), qk_norm=_norm(spec), qkv_bias=bias,
         output_bias=bias, is_gated=True,
@@ -153,7 +153,7 @@ def _delta(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> GatedDe
 
 
 def _norm(spec: ModelSpec) -> NormStyle:
-    return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6), is_offset=True)
+    return NormStyle(spec.hf_config["rms_norm_eps"], is_offset=True)
 
 
 def _output_gate(spec: ModelSpec) -> GateActivation:
@@ -200,7 +200,7 @@ def _ngram_shape(spec: ModelSpec) -> NGramShape:
     end = config.get("eos_token_id")
     end = end[0] if isinstance(end, list) and end else end
     size, longest, num_tables = (
-        config.get("ple_embed_dim") or spec.hidden_size, config.get("ngram_size", 3), config.get("heads_per_ngram", 8),
+        config.get("ple_embed_dim") or spec.hidden_size, config["ngram_size"], config["heads_per_ngram"],
     )  # fmt: skip
     if not isinstance(end, int) or longest < 2 or num_tables < 1 or size % ((longest - 1) * num_tables):
         raise ModelLoadError(
@@ -211,10 +211,10 @@ def _ngram_shape(spec: ModelSpec) -> NGramShape:
         size=size,
         longest=longest,
         num_tables=num_tables,
-        table_size=config.get("ngram_vocab_size_base", 20_000_000),
-        multiple=config.get("make_ngram_vocab_size_divisible_by", 128),
+        table_size=config["ngram_vocab_size_base"],
+        multiple=config["make_ngram_vocab_size_divisible_by"],
         vocab_size=spec.vocab_size,
-        seed=config.get("seed", 1234),
+        seed=config["seed"],
         end=end,
-        conv_width=config.get("ple_conv_kernel_size", 4),
+        conv_width=config["ple_conv_kernel_size"],
     )

@@ -34,14 +34,14 @@ class RecurrentGemmaForCausalLM(PairedDecoder):
         rotary = RotaryEmbedding(context, {"partial_rotary_factor": 0.5, **config}, spec.head_dim)
         window = config.get("attention_window_size") or config.get("sliding_window") or 2048
         form = AttentionForm(spec.head_dim**-0.5, window)
-        bias, activation = config.get("attention_bias", False), activation_of(spec, "hidden_activation")
+        bias, activation = config["attention_bias"], activation_of(spec, "hidden_activation")
 
         def mixer(place: LayerPlace) -> Attention | RecurrentUnit:
             if kinds[place.index] == "recurrent":
                 return RecurrentUnit(
                     context, place, f"{place.name}.temporal_block", hidden_size=size,
                     channels=config.get("lru_width") or size, num_heads=spec.num_attention_heads,
-                    conv_width=config.get("conv1d_width", 4), activation=activation,
+                    conv_width=config["conv1d_width"], activation=activation,
                 )  # fmt: skip
             return Attention(
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=True, form=form
@@ -52,11 +52,11 @@ class RecurrentGemmaForCausalLM(PairedDecoder):
             return GatedMLP(context, f"{place.name}.mlp_block", size, inner, activation, bias=True)
 
         ends = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", True),
-            scale=torch.tensor(size**0.5, dtype=torch.bfloat16).item(), softcap=config.get("logits_soft_cap", 30.0),
+            spec, context, is_tied=config["tie_word_embeddings"],
+            scale=torch.tensor(size**0.5, dtype=torch.bfloat16).item(), softcap=config["logits_soft_cap"],
         )  # fmt: skip
         super().__init__(
             spec, context, places_by_kind(context, kinds), mixer, feed_forward, ends,
-            norm=NormStyle(config.get("rms_norm_eps", 1e-6), is_offset=True),
+            norm=NormStyle(config["rms_norm_eps"], is_offset=True),
             norm_names=("temporal_pre_norm", "channel_pre_norm"), final_norm="final_norm",
         )  # fmt: skip

@@ -32,7 +32,7 @@ class RwkvForCausalLM(HybridDecoder):
         config, size = spec.hf_config, spec.hidden_size
         stored = RearrangedWeights(context.weights, {}, layer="rwkv.blocks.{}", ends=_ENDS)
         context = replace(context, weights=stored)
-        eps, rescale_every = config.get("layer_norm_epsilon", 1e-5), config.get("rescale_every", 6)
+        eps, rescale_every = config["layer_norm_epsilon"], config["rescale_every"]
         shape = RwkvShape(
             size, config.get("attention_hidden_size") or size, config.get("intermediate_size") or 4 * size
         )
@@ -50,7 +50,7 @@ class RwkvForCausalLM(HybridDecoder):
             place = LayerPlace(index, len(mixers), index == spec.num_layers - 1)
             mixers.append(ChannelMix(context, place, f"{name}.feed_forward", shape))
             blocks.append(MixerBlock(norm(f"{name}.ln2", index, eps), mixers[-1]))
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", False))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         first_norm = norm("model.layers.0.pre_ln", 0, eps)
         last_norm = norm("model.norm", spec.num_layers, 1e-5)
         super().__init__(_NormedEmbedding(embed, first_norm), blocks, last_norm, head, mixers)

@@ -2,22 +2,10 @@
 
 from dataclasses import replace
 
-import msgspec
-
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.glm4_moe import Glm4MoeForCausalLM
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
-
-_FIELDS = {
-    "num_experts": "n_routed_experts",
-    "num_shared_experts": "n_shared_experts",
-    "use_qkv_bias": "attention_bias",
-}
-_DEFAULTS = {
-    "rope_theta": 8_000_000.0, "use_qk_norm": True, "n_shared_experts": 1, "first_k_dense_replace": 1,
-    "routed_scaling_factor": 2.5,
-}  # fmt: skip
 
 
 class SarvamMoEForCausalLM(Glm4MoeForCausalLM):
@@ -26,12 +14,9 @@ class SarvamMoEForCausalLM(Glm4MoeForCausalLM):
     correction = "expert_bias"
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        config = spec.hf_config
-        renamed = {name: config[own] for own, name in _FIELDS.items() if own in config}
         weights = RearrangedWeights(
             context.weights, _pieces(spec), ends={"model.embed_tokens": "model.word_embeddings"}
         )  # fmt: skip
-        spec = msgspec.structs.replace(spec, hf_config={**_DEFAULTS, **renamed, **config})
         super().__init__(spec, replace(context, weights=weights))
 
 

@@ -30,9 +30,9 @@ class Starcoder2ForCausalLM(Decoder):
         config, size = spec.hf_config, spec.hidden_size
         context = replace(context, weights=RearrangedWeights(context.weights, _PIECES))
         rotary = RotaryEmbedding(context, config, spec.head_dim)
-        style = NormStyle(config.get("norm_epsilon", 1e-5), is_centred=True, has_bias=True)
+        style = NormStyle(config["norm_epsilon"], is_centred=True, has_bias=True)
         form = AttentionForm(spec.head_dim**-0.5, config.get("sliding_window"))
-        bias, activation = config.get("use_bias", True), activation_of(spec, "hidden_act", "gelu_pytorch_tanh")
+        bias, activation = config["use_bias"], activation_of(spec, "hidden_act", "gelu_pytorch_tanh")
 
         def layer(place: LayerPlace) -> ResidualLayer:
             attention = Attention(
@@ -45,6 +45,6 @@ class Starcoder2ForCausalLM(Decoder):
                 before_mlp=style.layer(context, f"{place.name}.post_attention_layernorm", size),
             )  # fmt: skip
 
-        embed, head = vocabulary_ends(spec, context, is_tied=config.get("tie_word_embeddings", True))
+        embed, head = vocabulary_ends(spec, context, is_tied=config["tie_word_embeddings"])
         layers = [layer(place) for place in layer_places(spec, context)]
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)

@@ -45,8 +45,8 @@ class XLMWithLMHeadModel(Decoder):
             raise ModelLoadError(f"{spec.name}: config.json's asm, a softmax over clusters, is not supported.")
         weights = RearrangedWeights(context.weights, _PIECES, layer="transformer", ends=_ENDS)
         context = replace(context, weights=weights)
-        style = NormStyle(config.get("layer_norm_eps", 1e-12), is_centred=True, has_bias=True)
-        activation: PlainActivation = "gelu" if config.get("gelu_activation", True) else "relu"
+        style = NormStyle(config["layer_norm_eps"], is_centred=True, has_bias=True)
+        activation: PlainActivation = "gelu" if config["gelu_activation"] else "relu"
 
         def norm_after(index: int) -> Norm:
             name = f"model.layers.{index}.post_mlp_layernorm" if index >= 0 else "transformer.layer_norm_emb"
@@ -58,13 +58,13 @@ class XLMWithLMHeadModel(Decoder):
             mlp = MLP(context, f"{place.name}.mlp", size, 4 * size, activation)
             return PostNormLayer(norm_after(place.index - 1), attention, between, mlp)
 
-        is_tied = config.get("tie_word_embeddings", True)
+        is_tied = config["tie_word_embeddings"]
         embed, head = vocabulary_ends(spec, context, is_tied=is_tied, head_bias=True)
         embed = positioned_embedding(
             context, embed, "transformer.position_embeddings.weight", spec.max_position_embeddings, size
         )  # fmt: skip
-        num_languages, language = config.get("n_langs", 1), config.get("lang_id", 0)
-        if num_languages > 1 and config.get("use_lang_emb", True) and language is not None and context.is_first_stage:
+        num_languages, language = config["n_langs"], config["lang_id"]
+        if num_languages > 1 and config["use_lang_emb"] and language is not None and context.is_first_stage:
             rows = context.read("transformer.lang_embeddings.weight", (num_languages, size))
             embed = _LanguageEmbedding(embed, rows[language])
         layers = [layer(place) for place in layer_places(spec, context)]

@@ -27,18 +27,18 @@ class xLSTMForCausalLM(PairedDecoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size, num_heads = spec.hf_config, spec.hidden_size, size_of(spec, "num_heads")
-        if config.get("use_bias") or config.get("weight_mode", "single") != "single":
+        if config.get("use_bias") or config["weight_mode"] != "single":
             raise ModelLoadError(
                 f"{spec.name}: {spec.architecture} with use_bias, or with a weight_mode other than single, is not "
                 "supported; convert the checkpoint to separate projections without biases."
             )
-        multiple = config.get("ffn_round_up_to_multiple_of", 64)
-        inner_size = int((size * config.get("ffn_proj_factor", 2.667) + multiple - 1) // multiple * multiple)
-        eps = config.get("norm_eps", 1e-6)
+        multiple = config["ffn_round_up_to_multiple_of"]
+        inner_size = int((size * config["ffn_proj_factor"] + multiple - 1) // multiple * multiple)
+        eps = config["norm_eps"]
         shape = MatrixMemoryShape(
-            hidden_size=size, num_heads=num_heads, key_size=int(size * config.get("qk_dim_factor", 0.5)),
-            value_size=int(size * config.get("v_dim_factor", 1.0)), gate_cap=config.get("gate_soft_cap", 15.0),
-            norm_eps=eps, eps=config.get("eps", 1e-6),
+            hidden_size=size, num_heads=num_heads, key_size=int(size * config["qk_dim_factor"]),
+            value_size=int(size * config["v_dim_factor"]), gate_cap=config["gate_soft_cap"],
+            norm_eps=eps, eps=config["eps"],
         )  # fmt: skip
         stored = RearrangedWeights(context.weights, _PIECES, layer="backbone.blocks.{}", ends=_ENDS)
         context = replace(context, weights=stored)
@@ -47,8 +47,8 @@ class xLSTMForCausalLM(PairedDecoder):
             lambda place: MatrixMemory(context, place, f"{place.name}.mlstm_layer", shape),
             lambda place: GatedMLP(context, f"{place.name}.mlp", size, inner_size, "silu"),
             vocabulary_ends(
-                spec, context, is_tied=config.get("tie_word_embeddings", False),
-                softcap=config.get("output_logit_soft_cap", 30.0),
+                spec, context, is_tied=config["tie_word_embeddings"],
+                softcap=config["output_logit_soft_cap"],
             ),
             norm=NormStyle(eps), norm_names=("norm_mlstm", "norm_ffn"),
         )  # fmt: skip

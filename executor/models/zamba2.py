@@ -33,7 +33,7 @@ class Zamba2ForCausalLM:
         stored = {f"self_attn.{part}_proj": Piece(f"shared_transformer.self_attn.{part}_proj") for part in "qkvo"}
         context = replace(context, weights=RearrangedWeights(context.weights, stored))
         hybrid, shape = _hybrid_layers(spec), _mamba2_shape(spec)
-        names = hybrid[: config.get("num_mem_blocks", 1)]
+        names = hybrid[: config["num_mem_blocks"]]
         own = [index for index in hybrid if index in context.layers]
         used = sorted({hybrid.index(index) % len(names) for index in own})
         blocks = {number: SharedBlock(spec, context, names[number]) for number in used}
@@ -54,7 +54,7 @@ class Zamba2ForCausalLM:
         self._layers = [layer(place) for place in places_by_kind(context, ["recurrent"] * spec.num_layers)]
         self._norm = RMSNorm(context, "model.final_layernorm", size, style)
         self._embed, self._head = vocabulary_ends(
-            spec, context, is_tied=config.get("tie_word_embeddings", True)
+            spec, context, is_tied=config["tie_word_embeddings"]
         )  # fmt: skip
         self.kv_layers = [layer.use.attention.kv for layer in self._layers if layer.use is not None]
         self.state_layers = [layer.mixer.state for layer in self._layers]
@@ -115,12 +115,12 @@ class SharedBlock:
         config, size, heads = spec.hf_config, spec.hidden_size, spec.num_attention_heads
         self.name = f"model.layers.{index}.shared_transformer"
         shape = AttentionShape(2 * size, heads, spec.num_kv_heads, 2 * size // heads, output_size=size)
-        rotary = RotaryEmbedding(context, config, shape.head_dim) if config.get("use_mem_rope", False) else None
+        rotary = RotaryEmbedding(context, config, shape.head_dim) if config["use_mem_rope"] else None
         form, place = AttentionForm((shape.head_dim / 2) ** -0.5), LayerPlace(index, 0, is_last=False)
         self.attention = Attention(context, place, shape, rotary, form=form)
         self.input_norm = RMSNorm(context, f"{self.name}.input_layernorm", 2 * size, norm_style(spec))
         self.feed_forward_norm = RMSNorm(context, f"{self.name}.pre_ff_layernorm", size, norm_style(spec))
-        inner, bias = size_of(spec, "intermediate_size"), config.get("add_bias_linear", False)
+        inner, bias = size_of(spec, "intermediate_size"), config["add_bias_linear"]
         shard = context.shard(0, inner, "intermediate (feed-forward) dimensions")
         name = f"{self.name}.feed_forward"
         self.gate_up_parts = parts_of(f"{name}.gate_up_proj", [shard, within(shard, inner)], 2 * inner)
@@ -140,13 +140,13 @@ class BlockUse:
         self, spec: ModelSpec, context: ModelContext, block: SharedBlock, place: LayerPlace, number: int
     ) -> None:
         """The use is the `number`-th of all blocks together. `place` is that of its keys and values."""
-        size, rank = spec.hidden_size, spec.hf_config.get("adapter_rank", 128)
+        size, rank = spec.hidden_size, spec.hf_config["adapter_rank"]
 
         def renamed(part: Part, name: str) -> Part:
             return part._replace(name=f"{block.name}.{name}_adapter_list.{number}")
 
         adapter = None
-        if spec.hf_config.get("use_shared_attention_adapter", False):
+        if spec.hf_config["use_shared_attention_adapter"]:
             queries_keys_values = zip("qkv", block.attention.parts, strict=True)
             layers = [[renamed(part, f"self_attn.linear_{letter}")] for letter, part in queries_keys_values]
             adapter = LowRankLinear(context, layers, 2 * size, rank)
@@ -183,10 +183,10 @@ def _hybrid_layers(spec: ModelSpec) -> Sequence[int]:
 
 def _mamba2_shape(spec: ModelSpec) -> Mamba2Shape:
     config, num_heads = spec.hf_config, size_of(spec, "n_mamba_heads")
-    bias = config.get("add_bias_linear", False)
+    bias = config["add_bias_linear"]
     return Mamba2Shape(
-        spec.hidden_size, num_heads, config.get("mamba_expand", 2) * spec.hidden_size // num_heads,
-        num_groups=config.get("mamba_ngroups", 1), state_size=config.get("mamba_d_state", 64),
-        conv_width=config.get("mamba_d_conv", 4), norm_eps=1e-5, bias=bias, output_bias=bias,
-        dt_limit=(config.get("time_step_min", 0.001), math.inf),
+        spec.hidden_size, num_heads, config["mamba_expand"] * spec.hidden_size // num_heads,
+        num_groups=config["mamba_ngroups"], state_size=config["mamba_d_state"],
+        conv_width=config["mamba_d_conv"], norm_eps=1e-5, bias=bias, output_bias=bias,
+        dt_limit=(config["time_step_min"], math.inf),
     )  # fmt: skip

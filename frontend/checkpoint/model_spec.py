@@ -25,7 +25,15 @@ from quire.frontend.checkpoint.registered_models import find_model
 # Our name, then the names that checkpoints use for it.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "n_vocab"),
-    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers"),
+    "num_layers": (
+        "num_hidden_layers",
+        "n_layer",
+        "num_layers",
+        "n_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+        "num_blocks",
+    ),
     "num_attention_heads": (
         *("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "decoder_attention_heads"),
         "num_decoder_attention_heads",
@@ -102,7 +110,8 @@ def make_model_spec(
         defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1}
     given = stated_fields(stated)
     names = {name: sorted(keys, key=lambda key: key not in given) for name, keys in _FIELDS.items()}
-    if isinstance(layers := config.get("layers_block_type"), list) and names["num_layers"][0] not in given:
+    layers = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    if isinstance(layers, (list, str)) and names["num_layers"][0] not in given:
         config["num_hidden_layers"] = len(layers)
     facts = {name: _positive_int(config, keys, path, defaults.get(name)) for name, keys in names.items()}
     heads = facts["num_attention_heads"]
@@ -194,7 +203,7 @@ def _read_config(folder: Path, model: ModelConfig) -> tuple[Path, dict[str, Any]
 
 def _has_only_states(config: dict[str, Any]) -> bool:
     """Whether the model keeps states (Mamba, RWKV, xLSTM) and has no attention: its tokens have no positions."""
-    fields = ("state_size", "attention_hidden_size", "inference_state_dtype")
+    fields = ("state_size", "rescale_every", "inference_state_dtype")
     has_states = any(config.get(name) is not None for name in fields)
     return has_states and config.get("num_attention_heads") is None
 

@@ -1,6 +1,7 @@
 """Every model family against Transformers: log-probabilities at each position, greedy tokens, and refusals."""
 
 import dataclasses
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -155,15 +156,18 @@ def test_old_style_rope_settings(checkpoint: Checkpoints) -> None:
     torch.testing.assert_close(got, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)
 
 
-def test_gemma_configs_from_before_transformers_5(checkpoint: Checkpoints) -> None:
+def test_gemma_configs_from_before_transformers_5(checkpoint: Checkpoints, tmp_path: Path) -> None:
     """These have a pattern instead of layer types, two bases instead of parameters, and tied weights by default."""
     rope = {**GEMMA_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
     folder = checkpoint("gemma3", tie=True, sliding_window=8, num_hidden_layers=6, sliding_window_pattern=3, rope=rope)
+    config = json.loads((folder / "config.json").read_bytes())
+    del config["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     spec = read_spec(
-        folder, layer_types=None, sliding_window_pattern=3, rope_parameters=None, rope_local_base_freq=300.0,
+        tmp_path, layer_types=None, sliding_window_pattern=3, rope_parameters=None, rope_local_base_freq=300.0,
         rope_theta=20000.0, rope_scaling={"rope_type": "linear", "factor": 8.0},
     )  # fmt: skip
-    del spec.hf_config["tie_word_embeddings"]
     token_ids = list(range(100))
     got = PagedDriver(load_model(spec), 1, 100).step({0: token_ids})[0].log_softmax(dim=-1)
     torch.testing.assert_close(got, expected_logprobs(folder, token_ids), atol=1e-4, rtol=0)

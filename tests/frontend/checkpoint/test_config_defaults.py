@@ -88,3 +88,24 @@ def test_what_is_left_out_is_the_default_of_the_class(config: dict[str, Any], na
 
 def test_yarn_of_gpt_oss_is_a_default() -> None:
     assert complete({"model_type": "gpt_oss"})["rope_parameters"]["rope_type"] == "yarn"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "inner"),
+    [
+        ("gemma3", "gemma3_text"),
+        ("gemma3n", "gemma3n_text"),
+        ("gemma4", "gemma4_text"),
+        ("gemma4_unified", "gemma4_unified_text"),
+        ("llama4", "llama4_text"),
+        ("qwen3_5", "qwen3_5_text"),
+        ("qwen3_5_moe", "qwen3_5_moe_text"),
+        ("qwen4_exp", "qwen4_exp_text"),
+        ("mistral3", "ministral3"),
+    ],
+)
+def test_inner_configs_have_the_defaults_of_their_own_class(model_type: str, inner: str) -> None:
+    text = {"model_type": inner, "num_hidden_layers": 3, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    without = {"model_type", "tie_word_embeddings", "text_config"}
+    whole, alone = complete({"model_type": model_type, "text_config": text}), complete(text)
+    assert {k: v for k, v in whole.items() if k not in without} == {k: v for k, v in alone.items() if k not in without}
