@@ -40,7 +40,7 @@ def read_arguments(reader: Reader, log: EventLog, start: Callable[[], None], end
     if complete:
         arguments.close()
     if not log.in_call:
-        if complete or not reader.is_cut:
+        if complete or arguments.is_broken or not reader.is_interrupted:
             raise Malformed
         start()
     return complete
@@ -56,7 +56,7 @@ def read_literal_arguments(
     except Malformed:
         if not reader.is_at_end:
             arguments.close()
-        elif reader.is_cut and not log.in_call:
+        elif reader.is_interrupted and not log.in_call:
             start()
         raise
     arguments.close()

@@ -132,7 +132,7 @@ def _read_call(function: str, reader: Reader, log: EventLog) -> Steps[str]:
         if end:
             arguments.close()
         raw = reader.stop_record()
-        if not log.in_call and reader.is_cut:
+        if not log.in_call and not arguments.is_broken and not end and reader.is_interrupted:
             start()
         elif not log.in_call:
             log.text(raw.removesuffix(end))

@@ -98,6 +98,11 @@ class Reader:
         return self._end == "limit" and self.is_at_end
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether a limit or a stop string ended the text here."""
+        return self._end != "model" and self.is_at_end
+
+    @property
     def is_model_done(self) -> bool:
         """Whether the model itself ended the text here."""
         return self._end == "model" and self.is_at_end

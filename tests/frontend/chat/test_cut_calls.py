@@ -82,21 +82,24 @@ def test_a_call_that_was_complete_before_the_limit_is_completed(demo_server: Ser
     assert (cut["status"], [item["status"] for item in cut["output"]]) == ("incomplete", ["completed"])
 
 
-STOP = '"Pa'
+STOP = "ris"
 """Lies within the call's arguments."""
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_within_a_call_ends_a_chat_with_stop(demo_server: ServerProcess, stream: bool) -> None:
+@pytest.mark.parametrize(("stop", "left"), [(STOP, '{"city":"Pa'), ('"Pa', "")])
+def test_a_stop_string_within_a_call_ends_a_chat_with_stop(
+    demo_server: ServerProcess, stop: str, left: str, stream: bool
+) -> None:
     tools = [{"type": "function", "function": WEATHER_FUNCTION}]
-    body = {"messages": [{"role": "user", "content": QUESTION}], "tools": tools, "stop": [STOP], "stream": stream}
+    body = {"messages": [{"role": "user", "content": QUESTION}], "tools": tools, "stop": [stop], "stream": stream}
     for choice in "required", "auto":
         answer = post(demo_server, "/v1/chat/completions", {**body, "tool_choice": choice})
         told = answer[-1]["choices"][0] if stream else answer["choices"][0]
-        assert (told["finish_reason"], told["stop_reason"]) == ("stop", STOP)
+        assert (told["finish_reason"], told["stop_reason"]) == ("stop", stop)
         if not stream:
             [call] = told["message"]["tool_calls"]
-            assert call["function"]["arguments"].replace(" ", "") == '{"city":'
+            assert call["function"]["arguments"].replace(" ", "") == left
 
 
 @pytest.mark.parametrize("stream", [False, True])
