@@ -4,21 +4,18 @@ Templates are not trusted: they run in a sandbox (`template_sandbox.py`) and get
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from jinja2 import nodes
 
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.logging import get_logger
+from quire.frontend.text.content_forms import ContentForms, Form, Message, written
 from quire.frontend.text.template_sandbox import SandboxedTemplate
 
 logger = get_logger(__name__)
-
-ContentFormat = Literal["string", "openai"]
-"""The type of a message's content that a template takes: a string, or OpenAI's list of parts."""
 
 _TEXT_FIELDS = {
     "text": "text",
@@ -32,7 +29,8 @@ _END_MARK = "\ue0fe\ue0ff "
 """Marks the end of the last message while it is rendered: private-use characters, which templates do not contain, and
 a space, which shows whether the template trims messages."""
 
-Message = dict[str, Any]
+PROBE_SECONDS = 1.0
+"""Time limit of a rendering that finds out which form of contents a template reads."""
 
 
 def read_template(source: str) -> str:
@@ -68,10 +66,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         self._template = SandboxedTemplate(source)
-        tree = self._template.tree
         self._special_tokens = special_tokens
-        self.content_format: ContentFormat = "openai" if _iterates_over_content(tree) else "string"
-        self._accepts_strings = any(node.name == "string" for node in tree.find_all(nodes.Test))
+        self._forms = ContentForms()
 
     def render(
         self,
@@ -89,6 +85,7 @@ class ChatTemplate:
         Args:
             add_generation_prompt: end the prompt with the beginning of the assistant's turn.
             continue_final_message: leave the last message open, so that the model continues it.
+            content_format: the form of contents; "auto" finds which the template reads, see `ContentForms`.
             variables: more variables for the template, such as `enable_thinking`.
 
         Raises:
@@ -101,51 +98,65 @@ class ChatTemplate:
             )
         for name in set(variables or {}) & set(_RESERVED):
             raise ParameterError(f"chat_template_kwargs must not set {name!r}.", param="chat_template_kwargs")
-        if content_format == "auto":
-            content_format = self.content_format
         plain = _plain(list(messages))
         for index, message in enumerate(plain):
-            self._prepare(message, index, content_format)
-        if continue_final_message:
-            _mark_end(plain)
+            _prepare(message, index)
         context = {
             **self._special_tokens,
             **(_plain(variables) if variables else {}),
-            "messages": plain,
             "tools": _plain(tools) if tools else None,
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
+        self._write_contents(plain, content_format, context)
+        if continue_final_message:
+            _mark_end(plain)
         try:
-            prompt = self._template.render(context)
+            prompt = self._template.render({**context, "messages": plain})
         except Exception as error:  # a template may raise anything, and only this request fails
             raise ParameterError(f"The chat template refused the messages: {error}", param="messages") from error
         return _cut_at_mark(prompt) if continue_final_message else prompt
 
-    def _prepare(self, message: Message, index: int, content_format: ContentFormat) -> None:
-        """Gives `message`, a plain copy, the form that templates expect."""
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ParameterError(f"messages[{index}] must be an object with a role.", param="messages")
-        content = message.get("content")
-        if content is None:
-            message["content"] = ""
-        elif isinstance(content, list):
-            texts = [_part_text(part, f"messages[{index}].content[{i}]") for i, part in enumerate(content)]
-            if content_format == "string":
-                message["content"] = "\n".join(texts)
-            else:
-                message["content"] = [{"type": "text", "text": text} for text in texts]
-        elif not isinstance(content, str):
-            raise ParameterError(f"messages[{index}].content must be a string or a list of parts.", param="messages")
-        elif content_format == "openai" and not self._accepts_strings:
-            message["content"] = [{"type": "text", "text": content}]
-        reasoning = message.get("reasoning_content", message.get("reasoning"))
-        if reasoning is not None:
-            message["reasoning_content"] = message["reasoning"] = reasoning
-        if message.get("tool_calls"):
-            _parse_arguments(message["tool_calls"], index)
-        else:
-            message.pop("tool_calls", None)
+    def _write_contents(
+        self, messages: list[Message], content_format: Literal["auto", "string", "openai"], context: dict[str, Any]
+    ) -> None:
+        """Gives each content, a string or a list of texts, the form that the template reads."""
+
+        def render(others: Sequence[Message]) -> str:
+            return self._template.render({**context, "messages": others}, seconds=PROBE_SECONDS)
+
+        forms = []
+        for index, message in enumerate(messages):
+            content = message["content"]
+            texts: list[str] = content if isinstance(content, list) else [content]
+            form: Form = "string"
+            if content_format == "openai" and isinstance(content, list):
+                form = "parts"
+            elif content_format != "string" and any(texts):
+                form = self._forms.choose(messages, index, texts, render)
+            forms.append(written(texts, form))
+        for message, content in zip(messages, forms, strict=True):
+            message["content"] = content
+
+
+def _prepare(message: Message, index: int) -> None:
+    """Gives `message`, a plain copy, what templates expect; its content becomes a string or a list of texts."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ParameterError(f"messages[{index}] must be an object with a role.", param="messages")
+    content = message.get("content")
+    if content is None:
+        message["content"] = ""
+    elif isinstance(content, list):
+        message["content"] = [_part_text(part, f"messages[{index}].content[{i}]") for i, part in enumerate(content)]
+    elif not isinstance(content, str):
+        raise ParameterError(f"messages[{index}].content must be a string or a list of parts.", param="messages")
+    reasoning = message.get("reasoning_content", message.get("reasoning"))
+    if reasoning is not None:
+        message["reasoning_content"] = message["reasoning"] = reasoning
+    if message.get("tool_calls"):
+        _parse_arguments(message["tool_calls"], index)
+    else:
+        message.pop("tool_calls", None)
 
 
 def _plain(value: Any) -> Any:
@@ -224,34 +235,3 @@ def _cut_at_mark(prompt: str) -> str:
             "continue_final_message: the chat template leaves the last message out.", param="continue_final_message"
         )
     return before if after.startswith(" ") else before.rstrip()
-
-
-# ------------------------------------------------------------------------------------------------ content detection
-
-
-def _iterates_over_content(tree: nodes.Template) -> bool:
-    """Whether the template loops over a message's content, directly or through a variable or macro argument."""
-    names = {"content"}  # the usual name of a macro's argument
-    for assignment in tree.find_all(nodes.Assign):
-        if isinstance(assignment.target, nodes.Name) and any(map(_is_content, _operands(assignment.node))):
-            names.add(assignment.target.name)
-    loops = [operand for loop in tree.find_all(nodes.For) for operand in _operands(loop.iter)]
-    return any(_is_content(loop) or (isinstance(loop, nodes.Name) and loop.name in names) for loop in loops)
-
-
-def _operands(node: nodes.Node | None) -> Iterator[nodes.Node]:
-    """The expressions whose value `node` may have, without filters and conditions."""
-    if isinstance(node, nodes.Filter):
-        yield from _operands(node.node)
-    elif isinstance(node, nodes.CondExpr):
-        yield from _operands(node.expr1)
-        yield from _operands(node.expr2)
-    elif node is not None:
-        yield node
-
-
-def _is_content(node: nodes.Node) -> bool:
-    """Whether `node` is `x.content` or `x['content']`."""
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"

@@ -39,12 +39,13 @@ class TemplateLimitError(jinja2.TemplateError):
 
 
 class _Clock:
-    def __init__(self) -> None:
-        self._ends_at = time.monotonic() + MAX_SECONDS
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends_at = time.monotonic() + seconds
 
     def check(self) -> None:
         if time.monotonic() > self._ends_at:
-            raise TemplateLimitError(f"it ran for more than {MAX_SECONDS:g} s; send a shorter conversation")
+            raise TemplateLimitError(f"it ran for more than {self._seconds:g} s; send a shorter conversation")
 
 
 class SandboxedTemplate:
@@ -62,20 +63,20 @@ class SandboxedTemplate:
             )
         environment = _Sandbox()
         try:
-            self.tree = environment.parse(source)
             compiled = environment.compile(_Watch().visit(environment.parse(source)))
         except (jinja2.TemplateError, RecursionError) as error:
             raise ParameterError(f"The chat template is no valid Jinja: {error}.", param="chat_template") from None
         self._template = jinja2.Template.from_code(environment, compiled, environment.make_globals(None))
 
-    def render(self, variables: dict[str, Any]) -> str:
-        """Renders the template.
+    def render(self, variables: dict[str, Any], *, seconds: float | None = None) -> str:
+        """Renders the template, within a time limit: `MAX_SECONDS` if None.
 
         Raises:
             Exception: the template may raise anything.
         """
         pieces, length = [], 0
-        for piece in self._template.generate({**variables, _CLOCK: _Clock()}):
+        clock = _Clock(MAX_SECONDS if seconds is None else seconds)
+        for piece in self._template.generate({**variables, _CLOCK: clock}):
             length += len(piece)
             if length > MAX_TEXT_CHARACTERS:
                 _check_length(length)

@@ -78,22 +78,90 @@ def test_a_conversation_goes_on_after_a_call_that_was_cut_short(arguments: objec
     assert "<call>weather({})</call>" in prompt
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        (CHATML, "string"),
-        (TOOLS_TEMPLATE, "string"),
-        (PARTS_TEMPLATE, "openai"),
-        ("{% for m in messages %}{% for p in m['content'] | list %}{{ p }}{% endfor %}{% endfor %}", "openai"),
-        (
-            "{% for m in messages %}{% set c = m.content %}{% for p in c %}{{ p }}{% endfor %}{% endfor %}",
-            "openai",
-        ),
-        ("{% macro t(content) %}{% for p in content %}{{ p.text }}{% endfor %}{% endmacro %}", "openai"),
-    ],
-)
-def test_content_format_is_detected(source: str, expected: str) -> None:
-    assert ChatTemplate(source, {}).content_format == expected
+LOOPS = {  # ways to a message's parts
+    "directly": "{% for p in m['content'] | list %}{{ p.text }}{% endfor %}",
+    "a variable": "{% set given = m.content %}{% for p in given %}{{ p['text'] }}{% endfor %}",
+    "a namespace": "{% set ns = namespace(it=m.content) %}{% for p in ns.it %}{{ p.text }}{% endfor %}",
+    "a macro": "{% macro show(msg) %}{% for p in msg %}{{ p.text }}{% endfor %}{% endmacro %}{{ show(m.content) }}",
+    "two macros": "{% macro one(x) %}{{ x.text }}{% endmacro %}{% macro show(body) %}"
+    "{% for item in body %}{{ one(item) }}{% endfor %}{% endmacro %}{{ show(m['content']) }}",
+    "a macro of messages": "{% macro show(x) %}{% for p in x.content %}{{ p.text }}{% endfor %}{% endmacro %}"
+    "{{ show(m) }}",
+    "filters": "{{ m.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join }}",
+    "get": "{% for p in m.get('content') %}{{ p.get('text') }}{% endfor %}",
+    "both": "{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}",
+    "either": "{% if m.content is iterable and m.content is not string %}"
+    "{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}",
+}
+TEXTS = {  # ways to a message's text
+    "directly": "{{ m.content }}",
+    "a variable": "{% set content = m['content'] %}{{ content | trim }}",
+    "a macro": "{% macro show(content) %}{{ content }}{% endmacro %}{{ show(m.content) }}",
+    "characters": "{% for letter in m.content %}{{ letter }}{% endfor %}",
+    "lines": "{% for line in m.content.split('\n') %}{{ line }}\n{% endfor %}",
+    "joined": "{{ '<' + m['content'] + '>' }}",
+}
+
+
+def each_message(body: str) -> str:
+    return "{% for m in messages %}[" + body + "]{% endfor %}"
+
+
+@pytest.mark.parametrize("way", LOOPS)
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "critic"])
+def test_parts_are_read_on_whatever_way(way: str, role: str) -> None:
+    template = ChatTemplate(each_message(LOOPS[way]), {})
+    parts = [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "you"}]
+    assert template.render([{"role": role, "content": parts}]) == "[Hello, you]"
+    assert template.render([{"role": role, "content": "Hello"}]) == "[Hello]"
+
+
+@pytest.mark.parametrize("way", TEXTS)
+def test_parts_become_a_string_where_the_template_reads_strings(way: str) -> None:
+    template = ChatTemplate(each_message(TEXTS[way]), {})
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "you"}]
+    assert template.render([{"role": "user", "content": parts}]).strip("[<\n>]") == "Hello\nyou"
+    assert template.render([{"role": "user", "content": "Hello"}]).strip("[<\n>]") == "Hello"
+
+
+def test_each_role_has_a_form_of_its_own() -> None:
+    """As in Gemma 3's and other templates, whose system messages are read otherwise."""
+    template = ChatTemplate(
+        "{% if messages[0].role == 'system' %}{% if messages[0].content is string %}{{ messages[0].content + '\n' }}"
+        "{% else %}{{ messages[0].content[0].text }}{% endif %}{% endif %}"
+        "{% for m in messages if m.role == 'user' %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}"
+        "{% for m in messages if m.role == 'tool' %}{{ '(' + m.content + ')' }}{% endfor %}",
+        {},
+    )
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": role, "content": parts} for role in ("system", "user", "tool")]
+    assert template.render(messages) == "a\nb\n<a><b>(a\nb)"
+    assert template.render([{"role": each["role"], "content": "c"} for each in messages]) == "c\n<c>(c)"
+
+
+def test_one_part_where_only_the_first_is_read() -> None:
+    template = ChatTemplate(each_message("{{ m.content[0]['text'] }}"), {})
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template.render([{"role": "user", "content": parts}]) == "[a\nb]"
+    assert template.render([{"role": "user", "content": "c"}]) == "[c]"
+
+
+def test_a_template_that_refuses_some_orders_of_roles_is_read_all_the_same() -> None:
+    strict = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('order') }}"
+    )
+    template = ChatTemplate(strict + "{% endif %}" + LOOPS["a macro"] + "|{% endfor %}", {})
+    conversation = [{"role": role, "content": role[0]} for role in ("user", "assistant", "user")]
+    assert template.render(conversation) == "u|a|u|"
+    with pytest.raises(ParameterError, match="order"):
+        template.render(conversation[1:])
+
+
+def test_a_role_that_the_template_leaves_out_is_no_fault() -> None:
+    template = ChatTemplate("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", {})
+    assert template.render([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]) == "u"
 
 
 def test_content_takes_the_shape_that_the_template_reads() -> None:
