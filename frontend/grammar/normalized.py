@@ -110,9 +110,10 @@ class _Normalizer:
             out |= self._reference(out["$ref"], target, closed and _is_reference(out))
         if closed and _may_close(out):
             out["additionalProperties"] = False
-        is_open = "oneOf" in out and "anyOf" not in out and exclude_each_other(out["oneOf"], self._root)
-        if is_open:
-            out["anyOf"] = out.pop("oneOf")
+        if isinstance(out.get("oneOf"), list) and "anyOf" not in out:
+            branches = [self._judged(branch) for branch in out["oneOf"] if not is_nothing(branch)]
+            if exclude_each_other(branches, self._root):
+                out["anyOf"] = out.pop("oneOf")
         self._normalize_children(out, closed)
         keep_fitting_values(out)
         return _without_branches(_without_closed_names(out))
@@ -179,6 +180,18 @@ class _Normalizer:
         self._alive.append(out)
         remarks = {word: each for word, each in own.items() if word in ANNOTATIONS}
         return {**out, **whole, **remarks} if isinstance(out, dict) else out
+
+    def _judged(self, branch: Any) -> Any:
+        """A branch in one, with its required properties in one, if they can be one; only to be compared with others."""
+        try:
+            flat = self._flat_part(branch)
+            properties = flat.get("properties") if isinstance(flat, dict) else None
+            if not isinstance(properties, dict):
+                return flat
+            told = {name: self._flat_part(properties[name]) for name in flat.get("required", ()) if name in properties}
+            return {**flat, "properties": {**properties, **told}}
+        except Unmergeable:
+            return branch
 
     def _flat_part(self, part: Any) -> Any:
         part = self._flat(part)

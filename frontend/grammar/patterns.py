@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from quire.frontend.grammar.characters import ALL, Ranges, common, complement, has, union
 
+MAX_CHARACTERS = 16_384
 MAX_REPEATS = 100_000
 _MAX_DEPTH = 60
 _MAX_BRANCHES = 64
@@ -114,7 +115,8 @@ def _ends(node: Node, text: str, starts: set[int]) -> set[int]:
             for count in range(1, (most or MAX_REPEATS) + 1):
                 before, starts = starts, _ends(part, text, starts)
                 found |= starts if count >= least else set()
-                if not starts or (starts == before and count >= least):
+                if not starts or starts == before:  # as for all further repetitions
+                    found |= starts
                     break
             return found
     return set()
@@ -236,6 +238,8 @@ class _Reader:
         self._depth = 0
 
     def read(self) -> Node:
+        if len(self._text) > MAX_CHARACTERS:
+            raise PatternError(f"the pattern has more than {MAX_CHARACTERS} characters")
         node = self._alternatives()
         if self._at < len(self._text):
             raise self._error("an unmatched )")

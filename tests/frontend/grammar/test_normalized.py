@@ -26,6 +26,22 @@ PARTS: dict[str, Case] = {
         {"$ref": "#/$defs/Dog", "$defs": {**DEFS["$defs"], "Dog": {"allOf": [{"$ref": "#/$defs/Base"}, NAME]}}},
         PET,
     ),
+    "heirs told apart by a constant": (
+        {
+            "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+            "$defs": {
+                "Pet": {"type": "object", "properties": {"kind": {"type": "string"}}, "required": ["kind"]},
+                "Cat": {"allOf": [{"$ref": "#/$defs/Pet"}, {"properties": {"kind": {"const": "cat"}}}]},
+                "Dog": {
+                    "allOf": [
+                        {"$ref": "#/$defs/Pet"},
+                        {"properties": {"kind": {"const": "dog"}, "b": {"type": "null"}}},
+                    ]
+                },
+            },
+        },
+        [{"kind": "cat"}, {"kind": "dog"}, {"kind": "dog", "b": None}, {"kind": "x"}, {"b": None}],
+    ),
     "a base that is used alone, too": (
         {
             "type": "object",

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from quire.core.wire.structured_outputs import GrammarBackend
 from quire.frontend.grammar.backends.backend import GrammarError
-from quire.frontend.grammar.pattern_notations import whole_regex
+from quire.frontend.grammar.pattern_notations import finds, whole_regex
 from quire.frontend.grammar.patterns import PatternError, read_pattern, texts_of
 from tests.frontend.grammar.libraries import Grammar
 
@@ -208,6 +208,7 @@ def test_within_tags_json_is_escaped_and_text_is_not() -> None:
             ("[b-a]", "range"),
             ("[a", "end"),
         ),
+        ("a" * 20_000, "more than 16384"),
         *(("(" * 70 + ")" * 70, "groups within"), ("(^|)" * 70, "too many places"), ("a{9999999}", "too high")),
     ],
 )
@@ -220,6 +221,15 @@ def test_what_is_no_pattern_is_told(pattern: str, what: str) -> None:
 def test_a_library_may_know_more_than_we_read() -> None:
     assert whole_regex("^\\p{Lu}$") is None
     assert Grammar("guidance", json={"type": "string", "pattern": "^\\p{Lu}$"}).accepts('"É"')
+
+
+def test_no_pattern_takes_long_to_find() -> None:
+    assert finds("^(a+)+$", "a" * 200)
+    assert not finds("^(a+)+$", "a" * 200 + "!")
+    assert finds("^((a*){100000}){100000}$", "aa")
+    assert not finds("^((a?){3,90000}b){90000}$", "aab")
+    assert finds("^(ab?){2,3}$", "aba")
+    assert not finds("^(ab?){2,3}$", "a")
 
 
 def test_the_texts_of_a_pattern_are_counted_to_a_limit() -> None:
