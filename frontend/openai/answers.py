@@ -112,6 +112,14 @@ class ChatMessage(Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
+class WeightVersionSpan(Struct):
+    """The weights that sampled the tokens from `start` to before `end` of a choice."""
+
+    version: str
+    start: int
+    end: int
+
+
 class ChatChoice(Struct, kw_only=True):
     """One of n answers."""
 
@@ -121,6 +129,7 @@ class ChatChoice(Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: list[int] | None = None
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -181,6 +190,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -213,6 +223,7 @@ class CompletionChoice(Struct, kw_only=True):
     token_ids: list[int] | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_token_ids: list[int] | None = None
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
 
 
 class TextCompletion(Struct, kw_only=True):
@@ -238,6 +249,7 @@ class CompletionChunkChoice(Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightVersionSpan] | UnsetType = UNSET
 
 
 class CompletionChunk(Struct, kw_only=True):

@@ -105,6 +105,7 @@ class ChatCompletions:
                     finish_reason=told_reason(finish, request),
                     stop_reason=finish.stop_reason,
                     token_ids=each.token_ids if tells_ids else None,
+                    weight_versions=request.weight_versions(len(each.token_ids)),
                 )
             )
         return ChatCompletion(

@@ -196,6 +196,7 @@ class ChatChunks:
         if isinstance(finish, Finish):
             choices[-1].finish_reason = told_reason(finish, self._request)
             choices[-1].stop_reason = finish.stop_reason
+            choices[-1].weight_versions = self._request.weight_versions(self._num_tokens[each.index])
         return [self._frame([choice]) for choice in choices]
 
     def _choice(self, each: CompletionOutput) -> ChatChunkChoice:
@@ -206,6 +207,9 @@ class ChatChunks:
             finish_reason=each.finish_reason,
             stop_reason=each.stop_reason if each.finish_reason else UNSET,
             token_ids=each.token_ids if self._return_token_ids else UNSET,
+            weight_versions=(
+                self._request.weight_versions(self._num_tokens[each.index]) if each.finish_reason else UNSET
+            ),
         )
 
     def _frame(

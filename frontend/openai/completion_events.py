@@ -32,7 +32,17 @@ class CompletionChunks:
     """Turns the outputs of one request's prompts into events, and counts tokens on the way."""
 
     __slots__ = (
-        *("_reply", "_formatter", "_encoder", "_tokenizer", "_echo", "_scores_echo", "_return_token_ids", "_n"),
+        *(
+            "_request",
+            "_reply",
+            "_formatter",
+            "_encoder",
+            "_tokenizer",
+            "_echo",
+            "_scores_echo",
+            "_return_token_ids",
+            "_n",
+        ),
         *("_prompts", "_told", "_text_only"),
     )
 
@@ -44,6 +54,7 @@ class CompletionChunks:
         encoder: msgspec.json.Encoder,
         tokenizer: Tokenizer | None,
     ) -> None:
+        self._request = request
         self._reply = reply
         self._formatter = formatter
         self._encoder = encoder
@@ -102,6 +113,7 @@ class CompletionChunks:
             stop_reason=each.stop_reason,
             token_ids=each.token_ids if self._return_token_ids else UNSET,
             prompt_token_ids=output.prompt_token_ids if self._return_token_ids and first else UNSET,
+            weight_versions=self._request.weight_versions(told.num_tokens) if each.finish_reason else UNSET,
         )
 
     def _frame(self, choices: list[CompletionChunkChoice], *, usage: CompletionUsage | None = None) -> bytes:

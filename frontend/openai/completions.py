@@ -204,6 +204,7 @@ class TextCompletions:
                         token_ids=each.token_ids if request.return_token_ids else None,
                         prompt_logprobs=None if request.prompt_logprobs is None else rows_of_prompt,
                         prompt_token_ids=output.prompt_token_ids if request.return_token_ids else None,
+                        weight_versions=request.weight_versions(len(each.token_ids)),
                     )
                 )
         counted = Usage(

@@ -7,7 +7,7 @@ Every known field is honoured, refused by name with a reason, or without effect 
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import ParameterError
 from quire.core.wire.repetition import RepetitionDetection
@@ -16,6 +16,7 @@ from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import with_functions
 from quire.frontend.chat.tool_fields import ignored_tools, read_tool_set
+from quire.frontend.openai.answers import WeightVersionSpan
 from quire.frontend.openai.beams import refuse_with_beams
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.requests.prompt import MAX_EMBEDS_BYTES, PromptLike
@@ -82,6 +83,7 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+    return_weight_versions: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     echo: bool | None = None
     # Harmless.
@@ -103,6 +105,15 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     return_token_offsets: Any = None
     routed_experts_prompt_start: Any = None
     watermarking: Any = None
+
+    def weight_versions(self, num_tokens: int) -> list[WeightVersionSpan] | UnsetType:
+        """Which weights made the tokens of a choice, if the client asks; of beams nothing is told, as in vLLM.
+
+        Weights do not change while a server runs, so one version made all tokens.
+        """
+        if not self.return_weight_versions or self.use_beam_search:
+            return UNSET
+        return [WeightVersionSpan("default", 0, num_tokens)] if num_tokens else []
 
     def check(self) -> None:
         """Refuses what this server cannot honour.

@@ -404,3 +404,25 @@ def test_mixed_prompts_and_missing_prompt(base_url: str) -> None:
         answer = httpx.post(base_url + "/v1/completions", json=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [("completions", {"prompt": "a"}), ("chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+@pytest.mark.parametrize("fields", [{"n": 2}, {"use_beam_search": True, "n": 2}])
+def test_choices_say_which_weights_made_them(
+    base_url: str, path: str, prompt: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """Whole, or in a choice's last chunk."""
+    body = {**prompt, "model": "tiny", "max_tokens": 7, "ignore_eos": True, "return_weight_versions": True, **fields}
+    expected = None if "use_beam_search" in fields else [{"version": "default", "start": 0, "end": 7}]
+    answer = httpx.post(f"{base_url}/v1/{path}", json=body, timeout=60).json()
+    assert [choice.get("weight_versions") for choice in answer["choices"]] == [expected] * 2
+    told = []
+    with httpx.stream("POST", f"{base_url}/v1/{path}", json={**body, "stream": True}, timeout=60) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                told += [choice for choice in json.loads(line[6:])["choices"] if "weight_versions" in choice]
+    assert [choice["weight_versions"] for choice in told] == ([] if expected is None else [expected] * 2)
+    assert all(choice["finish_reason"] for choice in told)
