@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
     from quire.frontend.launch.headless import run_node
     from quire.frontend.launch.setup import EngineSetup
 
+    args.server_config.check_keys()
     args.server_config.check_logs(args.engine_args.observability)
     configure("serve", args.engine_args.observability.logging)
     if args.engine_args.parallel.headless:

@@ -60,6 +60,20 @@ class ListAction(argparse.Action):
         setattr(namespace, self.dest, None if values == [None] else values)
 
 
+class _Given(list[Any]):
+    """The items that a repeatable flag was given, which no longer are a file's."""
+
+
+class RepeatableAction(argparse.Action):
+    """Adds checked items to those that the command line gave before; the first replace the default."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, _Given([*before, *values] if isinstance(before, _Given) else values))
+
+
 class CommandParser(argparse.ArgumentParser):
     """Parses one command's arguments; `parse_args` answers `--help` and leaves with code 2 on a usage error."""
 
@@ -93,7 +107,7 @@ class CommandParser(argparse.ArgumentParser):
             group.add_argument(negated, action="store_false", help=argparse.SUPPRESS, **shared)
             return
         if field.is_list and not field.is_json:
-            shared |= {"nargs": "+", "action": "extend" if field.repeatable else ListAction}
+            shared |= {"nargs": "+", "action": RepeatableAction if field.repeatable else ListAction}
         elif field.value_optional:
             shared |= {"nargs": "?", "const": True}
         if field.required:

@@ -71,6 +71,7 @@ class Field:
     otherwise: str | None = None
     refused: dict[str, str] = field(default_factory=dict)  # what to do instead, by value
     repeatable: bool = False  # a list whose flag adds to it each time
+    protects: bool = False  # an empty value, as of an unset variable, would leave the server open
 
     @property
     def flag(self) -> str:
@@ -116,6 +117,10 @@ class Field:
         Raises:
             argparse.ArgumentTypeError: the value is not allowed; the error quotes it and states what is.
         """
+        if self.protects and text.strip() in ("", "None"):
+            raise argparse.ArgumentTypeError(
+                f"is empty, which leaves the server unprotected; give a value, or leave the flag out (got {text!r})"
+            )
         if self.nullable and (
             text in ("", "None") or (text.lower() == "none" and not isinstance(self.kind, mi.StrType))
         ):
@@ -242,4 +247,5 @@ def _describe(group: str, item: mi.Field, annotated: Any) -> Field:
         group, item.name, default, description, kind, annotated, nullable, is_list,
         parse=extra.get("parse"), aliases=extra.get("aliases", []), value_optional=value_optional,
         otherwise=extra.get("otherwise"), refused=extra.get("refused", {}), repeatable=extra.get("repeatable", False),
+        protects=extra.get("protects", False),
     )  # fmt: skip

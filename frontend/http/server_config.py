@@ -24,7 +24,10 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     port: Annotated[
         int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose a free one.")
     ] = 8000
-    uds: Annotated[str | None, Meta(description="Listen on this Unix socket instead of --host and --port.")] = None
+    uds: Annotated[
+        str | None,
+        Meta(description="Listen on this Unix socket instead of --host and --port.", extra={"protects": True}),
+    ] = None
     api_server_count: Annotated[
         Positive | None,
         Meta(
@@ -36,12 +39,19 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         list[str] | None,
         Meta(
             description="Keys that clients may present; $QUIRE_API_KEY when unset, open when neither is set. What "
-            "monitors read (/health, /ping, /metrics, /version, /load) and the documentation are open all the same."
+            "monitors read (/health, /ping, /metrics, /version, /load) and the documentation are open all the same. "
+            "The flag may be repeated.",
+            extra={"repeatable": True, "protects": True},
         ),
     ] = None
     ssl_keyfile: Annotated[str | None, Meta(description="TLS private key, PEM.")] = None
-    ssl_certfile: Annotated[str | None, Meta(description="TLS certificate chain, PEM; turns HTTPS on.")] = None
-    ssl_ca_certs: Annotated[str | None, Meta(description="Certificates of authorities that may sign clients'.")] = None
+    ssl_certfile: Annotated[
+        str | None, Meta(description="TLS certificate chain, PEM; turns HTTPS on.", extra={"protects": True})
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None,
+        Meta(description="Certificates of authorities that may sign clients'.", extra={"protects": True}),
+    ] = None
     ssl_cert_reqs: Annotated[
         Literal[0, 1, 2], Meta(description="Client certificates: 0 not asked for, 1 optional, 2 required.")
     ] = 0
@@ -187,8 +197,14 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_tls()
+        if self.api_key is not None and (not self.api_key or not all(key.strip() for key in self.api_key)):
+            raise ConfigError("--api-key: an empty key would let anyone in; give a key, or leave the option out.")
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
             raise ConfigError("--fingerprint-mode custom and --fingerprint-value need each other.")
+
+    def check_keys(self) -> None:
+        """Raises ConfigError if the environment's key is empty."""
+        _ = self.accepted_api_keys
 
     def check_logs(self, engine: ObservabilityConfig) -> None:
         """Raises ConfigError if outputs shall be logged but requests are not."""
@@ -217,7 +233,7 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
             ("--ssl-certfile", self.ssl_certfile),
             ("--ssl-ca-certs", self.ssl_ca_certs),
         ):
-            if path and not Path(path).is_file():
+            if path is not None and not Path(path).is_file():
                 raise ConfigError(f"{flag}: there is no file {path!r}.")
 
     def entry_store(self) -> EntryStore:
@@ -232,8 +248,16 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
 
     @property
     def accepted_api_keys(self) -> list[str]:
-        """Keys that clients may present: `--api-key`, else the environment's; empty means that anyone may call."""
-        if self.api_key:
+        """Keys that clients may present: `--api-key`, else the environment's; empty means that anyone may call.
+
+        Raises:
+            ConfigError: the environment's key is empty.
+        """
+        if self.api_key is not None:
             return self.api_key
         from_environment = envs.read("API_KEY")
-        return [from_environment] if from_environment else []
+        if from_environment is None:
+            return []
+        if not from_environment.strip():
+            raise ConfigError("QUIRE_API_KEY or VLLM_API_KEY is empty, which lets anyone in; set a key, or unset it.")
+        return [from_environment]

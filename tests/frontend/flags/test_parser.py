@@ -99,6 +99,15 @@ def test_lists_take_one_value_or_several() -> None:
     assert engine("--served-model-name", "None").model.served_model_name is None
 
 
+def test_repeated_keys_are_all_kept(config_file: Callable[[str], str]) -> None:
+    """The command line's replace those of a file, as every option's does."""
+    assert server("--api-key", "a", "--api-key", "b").api_key == ["a", "b"]
+    assert server("--api-key", "a", "b", "--api-key=c").api_key == ["a", "b", "c"]
+    path = config_file("api-key: [a, b]")
+    assert server("--config", path).api_key == ["a", "b"]
+    assert server("--config", path, "--api-key", "c", "--api-key", "d").api_key == ["c", "d"]
+
+
 def test_null_negative_and_auto() -> None:
     assert engine("--max-num-seqs", "None").scheduler.max_num_seqs is None
     assert engine("--max-num-seqs=").scheduler.max_num_seqs is None
@@ -160,6 +169,13 @@ def test_the_model_may_stand_alone_or_after_its_flag(usage_error: Usage) -> None
         (["--max-num-batched-tokens", "2.5K"], ["lower-case", "2.5k"]),
         (["--max-num-seqs"], ["--max-num-seqs", "needs a value"]),
         (["--api-key"], ["--api-key", "needs at least one value"]),
+        (["--api-key", ""], ["--api-key", "is empty", "unprotected"]),
+        (["--api-key="], ["--api-key", "is empty"]),
+        (["--api-key", "a", ""], ["--api-key", "is empty"]),
+        (["--api-key", "None"], ["--api-key", "is empty", "'None'"]),
+        (["--ssl-certfile", ""], ["--ssl-certfile", "is empty"]),
+        (["--ssl-ca-certs="], ["--ssl-ca-certs", "is empty"]),
+        (["--uds", ""], ["--uds", "is empty"]),
         (["--enable-prefix-caching=off"], ["takes no value", "'off'", "--no-enable-prefix-caching turns it off"]),
         (["--served-model-name", "mine", "owner/model"], ["takes every word", "'owner/model'", "model first"]),
         (["--structured-outputs-config.backnd", "xgrammar"], ["no key backnd", "did you mean backend?"]),
@@ -238,6 +254,10 @@ def test_config_file_supplies_required_options(config_file: Callable[[str], str]
         ("max-num-sqs: 1", ["did you mean --max-num-seqs?"]),
         ("enable-lora: true", ["--enable-lora is not supported"]),
         ("port: 70000", ["port", "at most 65535"]),
+        ("api-key:", ["api-key", "is empty"]),
+        ('api-key: ""', ["api-key", "is empty"]),
+        ('api-key: [a, ""]', ["api-key", "is empty"]),
+        ("ssl-certfile:", ["ssl-certfile", "is empty"]),
         ("port: [1, 2]", ["port", "single value"]),
         ("enable-prefix-caching: 1", ["enable-prefix-caching", "true or false"]),
         ("[1, 2]", ["must map option names to values"]),

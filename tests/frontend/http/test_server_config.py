@@ -19,6 +19,18 @@ def test_keys_come_from_the_flag_then_from_the_environment(monkeypatch: pytest.M
     monkeypatch.setenv("QUIRE_API_KEY", "ours")
     assert ServerConfig().accepted_api_keys == ["ours"]
     assert ServerConfig(api_key=["a", "b"]).accepted_api_keys == ["a", "b"]
+    for keys in ([], [""], ["a", " "]):
+        with pytest.raises(ConfigError, match="--api-key"):
+            ServerConfig(api_key=keys)
+
+
+@pytest.mark.parametrize("name", ["QUIRE_API_KEY", "VLLM_API_KEY"])
+def test_an_empty_key_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    monkeypatch.setenv(name, "")
+    with pytest.raises(ConfigError, match="API_KEY is empty"):
+        ServerConfig().check_keys()
+    ServerConfig(api_key=["a"]).check_keys()
 
 
 def test_chat_template_is_a_file_or_text(tmp_path: Path) -> None:
