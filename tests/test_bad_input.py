@@ -311,7 +311,7 @@ ROUTES: list[tuple[str, str, int]] = [
 
 @pytest.fixture(scope="module")
 def client(base_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=base_url, timeout=60) as client:
+    with httpx.Client(base_url=base_url, timeout=60, headers={"Content-Type": "application/json"}) as client:
         yield client
 
 

@@ -3,6 +3,7 @@
 A refusal is a RequestFailure that names the limit and the remedy. This file knows nothing of running requests.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Collection
 
@@ -64,14 +65,16 @@ class Admission:
         max_queued = self._limits.max_num_queued_reqs
         if max_queued is None or num_waiting - num_free_slots < max_queued:
             return None
-        seconds = self._throughput.retry_after_seconds(
-            now,
-            num_waiting=num_waiting,
-            num_pending_tokens=sum(request.max_num_tokens - request.num_tokens for request in running),
+        seconds = math.ceil(  # as in the header Retry-After
+            self._throughput.retry_after_seconds(
+                now,
+                num_waiting=num_waiting,
+                num_pending_tokens=sum(request.max_num_tokens - request.num_tokens for request in running),
+            )
         )
         message = (
             f"The server is overloaded: {num_waiting} requests wait, and --max-num-queued-reqs is {max_queued}. "
-            f"Try again in {seconds:.0f} s."
+            f"Try again in {seconds} s."
         )
         return RequestFailure("overloaded", message, seconds)
 

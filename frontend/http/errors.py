@@ -37,6 +37,10 @@ class ClientGoneError(QuireError):
     """The client closed its connection; nobody reads the answer (499, as nginx says)."""
 
 
+class MediaTypeError(RequestError):
+    """The body is of a type or in a coding that the route does not read (415)."""
+
+
 class ErrorDetail(Struct):
     """What went wrong. `param` names the request's field, `code` repeats the HTTP status."""
 
@@ -100,6 +104,8 @@ def describe(error: Exception) -> Problem:
     match error:
         case AuthenticationError():
             return Problem(401, str(error), headers={"WWW-Authenticate": "Bearer"})
+        case MediaTypeError():
+            return Problem(415, str(error), headers={"Accept-Encoding": "identity"})
         case NotFoundError():
             return Problem(404, str(error), error.param)
         case OverloadedError():

@@ -10,9 +10,10 @@ from litestar.exceptions import InternalServerException
 
 from quire.core.errors import ParameterError
 from quire.frontend.chat.partly_read import PartlyRead
-from quire.frontend.http.errors import ClientGoneError
+from quire.frontend.http.errors import ClientGoneError, MediaTypeError
 from quire.frontend.http.unknown_fields import IgnoredFields, IgnoredFieldsLog, nearest, without_unknown
 
+MEDIA_TYPE = "application/json"
 MAX_QUOTED = 1000
 """Characters of a client's text that an error reads and quotes, from either end."""
 
@@ -70,11 +71,30 @@ class JsonRequest(Request[Any, Any, Any]):
     reader: ClassVar[BodyReader]
 
     async def body(self) -> bytes:
-        """The whole body. Raises ClientGoneError when the client closes the connection halfway."""
+        """The whole body, of JSON: what else a page of another origin sends, its browser sends without asking us first.
+
+        Raises:
+            ClientGoneError: the client closed the connection halfway.
+            MediaTypeError: there is a body, and it is not declared to be JSON, or compressed.
+        """
         try:
-            return await super().body()
+            body = await super().body()
         except InternalServerException:  # Litestar's error for a client that is gone
             raise ClientGoneError("The client closed the connection while sending its request.") from None
+        if body:
+            self._check_media_type()
+        return body
+
+    def _check_media_type(self) -> None:
+        told = self.headers.get("content-type", "")
+        if told.partition(";")[0].strip().lower() != MEDIA_TYPE:
+            raise MediaTypeError(
+                f"The body's Content-Type is {told[:MAX_QUOTED] or 'missing'!r}; send JSON, with the header "
+                f"Content-Type: {MEDIA_TYPE}."
+            )
+        coding = self.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            raise MediaTypeError(f"Bodies with Content-Encoding {coding[:MAX_QUOTED]!r} are not read; send plain JSON.")
 
     async def json(self) -> Any:
         """The body as the type that the handler declares for `data`."""

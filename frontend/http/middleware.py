@@ -85,6 +85,7 @@ class RequestObserver:
         request_id_headers: answer with X-Request-Id, the client's own or a fresh one.
         request_timeout: seconds that a request's body may take to arrive; no limit when None.
         root_path: prefix of paths that a proxy may keep or strip; routes are found either way.
+        has_cors: answers may differ by the request's origin, which caches are told.
     """
 
     def __init__(
@@ -95,12 +96,14 @@ class RequestObserver:
         request_id_headers: bool,
         request_timeout: float | None = None,
         root_path: str = "",
+        has_cors: bool = False,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._request_id_headers = request_id_headers
         self._request_timeout = request_timeout
         self._root_path = root_path
+        self._added = [(b"vary", b"Origin")] if has_cors else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -115,8 +118,10 @@ class RequestObserver:
             scope = cast(HTTPScope, {**scope, "method": "GET"})
         if self._root_path and scope["path"].startswith(self._root_path + "/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
-        request_id = _ensure_request_id(scope) if self._request_id_headers else None
-        exchange = _Exchange(scope, receive, send, request_id, self._request_timeout)
+        added = self._added
+        if self._request_id_headers:
+            added = [*added, (b"x-request-id", _ensure_request_id(scope))]
+        exchange = _Exchange(scope, receive, send, added, self._request_timeout)
         try:
             await self._app(scope, exchange.receive, exchange.send)  # type: ignore[arg-type]
         finally:
@@ -131,17 +136,22 @@ class _Exchange:
     """One request and its answer: counts their bytes, and holds the deadline of the request's body.
 
     Args:
-        request_id: the answer's X-Request-Id; None leaves the header out.
+        added: headers of the answer beside the application's own.
         body_seconds: limit for the body to arrive. The wait for the client's disconnect afterwards has no limit.
     """
 
     __slots__ = (
         *("status", "request_bytes", "response_bytes"),
-        *("_scope", "_receive", "_send", "_request_id", "_body_seconds", "_deadline", "_is_whole"),
+        *("_scope", "_receive", "_send", "_added", "_body_seconds", "_deadline", "_is_whole"),
     )
 
     def __init__(
-        self, scope: HTTPScope, receive: Receive, send: Send, request_id: bytes | None, body_seconds: float | None
+        self,
+        scope: HTTPScope,
+        receive: Receive,
+        send: Send,
+        added: list[tuple[bytes, bytes]],
+        body_seconds: float | None,
     ) -> None:
         self.status = 500
         self.request_bytes = 0
@@ -149,7 +159,7 @@ class _Exchange:
         self._scope = cast("dict[str, Any]", scope)
         self._receive = receive
         self._send = send
-        self._request_id = request_id
+        self._added = added
         self._body_seconds = body_seconds
         self._deadline = None if body_seconds is None else asyncio.get_running_loop().time() + body_seconds
         self._is_whole = False
@@ -176,11 +186,12 @@ class _Exchange:
             self.response_bytes += len(message["body"])
         elif message["type"] == "http.response.start":
             self.status = message["status"]
-            added = [] if self._request_id is None else [(b"x-request-id", self._request_id)]
+            added = self._added
             if IGNORED in self._scope:
-                added.append((HEADER, self._scope[IGNORED].header()))
+                added = [*added, (HEADER, self._scope[IGNORED].header())]
             if added:
-                message = {**message, "headers": [*message["headers"], *added]}
+                kept = [header for header in message["headers"] if header not in added]
+                message = {**message, "headers": [*kept, *added]}
         return self._send(message)
 
 

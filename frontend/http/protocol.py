@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.frontend.http.errors import Problem
 
@@ -14,8 +14,28 @@ _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 
-class _HeadTooLong(Exception):
-    """Raised in a callback of httptools, to end its parsing. The message is the client's answer."""
+class _Refused(Exception):
+    """Raised in a callback of httptools, to end its parsing. The message is the client's answer, with this status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Http10Cycle(RequestResponseCycle):
+    """An answer to a client of HTTP/1.0, which knows no chunks: the connection's end ends a body of unknown length."""
+
+    is_unframed = False
+
+    async def send(self, message: Any) -> None:
+        """Has uvicorn take each piece of a body of unknown length for a whole one."""
+        if message["type"] == "http.response.start":
+            self.is_unframed = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
+            if self.is_unframed:
+                self.chunked_encoding = False
+        elif self.is_unframed:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class _ClosesAfterTheRequest:
@@ -86,8 +106,8 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _HeadTooLong):
-                self._refuse(431, str(error.__context__))
+            if isinstance(error.__context__, _Refused):
+                self._refuse(error.__context__.status, str(error.__context__))
                 return
             self.logger.warning("Invalid HTTP request received.")
             self._refuse(400, "This is not a valid HTTP/1.1 request.")
@@ -140,11 +160,16 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # parsed again, see _feed
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._max_head_bytes:
-            raise _HeadTooLong(self._too_many_bytes)
+            raise _Refused(431, self._too_many_bytes)
         if len(self.headers) > self._max_headers:
-            raise _HeadTooLong(f"The request has more than {self._max_headers} headers; send fewer.")
+            raise _Refused(431, f"The request has more than {self._max_headers} headers; send fewer.")
+        version = self.parser.get_http_version()
+        if version == "1.1" and sum(name == b"host" for name, _ in self.headers) != 1:  # RFC 9112, 3.2
+            raise _Refused(400, "A request of HTTP/1.1 has exactly one Host header; add it.")
         self._in_head = False
         super().on_headers_complete()
+        if version == "1.0":
+            self.cycle.__class__ = _Http10Cycle  # uvicorn makes cycles itself, and this one has not begun
         if not self.cycle.keep_alive:
             self.cycle.transport = cast(asyncio.Transport, _ClosesAfterTheRequest(self))
 

@@ -209,6 +209,7 @@ def _application(
         request_id_headers=server.enable_request_id_headers,
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
         root_path=server.path_prefix,
+        has_cors=bool(server.allowed_origins),
     )
 
 

@@ -1,6 +1,7 @@
 """The HTTP application: keys, CORS, ids, limits and routes, without an engine process."""
 
 import asyncio
+import gzip
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from quire.frontend.http.app import create_app
 from quire.frontend.http.middleware import HttpMetrics, RequestObserver
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
+
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,7 @@ class Caller:
             app,
             HttpMetrics(registry),
             request_id_headers=server.enable_request_id_headers,
+            has_cors=bool(server.allowed_origins),
         )
 
     def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -293,12 +297,47 @@ def test_deep_nesting_is_a_bad_request(call: Caller, depth: int) -> None:
         b"[" * depth,
         b"]" * depth,
     )
-    assert call("POST", "/tokenize", content=body).status_code in ((200, 400) if depth < 1000 else (400,))
+    answer = call("POST", "/tokenize", content=body, headers=JSON)
+    assert answer.status_code in ((200, 400) if depth < 1000 else (400,))
 
 
-def test_content_type_does_not_matter(call: Caller) -> None:
-    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/json ;x=y"])
+def test_bodies_are_json(call: Caller, kind: str) -> None:
+    headers = {"Content-Type": kind, "Content-Encoding": "identity"}
     assert call("POST", "/tokenize", content=b'{"prompt": "a"}', headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions", "/invocations", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain;a/json",
+     "application/jsonl", "", None],
+)  # fmt: skip
+def test_bodies_that_any_page_may_send_are_refused(call: Caller, path: str, kind: str | None) -> None:
+    """Those that a browser sends without a preflight, by Fetch, and those without a type."""
+    headers = {} if kind is None else {"Content-Type": kind, "Origin": "http://evil.example"}
+    answer = call("POST", path, content=b'{"prompt": "a"}', headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "x-unknown"])
+def test_compressed_bodies_are_refused(call: Caller, coding: str) -> None:
+    answer = call("POST", "/tokenize", content=gzip.compress(b"{}"), headers={**JSON, "Content-Encoding": coding})
+    assert answer.status_code == 415
+    assert answer.headers["accept-encoding"] == "identity"  # RFC 9110, section 15.5.16
+    assert coding in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("origins", [["*"], ["http://a"]])
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://a"}, {"Origin": "http://b"}])
+def test_caches_are_told_that_answers_differ_by_origin(
+    caller: Callable[..., Caller], origins: list[str], headers: dict[str, str]
+) -> None:
+    call = caller(allowed_origins=origins)
+    for method, path in (("GET", "/v1/models"), ("GET", "/v1/nowhere"), ("OPTIONS", "/v1/models")):
+        assert call(method, path, headers=headers).headers.get_list("vary") == ["Origin"]
+    assert "vary" not in caller(allowed_origins=[])("GET", "/v1/models", headers=headers).headers
 
 
 def test_models_are_listed_under_every_name(call: Caller) -> None:

@@ -12,6 +12,7 @@ from tests.servers import ServerProcess
 
 LONG = {"model": "tiny", "prompt": "on and on", "max_tokens": 2000, "ignore_eos": True}
 PATIENCE_SECONDS = 60.0
+JSON = "Content-Type: application/json\r\n"
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_stream_that_is_closed_ends_in_the_engine(client: httpx.Client) -> None:
 def test_client_that_hangs_up_before_the_answer_ends_in_the_engine(client: httpx.Client, n: int) -> None:
     before = aborted(client)
     body = json.dumps({**LONG, "n": n}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
         raw.sendall(head + body)
         while not sample(client, "vllm:num_requests_running"):
@@ -81,7 +82,10 @@ def test_half_a_request_disturbs_nobody(client: httpx.Client, server: ServerProc
 
 def test_bad_requests_leave_the_server_serving(client: httpx.Client) -> None:
     bodies = [b"{", b'{"prompt": "\\ud800"}', b"\xff" * 100, b"[" * 10**6, b'{"prompt": NaN}', b"x" * 10 * 2**20]
-    statuses = [client.post("/v1/completions", content=body).status_code for body in bodies]
+    statuses = [
+        client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"}).status_code
+        for body in bodies
+    ]
     assert statuses == [400, 400, 400, 400, 400, 413]
     assert client.post("/v1/completions", json={**LONG, "max_tokens": 1}).status_code == 200
 

@@ -15,8 +15,8 @@ from quire.frontend.http.server_config import ServerConfig
 from tests.servers import WITHOUT_MODEL, ServerProcess
 
 BODY = json.dumps({"prompt": "Hello", "max_tokens": 1}).encode()
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-MESSAGE = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+MESSAGE = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 TIMEOUT_SECONDS = 1
 MAX_HEAD_BYTES = ServerConfig().h11_max_incomplete_event_size
 
@@ -223,7 +223,13 @@ def test_trailers_are_no_headers(impatient: ServerProcess) -> None:
 
 def test_long_body_and_the_next_head_in_one_piece_are_no_long_head(server: ServerProcess) -> None:
     body = json.dumps({"tokens": [5] * 50_000}).encode()
-    request = b"POST /detokenize HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    request = (
+        b"POST /detokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+        % (
+            len(body),
+            body,
+        )
+    )
     with connected(server) as raw:
         for piece in (request[:10], request[10:] + request[:10], request[10:]):
             raw.sendall(piece)
@@ -309,3 +315,41 @@ def test_long_answers_and_idle_connections_are_not_hurried(impatient: ServerProc
         assert time.monotonic() - before > TIMEOUT_SECONDS
         time.sleep(TIMEOUT_SECONDS * 1.5)
         assert client.get("/v1/models").status_code == 200
+
+
+# ----------------------------------------------------------------------------------------------- versions and hosts
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: a\r\nHost: b\r\n"], ids=["none", "two"])
+def test_a_request_of_http_1_1_names_one_host(server: ServerProcess, hosts: bytes) -> None:
+    """RFC 9112, section 3.2."""
+    with connected(server) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\n" + hosts + b"\r\n")
+        status, _, body = answer(raw)
+        assert (status, is_closed(raw)) == (400, True)
+        assert "Host" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/chat/completions"])
+def test_http_1_0_gets_no_chunks(server: ServerProcess, path: bytes) -> None:
+    """RFC 9112, section 6.1: a server sends no Transfer-Encoding but in answer to HTTP/1.1."""
+    body = b'{"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "stream": true}'
+    with connected(server) as raw:
+        raw.sendall(
+            b"POST %b HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (path, len(body), body)
+        )
+        head, _, events = b"".join(iter(lambda: raw.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert [part.partition(b"data: ")[0] for part in events.split(b"\n\n")] == [b""] * (events.count(b"\n\n") + 1)
+    assert events.endswith(b"data: [DONE]\n\n")
+
+
+def test_http_1_0_gets_whole_answers_with_their_length(server: ServerProcess) -> None:
+    with connected(server) as raw:
+        raw.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        status, headers, body = answer(raw)
+    assert (status, body["object"]) == (200, "list")
+    assert "transfer-encoding" not in headers
