@@ -1,5 +1,6 @@
 """Finds a batch's input and output, which are files or URLs. Memory use stays constant."""
 
+import codecs
 import contextlib
 import os
 import tempfile
@@ -121,6 +122,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """(number from 1, text) of each line that is not blank."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
                 yield number, line
 

@@ -31,7 +31,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code: 0 when every request succeeded."""
+    """The exit code: 0 when the run came to its end."""
     from quire.frontend.batch.run_batch import run_batch  # imported here, so that --help loads no engine client
 
     configure("batch", args.engine_args.observability.logging)

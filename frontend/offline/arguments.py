@@ -20,8 +20,10 @@ def prompts_of(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
     return [many] if many and all(isinstance(each, int) for each in many) else many
 
 
-def conversations_of(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+def conversations_of(messages: Message | Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
     """The conversations as lists of messages."""
+    if isinstance(messages, dict):  # one message
+        return [[messages]]
     several: Any = [messages] if messages and isinstance(messages[0], dict) else messages
     return [list(conversation) for conversation in several]
 

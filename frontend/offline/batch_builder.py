@@ -11,7 +11,7 @@ from quire.frontend.requests.arguments import Tokenization
 from quire.frontend.requests.prompt import PromptLike
 from quire.frontend.text.chat_template import Message
 
-Conversations = Sequence[Message] | Sequence[Sequence[Message]]
+Conversations = Message | Sequence[Message] | Sequence[Sequence[Message]]
 ContentChoice = Literal["auto", "string", "openai"]
 Params = SamplingParams | Sequence[SamplingParams] | None
 

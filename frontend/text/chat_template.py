@@ -42,7 +42,7 @@ def read_template(source: str) -> str:
     text = source
     try:
         if not any(mark in text for mark in ("{{", "{%", "\n")):
-            text = Path(text).read_text(encoding="utf-8")
+            text = Path(text).read_text(encoding="utf-8-sig")
         ChatTemplate(text, {})
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(

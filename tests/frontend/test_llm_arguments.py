@@ -118,6 +118,10 @@ def test_a_wrong_prompt_is_refused_as_it_is_enqueued(llm: LLM) -> None:
     assert llm.llm_engine.async_llm.num_unfinished == 0
 
 
+def test_a_message_alone_is_a_conversation(llm: LLM) -> None:
+    assert llm.chat(CONVERSATION[0], GREEDY)[0].prompt_token_ids == llm.chat(CONVERSATION, GREEDY)[0].prompt_token_ids
+
+
 def test_a_chat_template_of_the_model_and_of_a_call(llm: LLM, tmp_path: Path) -> None:
     assert llm.chat(CONVERSATION, GREEDY, chat_template_kwargs={"x": "so"})[0].prompt == "so<Hi>"
     assert llm.chat(CONVERSATION, GREEDY, chat_template="other")[0].prompt == "other"

@@ -130,7 +130,7 @@ def test_constraints_hold_for_each_line(run: Callable[..., int], tmp_path: Path)
         line("free", prompt="a"),
         line("wrong", prompt="a", structured_outputs={"json": {"uniqueItems": True}}, **free),
     ]
-    assert run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl") == 1  # wrong
+    assert run(write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl") == 0  # the run succeeded
     found = answers(tmp_path / "out.jsonl")
     choices = {name: answer["response"]["body"]["choices"][0] for name, answer in found.items() if name != "wrong"}
     assert isinstance(json.loads(choices["format"]["message"]["content"])["open"], bool)
@@ -207,7 +207,7 @@ def test_a_bad_line_becomes_an_error_line(
     bad, status, said = BAD_LINES[name]
     raw = bad if isinstance(bad, bytes) else bad.encode()
     (tmp_path / "in.jsonl").write_bytes(raw + b"\n" + line("good", prompt="a").encode() + b"\n")
-    assert run(tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 1
+    assert run(tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 0
     found = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text().splitlines()]
     [good] = [each for each in found if each["error"] is None]
     [failed] = [each for each in found if each["error"] is not None]
@@ -238,7 +238,7 @@ class TestResume:
     def test_failed_lines_run_again(self, run: Callable[..., int], tmp_path: Path) -> None:
         lines = [line("first", prompt="a"), line("b", prompt="b", model="not yet"), line("last", prompt="a")]
         source, target = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
-        assert run(source, target) == 1
+        assert run(source, target) == 0
         good = [each for each in target.read_bytes().splitlines(keepends=True) if b'"error":null' in each]
         assert len(good) == 2
         write(source, [each.replace("not yet", "tiny") for each in lines])
@@ -478,3 +478,9 @@ def test_answered_knows_its_keys() -> None:
 def test_blank_lines_are_skipped_and_numbers_count_them(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"a\n\n  \r\nb")
     assert list(read_lines(tmp_path / "in")) == [(1, b"a\n"), (4, b"b")]
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n{"b": 2}\n')
+    assert list(read_lines(path)) == [(1, b'{"a": 1}\n'), (3, b'{"b": 2}\n')]

@@ -1,10 +1,12 @@
 """Chat templates against Transformers' renderer, and errors for bad messages."""
 
+from pathlib import Path
+
 import pytest
 
 from quire.core.errors import ParameterError
 from quire.frontend.text import template_sandbox
-from quire.frontend.text.chat_template import ChatTemplate
+from quire.frontend.text.chat_template import ChatTemplate, read_template
 
 CHATML = (
     "{% for message in messages %}\n    {{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
@@ -248,3 +250,8 @@ def test_a_template_that_would_never_end_is_ended(source: str, said: str, monkey
 def test_a_template_may_not_be_endless_itself() -> None:
     with pytest.raises(ParameterError, match="at most 262144 are allowed"):
         ChatTemplate("x" * 300_000, {})
+
+
+def test_a_byte_order_mark_before_a_template_is_no_content(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_bytes(b"\xef\xbb\xbf{{ messages[0].content }}")
+    assert read_template(str(tmp_path / "chat.jinja")) == "{{ messages[0].content }}"
