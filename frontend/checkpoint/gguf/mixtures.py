@@ -22,6 +22,7 @@ def glm4_moe(fields: Fields) -> Config:
         routed_scaling_factor=fields.get("expert_weights_scale", 1.0),
         n_group=fields.get("expert_group_count", 1), topk_group=fields.get("expert_group_used_count", 1),
         use_qk_norm=fields.has_any("attn_q_norm.weight"),
+        partial_rotary_factor=1.0,  # but for what the rotation says itself; GLM's default is half of a head
         num_hidden_layers=fields.need("block_count") - fields.get("nextn_predict_layers", 0),
     )  # fmt: skip
 
