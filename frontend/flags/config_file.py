@@ -67,6 +67,7 @@ def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
     try:
         text = Path(path).read_text(encoding="utf-8")
+        _refuse_duplicates(path, yaml.compose(text, Loader=yaml.SafeLoader))
         typed, texts = yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path!r}: {error.strerror}") from None
@@ -79,6 +80,18 @@ def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(typed, dict) or not all(isinstance(key, str) for key in typed):
         raise ConfigError(f"--config: {path} must map option names to values, as in `max-num-seqs: 64`")
     return typed, texts
+
+
+def _refuse_duplicates(path: str, node: Any) -> None:
+    """Raises ConfigError for an option that is given twice, of which YAML's loader takes the last."""
+    seen: set[str] = set()
+    for key, _ in node.value if node is not None and node.id == "mapping" else ():
+        name = str(key.value).replace("_", "-")
+        if name in seen:
+            raise ConfigError(
+                f"--config: {path} has {key.value!r} twice (line {key.start_mark.line + 1}); give it once."
+            )
+        seen.add(name)
 
 
 def _value(action: argparse.Action, value: Any, text: Any) -> Any:
