@@ -239,7 +239,7 @@ class SamplingParams(Struct, omit_defaults=True):
             self.prompt_logprobs = 1
         if self.seed == -1:
             self.seed = None
-        rows = self.prompt_logprob_token_ids
+        rows: Any = self.prompt_logprob_token_ids
         if hasattr(rows, "tolist"):
             self.prompt_logprob_token_ids = rows.tolist()  # a NumPy array
 
