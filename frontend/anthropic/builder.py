@@ -34,12 +34,10 @@ class MessageBuilder:
 
     Args:
         message: the fields known before the model answers; the builder fills in the others.
-        tells_cached: usage includes the number of cached prompt tokens.
     """
 
-    def __init__(self, message: MessageAnswer, *, tells_cached: bool) -> None:
+    def __init__(self, message: MessageAnswer) -> None:
         self.message = message
-        self._tells_cached = tells_cached
         self._block: Block | None = None  # the block that grows
         self._pieces: list[str] = []  # its text so far
 
@@ -126,8 +124,6 @@ class MessageBuilder:
         self.message.stop_reason = reason
 
     def _usage(self, usage: Usage) -> MessageUsage:
-        if not self._tells_cached:
-            return MessageUsage(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens)
         return MessageUsage(
             input_tokens=usage.prompt_tokens - usage.cached_tokens,
             output_tokens=usage.completion_tokens,

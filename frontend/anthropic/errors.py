@@ -36,6 +36,10 @@ def error_frame(problem: Problem) -> bytes:
     return b"event: error\ndata: " + error_body(problem) + b"\n\n"
 
 
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+"""The event that says nothing."""
+
+
 class AnthropicErrors:
     """Litestar's exception handler for the routes of the Messages API."""
 

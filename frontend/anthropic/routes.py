@@ -6,7 +6,7 @@ from litestar import Router, post
 from litestar.types import ASGIApp
 
 from quire.frontend.anthropic.answers import ErrorAnswer, MessageAnswer, TokenCount
-from quire.frontend.anthropic.errors import AnthropicErrors, error_frame
+from quire.frontend.anthropic.errors import PING, AnthropicErrors, error_frame
 from quire.frontend.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.chat.client_headers import ClientHeaders
@@ -24,7 +24,7 @@ def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorRepo
         answers.check_ready()
         headers = ClientHeaders.read(request.headers)
         if data.stream:
-            return answers.stream(messages.stream(data, headers), error_frame)
+            return answers.stream(messages.stream(data, headers), error_frame, PING)
         return await answers.whole(messages.create(data, headers), request)
 
     @post("/count_tokens", status_code=200, responses=documented(TokenCount, ErrorAnswer), summary="Count tokens")

@@ -16,18 +16,16 @@ from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.turn import Turn
 from quire.frontend.checkpoint.served_model import ServedModel
-from quire.frontend.http.event_stream import ACCEPTED
-from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.event_stream import Accepted
 from quire.frontend.requests.prompt import Prompt
 
 
 class Messages:
     """Answers the routes of the Messages API; needs no HTTP."""
 
-    def __init__(self, server: ServerConfig, model: ServedModel, conversations: Conversations) -> None:
+    def __init__(self, model: ServedModel, conversations: Conversations) -> None:
         self._model = model
         self._conversations = conversations
-        self._tells_cached = server.enable_prompt_tokens_details
 
     async def create(self, request: MessagesRequest, headers: ClientHeaders = ClientHeaders()) -> MessageAnswer:
         """The whole message; cancelling aborts it in the engine.
@@ -49,14 +47,10 @@ class Messages:
     ) -> AsyncGenerator[bytes, None]:
         """The message as events; closing the generator aborts it in the engine. Errors as for `create`."""
         turn, builder = await self._open(request, headers)
-        started = False
         try:
-            yield ACCEPTED
+            yield Accepted(b"".join(builder.start()))
             async for _, events in turn.events():
-                frames = [] if started else builder.start()
-                started = True
-                frames += builder.add(events)
-                if frames:
+                if frames := builder.add(events):
                     yield b"".join(frames)
             yield b"".join(builder.end())
         finally:
@@ -92,4 +86,4 @@ class Messages:
         turn = await self._conversations.open(chat, message_id, headers, prompt=prompt)
         usage = MessageUsage(input_tokens=turn.num_prompt_tokens, output_tokens=0)
         message = MessageAnswer(id=message_id, model=self._model.name, usage=usage)
-        return turn, MessageBuilder(message, tells_cached=self._tells_cached)
+        return turn, MessageBuilder(message)

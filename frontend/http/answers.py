@@ -8,7 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 
 from quire.frontend.http.errors import ErrorBody, ErrorReporter, Problem
-from quire.frontend.http.event_stream import EventStream, error_frame
+from quire.frontend.http.event_stream import KEEP_ALIVE, EventStream, error_frame
 from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.http.load_report import LoadReport
 from quire.frontend.http.server_state import ServerState
@@ -61,8 +61,17 @@ class HttpAnswers:
         return json_answer(body, headers=load.headers(request) if load is not None else None)
 
     def stream(
-        self, frames: AsyncGenerator[bytes, None], error_frame: Callable[[Problem], bytes] = error_frame
+        self,
+        frames: AsyncGenerator[bytes, None],
+        error_frame: Callable[[Problem], bytes] = error_frame,
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> EventStream:
-        """Frames as they come; `error_frame` makes the last one of a stream that fails."""
-        keep_alive = self._keep_alive_seconds
-        return EventStream(frames, self._state, self._errors, keep_alive_seconds=keep_alive, error_frame=error_frame)
+        """Frames as they come; `error_frame` makes the last one of a stream that fails, `keep_alive` ends a silence."""
+        return EventStream(
+            frames,
+            self._state,
+            self._errors,
+            keep_alive_seconds=self._keep_alive_seconds,
+            keep_alive=keep_alive,
+            error_frame=error_frame,
+        )

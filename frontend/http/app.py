@@ -73,7 +73,7 @@ def create_app(
         registry.register(conversations.searches)
     guarded = [
         *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine), entries),
-        anthropic_routes(Messages(server, engine.model, conversations), answers, errors),
+        anthropic_routes(Messages(engine.model, conversations), answers, errors),
         *control_routes(engine, state),
         *(dev_routes(engine, server, state) if envs.read_flag("SERVER_DEV_MODE") else []),
     ]

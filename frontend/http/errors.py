@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import HTTPException, MethodNotAllowedException, ValidationException
+from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException, ValidationException
 from msgspec import Struct
 
 from quire.core.errors import (
@@ -21,6 +21,7 @@ from quire.core.errors import (
     UnavailableError,
 )
 from quire.core.logging import get_logger
+from quire.frontend.http.missing_routes import describe_missing
 
 logger = get_logger(__name__)
 
@@ -138,8 +139,7 @@ def _describe_http(error: HTTPException) -> Problem:
     if isinstance(error, ValidationException):
         return _describe_invalid(error)
     status = error.status_code
-    message = error.detail or HTTPStatus(status).phrase
-    return Problem(status, "There is no such route; /docs lists them." if status == 404 else message, headers=headers)
+    return Problem(status, error.detail or HTTPStatus(status).phrase, headers=headers)
 
 
 def _describe_invalid(error: ValidationException) -> Problem:
@@ -189,4 +189,6 @@ class ErrorReporter:
 
     def handle(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         """Litestar's exception handler for everything."""
+        if isinstance(error, NotFoundException):
+            error = NotFoundError(describe_missing(request.scope["path"]))
         return self.report(error, f"{request.method} {request.scope['path']}").response()

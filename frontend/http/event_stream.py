@@ -12,10 +12,20 @@ from quire.frontend.http.server_state import ServerState
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-ACCEPTED = b""
-"""An empty frame: the request is with the engine, and nothing is sent."""
 UNDECIDED_SECONDS = 1.0
-"""How long the headers wait for a frame after `ACCEPTED`, so that an engine's refusal gets its own status."""
+"""How long the headers wait for a frame after an `Accepted`, so that an engine's refusal gets its own status."""
+_LOOKS_PER_SILENCE = 4
+"""How often it is looked whether a stream is silent: the silence may last longer by one part of that."""
+
+
+class Accepted(bytes):
+    """A frame that says that the request is with the engine: events, if any, that open the stream.
+
+    They follow the headers, at the latest after `UNDECIDED_SECONDS`, so that no client waits long for a first byte.
+    """
+
+
+ACCEPTED = Accepted()
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -35,12 +45,14 @@ class EventStream:
     Args:
         frames: closed when the client disconnects. An exception becomes an HTTP error if nothing was sent yet, and an
             error event afterwards. Nothing is sent before the first frame, however long a grammar is compiled.
-        keep_alive_seconds: silence after which a comment line is sent; 0 sends none.
+        keep_alive_seconds: silence after which `keep_alive` is sent; 0 sends none.
+        keep_alive: the protocol's event that says nothing.
         error_frame: makes the protocol's event of an error.
     """
 
     __slots__ = (
-        *("_frames", "_state", "_errors", "_keep_alive_seconds", "_error_frame", "_started", "_sent_at", "_helpers"),
+        *("_frames", "_state", "_errors", "_keep_alive_seconds", "_keep_alive_frame", "_error_frame", "_started"),
+        *("_opening", "_early", "_num_sent", "_helpers"),
     )
 
     def __init__(
@@ -50,15 +62,19 @@ class EventStream:
         errors: ErrorReporter,
         *,
         keep_alive_seconds: float = 0,
+        keep_alive: bytes = KEEP_ALIVE,
         error_frame: Callable[[Problem], bytes] = error_frame,
     ) -> None:
         self._frames = frames
         self._state = state
         self._errors = errors
         self._keep_alive_seconds = keep_alive_seconds
+        self._keep_alive_frame = keep_alive
         self._error_frame = error_frame
         self._started = False
-        self._sent_at = 0.0
+        self._opening = ACCEPTED
+        self._early: asyncio.Task[None] | None = None  # sends the headers and the opening before there is a frame
+        self._num_sent = 0
         self._helpers: list[asyncio.Task[None]] = []  # end with the stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,8 +97,12 @@ class EventStream:
             async with aclosing(self._frames) as frames:
                 async for frame in frames:
                     if self._started:  # the usual case
+                        if self._early is not None:
+                            await self._early
+                            self._early = None
                         await self._send(frame, send)
-                    elif frame == ACCEPTED:
+                    elif isinstance(frame, Accepted):
+                        self._opening = frame
                         undecided = asyncio.get_running_loop().call_later(UNDECIDED_SECONDS, self._start_early, send)
                     else:
                         await self._start(send)
@@ -101,17 +121,19 @@ class EventStream:
 
     def _start_early(self, send: Send) -> None:
         if not self._started:
-            self._helpers.append(asyncio.create_task(self._start(send)))
+            self._early = asyncio.create_task(self._start(send))
+            self._helpers.append(self._early)
 
     async def _start(self, send: Send) -> None:
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        if self._opening:
+            await self._send(self._opening, send)
         if self._keep_alive_seconds:
             self._helpers.append(asyncio.create_task(self._keep_alive(send)))
 
     def _send(self, frame: bytes, send: Send) -> Awaitable[None]:
-        if self._keep_alive_seconds:  # only then: `get_running_loop` is a system call in Python 3.11
-            self._sent_at = asyncio.get_running_loop().time()
+        self._num_sent += 1
         return send({"type": "http.response.body", "body": frame, "more_body": True})
 
     async def _send_error(self, error: Exception, scope: Scope, send: Send) -> None:
@@ -119,11 +141,11 @@ class EventStream:
         await self._send(self._error_frame(problem), send)
 
     async def _keep_alive(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        self._sent_at = loop.time()
+        seen, num_looks = self._num_sent, 0
         while True:
-            silence = loop.time() - self._sent_at
-            if silence >= self._keep_alive_seconds:
-                await self._send(KEEP_ALIVE, send)
-                silence = 0
-            await asyncio.sleep(self._keep_alive_seconds - silence)
+            await asyncio.sleep(self._keep_alive_seconds / _LOOKS_PER_SILENCE)
+            num_looks = num_looks + 1 if self._num_sent == seen else 0
+            if num_looks == _LOOKS_PER_SILENCE:
+                await self._send(self._keep_alive_frame, send)
+                num_looks = 0
+            seen = self._num_sent

@@ -12,6 +12,7 @@ from typing import Any, cast
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
+from quire.frontend.chat.client_headers import FRESH_ID_HEADER
 from quire.frontend.http.errors import RequestTimeoutError
 from quire.frontend.http.json_request import IGNORED
 from quire.frontend.http.unknown_fields import HEADER
@@ -195,11 +196,15 @@ class _Exchange:
         return self._send(message)
 
 
+_FRESH_ID = FRESH_ID_HEADER.lower().encode()
+
+
 def _ensure_request_id(scope: HTTPScope) -> bytes:
-    """The client's X-Request-Id; a request without one gets a fresh id among its headers."""
+    """The client's X-Request-Id, or a fresh id, which the answer has, too, if its body names none."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and value:
             return value
     request_id = uuid.uuid4().hex.encode()
-    scope["headers"] = [*scope["headers"], (b"x-request-id", request_id)]
+    headers = [header for header in scope["headers"] if header[0] != _FRESH_ID]
+    scope["headers"] = [*headers, (_FRESH_ID, request_id)]
     return request_id

@@ -158,11 +158,15 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         str | None, Meta(description="system_fingerprint of answers with --fingerprint-mode custom.")
     ] = None
     enable_prompt_tokens_details: Annotated[
-        bool, Meta(description="Report in usage how many prompt tokens came from the prefix cache.")
+        bool,
+        Meta(
+            description="Report in usage of text completions how many prompt tokens came from the prefix cache, as "
+            "that of conversations always does."
+        ),
     ] = False
     sse_keep_alive_interval: Annotated[
         int, Meta(ge=0, description="Seconds of silence after which a stream sends a comment line; 0 sends none.")
-    ] = 0
+    ] = 15
     enable_server_load_tracking: Annotated[
         bool, Meta(description="Count requests in flight and report them at /load.")
     ] = False

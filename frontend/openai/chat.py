@@ -26,7 +26,7 @@ class ChatCompletions:
     def __init__(self, engine: AsyncLLM, server: ServerConfig, conversations: Conversations) -> None:
         self._engine = engine
         self._server = server
-        self._replies = Replies(engine, server, "chatcmpl")
+        self._replies = Replies(engine, server, "chatcmpl", tells_cached=True)
         self._conversations = conversations
         self._encoder = msgspec.json.Encoder()
 

@@ -4,7 +4,6 @@ The body is what /v1/chat/completions/render and /v1/completions/render answer.
 """
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
@@ -23,7 +22,7 @@ from quire.frontend.openai.generation import event
 from quire.frontend.openai.logprobs import LOWEST, LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.schema import StreamOptions
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
-from quire.frontend.requests.ids import MAX_ID_CHARACTERS, engine_id
+from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.request_fields import check_priority, check_salt
 from quire.frontend.requests.request_stream import RequestStream
 
@@ -282,4 +281,4 @@ class TokenGeneration:
 
 
 def _reply_id(request: GenerateRequest, headers: ClientHeaders) -> str:
-    return f"{_PREFIX}{(headers.request_id or request.request_id or uuid.uuid4().hex)[:MAX_ID_CHARACTERS]}"
+    return f"{_PREFIX}{headers.choose_id(request.request_id)}"

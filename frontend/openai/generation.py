@@ -1,7 +1,6 @@
 """Ids, usage and server-sent events, which the answers of chat and text completions share."""
 
 import time
-import uuid
 from collections.abc import Sequence
 
 import msgspec
@@ -21,7 +20,6 @@ from quire.frontend.openai.fingerprint import fingerprint
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import GenerationRequest
 from quire.frontend.parsing.events import Usage
-from quire.frontend.requests.ids import MAX_ID_CHARACTERS
 
 INLINE_CHOICES = 64
 """Answers with more choices are put together in a thread."""
@@ -60,13 +58,15 @@ class Replies:
 
     Args:
         prefix: of the answers' ids.
+        tells_cached: usage has the number of cached tokens, whether the server's options say so or not.
     """
 
-    def __init__(self, engine: AsyncLLM, server: ServerConfig, prefix: str) -> None:
+    def __init__(self, engine: AsyncLLM, server: ServerConfig, prefix: str, *, tells_cached: bool = False) -> None:
         self._model = engine.model
         self._tokenizer = engine.tokenizer
         self._server = server
         self._prefix = prefix
+        self._tells_cached = tells_cached or server.enable_prompt_tokens_details
         self._fingerprint = fingerprint(server, engine.config)
 
     def begin(self, request: GenerationRequest, headers: ClientHeaders) -> Reply:
@@ -80,10 +80,10 @@ class Replies:
         asked, forced = request.stream_options, self._server.enable_force_include_usage
         include_usage = forced or bool(asked and asked.include_usage)
         return Reply(
-            id=choose_id(self._prefix, request, headers.request_id),
+            id=f"{self._prefix}-{headers.choose_id(request.request_id)}",
             model=self._model.name,
             created=int(time.time()),
-            cache_details=self._server.enable_prompt_tokens_details,
+            cache_details=self._tells_cached,
             include_usage=include_usage,
             continuous_usage=forced or (include_usage and bool(asked and asked.continuous_usage_stats)),
             fingerprint=self._fingerprint,
@@ -94,11 +94,6 @@ class Replies:
         asked = request.return_tokens_as_token_ids
         as_ids = self._server.return_tokens_as_token_ids if asked is None else asked
         return LogprobFormatter(self._tokenizer, num_top or 0, as_ids=as_ids)
-
-
-def choose_id(prefix: str, request: GenerationRequest, header: str | None) -> str:
-    """The answer's id: from the X-Request-Id header, else the body's request_id, else fresh."""
-    return f"{prefix}-{(header or request.request_id or uuid.uuid4().hex)[:MAX_ID_CHARACTERS]}"
 
 
 def event(chunk: msgspec.Struct, encoder: msgspec.json.Encoder) -> bytes:

@@ -2,7 +2,6 @@
 
 import math
 import time
-import uuid
 
 from msgspec import Struct
 
@@ -12,7 +11,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.openai.answers import CompletionUsage
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.requests.ids import MAX_ID_CHARACTERS, engine_id
+from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import merge
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.turns import in_turns
@@ -72,8 +71,7 @@ class GenerativeScoring:
         """A score for each item; cancelling aborts them in the engine. Raises RequestError and EngineError."""
         request.check()
         self._engine.model.check_name(request.model)
-        chosen = request.request_id or headers.request_id or uuid.uuid4().hex
-        reply_id = f"generative-scoring-{chosen[:MAX_ID_CHARACTERS]}"
+        reply_id = f"generative-scoring-{headers.choose_id(request.request_id)}"
         prompts = await self._prompts(request)
         sampling = SamplingParams(
             max_tokens=1, logprob_token_ids=request.label_token_ids, output_kind=RequestOutputKind.FINAL_ONLY,

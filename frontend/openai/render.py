@@ -8,10 +8,10 @@ from msgspec import Struct
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS, TextCompletions
 from quire.frontend.openai.generate import GenerateSampling
-from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, StreamOptions
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.prompt import Prompt
@@ -108,7 +108,7 @@ class Rendering:
         if sampling.max_tokens is None:
             sampling = sampling.replace(max_tokens=self._engine.max_model_len - len(token_ids))
         return RenderedRequest(
-            request_id=choose_id(prefix, request, None),
+            request_id=f"{prefix}-{ClientHeaders().choose_id(request.request_id)}",
             token_ids=token_ids,
             prompt_text=text,
             token_offsets=offsets,

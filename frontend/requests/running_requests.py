@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
+from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineRequest
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -18,6 +19,8 @@ from quire.frontend.requests.request_log import LoggedStream, RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.turns import in_turns
 from quire.frontend.text.tokenizer import Tokenizer
+
+logger = get_logger(__name__)
 
 
 class RunningRequests:
@@ -89,11 +92,8 @@ class RunningRequests:
         constraint = sampling.structured_outputs
         grammar = await self._grammars.compile(constraint) if constraint is not None else None
         if priority and not self._takes_priority:
-            raise ParameterError(
-                f"priority is {priority}, but requests here run first come, first served; "
-                "start the server with --scheduling-policy priority, or leave it out.",
-                param="priority",
-            )
+            _say_once_that_priority_is_idle()
+            priority = 0
         request = await self._builder.build(
             request_id,
             prompt,
@@ -165,3 +165,8 @@ class RunningRequests:
         """Aborts all requests and ends the compiling of grammars."""
         self.abort(list(self._streams))
         self._grammars.close()
+
+
+@functools.cache
+def _say_once_that_priority_is_idle() -> None:
+    logger.warning("priority of requests changes nothing: they run first come; --scheduling-policy priority heeds it")

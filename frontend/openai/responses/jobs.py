@@ -99,16 +99,21 @@ class Jobs:
         self._state = state
         self._tokens_as_ids = tokens_as_ids
 
-    async def run(self, job: Job) -> AsyncGenerator[list[bytes], None]:
-        """Reads the turn to its end; yields the frames of its stream, those of one output together."""
+    async def run(self, job: Job, *, is_begun: bool = False) -> AsyncGenerator[list[bytes], None]:
+        """Reads the turn to its end; yields the frames of its stream, those of one output together.
+
+        Args:
+            is_begun: the first frames of the stream are made already.
+        """
         builder, request = job.builder, job.request
         formatter = LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=self._tokens_as_ids)
-        started, last = False, None
+        started, has_output, last = is_begun, False, None
         try:
             async for output, events in job.turn.events():
                 if not started:
                     yield builder.start()
                     started = True
+                has_output = True
                 logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
                 if _ends_by_token(output) and not request.include_stop_str_in_output:
                     logprobs = logprobs[:-1]  # that token is not of the text
@@ -116,8 +121,8 @@ class Jobs:
                 if frames := builder.add(events, logprobs):
                     yield frames
         except Exception as error:  # also from the parsers of users
-            if not request.background and not (request.stream and started):
-                raise  # nothing is sent yet: the error gets its own HTTP status
+            if not request.background and not (request.stream and has_output):
+                raise  # the answer has not begun: the error gets its own HTTP status, if no headers are sent yet
             logger.warning(
                 "response %s failed: %s", builder.response.id, error, exc_info=not isinstance(error, QuireError)
             )

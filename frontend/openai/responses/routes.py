@@ -12,13 +12,14 @@ from litestar.types import ASGIApp
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.errors import Problem
+from quire.frontend.http.event_stream import Accepted
 from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.openai.responses.answers import Compaction, DeletedResponse, InputTokenCount, Response
 from quire.frontend.openai.responses.bodies import CompactRequest, InputTokensRequest
 from quire.frontend.openai.responses.compaction import Compactions
 from quire.frontend.openai.responses.item_page import ItemPage
 from quire.frontend.openai.responses.schema import ResponsesRequest
-from quire.frontend.openai.responses.service import Responses
+from quire.frontend.openai.responses.service import Opening, Responses
 
 _encode = msgspec.json.Encoder().encode
 
@@ -41,7 +42,7 @@ class _Numbered:
         async with aclosing(self._groups) as groups:
             async for events in groups:
                 self._number += len(events)
-                yield b"".join(events)
+                yield Accepted(b"".join(events)) if isinstance(events, Opening) else b"".join(events)
 
     def error_frame(self, problem: Problem) -> bytes:
         """The event of an error."""

@@ -28,8 +28,9 @@ from quire.frontend.openai.responses.stored import StoredResponse
 from quire.frontend.openai.responses.truncation import fit
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS
 
-ACCEPTED: list[bytes] = []
-"""The empty first item of a stream: headers are sent without waiting for an event."""
+
+class Opening(list[bytes]):
+    """Frames that open a stream whose request is with the engine; see `Accepted`."""
 
 
 class Responses:
@@ -70,8 +71,8 @@ class Responses:
                 yield frames
             return
         try:
-            yield ACCEPTED
-            async with aclosing(self._jobs.run(job)) as groups:
+            yield Opening(job.builder.start())
+            async with aclosing(self._jobs.run(job, is_begun=True)) as groups:
                 async for frames in groups:
                     yield frames
         finally:
@@ -89,7 +90,7 @@ class Responses:
             ParameterError: its events are not kept.
             EngineError: its events are lost.
         """
-        yield ACCEPTED
+        yield Opening()
         ended = False
         while not ended:
             events = await self._store.events(response_id, start)

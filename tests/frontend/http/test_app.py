@@ -266,6 +266,24 @@ def test_unknown_route_and_wrong_method_have_the_error_shape(call: Caller) -> No
     assert answer.json()["error"]["code"] == 405
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/embeddings", "Quire does not embed, score, rank or classify."),
+        ("/v1/images/generations", "Quire does not make or edit images"),
+        ("/v1/audio/transcriptions", "Quire does not hear or speak"),
+        ("/v1/fine_tuning/jobs/x/cancel", "Quire does not keep files, or train"),
+        ("/v1/batches", "quire run-batch does"),
+        ("/rerank/", "Quire does not embed, score, rank or classify."),
+        ("/v1/embeddingsx", "There is no such route; /docs lists them."),
+    ],
+)
+def test_a_404_says_what_is_lacking(call: Caller, path: str, told: str) -> None:
+    answer = call("POST", path, json={})
+    assert answer.status_code == 404
+    assert told in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_body_over_the_limit_is_413(caller: Callable[..., Caller], chunked: bool) -> None:
     async def parts() -> Any:

@@ -10,7 +10,7 @@ import pytest
 from quire.core.errors import OverloadedError, QuireError, UnavailableError
 from quire.frontend.http import event_stream
 from quire.frontend.http.errors import ClientGoneError, ErrorReporter
-from quire.frontend.http.event_stream import ACCEPTED, DONE, EventStream
+from quire.frontend.http.event_stream import ACCEPTED, DONE, Accepted, EventStream
 from quire.frontend.http.server_state import ServerState
 
 
@@ -112,6 +112,19 @@ def test_slow_first_frame_starts_the_stream_and_its_error_is_an_event(monkeypatc
     play(Source(ACCEPTED, 0.05, QuireError("late")), client)
     assert client.messages[0]["status"] == 200
     assert error_in(client.bodies[0])["message"] == "late"
+
+
+def test_what_opens_a_stream_does_not_wait_for_the_first_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes with the headers, or right before a frame that is there sooner; a refusal gets its own status."""
+    client = Client()
+    play(Source(Accepted(b"open"), b"a", b"b"), client)
+    assert client.bodies == [b"open", b"a", b"b", b""]
+    with pytest.raises(OverloadedError):
+        play(Source(Accepted(b"open"), OverloadedError("full", retry_after_seconds=1)), Client())
+    monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
+    late = Client()
+    play(Source(Accepted(b"open"), lambda: late.bodies == [b"open"], b"a"), late)
+    assert late.bodies == [b"open", b"a", b""]
 
 
 def test_headers_wait_until_the_request_is_accepted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_answer_has_openai_shape(client: openai.OpenAI) -> None:
     assert choice.logprobs is None
     assert answer.usage.completion_tokens == 8
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
-    assert answer.usage.prompt_tokens_details is None
+    assert answer.usage.prompt_tokens_details.cached_tokens >= 0
     assert re.fullmatch(rf"quire-{re.escape(quire.__version__)}-[0-9a-f]{{8}}", answer.system_fingerprint)
     assert "tool_calls" not in answer.to_dict()["choices"][0]["message"]
 
@@ -251,6 +251,22 @@ def test_answer_id_comes_from_the_header(client: openai.OpenAI) -> None:
     )
     assert raw.headers["x-request-id"] == "abc"
     assert raw.parse().id == "chatcmpl-abc"
+
+
+@pytest.mark.parametrize("header", [{}, {"X-Request-Id": ""}])
+def test_without_the_header_the_bodys_id_counts_or_else_there_is_one(base_url: str, header: dict[str, str]) -> None:
+    body = {"messages": HELLO, "max_tokens": 1}
+    url = f"{base_url}/v1/chat/completions"
+    assert httpx.post(url, json={**body, "request_id": "mine"}, headers=header).json()["id"] == "chatcmpl-mine"
+    answer = httpx.post(url, json=body, headers=header)
+    assert answer.json()["id"] == f"chatcmpl-{answer.headers['x-request-id']}"
+    theirs = httpx.post(url, json=body, headers={**header, "X-Quire-Fresh-Request-Id": "forged"}).json()["id"]
+    assert theirs != "chatcmpl-forged"
+
+
+def test_a_priority_is_taken_where_requests_run_first_come(base_url: str) -> None:
+    body = {"messages": HELLO, "max_tokens": 1, "priority": -3}
+    assert httpx.post(f"{base_url}/v1/chat/completions", json=body).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,6 @@ def test_the_pages_of_a_prompt_are_shared(
         ("a", {"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
         ("a", {"extra": {"allowed_token_ids": [10**6]}}, "allowed_token_ids"),
         ("a", {"extra": {"bad_words": [""]}}, "bad_words"),
-        ("a", {"extra": {"priority": 1}}, "priority"),
         ("a", {"extra": {"truncate_prompt_tokens": 0}}, "truncate_prompt_tokens"),
         ("a", {"extra": {"truncate_prompt_tokens": 10**6}}, "truncate_prompt_tokens"),
         ("a", {"extra": {"vllm_xargs": {"a": 1}}}, "vllm_xargs"),

@@ -12,9 +12,9 @@ import quire.frontend.openai
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind
 from quire.frontend.chat.body_fields import OTHER_SAMPLING_FIELDS, SAMPLING_FIELDS
+from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.refused_fields import HARMLESS, UNSUPPORTED
 from quire.frontend.http.json_request import decode_body
-from quire.frontend.openai.generation import choose_id
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from quire.frontend.requests.ids import engine_id
@@ -172,10 +172,10 @@ def test_prompts_one_by_one(prompt: Any, prompts: list[Any]) -> None:
 
 
 def test_ids_come_from_header_then_body_and_are_unique_in_the_engine() -> None:
-    request = read(CompletionRequest, {**TEXT, "request_id": "mine"})
-    assert choose_id("cmpl", request, "theirs") == "cmpl-theirs"
-    assert choose_id("cmpl", request, None) == "cmpl-mine"
-    fresh = read(CompletionRequest, TEXT)
-    assert choose_id("cmpl", fresh, None) != choose_id("cmpl", fresh, None)
-    assert len(choose_id("cmpl", fresh, "x" * 10_000)) < 300
+    header, made = ClientHeaders(request_id="theirs"), ClientHeaders(fresh_id="made")
+    assert header.choose_id("mine") == header.choose_id(None) == "theirs"
+    assert ClientHeaders().choose_id("mine") == made.choose_id("mine") == "mine"
+    assert made.choose_id(None) == "made"
+    assert ClientHeaders().choose_id(None) != ClientHeaders().choose_id(None)
+    assert len(ClientHeaders(request_id="x" * 10_000).choose_id(None)) < 300
     assert engine_id("cmpl-mine") != engine_id("cmpl-mine")

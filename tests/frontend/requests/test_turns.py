@@ -19,7 +19,7 @@ from quire.frontend.anthropic.schema import Message, MessagesRequest
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.http.event_stream import ACCEPTED
+from quire.frontend.http.event_stream import ACCEPTED, Accepted
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.kept.access import OwnEntries
@@ -31,7 +31,7 @@ from quire.frontend.openai.responses.jobs import Jobs
 from quire.frontend.openai.responses.making import Makings
 from quire.frontend.openai.responses.reading import RequestReader
 from quire.frontend.openai.responses.schema import ResponsesRequest
-from quire.frontend.openai.responses.service import Responses
+from quire.frontend.openai.responses.service import Opening, Responses
 from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.requests import turns
@@ -126,7 +126,7 @@ class Server:
         self.text = TextCompletions(llm, config, conversations)
         self.chat = ChatCompletions(llm, config, conversations)
         self.batch = BatchChat(self.chat)
-        self.messages = Messages(config, llm.model, conversations)
+        self.messages = Messages(llm.model, conversations)
         makings = Makings()
         store = ResponseStore(
             OwnEntries(config.entry_store()),
@@ -185,7 +185,12 @@ def test_streams_begin_when_their_requests_are_accepted(server: Server, runner: 
         return [await begin(frames) for frames in streams]
 
     with server.standing():
-        assert runner.run(run()) == [ACCEPTED, ACCEPTED, ACCEPTED, []]
+        text, chat, message, response = runner.run(run())
+        assert text == chat == ACCEPTED
+        assert isinstance(message, Accepted)
+        assert message.startswith(b"event: message_start\n")
+        assert isinstance(response, Opening)
+        assert b"".join(response).startswith(b"event: response.created\n")
 
 
 def test_many_sequences_of_a_request_are_opened_between_turns_of_others(server: Server, runner: asyncio.Runner) -> None:

@@ -1,0 +1,33 @@
+"""Routes of OpenAI's, vLLM's and other servers' APIs that Quire lacks, and what a client reads instead."""
+
+_LACKS = {
+    "embed, score, rank or classify": (
+        *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank"),
+        *("/v2/rerank", "/embed", "/embeddings", "/predict", "/v1/moderations"),
+    ),
+    "make or edit images or videos": ("/v1/images", "/v1/videos"),
+    "hear or speak": ("/v1/audio", "/v1/realtime"),
+    "keep files, or train": ("/v1/files", "/v1/uploads", "/v1/fine_tuning", "/v1/vector_stores"),
+    "run batches over HTTP: quire run-batch does": ("/v1/batches",),
+    "run assistants: /v1/responses has tools and conversations": ("/v1/assistants", "/v1/threads"),
+    "load adapters while it runs": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    "sleep, pause or exchange weights": (
+        *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/update_weights"),
+        *("/init_weight_transfer_engine", "/start_weight_update", "/finish_weight_update", "/update_weight_version"),
+    ),
+    "take decisions": ("/v1/decisions", "/v1/systemone"),
+    "speak Cohere's or Ollama's protocol: /v1/chat/completions is OpenAI's": (
+        *("/cohere", "/v2/chat", "/api/chat", "/api/generate", "/api/embed"),
+    ),
+}
+_REASONS = {route: what for what, routes in _LACKS.items() for route in routes}
+
+
+def describe_missing(path: str) -> str:
+    """The message of a 404 for `path`: what Quire does not do, if that is why there is no such route."""
+    parts = path.rstrip("/").split("/")
+    prefixes = ("/".join(parts[:count]) for count in range(len(parts), 1, -1))
+    what = next((_REASONS[prefix] for prefix in prefixes if prefix in _REASONS), None)
+    if what is None:
+        return "There is no such route; /docs lists them."
+    return f"There is no such route: Quire does not {what}. /docs lists what it does."
