@@ -18,6 +18,9 @@ SENT_IN_ANOTHER_FORM = {"structured_outputs", "guided_decoding"}
 class Odd:
     """Fits no field."""
 
+    def __repr__(self) -> str:
+        return "Odd()"
+
 
 def made(name: str, value: Any) -> SamplingParams | ParameterError:
     try:
