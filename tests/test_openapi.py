@@ -41,6 +41,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": MODEL, "messages": TEXT},
     "/invocations": {"prompt": "Hello", "max_tokens": 2},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
+    "/inference/v1/abort_requests": {"request_ids": ["nobody"]},
+    "/generative_scoring": {"query": [5], "items": [[6]], "label_token_ids": [7, 8]},
     "/tokenize": {"messages": TEXT},
     "/detokenize": {"tokens": [5]},
 }

@@ -266,7 +266,12 @@ def _generate_routes(service: TokenGeneration, answers: HttpAnswers) -> list[Any
         answers.check_ready()
         return await _continue(service, data, request, answers)
 
-    @post("/inference/v1/abort_requests", status_code=200, responses=documented_empty(), summary="Abort requests")
+    @post(
+        "/inference/v1/abort_requests",
+        status_code=200,
+        responses={**documented(None), **documented_empty()},
+        summary="Abort requests",
+    )
     async def abort(data: AbortRequest) -> ASGIApp:
         """Ends requests by the ids of their answers, whatever route made them; unknown ids are ignored."""
         answers.check_ready()
