@@ -107,7 +107,7 @@ def test_every_reason_has_its_word(finish: Finish, response_ends: Any, message_e
     assert decode(frames)[-1]["type"] == f"response.{response.status}"
 
     answer = MessageAnswer(id="m", model="m", usage=MessageUsage(input_tokens=1, output_tokens=1))
-    messages = MessageBuilder(answer, tells_cached=False)
+    messages = MessageBuilder(answer)
     if message_ends is None:
         with pytest.raises(EngineError, match="ended by the server"):
             messages.add(events)
