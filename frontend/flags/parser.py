@@ -71,7 +71,8 @@ class RepeatableAction(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         before = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, _Given([*before, *values] if isinstance(before, _Given) else values))
+        given = _Given([*before, *values] if isinstance(before, _Given) else values)
+        setattr(namespace, self.dest, None if given == [None] else given)
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -117,7 +117,7 @@ class Field:
         Raises:
             argparse.ArgumentTypeError: the value is not allowed; the error quotes it and states what is.
         """
-        if self.protects and text.strip() in ("", "None"):
+        if self.protects and not text.strip():
             raise argparse.ArgumentTypeError(
                 f"is empty, which leaves the server unprotected; give a value, or leave the flag out (got {text!r})"
             )
