@@ -104,7 +104,7 @@ def test_other_gates_are_computed_by_the_class_of_transformers(
     """That of Transformers has no experts in MXFP4."""
     folder = checkpoint("gpt_oss", **gates)
     got = PagedDriver(load_model(read_spec(folder)), 1, 80).step({0: PROMPT})[0].log_softmax(-1)
-    torch.testing.assert_close(got, expected_logprobs(folder, PROMPT), atol=1e-4, rtol=0)
+    torch.testing.assert_close(got, expected_logprobs(folder, PROMPT), atol=2e-4, rtol=0)
     with pytest.raises(ModelLoadError, match=r"swiglu_\w+ [\d.]+ is not supported in GptOssForCausalLM; only "):
         load_model(replace(read_spec(folder), implementation="quire"))
     with pytest.raises(
