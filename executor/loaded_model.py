@@ -19,8 +19,8 @@ from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.ahead import num_layers_ahead
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packed_state import open_packed
-from quire.executor.weights.quantisation.by_layer import ByLayer
-from quire.executor.weights.quantisation.online import Online
+from quire.executor.weights.quantization.by_layer import ByLayer
+from quire.executor.weights.quantization.online import Online
 from quire.ops.backend import Backend
 
 logger = get_logger(__name__)

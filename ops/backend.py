@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.latent import LatentOperations, Selection
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 from quire.ops.recurrent import RecurrentOperations
 from quire.ops.routing import Router
 from quire.ops.sampling import SamplingOperations
@@ -91,7 +91,7 @@ class AttentionForm(NamedTuple):
     distance_bias: Tensor | None = None
 
 
-LinearWeight = Tensor | QuantisedWeight
+LinearWeight = Tensor | QuantizedWeight
 """The weight of a linear layer, [out, in], in a form that every backend packs."""
 
 
@@ -228,13 +228,13 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
 
     @abstractmethod
     def has_rows(self, packed: PackedLinear) -> bool:
-        """Whether `take_packed_rows` takes a weight from `pack_linear`. Those of a `QuantisedWeight` it takes all."""
+        """Whether `take_packed_rows` takes a weight from `pack_linear`. Those of a `QuantizedWeight` it takes all."""
 
     @abstractmethod
     def take_packed_rows(self, packed: PackedLinear, index: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         """`take_rows` of a weight [rows, size] that `pack_linear` packed, as numbers of `dtype`: [n, size].
 
-        They are those of `dequantise(weight, dtype)`, but that a sum of product and offset may be rounded once.
+        They are those of `dequantize(weight, dtype)`, but that a sum of product and offset may be rounded once.
         """
 
     @property
@@ -346,7 +346,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """`rms_norm`, `rotary` and `write_kv` in one: the operations between a layer's projection and its attention.
 
         `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] holds queries, keys and values. Queries and keys
-        are normalised by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. If
+        are normalized by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. If
         `is_interleaved`, pairs are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), which leaves products of
         queries and keys as they are. Keys and values are stored, with `scales` as in `write_kv`.
         Returns the queries [num_tokens, num_heads, head_dim].

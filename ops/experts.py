@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import ExpertWeights, LinearWeight, UnlikeExpertsError
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 
 
 def alike(experts: Iterable[ExpertWeights]) -> Iterator[ExpertWeights]:
@@ -32,7 +32,7 @@ def _form(part: LinearWeight | ExpertWeights | bool | None) -> tuple[object, ...
 
 
 def _tables(expert: ExpertWeights) -> list[Tensor]:
-    return [part.table for part in expert if isinstance(part, QuantisedWeight) and part.table is not None]
+    return [part.table for part in expert if isinstance(part, QuantizedWeight) and part.table is not None]
 
 
 def _are_equal(table: Tensor, other: Tensor) -> bool:

@@ -3,7 +3,7 @@
 That key is [latent | rotated key]; its latent, of `rank` numbers, is the value, too. A layer's cache is
 [num_pages, block_size, row_size(rank) + row_size(rotary_dim)], and its pages and what they keep of a token may lie
 apart. In a cache of few bits, latent and rotated key are rows of codes with a scale each (`quire.ops.cache_rows`),
-because the rotated key is not normalised and may be many times as large.
+because the rotated key is not normalized and may be many times as large.
 
 In sparse attention (arXiv:2512.02556, section 2.1) a token has an index key besides, a row in a cache of its own.
 Index queries choose the tokens that attention sees. In compressed attention, a row may stand for several tokens.
@@ -73,7 +73,7 @@ class LatentOperations(ABC, Generic[Batch]):
         """The operations between the projections and the attention.
 
         `q` [num_tokens, heads, rotary_dim] is the part of the queries that is rotated. `latent` [num_tokens, rank +
-        rotary_dim] is the projection to be stored: the latents, which are normalised by `norm` (weight [rank], eps),
+        rotary_dim] is the projection to be stored: the latents, which are normalized by `norm` (weight [rank], eps),
         and keys, which are rotated like the queries. They are stored in the slots of `slot_mapping` [num_tokens] int64
         as finite numbers (see `Backend.write_kv`). Returns the rotated queries, dense.
 

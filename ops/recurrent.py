@@ -195,7 +195,7 @@ class RecurrentOperations(ABC):
         `rms_norm(x) * factor`.
 
         `x` and `gate` are [num_tokens, groups, size], `weight` is [groups, size] or [size], all of one dtype; each
-        group is normalised by itself, in float32.
+        group is normalized by itself, in float32.
         """
 
     @abstractmethod

@@ -23,7 +23,7 @@ class Routing(NamedTuple):
 
     Attributes:
         score: of a logit; the weight of a chosen expert is its score.
-        renormalise: weights are divided by their sum, which counts as at least `floor`. With `softmax` this is the
+        renormalize: weights are divided by their sum, which counts as at least `floor`. With `softmax` this is the
             softmax of the chosen experts' logits.
         scale: multiplies all weights in the end.
         distance: see `Score`.
@@ -31,7 +31,7 @@ class Routing(NamedTuple):
 
     top_k: int
     score: Score = "softmax"
-    renormalise: bool = False
+    renormalize: bool = False
     floor: float = 1e-20
     scale: float = 1.0
     num_groups: int = 1

@@ -15,7 +15,7 @@ from tests.gguf_files import gguf, write_tokenizer
 Changed = Iterator[tuple[str, Tensor]]
 _MEMBER = re.compile(r"(.*(?:\.experts|altup_\w*projections))\.(\d+)(\..*)")
 _PLAIN = re.compile(r"embd|altup|laurel|norm|conv1d|ssm_[ad]$|_inp|proj_b|per_layer")
-"""Names of tensors that llama.cpp does not quantise, or that a test does not."""
+"""Names of tensors that llama.cpp does not quantize, or that a test does not."""
 
 _FUSES = ("chatglm", "bailingmoe2", "mimo2")
 """Architectures whose repositories have queries, keys and values in one tensor, unlike Transformers' class."""

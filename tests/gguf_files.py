@@ -1,6 +1,6 @@
 """GGUF files of tiny checkpoints, written as llama.cpp's `convert_hf_to_gguf.py` would, with numbers of any type.
 
-The types that the `gguf` package cannot quantise to are made of random bytes, with scales that give the numbers the
+The types that the `gguf` package cannot quantize to are made of random bytes, with scales that give the numbers the
 spread of the checkpoint's. So a file goes with a checkpoint of its own: that of the numbers it holds.
 """
 
@@ -73,7 +73,7 @@ def make_gguf(
         chosen = "F32" if numbers.ndim == 1 or is_router else embedding
         if is_layer:
             chosen = kind if isinstance(kind, str) else next((v for k, v in kind.items() if k in stored), "F32")
-        raw, same = _quantised(numbers, chosen)
+        raw, same = _quantized(numbers, chosen)
         written[name] = torch.from_numpy(same.copy())
         if architecture in _TURNS_NEIGHBOURS and ("attn_q." in stored or "attn_k." in stored):
             heads = config["num_attention_heads" if "attn_q." in stored else "num_key_value_heads"]
@@ -183,7 +183,7 @@ def _permuted(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _quantised(numbers: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+def _quantized(numbers: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """(the tensor as it is stored, the numbers that it stands for)."""
     type_ = gguf.GGMLQuantizationType[kind]
     if kind == "F32":

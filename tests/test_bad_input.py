@@ -60,7 +60,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "config of the wrong type": (configure(hidden_size="big"), "hidden_size must be a positive whole number"),
     "rope of the wrong type": (configure(rope_parameters=5), "rope_parameters must be an object"),
     "EOS of the wrong type": (configure(eos_token_id="</s>"), "eos_token_id must be a token id"),
-    "quantised in an unknown way": (configure(quantization_config={"quant_method": "exl3"}), "quantised (exl3)"),
+    "quantized in an unknown way": (configure(quantization_config={"quant_method": "exl3"}), "quantized (exl3)"),
 }
 
 

@@ -122,7 +122,7 @@ def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | No
         if (theirs := node.settings.get(flag, "")) != value:
             return f"It was started with {flag} {theirs}, and node 0 with {flag} {value}; use one value on all."
     if abs(seconds_apart) > CLOCKS_APART_SECONDS:
-        return f"Its clock is {seconds_apart:+.0f} s from node 0's; synchronise the clocks (NTP)."
+        return f"Its clock is {seconds_apart:+.0f} s from node 0's; synchronize the clocks (NTP)."
     return None
 
 

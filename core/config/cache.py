@@ -48,7 +48,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         KVCacheDtype,
         Meta(
-            description="Type of cached keys and values; auto is what a quantised checkpoint names, or else the "
+            description="Type of cached keys and values; auto is what a quantized checkpoint names, or else the "
             "model's. int8 and fp8 (e4m3 or e5m2) hold twice as many tokens as 16 bits, int4 four times. Scales are "
             "those that the checkpoint has for the type; without them, or with ..._per_token_head, every token and "
             "head has its own.",

@@ -65,7 +65,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         QuantizationName | None,
         Meta(
             description="Make weights of linear layers smaller as they are loaded: int8, fp8 (fp8_per_block, "
-            "fp8_per_tensor), mxfp8, int4, mxfp4, or bitsandbytes (NF4). Quantised checkpoints are read without it; "
+            "fp8_per_tensor), mxfp8, int4, mxfp4, or bitsandbytes (NF4). Quantized checkpoints are read without it; "
             "their format's name is taken.",
             extra={
                 "aliases": ["-q"],

@@ -1,6 +1,6 @@
 """Plans a model's loading: parameters, bytes and pages of each rank, from the sizes in its configuration.
 
-The tensors of a quantised checkpoint are looked at, too, where its files are there: layers of it may differ.
+The tensors of a quantized checkpoint are looked at, too, where its files are there: layers of it may differ.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packed_state import open_packed
 from quire.executor.weights.packing import PackAtLoad
-from quire.executor.weights.quantisation.schemes import CONFIG_FIELDS, own_config
-from quire.executor.weights.quantisation.unquantised import Unquantised
+from quire.executor.weights.quantization.schemes import CONFIG_FIELDS, own_config
+from quire.executor.weights.quantization.unquantized import Unquantized
 from quire.executor.weights.readers import WeightReader
 
 NOTHING = CachePlan(0, 0)
@@ -100,7 +100,7 @@ def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
                 stages, weights_bytes = packed_stages(config, rank, context), packed.num_bytes
                 quantization = short_name(packed.quantization) or method
         else:
-            with stored_tensors(config, is_quantised=method is not None) as stored, torch.inference_mode():
+            with stored_tensors(config, is_quantized=method is not None) as stored, torch.inference_mode():
                 reader = ShapeReader(getattr(torch, config.spec.dtype), stored)
                 context = ModelContext.of(config, ops, group, device, reader)
                 stages = dry_stages(config, context)
@@ -119,10 +119,10 @@ def _grant(config: EngineConfig, held: RankMemory, memory: DeviceMemory) -> tupl
 
 
 @contextlib.contextmanager
-def stored_tensors(config: EngineConfig, *, is_quantised: bool) -> Iterator[WeightReader | None]:
+def stored_tensors(config: EngineConfig, *, is_quantized: bool) -> Iterator[WeightReader | None]:
     """The checkpoint's tensors, if there is need to look at them and they are there."""
     weights: WeightReader | None = None
-    if is_quantised:
+    if is_quantized:
         with contextlib.suppress(ModelLoadError):
             weights = open_weights(config.spec, config.load, getattr(torch, config.spec.dtype))
     try:
@@ -133,7 +133,7 @@ def stored_tensors(config: EngineConfig, *, is_quantised: bool) -> Iterator[Weig
 
 
 def _num_parameters(config: EngineConfig, context: ModelContext) -> int:
-    """Numbers in the weights that the model would read if nothing was quantised."""
+    """Numbers in the weights that the model would read if nothing was quantized."""
     reader = ShapeReader(context.dtype)
     plain = {
         name: {key: value for key, value in getattr(config.spec, name).items() if key not in CONFIG_FIELDS}
@@ -143,7 +143,7 @@ def _num_parameters(config: EngineConfig, context: ModelContext) -> int:
     with torch.inference_mode():
         plain_context = dataclasses.replace(
             context,
-            scheme=Unquantised(),
+            scheme=Unquantized(),
             weights=reader,
             packing=PackAtLoad(context.ops),
             group=ParallelGroup(),

@@ -26,7 +26,7 @@ from quire.executor.models.base import Model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packed_state import is_packed
 from quire.executor.weights.packing import PackAtLoad, ReadExperts, ReadLinear, ReadProducts
-from quire.executor.weights.quantisation.schemes import own_config
+from quire.executor.weights.quantization.schemes import own_config
 from quire.ops.backend import Backend, LinearWeight
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "top_k_experts")
@@ -68,7 +68,7 @@ def count_cost(config: EngineConfig, tensor_sizes: Iterable[int]) -> ModelCost:
 def _count_shard(config: EngineConfig, cost: ModelCost, size: int) -> ShardCost:
     spec, ops, device = config.spec, bind(config.device), torch.device(config.device)
     method, _ = own_config(spec)
-    with stored_tensors(config, is_quantised=method is not None) as stored, torch.inference_mode():
+    with stored_tensors(config, is_quantized=method is not None) as stored, torch.inference_mode():
         counter = CountedPacking(ops)
         reader = ShapeReader(getattr(torch, spec.dtype), stored)
         context = ModelContext.of(config, ops, ParallelGroup(0, size), device, reader, counter)

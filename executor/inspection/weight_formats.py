@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from quire.executor.weights.quantisation import gguf_blocks
-from quire.executor.weights.quantisation.bitsandbytes import NF4
+from quire.executor.weights.quantization import gguf_blocks
+from quire.executor.weights.quantization.bitsandbytes import NF4
 from quire.ops.backend import LinearWeight
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 
 _GROUP = 32
 """Inputs that share a scale, in formats of four bits; fewer where the layer's inputs do not divide by it."""
@@ -23,7 +23,7 @@ def _plain(dtype: torch.dtype) -> Callable[[int, int], LinearWeight]:
 
 def _int8(out: int, size: int) -> LinearWeight:
     codes = torch.randint(-127, 128, (out, size), dtype=torch.int8)
-    return QuantisedWeight(codes, torch.rand(out, 1) / 1000)
+    return QuantizedWeight(codes, torch.rand(out, 1) / 1000)
 
 
 def _fp8(
@@ -33,7 +33,7 @@ def _fp8(
 
     def make(out: int, size: int) -> LinearWeight:
         groups = 1 if group is None else _groups(size, group)
-        return QuantisedWeight((torch.rand(out, size) - 0.5).to(codes), (torch.rand(out, groups) / 1000).to(scales))
+        return QuantizedWeight((torch.rand(out, size) - 0.5).to(codes), (torch.rand(out, groups) / 1000).to(scales))
 
     return make
 
@@ -45,7 +45,7 @@ def _four_bits(
         groups = _groups(size, group)
         codes = torch.randint(0, 256, (out, size // 2), dtype=torch.uint8)
         offsets = (torch.rand(out, groups) / 100).to(scales) if has_offsets else None
-        return QuantisedWeight(codes, (torch.rand(out, groups) / 1000).to(scales), table, offsets)
+        return QuantizedWeight(codes, (torch.rand(out, groups) / 1000).to(scales), table, offsets)
 
     return make
 
@@ -62,7 +62,7 @@ def _gguf(name: str) -> Callable[[int, int], LinearWeight]:
         else:
             codes = torch.randint(0, 256, (out, size // 2), dtype=torch.uint8)
         offsets = (torch.rand(out, groups) / 100).half() if layout.has_offsets else None
-        return QuantisedWeight(codes, (torch.rand(out, groups) / 1000).half(), values, offsets, has_byte_inputs=True)
+        return QuantizedWeight(codes, (torch.rand(out, groups) / 1000).half(), values, offsets, has_byte_inputs=True)
 
     return make
 

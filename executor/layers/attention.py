@@ -15,7 +15,7 @@ from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.partial_keys import PartialKeys
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import AttentionForm, Backend
 
@@ -84,7 +84,7 @@ class Attention:
         is_gated: bool = False,
         has_head_gates: bool = False,
     ) -> None:
-        """With `qk_norm` each head of queries and keys is normalised. Without `rotary`, nothing is rotated.
+        """With `qk_norm` each head of queries and keys is normalized. Without `rotary`, nothing is rotated.
 
         `form` is that of the whole model's heads; None: causal, with the scale `head_dim**-0.5`. If `is_gated`, the
         query projection has a head's queries and then its gate, whose sigmoid multiplies the head's outputs. If it
@@ -154,7 +154,7 @@ class Attention:
         return twin
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
-        """Normalises and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""
+        """Normalizes and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""
         cos, sin = self._rotation(step)
         return self._ops.rotate_and_store(
             heads, cos, sin, pages, slot_mapping, norm=self._qk_norm, scales=self._cache_scales

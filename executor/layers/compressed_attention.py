@@ -19,7 +19,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.ops.cache_rows import split_rows
 from quire.ops.latent import CacheRows
 

@@ -107,7 +107,7 @@ class Compressor:
     """Makes a row of `rate` tokens: the sum of what each gives, each number with shares of its own (a softmax).
 
     A token gives `source_size` numbers: what is summed, and the logits of its shares. If rows overlap, it gives both
-    twice, once for the row after its own. Rows are normalised, and their last numbers rotated in neighbouring pairs to
+    twice, once for the row after its own. Rows are normalized, and their last numbers rotated in neighbouring pairs to
     the position of their first token.
     """
 

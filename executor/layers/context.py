@@ -12,9 +12,9 @@ from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.packing import PackAtLoad, Packing
-from quire.executor.weights.quantisation.cache_scheme import CacheScales
-from quire.executor.weights.quantisation.scheme import LinearScheme, Part
-from quire.executor.weights.quantisation.schemes import choose_scheme
+from quire.executor.weights.quantization.cache_scheme import CacheScales
+from quire.executor.weights.quantization.scheme import LinearScheme, Part
+from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource, WeightReader
 from quire.ops.backend import Backend
 
@@ -60,7 +60,7 @@ class ModelContext:
         Without `layers`, the rank builds all. `context_group` and `lockstep` are for a model that will run, see
         `ContextParallel.of` and `ExpertParallel.of`.
 
-        Raises ModelLoadError for a quantisation that is not supported.
+        Raises ModelLoadError for a quantization that is not supported.
         """
         spec = config.spec
         return cls(

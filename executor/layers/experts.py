@@ -69,7 +69,7 @@ class Experts:
                 )
             except UnlikeExpertsError as error:
                 raise ModelLoadError(
-                    f"{error}. Take a checkpoint that quantises all experts of a layer alike; layers may differ."
+                    f"{error}. Take a checkpoint that quantizes all experts of a layer alike; layers may differ."
                 ) from None
 
     def partial(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

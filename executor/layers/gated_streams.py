@@ -8,7 +8,7 @@ from quire.executor.layers.norm import NormStyle
 
 
 class StreamMixer:
-    """The mean of all streams, each normalised by itself, and each number of each with a token's own gate."""
+    """The mean of all streams, each normalized by itself, and each number of each with a token's own gate."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class BlockIndexerShape:
 class BlockIndexer:
     """Scores blocks of tokens, and takes the best.
 
-    A block's score is the sum over heads of `relu(q·k / sqrt(head_dim))`. Its key is normalised, and rotated to the
+    A block's score is the sum over heads of `relu(q·k / sqrt(head_dim))`. Its key is normalized, and rotated to the
     position of its first token.
 
     Attributes:

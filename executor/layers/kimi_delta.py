@@ -11,7 +11,7 @@ from quire.executor.layers.linear import ColumnLinear, LowRankLinear, RowLinear
 from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, read_decay
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard, Stored
 
 

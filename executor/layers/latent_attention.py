@@ -24,7 +24,7 @@ from quire.executor.layers.query_heat import QueryHeat
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.layers.token_selection import TokenSelector
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import row_size
 

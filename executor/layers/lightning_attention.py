@@ -10,7 +10,7 @@ from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.recurrent import RecurrentLayer, parts_of
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 
 _NORM = NormStyle(1e-6)
@@ -52,11 +52,11 @@ class LightningAttention(RecurrentLayer):
             for begin in (0, self._size, 2 * self._size)
         )
         out = self._ops.recurrent.lightning_attention(q, k, v, self._log_decay, state, step.rows)
-        normal = self._normalised(self.outputs_of(out.flatten(1), step))
+        normal = self._normalized(self.outputs_of(out.flatten(1), step))
         gate = self._gate(self.outputs_of(x, step))
         return self._out(self._ops.recurrent.multiply_gate(normal, gate, "sigmoid"))
 
-    def _normalised(self, out: Tensor) -> Tensor:
+    def _normalized(self, out: Tensor) -> Tensor:
         """The rank's part of the norm over all heads."""
         if self._group.size == 1:
             return self._ops.rms_norm(out, self._norm, _NORM.eps)

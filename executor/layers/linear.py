@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.weights.quantisation import cuts
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import Activation, Backend, LinearWeight
 

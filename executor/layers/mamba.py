@@ -12,7 +12,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, parts_of, read_decay, within
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class RoutedExperts:
         `weighs_inputs` as for `Backend.experts`.
         """
         self._ops = context.ops
-        routing = routing._replace(renormalise=bool(routing.renormalise))  # config.json may have null
+        routing = routing._replace(renormalize=bool(routing.renormalize))  # config.json may have null
         self._router = read_router(context, router, routing, shape, bias=bias, correction=correction)
         self._experts = Experts(context, stored, shape, routing.top_k, activation, weighs_inputs=weighs_inputs)
         self.activation_size = self._experts.activation_size

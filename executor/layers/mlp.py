@@ -4,7 +4,7 @@ from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import Activation, PlainActivation
 

@@ -13,7 +13,7 @@ class Norm(Protocol):
     """A norm of rows [num_tokens, size]."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The normalised rows."""
+        """The normalized rows."""
         ...
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:

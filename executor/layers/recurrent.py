@@ -11,7 +11,7 @@ from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.ops.recurrent import StateRows
 

@@ -10,7 +10,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.ops.backend import AttentionForm
 
 
@@ -69,7 +69,7 @@ class SharedAttention:
 
 
 class ValueNormAttention(Attention):
-    """Each head of queries, keys and values is normalised, the values without a weight."""
+    """Each head of queries, keys and values is normalized, the values without a weight."""
 
     def __init__(
         self, context: ModelContext, place: LayerPlace, shape: AttentionShape, rotary: RotaryEmbedding,

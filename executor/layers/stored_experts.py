@@ -9,13 +9,13 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
-from quire.executor.weights.quantisation import cuts
-from quire.executor.weights.quantisation.by_layer import check_mxfp4
-from quire.executor.weights.quantisation.four_bit_floats import MX_GROUP, mxfp4
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization.by_layer import check_mxfp4
+from quire.executor.weights.quantization.four_bit_floats import MX_GROUP, mxfp4
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource
 from quire.ops.backend import ExpertWeights
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 
 
 class ExpertShape(NamedTuple):
@@ -114,7 +114,7 @@ class FusedExperts:
         if found is not None and found.dtype.itemsize == 1:
             kind = str(found.dtype).removeprefix("torch.")
             raise ModelLoadError(
-                f"{name} holds {kind} for all experts together, which is not read; take a checkpoint whose quantised "
+                f"{name} holds {kind} for all experts together, which is not read; take a checkpoint whose quantized "
                 "experts are stored one by one."
             )
         weight = context.read(name, (shape.num_experts, *stored), Shard(0, index, index + 1))[0]
@@ -155,8 +155,8 @@ class Mxfp4Experts(FusedExperts):
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         _, hidden_size, size = shape
         check_mxfp4(context.scheme, _mixture(self.gate_up, self.down))
-        gate_up = self._quantised(context, self.gate_up, shape.num_experts, index, (2 * size, hidden_size))
-        down = self._quantised(context, self.down, shape.num_experts, index, (hidden_size, size))
+        gate_up = self._quantized(context, self.gate_up, shape.num_experts, index, (2 * size, hidden_size))
+        down = self._quantized(context, self.down, shape.num_experts, index, (hidden_size, size))
         rows = torch.arange(2 * size)
         own = torch.cat([half[shard.start : shard.stop] for half in self._halves(rows)])
         return ExpertWeights(
@@ -165,9 +165,9 @@ class Mxfp4Experts(FusedExperts):
             *self._biases(context, shape, index, shard),
         )
 
-    def _quantised(
+    def _quantized(
         self, context: ModelContext, name: str, num_experts: int, index: int, size: tuple[int, int]
-    ) -> QuantisedWeight:
+    ) -> QuantizedWeight:
         out, inputs = size
         if inputs % MX_GROUP:
             raise ModelLoadError(f"{name}: {inputs} inputs are no multiple of {MX_GROUP}, the group of MXFP4.")

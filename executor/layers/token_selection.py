@@ -53,7 +53,7 @@ class IndexerShape:
 class LightningIndexer:
     """Scores tokens with small heads of its own, and takes the `top_k` best; see `LatentOperations.select_tokens`.
 
-    Index keys are layer-normalised. The first numbers of keys and of each query are rotated as halves. Keys are kept in
+    Index keys are layer-normalized. The first numbers of keys and of each query are rotated as halves. Keys are kept in
     the cache's type; the reference rounds them to 8 bits, after a Hadamard transform that leaves products as they are.
     """
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantisation import cuts
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import MissingTensorError, Shard
 from quire.ops.backend import Backend, LinearWeight
 

@@ -26,7 +26,7 @@ from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
 from quire.executor.models.decoder import layer_places, size_of
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import AttentionBatch, AttentionForm, Backend

@@ -57,7 +57,7 @@ class Mistral4ForCausalLM(PreNormDecoder):
             raise SettingError(f"{spec.name}: n_group {config['n_group']} is not supported in {spec.architecture}.")
         routing = Routing(
             size_of(spec, "num_experts_per_tok"),
-            renormalise=config["norm_topk_prob"],
+            renormalize=config["norm_topk_prob"],
             scale=config["routed_scaling_factor"],
         )
         super().__init__(spec, context, LatentAttentionMaker(spec, context), mixture_maker(spec, context, routing))
@@ -135,7 +135,7 @@ def _softmax_routing(spec: ModelSpec) -> Routing:
         )
     routing = Routing(
         size_of(spec, "num_experts_per_tok"),
-        renormalise=config["norm_topk_prob"],
+        renormalize=config["norm_topk_prob"],
         scale=config["routed_scaling_factor"],
     )
     if method == "greedy":

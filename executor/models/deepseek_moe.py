@@ -17,7 +17,7 @@ class DeepseekForCausalLM(LlamaForCausalLM):
         config = spec.hf_config
         routing = Routing(
             size_of(spec, "num_experts_per_tok"),
-            renormalise=config.get("norm_topk_prob", False),
+            renormalize=config.get("norm_topk_prob", False),
             scale=config.get("routed_scaling_factor", 1.0),
         )
         super().__init__(spec, context, mixture_maker(spec, context, routing))

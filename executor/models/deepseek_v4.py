@@ -140,7 +140,7 @@ class _Mixture:
         size = size_of(spec, "moe_intermediate_size")
         shape = ExpertShape(size_of(spec, "n_routed_experts", "num_local_experts"), hidden_size, size)
         top_k, scale = size_of(spec, "num_experts_per_tok"), config["routed_scaling_factor"]
-        routing = Routing(top_k, "sqrt_softplus", renormalise=True, scale=scale)
+        routing = Routing(top_k, "sqrt_softplus", renormalize=True, scale=scale)
         correction = None if is_hashed else f"{name}.gate.bias"
         self._ops = context.ops
         self._group = context.group

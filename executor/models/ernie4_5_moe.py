@@ -31,7 +31,7 @@ class Ernie4_5_MoeForCausalLM(LlamaForCausalLM):
 def _mixture_maker(spec: ModelSpec, context: ModelContext) -> MLPMaker:
     config, size = spec.hf_config, size_of(spec, "moe_intermediate_size")
     shape = ExpertShape(size_of(spec, "moe_num_experts", "num_experts"), spec.hidden_size, size)
-    routing = Routing(size_of(spec, "moe_k", "num_experts_per_tok"), renormalise=True, floor=config["moe_norm_min"])
+    routing = Routing(size_of(spec, "moe_k", "num_experts_per_tok"), renormalize=True, floor=config["moe_norm_min"])
     mlp, activation = mlp_maker(spec, context), activation_of(spec, "hidden_act")
     last = config["moe_layer_end_index"]
     layers = range(config["moe_layer_start_index"], (spec.num_layers if last == -1 else last + 1))

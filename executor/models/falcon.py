@@ -14,7 +14,7 @@ from quire.executor.layers.norm import Norm, NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.blocks import ParallelLayer, ResidualLayer
 from quire.executor.models.decoder import Decoder, activation_of, layer_places, vocabulary_ends
-from quire.executor.weights.quantisation.schemes import is_gguf
+from quire.executor.weights.quantization.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 

@@ -19,7 +19,7 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.bamba import mamba2_shape
 from quire.executor.models.decoder import activation_of, attention_shape, layer_places, norm_style, vocabulary_ends
 from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, MixerBlock
-from quire.executor.weights.quantisation.scheme import LinearScheme, Part
+from quire.executor.weights.quantization.scheme import LinearScheme, Part
 from quire.executor.weights.readers import Shard, TensorSource, WeightReader
 from quire.ops.backend import Backend, LinearWeight
 

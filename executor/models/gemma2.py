@@ -61,7 +61,7 @@ class GemmaForCausalLM(Decoder):
 
 
 class Gemma2ForCausalLM(Decoder):
-    """Each block is normalised on both sides, every other layer has a window, scores and logits are capped."""
+    """Each block is normalized on both sides, every other layer has a window, scores and logits are capped."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, style = spec.hf_config, gemma_norm(spec)

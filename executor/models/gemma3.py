@@ -25,7 +25,7 @@ from quire.ops.backend import AttentionForm
 
 
 class Gemma3ForCausalLM(Decoder):
-    """Queries and keys are normalised; layers with a window rotate faster; norms store the weight minus 1."""
+    """Queries and keys are normalized; layers with a window rotate faster; norms store the weight minus 1."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config

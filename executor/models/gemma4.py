@@ -29,7 +29,7 @@ from quire.executor.models.decoder import (
     vocabulary_ends,
 )
 from quire.executor.models.gemma2 import gemma_factor
-from quire.executor.weights.quantisation.schemes import is_gguf
+from quire.executor.weights.quantization.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 from quire.ops.routing import Routing
@@ -41,7 +41,7 @@ class Gemma4Experts:
     def __init__(self, spec: ModelSpec, context: ModelContext, name: str, style: NormStyle) -> None:
         size = spec.hidden_size
         shape = ExpertShape(size_of(spec, "num_experts"), size, size_of(spec, "moe_intermediate_size"))
-        routing = Routing(size_of(spec, "top_k_experts"), renormalise=True)
+        routing = Routing(size_of(spec, "top_k_experts"), renormalize=True)
         router = read_router(context, f"{name}.router.proj", routing, shape)
         scale = context.read(f"{name}.router.scale", (size,), dtype=torch.float32)
         shares = context.read(f"{name}.router.per_expert_scale", (shape.num_experts,), dtype=torch.float32)
@@ -52,7 +52,7 @@ class Gemma4Experts:
         self._before = RMSNorm(context, f"{name}.pre_feedforward_layernorm_2", size, style)
         self._after = RMSNorm(context, f"{name}.post_feedforward_layernorm_2", size, style)
         stored: StoredExperts = FusedExperts(f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj")
-        if is_gguf(spec):  # whose stacks are of whole layers, quantised
+        if is_gguf(spec):  # whose stacks are of whole layers, quantized
             stored = SeparateExperts(f"{name}.experts.{{}}")
             context = replace(context, weights=RearrangedWeights(context.weights, _expert_pieces(shape)))
         activation = activation_of(spec, "hidden_activation", "gelu_pytorch_tanh")
@@ -75,7 +75,7 @@ def _expert_pieces(shape: ExpertShape) -> dict[str, Piece]:
 
 
 class Gemma4Layer:
-    """Both blocks are normalised on both sides; a layer ends with its own embedding and a factor."""
+    """Both blocks are normalized on both sides; a layer ends with its own embedding and a factor."""
 
     def __init__(
         self, spec: ModelSpec, context: ModelContext, place: LayerPlace, attention: SelfAttention, ffn_size: int

@@ -60,7 +60,7 @@ class GlmForCausalLM(Decoder):
 
 
 class Glm4ForCausalLM(GlmForCausalLM):
-    """Each block is normalised on both sides."""
+    """Each block is normalized on both sides."""
 
     after_attention = "post_self_attn_layernorm"
     after_mlp = "post_mlp_layernorm"

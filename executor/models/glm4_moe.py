@@ -22,7 +22,7 @@ from quire.ops.routing import Routing
 
 
 class Glm4MoeForCausalLM(PreNormDecoder):
-    """A part of each head is rotated; the larger models normalise queries and keys.
+    """A part of each head is rotated; the larger models normalize queries and keys.
 
     Attributes:
         correction: see `mixture_maker`.
@@ -63,7 +63,7 @@ def mixture_maker(
     routing = routing or Routing(
         size_of(spec, "num_experts_per_tok"),
         "sigmoid",
-        renormalise=config["norm_topk_prob"],
+        renormalize=config["norm_topk_prob"],
         scale=config["routed_scaling_factor"],
         num_groups=config.get("n_group") or 1,
         top_groups=config.get("topk_group") or 1,

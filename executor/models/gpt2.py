@@ -10,7 +10,7 @@ from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.vocabulary import positioned_embedding
 from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import Decoder, activation_of, attention_shape, layer_places, vocabulary_ends
-from quire.executor.weights.quantisation.schemes import is_gguf
+from quire.executor.weights.quantization.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 

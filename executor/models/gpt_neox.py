@@ -17,7 +17,7 @@ from quire.executor.models.decoder import (
     size_of,
     vocabulary_ends,
 )
-from quire.executor.weights.quantisation.schemes import is_gguf
+from quire.executor.weights.quantization.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 
 _ENDS = {"model.embed_tokens": "gpt_neox.embed_in", "model.norm": "gpt_neox.final_layer_norm", "lm_head": "embed_out"}

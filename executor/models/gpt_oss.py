@@ -8,7 +8,7 @@ from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.stored_experts import ExpertShape, FusedExperts, Mxfp4Experts, SeparateExperts, StoredExperts
 from quire.executor.models.decoder import PreNormDecoder, SettingError, attention_shape, layer_windows, size_of
-from quire.executor.weights.quantisation.schemes import OF_EXPERTS, is_gguf, own_config
+from quire.executor.weights.quantization.schemes import OF_EXPERTS, is_gguf, own_config
 from quire.ops.backend import SWIGLU_ALPHA, SWIGLU_LIMIT, AttentionForm
 from quire.ops.routing import Routing
 
@@ -25,7 +25,7 @@ class GptOssForCausalLM(PreNormDecoder):
         windows = layer_windows(types, config["sliding_window"], spec.num_layers)
         rotary, bias = RotaryEmbedding(context, config, spec.head_dim), config["attention_bias"]
         shape = ExpertShape(size_of(spec, "num_local_experts"), spec.hidden_size, size_of(spec, "intermediate_size"))
-        routing = Routing(size_of(spec, "num_experts_per_tok", "experts_per_token"), renormalise=True)
+        routing = Routing(size_of(spec, "num_experts_per_tok", "experts_per_token"), renormalize=True)
 
         def attention(place: LayerPlace) -> Attention:
             sinks = context.read(f"{place.name}.self_attn.sinks", (spec.num_attention_heads,))
@@ -60,14 +60,14 @@ def _check_gates(spec: ModelSpec) -> None:
 
     Raises:
         SettingError: another slope or limit than that of all published models.
-        ModelLoadError: the same, and the experts are quantised.
+        ModelLoadError: the same, and the experts are quantized.
     """
-    is_quantised = is_gguf(spec) or own_config(spec)[0] == OF_EXPERTS
+    is_quantized = is_gguf(spec) or own_config(spec)[0] == OF_EXPERTS
     for field, known in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
         value = spec.hf_config.get(field, known)
-        if value != known and is_quantised:
+        if value != known and is_quantized:
             raise ModelLoadError(
-                f"{spec.name}: {field} {value} is not supported with experts that are quantised; only {known}. Take a "
+                f"{spec.name}: {field} {value} is not supported with experts that are quantized; only {known}. Take a "
                 "checkpoint whose experts are not."
             )
         if value != known:

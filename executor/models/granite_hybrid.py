@@ -14,7 +14,7 @@ from quire.executor.models.bamba import mamba2_shape
 from quire.executor.models.decoder import FeedForward, activation_of, attention_shape, size_of, vocabulary_ends
 from quire.executor.models.granite_moe import granite_experts
 from quire.executor.models.hybrid import PairedDecoder, layer_kinds, places_by_kind
-from quire.executor.weights.quantisation.schemes import is_gguf
+from quire.executor.weights.quantization.schemes import is_gguf
 from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 from quire.ops.routing import Routing
@@ -70,7 +70,7 @@ def _feed_forward(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> 
         return shared
     name = f"{place.name}.block_sparse_moe"
     experts = RoutedExperts(
-        context, f"{name}.router.layer", Routing(spec.hf_config["num_experts_per_tok"], renormalise=True),
+        context, f"{name}.router.layer", Routing(spec.hf_config["num_experts_per_tok"], renormalize=True),
         granite_experts(spec, name),
         ExpertShape(num_experts, spec.hidden_size, size_of(spec, "intermediate_size")), activation,
     )  # fmt: skip

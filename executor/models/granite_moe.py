@@ -7,7 +7,7 @@ from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.stored_experts import ExpertShape, FusedExperts, SeparateExperts, StoredExperts
 from quire.executor.models.decoder import activation_of, size_of
 from quire.executor.models.granite import GraniteForCausalLM
-from quire.executor.weights.quantisation.schemes import is_gguf
+from quire.executor.weights.quantization.schemes import is_gguf
 from quire.ops.routing import Routing
 
 
@@ -16,7 +16,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         shape = ExpertShape(size_of(spec, "num_local_experts"), spec.hidden_size, size_of(spec, "intermediate_size"))
-        routing = Routing(size_of(spec, "num_experts_per_tok"), renormalise=True)
+        routing = Routing(size_of(spec, "num_experts_per_tok"), renormalize=True)
         activation = activation_of(spec, "hidden_act")
 
         def mixture(place: LayerPlace) -> Mixture:

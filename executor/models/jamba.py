@@ -15,7 +15,7 @@ from quire.ops.routing import Routing
 
 
 class JambaForCausalLM(PairedDecoder):
-    """No positions are encoded; a mixer's dt, b and c are normalised."""
+    """No positions are encoded; a mixer's dt, b and c are normalized."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size

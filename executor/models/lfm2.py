@@ -45,7 +45,7 @@ class _ConvolutionalDecoder(HybridDecoder):
         *,
         has_norms_after: bool = False,
     ) -> None:
-        """`types` are the layers', of `_KINDS`. If `has_norms_after`, what a block adds is normalised, too."""
+        """`types` are the layers', of `_KINDS`. If `has_norms_after`, what a block adds is normalized, too."""
         config, size = spec.hf_config, spec.hidden_size
         width, bias = config["conv_L_cache"], config["conv_bias"]
 
@@ -73,7 +73,7 @@ class _ConvolutionalDecoder(HybridDecoder):
 
 
 class Lfm2ForCausalLM(_ConvolutionalDecoder):
-    """Queries and keys are normalised."""
+    """Queries and keys are normalized."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         context, size = _renamed(context, _LFM2_NAMES), _feed_forward_size(spec.hf_config)
@@ -91,7 +91,7 @@ class Lfm2MoeForCausalLM(_ConvolutionalDecoder):
         config, context = spec.hf_config, _renamed(context, _LFM2_NAMES)
         shape = ExpertShape(size_of(spec, "num_experts"), spec.hidden_size, size_of(spec, "moe_intermediate_size"))
         routing = Routing(
-            size_of(spec, "num_experts_per_tok"), "sigmoid", renormalise=config["norm_topk_prob"],
+            size_of(spec, "num_experts_per_tok"), "sigmoid", renormalize=config["norm_topk_prob"],
             scale=config["routed_scaling_factor"],
         )  # fmt: skip
         num_dense, dense = config["num_dense_layers"], mlp_maker(spec, context)

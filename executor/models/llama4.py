@@ -22,7 +22,7 @@ from quire.ops.routing import Routing
 
 
 class Llama4Attention(Attention):
-    """Rotated queries and keys may be normalised, without a weight; others may have a temperature by position."""
+    """Rotated queries and keys may be normalized, without a weight; others may have a temperature by position."""
 
     def __init__(
         self, context: ModelContext, place: LayerPlace, spec: ModelSpec, rotary: RotaryEmbedding | None,

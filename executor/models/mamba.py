@@ -48,6 +48,6 @@ class MambaForCausalLM(HybridDecoder):
 
 
 class FalconMambaForCausalLM(MambaForCausalLM):
-    """A token's dt, b and c are normalised, without weights."""
+    """A token's dt, b and c are normalized, without weights."""
 
     PARAMETER_NORM = "plain"

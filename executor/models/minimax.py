@@ -17,7 +17,7 @@ from quire.ops.backend import AttentionForm, Backend
 
 
 class MiniMaxForCausalLM(HybridDecoder):
-    """A block adds to its norm, not to what it normalises, and both sides have a factor."""
+    """A block adds to its norm, not to what it normalizes, and both sides have a factor."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config

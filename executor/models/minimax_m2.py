@@ -20,7 +20,7 @@ class MiniMaxM2ForCausalLM(PreNormDecoder):
             config["partial_rotary_factor"] = config["rotary_dim"] / spec.head_dim
         rotary = RotaryEmbedding(context, config, spec.head_dim)
         shape = ExpertShape(size_of(spec, "num_local_experts"), spec.hidden_size, size_of(spec, "intermediate_size"))
-        routing = Routing(size_of(spec, "num_experts_per_tok"), "sigmoid", renormalise=True)
+        routing = Routing(size_of(spec, "num_experts_per_tok"), "sigmoid", renormalize=True)
         activation = activation_of(spec, "hidden_act")
 
         def attention(place: LayerPlace) -> Attention:

@@ -23,7 +23,7 @@ class MixtralForCausalLM(LlamaForCausalLM):
 def mixture_maker(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPlace], Mixture]:
     """Builds the experts of a layer."""
     shape = ExpertShape(size_of(spec, "num_local_experts"), spec.hidden_size, size_of(spec, "intermediate_size"))
-    routing = Routing(size_of(spec, "num_experts_per_tok"), renormalise=True)
+    routing = Routing(size_of(spec, "num_experts_per_tok"), renormalize=True)
     activation = activation_of(spec, "hidden_act")
 
     def mixture(place: LayerPlace) -> Mixture:

@@ -97,7 +97,7 @@ def _feed_forward(spec: ModelSpec, context: ModelContext, name: str, kind: str) 
         return MLP(context, name, size, size_of(spec, "intermediate_size"), activation, bias=bias)
     shape = ExpertShape(size_of(spec, "n_routed_experts"), size, size_of(spec, "moe_intermediate_size"))
     routing = Routing(
-        size_of(spec, "num_experts_per_tok"), "sigmoid", renormalise=config["norm_topk_prob"],
+        size_of(spec, "num_experts_per_tok"), "sigmoid", renormalize=config["norm_topk_prob"],
         scale=config["routed_scaling_factor"], num_groups=config.get("n_group") or 1,
         top_groups=config.get("topk_group") or 1, group_best=2,
     )  # fmt: skip

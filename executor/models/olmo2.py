@@ -46,7 +46,7 @@ class ProjectionNorm:
 
 
 class Olmo2Attention(Attention):
-    """Queries and keys are normalised as whole projections, not head by head."""
+    """Queries and keys are normalized as whole projections, not head by head."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Olmo2Attention(Attention):
 
 
 class Olmo2ForCausalLM(Decoder):
-    """What a block adds is normalised, not what it reads."""
+    """What a block adds is normalized, not what it reads."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size

@@ -14,7 +14,7 @@ from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import SelfAttention, attention_shape, mlp_maker, norm_style, vocabulary_ends
 from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, MixerBlock, layer_kinds, places_by_kind
 from quire.executor.models.olmo2 import Olmo2Attention
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard, Stored
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 
@@ -25,7 +25,7 @@ _EPS = 1e-5
 
 
 class OlmoHybridForCausalLM(HybridDecoder):
-    """Delta rules read norms, and so do the networks after them; in the other layers, what is added is normalised.
+    """Delta rules read norms, and so do the networks after them; in the other layers, what is added is normalized.
 
     Without a base for the rotation, nothing is rotated.
     """

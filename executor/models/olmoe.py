@@ -19,7 +19,7 @@ from quire.ops.routing import Routing
 
 
 class OlmoeForCausalLM(PreNormDecoder):
-    """Queries and keys are normalised as whole projections."""
+    """Queries and keys are normalized as whole projections."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config
@@ -28,7 +28,7 @@ class OlmoeForCausalLM(PreNormDecoder):
         rotary, bias = RotaryEmbedding(context, config, spec.head_dim), config["attention_bias"]
         num_experts, top_k = size_of(spec, "num_experts", "num_local_experts"), size_of(spec, "num_experts_per_tok")
         shape = ExpertShape(num_experts, spec.hidden_size, size_of(spec, "intermediate_size"))
-        routing = Routing(top_k, renormalise=config["norm_topk_prob"])
+        routing = Routing(top_k, renormalize=config["norm_topk_prob"])
         activation = activation_of(spec, "hidden_act")
 
         def attention(place: LayerPlace) -> Attention:

@@ -22,11 +22,11 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
 
 
 def mixture_maker(
-    spec: ModelSpec, context: ModelContext, *, renormalise: bool | None = None
+    spec: ModelSpec, context: ModelContext, *, renormalize: bool | None = None
 ) -> Callable[[LayerPlace], Mixture]:
     """Builds the experts of a layer: those that are routed, and a shared one that each token weights.
 
-    `renormalise` as for `routed_experts`.
+    `renormalize` as for `routed_experts`.
     """
     shape = ExpertShape(1, spec.hidden_size, size_of(spec, "shared_expert_intermediate_size"))
     cut = replace(context, experts=None)  # an expert that all tokens share is divided as any other layer
@@ -37,7 +37,7 @@ def mixture_maker(
             cut, f"{name}.shared_expert_gate", Routing(1, "sigmoid"), SeparateExperts(f"{name}.shared_expert"),
             shape, activation_of(spec, "hidden_act"),
         )  # fmt: skip
-        return Mixture(context, [routed_experts(spec, context, name, renormalise=renormalise), shared])
+        return Mixture(context, [routed_experts(spec, context, name, renormalize=renormalize), shared])
 
     return mixture
 
@@ -52,17 +52,17 @@ def _windows(spec: ModelSpec) -> list[int | None]:
 
 
 def routed_experts(
-    spec: ModelSpec, context: ModelContext, name: str, *, renormalise: bool | None = None
+    spec: ModelSpec, context: ModelContext, name: str, *, renormalize: bool | None = None
 ) -> RoutedExperts:
     """The experts among which a router chooses in the block called `name`, as Qwen describes them in config.json.
 
-    `renormalise`: whether the weights of a token's experts sum to 1; None: as config.json says.
+    `renormalize`: whether the weights of a token's experts sum to 1; None: as config.json says.
     """
     num_experts = size_of(spec, "num_experts", "num_local_experts")
     shape = ExpertShape(num_experts, spec.hidden_size, size_of(spec, "moe_intermediate_size"))
-    if renormalise is None:
-        renormalise = spec.hf_config.get("norm_topk_prob", False)
-    routing = Routing(size_of(spec, "num_experts_per_tok"), renormalise=renormalise)
+    if renormalize is None:
+        renormalize = spec.hf_config.get("norm_topk_prob", False)
+    routing = Routing(size_of(spec, "num_experts_per_tok"), renormalize=renormalize)
     stored = stored_experts(context, f"{name}.experts")
     return RoutedExperts(context, f"{name}.gate", routing, stored, shape, activation_of(spec, "hidden_act"))
 

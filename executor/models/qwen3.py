@@ -12,7 +12,7 @@ from quire.ops.backend import AttentionForm
 
 
 class Qwen3ForCausalLM(PreNormDecoder):
-    """Qwen2 without the biases, each head of queries and keys normalised before rotation."""
+    """Qwen2 without the biases, each head of queries and keys normalized before rotation."""
 
     def __init__(
         self,

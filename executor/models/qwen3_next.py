@@ -15,8 +15,8 @@ from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.decoder import MLPMaker, attention_shape, mlp_maker, vocabulary_ends
 from quire.executor.models.hybrid import PairedDecoder, layer_kinds, places_by_kind
 from quire.executor.models.qwen2_moe import mixture_maker, sparse_mlps
-from quire.executor.weights.quantisation.scheme import Part
-from quire.executor.weights.quantisation.schemes import is_gguf
+from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.schemes import is_gguf
 from quire.executor.weights.readers import Shard
 
 
@@ -62,7 +62,7 @@ class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
     SIZES = ("max_position_embeddings",)
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        make_mlp = mixture_maker(spec, context, renormalise=True)
+        make_mlp = mixture_maker(spec, context, renormalize=True)
         super().__init__(spec, context, _shape_of_qwen3_5(spec), parts_one_by_one, make_mlp)
 
 

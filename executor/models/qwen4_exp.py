@@ -43,7 +43,7 @@ class Qwen4ExpForCausalLM:
             raise SettingError(f"{spec.name}: hidden_act must be silu, got {config['hidden_act']!r}.")
         self._num_streams = config["hc_count"]
         rotary = RotaryEmbedding(context, config, spec.head_dim)
-        make_mlp = mixture_maker(spec, context, renormalise=config["norm_topk_prob"])
+        make_mlp = mixture_maker(spec, context, renormalize=config["norm_topk_prob"])
         attends, ngrams = _attending_layers(spec), sorted(set(config.get("ple_layer_ids") or ()))
         self.kv_layers: list[AttentionKV] = []
         self.state_layers: list[LayerState] = []

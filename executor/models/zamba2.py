@@ -18,7 +18,7 @@ from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.decoder import activation_of, hand_over, norm_style, size_of, vocabulary_ends
 from quire.executor.models.hybrid import places_by_kind
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import AttentionForm, Backend
 

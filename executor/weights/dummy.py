@@ -72,7 +72,7 @@ class DummyWeights:
 
 
 def _is_factor(name: str) -> bool:
-    """Whether a one-dimensional tensor multiplies what is normalised (`model.norm.weight`), or all (`layer_scalar`)."""
+    """Whether a one-dimensional tensor multiplies what is normalized (`model.norm.weight`), or all (`layer_scalar`)."""
     layer, _, kind = name.rpartition(".")
     layer = layer.rpartition(".")[2]
     return kind.endswith("scalar") or (kind == "weight" and ("norm" in layer or layer.startswith("ln")))

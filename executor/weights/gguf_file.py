@@ -10,9 +10,9 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.core.wire.gguf_table import GgufTensor, read_gguf_table
 from quire.executor.weights.gguf_names import BOTH, GATES, UPS
-from quire.executor.weights.quantisation.gguf_blocks import FORMATS, PLAIN, unpack
+from quire.executor.weights.quantization.gguf_blocks import FORMATS, PLAIN, unpack
 from quire.executor.weights.readers import Shard, shard_index
-from quire.ops.quantised import dequantise
+from quire.ops.quantized import dequantize
 
 _ONE_ROW = ("_inp_shexp.weight",)
 _ONE_ROW_OF = {"ernie4_5-moe": (*_ONE_ROW, "exp_probs_b.bias")}
@@ -95,11 +95,11 @@ class GgufFiles:
         size = max(1, _PART // tensor.shape[-1])
         try:
             for part, target in zip(rows.split(size), out.split(size), strict=True):
-                target.copy_(_dequantised(part, tensor.type))
+                target.copy_(_dequantized(part, tensor.type))
         except NotImplementedError:
             raise ModelLoadError(
                 f"Tensor {name!r} in {self.path(name)} is of the type {tensor.type}, which is not read. Download the "
-                "file again, or one of another quantisation."
+                "file again, or one of another quantization."
             ) from None
         return out
 
@@ -159,9 +159,9 @@ def _row_bytes(tensor: GgufTensor) -> int:
     return math.prod(tensor.shape[-1:]) // numbers * size
 
 
-def _dequantised(rows: Tensor, kind: str) -> Tensor:
+def _dequantized(rows: Tensor, kind: str) -> Tensor:
     if kind in FORMATS:
-        return dequantise(unpack(rows, FORMATS[kind], rows.shape[1] // FORMATS[kind].size * FORMATS[kind].numbers))
+        return dequantize(unpack(rows, FORMATS[kind], rows.shape[1] // FORMATS[kind].size * FORMATS[kind].numbers))
     import gguf
 
     return torch.from_numpy(gguf.quants.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind]))

@@ -87,7 +87,7 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         if name is None:
             if not self.enable_auto_tool_choice:
                 return self
-            name, source = _recognised(template), "the chat template"
+            name, source = _recognized(template), "the chat template"
         if announces:
             logger.info("calls of functions are read as %s, by %s", name, source)
         return msgspec.structs.replace(self, tool_call_parser=name, enable_auto_tool_choice=True)
@@ -137,12 +137,12 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         return read_template(self.chat_template)
 
 
-def _recognised(template: str | None) -> str:
+def _recognized(template: str | None) -> str:
     # Imported here, because most servers need no parser.
     from quire.frontend.parsing.parsers import tool_parser_names
-    from quire.frontend.parsing.recognition import recognise
+    from quire.frontend.parsing.recognition import recognize
 
-    name = recognise(template or "")
+    name = recognize(template or "")
     if name is None:
         raise ConfigError(
             "--enable-auto-tool-choice: neither the checkpoint nor its chat template tells how the model writes calls; "

@@ -114,13 +114,13 @@ def _warn_of_adapters(folder: Path) -> None:
 
 
 def _split_tag(name: str) -> tuple[str, str | None]:
-    """(repository or folder, the quantisation after its colon): `owner/name:Q4_K_M`."""
+    """(repository or folder, the quantization after its colon): `owner/name:Q4_K_M`."""
     base, colon, tag = name.rpartition(":")
     return (base, tag) if colon and base and tag and "/" not in tag and "\\" not in tag else (name, None)
 
 
 def _download_gguf(repository: str, tag: str | None, model: ModelConfig, load: LoadConfig) -> list[Path]:
-    """The files of one model in a repository, which may have it in many quantisations."""
+    """The files of one model in a repository, which may have it in many quantizations."""
     names = gguf.choose(_listed_gguf(repository, model, load), tag, repository)
     folder = _find(repository, "--model", model.revision, _Wanted(names, []), model, load)
     return [folder / name for name in names]

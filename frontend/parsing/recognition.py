@@ -1,4 +1,4 @@
-"""Recognises from a chat template how a model writes its calls."""
+"""Recognizes from a chat template how a model writes its calls."""
 
 _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("apertus", ("<|tools_prefix|>",)),
@@ -24,6 +24,6 @@ _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Parsers with the marks that all stand in their models' templates; the first match counts."""
 
 
-def recognise(template: str) -> str | None:
+def recognize(template: str) -> str | None:
     """The name of the parser of tool calls for a model with this chat template; None if no known mark is in it."""
     return next((name for name, marks in _MARKS if all(mark in template for mark in marks)), None)

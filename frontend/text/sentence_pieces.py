@@ -69,7 +69,7 @@ def cut_as(
     """The tokenizer `made`, which Transformers made of `file`, with texts cut as SentencePiece cuts them.
 
     Args:
-        named: tokens that are found in a text before it is normalised, though the file has them as symbols.
+        named: tokens that are found in a text before it is normalized, though the file has them as symbols.
         adds_prefix: whether a text may get the space before its first word that the file asks for.
     """
     state = json.loads(made.to_str())

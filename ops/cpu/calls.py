@@ -73,7 +73,7 @@ TAKE_WIDENED_ROWS = Call(
 ROUTE = Call(
     "quire_route",
     "x weight bias correction shares ids weights",
-    "rows x_stride hidden num_experts top_k score renormalise num_groups top_groups group_best dtype num_threads",
+    "rows x_stride hidden num_experts top_k score renormalize num_groups top_groups group_best dtype num_threads",
     "floor scale distance",
 )
 EXPERTS = Call(

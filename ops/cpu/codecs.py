@@ -24,12 +24,12 @@ class Coded:
     Attributes:
         codec: one of `CodecNumber`.
         shape: (out, in).
-        codes: as `QuantisedWeight` has them, or a plain weight.
+        codes: as `QuantizedWeight` has them, or a plain weight.
         group: inputs that share a scale; of a plain weight all.
-        scales: as `QuantisedWeight` has them, as are `offsets` (of the same dtype) and `order`.
+        scales: as `QuantizedWeight` has them, as are `offsets` (of the same dtype) and `order`.
         table: float32, what the codec needs.
         flip: the kernel is to pack codes of four bits as `code ^ flip`.
-        has_byte_inputs: as `QuantisedWeight` has it.
+        has_byte_inputs: as `QuantizedWeight` has it.
     """
 
     codec: int

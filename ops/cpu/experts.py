@@ -18,7 +18,7 @@ from quire.ops.cpu.widened import Encoded, Panels, address
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.experts import GroupedExperts
 from quire.ops.experts import alike
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import SCORES, Router
 
 
@@ -32,7 +32,7 @@ class ExpertLinear:
         table: as `Coded` has it.
         order: [num_experts, in] int64; None: the inputs are in order.
         codec: one of `CodecNumber` in `kernels/codecs.h`.
-        has_byte_inputs: as `QuantisedWeight` has it.
+        has_byte_inputs: as `QuantizedWeight` has it.
     """
 
     panels: Tensor
@@ -107,7 +107,7 @@ class NativeExperts:
             if not self._route(
                 x.data_ptr(), weight.data_ptr(), address(router.bias), address(router.correction),
                 address(router.shares), ids.data_ptr(), weights.data_ptr(), len(x), x.stride(0), weight.shape[1],
-                len(weight), routing.top_k, SCORES.index(routing.score), routing.renormalise, routing.num_groups,
+                len(weight), routing.top_k, SCORES.index(routing.score), routing.renormalize, routing.num_groups,
                 routing.top_groups, routing.group_best, DTYPES[x.dtype], torch.get_num_threads(), routing.floor,
                 routing.scale, routing.distance,
             ):  # fmt: skip
@@ -122,8 +122,8 @@ class NativeExperts:
             layers = self._encode(expert)
             if packed is None:
                 if layers is None:
-                    if isinstance(expert.down, QuantisedWeight):
-                        self._fallbacks.say_of_quantised(expert.down)
+                    if isinstance(expert.down, QuantizedWeight):
+                        self._fallbacks.say_of_quantized(expert.down)
                     return self._eager.pack_experts(chain([expert], rest), num_experts)
                 packed = _empty_panels(expert, num_experts, layers)
                 for layer in packed.layers:

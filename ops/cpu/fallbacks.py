@@ -6,7 +6,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -18,20 +18,20 @@ class Fallbacks:
     """Logs each reason once.
 
     Attributes:
-        has_quantised: most linear layers have weights of few bits, so what is said of others concerns few layers.
+        has_quantized: most linear layers have weights of few bits, so what is said of others concerns few layers.
     """
 
     def __init__(self) -> None:
         self._said: set[Hashable] = set()
-        self.has_quantised = False
+        self.has_quantized = False
 
     def say(self, reason: str) -> None:
         """Logs why linear layers are slow as a warning, unless that has been logged, or concerns few layers."""
-        if reason not in self._said and not self.has_quantised:
+        if reason not in self._said and not self.has_quantized:
             self._said.add(reason)
             logger.warning(reason)
 
-    def say_of_quantised(self, weight: QuantisedWeight) -> None:
+    def say_of_quantized(self, weight: QuantizedWeight) -> None:
         """Logs that there is no kernel for weights of this kind, once for each kind."""
         kind = (weight.codes.dtype, weight.table is None, weight.scales.shape[1] == 1)
         if kind not in self._said:

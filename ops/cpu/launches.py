@@ -103,7 +103,7 @@ class Launcher:
             self._kept.append(memory)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor for an output."""
+        """An uninitialized tensor for an output."""
         return torch.empty(shape, dtype=dtype) if self._launches is None else self._memory.empty(shape, dtype)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:

@@ -37,13 +37,13 @@ from quire.ops.cpu.sampling import NativeSampling
 from quire.ops.cpu.streams import NativeStreams
 from quire.ops.cpu.widened import Panels, WidenedLinear, WidenedWeight
 from quire.ops.eager.backend import EagerBackend
-from quire.ops.eager.quantised import QuantisedLayer
+from quire.ops.eager.quantized import QuantizedLayer
 from quire.ops.latent import Selection
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import Router
 from quire.ops.stored import StoredWeight
 
-PackedWeight = PanelWeight | WidenedWeight | OneDnnWeight | QuantisedLayer
+PackedWeight = PanelWeight | WidenedWeight | OneDnnWeight | QuantizedLayer
 
 _MAX_GROUP = 64
 """Most query heads that share a KV head."""
@@ -192,11 +192,11 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
 
     def _pack(self, weight: LinearWeight, bias: Tensor | None, *, is_gated: bool) -> PackedWeight | None:
         """`weight` for our own kernels; None if they do not take it, or oneDNN's are as fast."""
-        if isinstance(weight, QuantisedWeight):
-            self._fallbacks.has_quantised = True
+        if isinstance(weight, QuantizedWeight):
+            self._fallbacks.has_quantized = True
             packed = self._widened.pack(weight, bias, is_gated=is_gated)
             if packed is None:
-                self._fallbacks.say_of_quantised(weight)
+                self._fallbacks.say_of_quantized(weight)
             return packed
         panels = self._panels.pack(weight, bias, is_gated=is_gated)
         if panels is not None:
@@ -236,7 +236,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             return self._panels.multiply(x, packed, _team_size(x, packed.weight))
         if isinstance(packed, WidenedWeight):
             return self._widened.multiply(x, packed, _team_size(x, packed.panels))
-        if isinstance(packed, QuantisedLayer):
+        if isinstance(packed, QuantizedLayer):
             return self._eager.linear(x, packed)
         num_threads, seconds = torch.get_num_threads(), _linear_seconds(len(x), packed.weight)
         if num_threads == 1 or seconds > _WORTH_OPENMP_SECONDS:

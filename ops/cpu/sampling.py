@@ -56,7 +56,7 @@ class NativeSampling(SamplingOperations):
 
 
 def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:
-    """Uninitialised outputs: ids, and whether each is usable."""
+    """Uninitialized outputs: ids, and whether each is usable."""
     return torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows, dtype=torch.bool)
 
 

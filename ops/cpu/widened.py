@@ -26,7 +26,7 @@ class WidenedWeight:
         form: `WeightForm` in `kernels/kernels.h`.
         shape: (out, in).
         codec: one of `CodecNumber` in `kernels/codecs.h`.
-        has_byte_inputs: as `QuantisedWeight` has it.
+        has_byte_inputs: as `QuantizedWeight` has it.
     """
 
     panels: Tensor

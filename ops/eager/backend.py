@@ -28,14 +28,14 @@ from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run, tensors
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import LinearLayers
-from quire.ops.eager.quantised import QuantisedLayer, WidenedLinear
+from quire.ops.eager.quantized import QuantizedLayer, WidenedLinear
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.routing import route
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.eager.selection import attend_tokens
 from quire.ops.eager.streams import EagerStreams
 from quire.ops.latent import Selection
-from quire.ops.quantised import QuantisedWeight, dequantise
+from quire.ops.quantized import QuantizedWeight, dequantize
 from quire.ops.routing import Router
 
 _ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
@@ -48,13 +48,13 @@ _ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, GroupedExperts], Generic[PackedLinear]):
+class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, GroupedExperts], Generic[PackedLinear]):
     """See `Backend`. A layer's KV cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
         self._widened = WidenedLinear(linear_layers)
-        own_types = (QuantisedLayer, QuantisedWeight, GroupedExperts, GroupedLinear)
+        own_types = (QuantizedLayer, QuantizedWeight, GroupedExperts, GroupedLinear)
         self.packed_types = (*own_types, *linear_layers.packed_types)
         self.latent = EagerLatent(self.rms_norm, self.rotary)
         self.recurrent = EagerRecurrent()
@@ -127,20 +127,20 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
     @overload
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...
     @overload
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer: ...
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer:
-        if isinstance(weight, QuantisedWeight):
-            return QuantisedLayer(weight.checked(), bias)
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantizedLayer: ...
+    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantizedLayer:
+        if isinstance(weight, QuantizedWeight):
+            return QuantizedLayer(weight.checked(), bias)
         return self._linear_layers.pack(weight, bias)
 
-    def has_rows(self, packed: PackedLinear | QuantisedLayer) -> bool:
-        return isinstance(packed, QuantisedLayer) or self._linear_layers.plain(packed) is not None
+    def has_rows(self, packed: PackedLinear | QuantizedLayer) -> bool:
+        return isinstance(packed, QuantizedLayer) or self._linear_layers.plain(packed) is not None
 
     def take_packed_rows(
-        self, packed: PackedLinear | QuantisedLayer, index: Tensor, dtype: torch.dtype, scale: float = 1.0
+        self, packed: PackedLinear | QuantizedLayer, index: Tensor, dtype: torch.dtype, scale: float = 1.0
     ) -> Tensor:
-        if isinstance(packed, QuantisedLayer):
-            rows = dequantise(packed.weight.rows(index), dtype)
+        if isinstance(packed, QuantizedLayer):
+            rows = dequantize(packed.weight.rows(index), dtype)
             return rows if scale == 1 else rows.mul_(scale)
         weight = self._linear_layers.plain(packed)
         assert weight is not None, "see has_rows"
@@ -150,19 +150,19 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantisedLayer, Grouped
     def layout(self) -> str:
         return self._linear_layers.layout
 
-    def linear(self, x: Tensor, packed: PackedLinear | QuantisedLayer) -> Tensor:
-        if isinstance(packed, QuantisedLayer):
+    def linear(self, x: Tensor, packed: PackedLinear | QuantizedLayer) -> Tensor:
+        if isinstance(packed, QuantizedLayer):
             return self._widened.multiply(x, packed)
         return self._linear_layers.multiply(x, packed)
 
     @overload
     def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...
     @overload
-    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer: ...
-    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantisedLayer:
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantizedLayer: ...
+    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantizedLayer:
         return self.pack_linear(weight, bias)
 
-    def gated_linear(self, x: Tensor, packed: PackedLinear | QuantisedLayer, activation: Activation = "silu") -> Tensor:
+    def gated_linear(self, x: Tensor, packed: PackedLinear | QuantizedLayer, activation: Activation = "silu") -> Tensor:
         return self.activate_and_mul(self.linear(x, packed), activation)
 
     def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:

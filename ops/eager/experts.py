@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.backend import ExpertWeights, LinearWeight
-from quire.ops.eager.quantised import PART
+from quire.ops.eager.quantized import PART
 from quire.ops.experts import alike
-from quire.ops.quantised import QuantisedWeight, dequantise
+from quire.ops.quantized import QuantizedWeight, dequantize
 
 _ALIGNMENT = 16
 """The grouped product takes rows of a multiple of so many bytes."""
@@ -27,7 +27,7 @@ class GroupedLinear:
         places: the rows of an expert's own weight, and the row of `weight` where they begin.
     """
 
-    weight: Tensor | list[QuantisedWeight]
+    weight: Tensor | list[QuantizedWeight]
     bias: Tensor | None
     shape: tuple[int, int]
     places: tuple[tuple[slice, int], ...]
@@ -42,14 +42,14 @@ class GroupedLinear:
         places: tuple[tuple[slice, int], ...],
     ) -> "GroupedLinear":
         """For experts whose weights and biases are like those of one expert."""
-        zeros: Tensor | list[QuantisedWeight] = []
+        zeros: Tensor | list[QuantizedWeight] = []
         if isinstance(weight, Tensor):
             zeros = weight.new_zeros(num_experts, *shape)
         return cls(zeros, None if bias is None else bias.new_zeros(num_experts, shape[0]), shape, places)
 
     def store(self, expert: int, weight: LinearWeight, bias: Tensor | None) -> None:
         """Stores one expert's `weight` and `bias`."""
-        if isinstance(weight, QuantisedWeight):
+        if isinstance(weight, QuantizedWeight):
             assert isinstance(self.weight, list)
             self.weight.append(weight.checked())
         else:
@@ -71,7 +71,7 @@ class GroupedLinear:
         return out if self.bias is None else out + self.bias[experts]
 
     def _widened_parts(
-        self, x: Tensor, weights: list[QuantisedWeight], ends: list[int]
+        self, x: Tensor, weights: list[QuantizedWeight], ends: list[int]
     ) -> Iterable[tuple[int, Tensor]]:
         """The first row, and the products, of some experts after another."""
         count, row = max(1, PART // (self.shape[0] * self.shape[1])), 0
@@ -81,7 +81,7 @@ class GroupedLinear:
                 continue
             widened = x.new_zeros(len(part), *self.shape)
             for numbers, weight in zip(widened, weights[first : first + count], strict=True):
-                self._place(dequantise(weight, x.dtype), numbers)
+                self._place(dequantize(weight, x.dtype), numbers)
             offsets = torch.tensor(part, dtype=torch.int32, device=x.device) - row
             yield row, F.grouped_mm(x[row : part[-1]], widened.transpose(1, 2), offs=offsets)
             row = part[-1]

@@ -19,7 +19,7 @@ def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         choice = _within_best_groups(choice, routing)
     ids = choice.topk(routing.top_k, dim=-1).indices
     weights = _near_shares(logits, ids, routing) if routing.score == "sparse_mixer" else scores.gather(1, ids)
-    if routing.renormalise:
+    if routing.renormalize:
         weights = weights / weights.sum(-1, keepdim=True).clamp_(min=routing.floor)
     weights = weights * routing.scale
     return ids, weights if router.shares is None else weights * router.shares[ids]

@@ -30,9 +30,9 @@ def kind_of(name: str, num_layers: int) -> gguf.GGMLQuantizationType:
 
 def main() -> None:
     library, source, target = ctypes.CDLL(sys.argv[1]), gguf.GGUFReader(sys.argv[2]), sys.argv[3]
-    quantise = library.ggml_quantize_chunk
-    quantise.restype = ctypes.c_size_t
-    quantise.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    quantize = library.ggml_quantize_chunk
+    quantize.restype = ctypes.c_size_t
+    quantize.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p]
     architecture = source.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target, architecture)
     for name, field in source.fields.items():
@@ -51,7 +51,7 @@ def main() -> None:
 
         def part(first: int) -> None:
             count = min(step, rows - first)
-            quantise(kind, numbers[first:].ctypes.data, out[first:].ctypes.data, 0, count, size, None)
+            quantize(kind, numbers[first:].ctypes.data, out[first:].ctypes.data, 0, count, size, None)
 
         list(pool.map(part, range(0, rows, step)))
         return out

@@ -24,8 +24,8 @@ from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packing import PackAtLoad
-from quire.executor.weights.quantisation.cache_scheme import CacheScales
-from quire.executor.weights.quantisation.schemes import choose_scheme
+from quire.executor.weights.quantization.cache_scheme import CacheScales
+from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.frontend.checkpoint.model_spec import make_model_spec
 from quire.ops.backend import AttentionBatch, Backend
 from quire.ops.cache_rows import LARGEST_CODE

@@ -17,8 +17,8 @@ SOME = [
     MODELS + "test_transformers_programs.py::test_steps_use_our_operations_alone[gptj]",
     MODELS + "test_transformers_programs.py::test_experts_and_their_routers_are_ours[mixtral-1]",
     MODELS + "test_latent_models.py::test_log_probabilities_and_greedy_tokens_are_those_of_transformers[deepseek_v32]",
-    "tests/executor/weights/test_quantised_checkpoints.py::test_outputs_are_those_of_the_numbers[gptq-order]",
-    "tests/executor/weights/test_quantised_checkpoints.py::test_outputs_are_those_of_the_numbers[ct-w4-zeros]",
+    "tests/executor/weights/test_quantized_checkpoints.py::test_outputs_are_those_of_the_numbers[gptq-order]",
+    "tests/executor/weights/test_quantized_checkpoints.py::test_outputs_are_those_of_the_numbers[ct-w4-zeros]",
 ]
 """Of the tests that run on it with `QUIRE_TEST_DEVICE=pretend pytest tests/executor/models`."""
 

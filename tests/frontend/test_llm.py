@@ -235,7 +235,7 @@ def test_without_a_profiler_it_says_what_to_ask_for(llm: LLM) -> None:
 def test_bad_checkpoints_and_options_are_named(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'max_model_length': there is no option .* did you mean --max-model-len\?"):
         LLM(folder, max_model_length=4)
-    with pytest.raises(ConfigError, match=r"is not quantised, and --quantization awq names a format of checkpoints"):
+    with pytest.raises(ConfigError, match=r"is not quantized, and --quantization awq names a format of checkpoints"):
         LLM(folder, quantization="awq")
     with pytest.raises(ConfigError, match="there is no folder"):
         LLM(str(tmp_path / "nothing"))

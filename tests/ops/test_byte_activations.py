@@ -16,9 +16,9 @@ from quire.ops.backend import ExpertWeights
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.codecs import INT4, INT8
 from quire.ops.cpu.native import NativeBackend
-from quire.ops.quantised import QuantisedWeight, dequantise
+from quire.ops.quantized import QuantizedWeight, dequantize
 from tests.ops.levels import RUNNABLE, TESTED_WITH_INTEGERS, ByteProducts, Level
-from tests.ops.test_quantised_linear import TABLES, weight_of
+from tests.ops.test_quantized_linear import TABLES, weight_of
 
 torch.set_num_threads(1)
 
@@ -72,11 +72,11 @@ def _rounded_block(x: Tensor, products: ByteProducts) -> Tensor:
     return (x * torch.nan_to_num(1 / step, posinf=0)).round() * step
 
 
-def product(x: Tensor, weight: QuantisedWeight, products: ByteProducts) -> tuple[Tensor, float]:
+def product(x: Tensor, weight: QuantizedWeight, products: ByteProducts) -> tuple[Tensor, float]:
     """[rows, out] in float64, and what sums in float32 may differ by."""
     given = x if weight.input_order is None else x[:, weight.input_order]
     inputs = rounded(given, weight.group_size, products).double()
-    numbers = dequantise(weight._replace(input_order=None)).double()
+    numbers = dequantize(weight._replace(input_order=None)).double()
     return inputs @ numbers.T, 4e-6 * (inputs.abs() @ numbers.abs().T).max().item()
 
 
@@ -88,10 +88,10 @@ def test_what_becomes_of_activations(
 ) -> None:
     """To the bit: each output of this layer is one input."""
     ones, scales = torch.eye(size).to(torch.int8), torch.ones(size, size // group)
-    identity = QuantisedWeight(ones, scales)
+    identity = QuantizedWeight(ones, scales)
     if kind == "int4":
         codes = (ones + 8).view(torch.uint8)
-        identity = QuantisedWeight(codes[:, ::2] | codes[:, 1::2] << 4, scales, TABLES["int4"])
+        identity = QuantizedWeight(codes[:, ::2] | codes[:, 1::2] << 4, scales, TABLES["int4"])
     x = (torch.randn(9, size) * torch.randn(9, size).exp()).to(dtype)
     x[:, 5] = 0.5 * x[:, 4]  # halves of the largest, among others
     assert torch.equal(ops.linear(x, ops.pack_linear(identity)), rounded(x, group, products).to(dtype))
@@ -136,9 +136,9 @@ def test_the_largest_sums_fit(ops: NativeBackend, products: ByteProducts, kind: 
     """Each product has the same sign, and is as large as products can be."""
     size, scales = 384, torch.ones(5, 1)
     code = (-128 if is_least else 127) if kind == "int8" else (-8 if is_least else 7)
-    weight = QuantisedWeight(torch.full((5, size), code, dtype=torch.int8), scales)
+    weight = QuantizedWeight(torch.full((5, size), code, dtype=torch.int8), scales)
     if kind == "int4":
-        weight = QuantisedWeight(torch.full((5, size // 2), (code + 8) * 17, dtype=torch.uint8), scales, TABLES["int4"])
+        weight = QuantizedWeight(torch.full((5, size // 2), (code + 8) * 17, dtype=torch.uint8), scales, TABLES["int4"])
     x = torch.full((30, size), sign * 127.0, dtype=torch.bfloat16)
     x[::2, ::4] = 1.0  # with neighbours that keep all 8 bits
     expected = rounded(x, size, products).sum(-1, keepdim=True) * code
@@ -163,7 +163,7 @@ def test_numbers_that_no_layer_makes_have_a_result_or_none(ops: NativeBackend, k
         ops.pack_linear(weight),
         torch.randn(4, 64).sign() * torch.tensor([2.0**109, 2.0**111, 2.0**120, 2.0**126])[:, None],
     )
-    got, expected = ops.linear(x.bfloat16(), packed).double(), x.double() @ dequantise(weight).double().T
+    got, expected = ops.linear(x.bfloat16(), packed).double(), x.double() @ dequantize(weight).double().T
     assert got[0].isfinite().all()
     close = (got - expected).abs() <= 0.02 * expected.abs().amax(-1, keepdim=True)
     assert (close | ~got.isfinite()).all()
@@ -203,7 +203,7 @@ def test_a_gated_layer_is_the_plain_one_activated_on_any_threads(ops: NativeBack
 
 def test_float32_keeps_its_digits(ops: NativeBackend) -> None:
     weight, x = weight_of("int4", 40, 64, 32), torch.randn(3, 64)
-    torch.testing.assert_close(ops.linear(x, ops.pack_linear(weight)), x @ dequantise(weight).T, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ops.linear(x, ops.pack_linear(weight)), x @ dequantize(weight).T, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"], indirect=True)
@@ -221,13 +221,13 @@ def test_experts_round_what_both_layers_read(ops: NativeBackend, products: ByteP
         out = torch.empty(50, hidden, dtype=torch.float64)
         for row, [expert] in enumerate(ids.tolist()):
             gate_up, down = experts[expert].gate_up, experts[expert].down
-            assert isinstance(gate_up, QuantisedWeight)
-            assert isinstance(down, QuantisedWeight)
+            assert isinstance(gate_up, QuantizedWeight)
+            assert isinstance(down, QuantizedWeight)
             inputs = rounded(x[row], 32, products) if is_rounded else x[row]
-            gate, up = (dequantise(gate_up).double() @ inputs.double()).chunk(2)
+            gate, up = (dequantize(gate_up).double() @ inputs.double()).chunk(2)
             inner = torch.nn.functional.silu(gate) * up
             inner = rounded(inner, 16, products).double() if is_rounded else inner
-            out[row] = dequantise(down).double() @ inner
+            out[row] = dequantize(down).double() @ inner
         return out
 
     error, without = ((got.double() - computed(is_rounded)).abs().mean() for is_rounded in (True, False))

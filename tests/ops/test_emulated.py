@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.ops.levels import EMULATED_AMX, EMULATED_AVX_VNNI, Level
-from tests.ops.test_quantised_linear import weight_of
+from tests.ops.test_quantized_linear import weight_of
 
 KINDS = ["int8", "int4", "line"]
 SHAPES = [(70, 96, 32), (50, 192, 64), (40, 256, 128), (33, 192, 192), (96, 1024, 1024)]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.ops.backend import Activation, Backend, ExpertWeights
 from quire.ops.cpu.native import NativeBackend
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import Router, Routing
 
 torch.set_num_threads(1)
@@ -22,14 +22,14 @@ def _seed() -> None:
 
 ROUTINGS = {
     "softmax": Routing(3),
-    "softmax-renormalised": Routing(3, renormalise=True, scale=2.5),
+    "softmax-renormalized": Routing(3, renormalize=True, scale=2.5),
     "sigmoid": Routing(2, "sigmoid"),
     "best-groups-by-their-best": Routing(2, num_groups=4, top_groups=2, scale=16.0),
-    "best-groups-by-two": Routing(4, "sigmoid", renormalise=True, num_groups=3, top_groups=2, group_best=2),
-    "floor": Routing(2, "sigmoid", renormalise=True, floor=5.0),
-    "all-experts": Routing(12, renormalise=True),
+    "best-groups-by-two": Routing(4, "sigmoid", renormalize=True, num_groups=3, top_groups=2, group_best=2),
+    "floor": Routing(2, "sigmoid", renormalize=True, floor=5.0),
+    "all-experts": Routing(12, renormalize=True),
     "near-experts": Routing(3, "sparse_mixer", distance=0.6),
-    "root-of-softplus": Routing(2, "sqrt_softplus", renormalise=True, scale=1.5),
+    "root-of-softplus": Routing(2, "sqrt_softplus", renormalize=True, scale=1.5),
 }
 
 
@@ -52,7 +52,7 @@ def expected_routes(x: Tensor, router: Router) -> tuple[list[list[int]], list[li
         weights = [scores[i].item() for i in ids]
         if routing.score == "sparse_mixer":
             weights = [near_share(logits, ids[:place], ids[place], routing.distance) for place in range(len(ids))]
-        if routing.renormalise:
+        if routing.renormalize:
             total = max(sum(weights), routing.floor)
             weights = [weight / total for weight in weights]
         all_ids.append(ids)
@@ -99,10 +99,10 @@ def make_experts(
 ) -> list[ExpertWeights]:
     outputs = 2 * size if is_gated else size
 
-    def weight(out: int, inputs: int) -> Tensor | QuantisedWeight:
+    def weight(out: int, inputs: int) -> Tensor | QuantizedWeight:
         if is_int8:
             values = torch.randint(-127, 128, (out, inputs), dtype=torch.int8)
-            return QuantisedWeight(values, (torch.rand(out, 1) + 0.5) / 64 / inputs**0.5)
+            return QuantizedWeight(values, (torch.rand(out, 1) + 0.5) / 64 / inputs**0.5)
         return (torch.randn(out, inputs) / inputs**0.5).to(dtype)
 
     def bias(out: int) -> Tensor | None:
@@ -114,8 +114,8 @@ def make_experts(
     ]
 
 
-def widened(weight: Tensor | QuantisedWeight) -> Tensor:
-    if isinstance(weight, QuantisedWeight):
+def widened(weight: Tensor | QuantizedWeight) -> Tensor:
+    if isinstance(weight, QuantizedWeight):
         return weight.codes.double() * weight.scales.double()
     return weight.double()
 
@@ -263,7 +263,7 @@ def test_a_layer_without_experts_is_refused(ops: Backend) -> None:
 def test_a_token_is_the_same_in_any_batch(own_native: NativeBackend, is_int8: bool, dtype: torch.dtype) -> None:
     """To the bit: as one row of an expert or of a tile, and with one expert for nearly all tokens."""
     packed = own_native.pack_experts(make_experts(6, 70, 45, dtype, is_int8=is_int8), 6)
-    router = Router(Routing(2, renormalise=True), torch.randn(6, 70) / 8, torch.tensor([9.0, 0, 0, 0, 0, 0]))
+    router = Router(Routing(2, renormalize=True), torch.randn(6, 70) / 8, torch.tensor([9.0, 0, 0, 0, 0, 0]))
     x = torch.randn(230, 70).to(dtype)
     all_ids, all_weights = own_native.route(x, router)
     together = own_native.experts(x, packed, all_ids, all_weights)

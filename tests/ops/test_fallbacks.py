@@ -12,7 +12,7 @@ from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.cpu.widened import WidenedWeight
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 from tests.ops.levels import RUNNABLE, Level
 from tests.ops.test_attention import Step
 
@@ -78,10 +78,10 @@ def test_layers_in_bfloat16_have_kernels_everywhere(level: Level, told: Callable
 def test_weights_without_a_kernel_are_told_once_a_kind(own: NativeBackend, told: Callable[[], list[str]]) -> None:
     """Codes of another type than the contract names are not read by mistake."""
     scales = torch.ones(4, 1)
-    own.pack_linear(QuantisedWeight(torch.ones(4, 4, dtype=torch.int8), scales))
+    own.pack_linear(QuantizedWeight(torch.ones(4, 4, dtype=torch.int8), scales))
     assert told() == []
     for _ in range(2):
-        packed = own.pack_linear(QuantisedWeight(torch.ones(4, 4, dtype=torch.int16), scales))
+        packed = own.pack_linear(QuantizedWeight(torch.ones(4, 4, dtype=torch.int16), scales))
     (message,) = told()
     assert "int16, one scale for 4 numbers" in message
     assert torch.equal(own.linear(torch.ones(1, 4), packed), torch.full((1, 4), 4.0))

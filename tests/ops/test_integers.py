@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.cpu.native import NativeBackend
-from quire.ops.quantised import QuantisedWeight, dequantise
-from tests.ops.test_quantised_linear import weight_of
+from quire.ops.quantized import QuantizedWeight, dequantize
+from tests.ops.test_quantized_linear import weight_of
 
 torch.set_num_threads(1)
 
@@ -22,17 +22,17 @@ ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 KINDS = ["int8", "int4", "line", "two's complement"]
 
 
-def identity(size: int, group: int) -> QuantisedWeight:
+def identity(size: int, group: int) -> QuantizedWeight:
     codes = torch.eye(size).to(torch.int8)
-    return QuantisedWeight(codes, torch.ones(size, size // group))
+    return QuantizedWeight(codes, torch.ones(size, size // group))
 
 
 def blocks(x: Tensor, group: int) -> list[Tensor]:
     return [block for part in x.split(group, -1) for block in part.split(BLOCK, -1)]
 
 
-def product(x: Tensor, weight: QuantisedWeight) -> Tensor:
-    return x.double() @ dequantise(weight).double().T
+def product(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    return x.double() @ dequantize(weight).double().T
 
 
 @pytest.mark.parametrize("dtype", list(EXACT))
@@ -79,7 +79,7 @@ def test_a_large_number_spoils_its_block_alone(native: NativeBackend, dtype: tor
 
 def test_the_largest_sums_fit(native: NativeBackend) -> None:
     """Each product of a block has the same sign, and is as large as products can be."""
-    weight = QuantisedWeight(torch.full((5, 3 * BLOCK), -128, dtype=torch.int8), torch.ones(5, 1))
+    weight = QuantizedWeight(torch.full((5, 3 * BLOCK), -128, dtype=torch.int8), torch.ones(5, 1))
     x = torch.full((30, 3 * BLOCK), -255.0, dtype=torch.bfloat16)
     expected = torch.full((30, 5), 255.0 * 128 * 3 * BLOCK).bfloat16()
     assert torch.equal(native.linear(x, native.pack_linear(weight)), expected)

@@ -10,18 +10,18 @@ from torch import Tensor
 from quire.ops.backend import Backend, ExpertWeights, LinearWeight
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 from quire.ops.stored import StoredWeight, put_together, take_apart
 
 
 def weight_of(kind: str, out: int, size: int) -> LinearWeight:
     torch.manual_seed(0)
     if kind == "int8":
-        return QuantisedWeight(torch.randint(-127, 128, (out, size), dtype=torch.int8), torch.rand(out, 1) / 100)
+        return QuantizedWeight(torch.randint(-127, 128, (out, size), dtype=torch.int8), torch.rand(out, 1) / 100)
     if kind == "int4":
         codes = torch.randint(0, 256, (out, size // 2), dtype=torch.uint8)
         scales, order = (torch.rand(out, size // 32) / 100).bfloat16(), torch.randperm(size)
-        return QuantisedWeight(codes, scales, torch.arange(-8.0, 8), -scales, order)
+        return QuantizedWeight(codes, scales, torch.arange(-8.0, 8), -scales, order)
     return torch.randn(out, size).to(getattr(torch, kind))
 
 

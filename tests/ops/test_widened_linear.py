@@ -7,7 +7,7 @@ from torch import Tensor
 from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.widened import WidenedWeight
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 
 torch.set_num_threads(1)
 
@@ -17,12 +17,12 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 SHAPES = [(1, 1), (7, 33), (33, 7), (64, 64), (130, 65), (257, 511), (96, 1100)]
 
 
-def layer(out_features: int, in_features: int) -> QuantisedWeight:
+def layer(out_features: int, in_features: int) -> QuantizedWeight:
     values = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
-    return QuantisedWeight(values, (torch.rand(out_features, 1) + 0.5) / 100)
+    return QuantizedWeight(values, (torch.rand(out_features, 1) + 0.5) / 100)
 
 
-def widened(weight: QuantisedWeight) -> Tensor:
+def widened(weight: QuantizedWeight) -> Tensor:
     return weight.codes.double() * weight.scales.double()
 
 

@@ -22,7 +22,7 @@ from quire.executor.models.transformers.matching import (
 )
 from quire.executor.models.transformers.probe import Findings, is_linear, sizes_of
 from quire.executor.models.transformers.splits import Split
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 
 

@@ -1,4 +1,4 @@
-"""Recognises the experts of a mixture by what they compute, and reads their weights for our operation."""
+"""Recognizes the experts of a mixture by what they compute, and reads their weights for our operation."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import Experts
 from quire.executor.layers.stored_experts import ExpertShape, FusedExperts, SeparateExperts
 from quire.executor.models.transformers.formulas import agree, examples
-from quire.executor.weights.quantisation.gguf import Gguf
+from quire.executor.weights.quantization.gguf import Gguf
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.ops.backend import Activation, Backend, PlainActivation
 

@@ -1,4 +1,4 @@
-"""Recognises modules by what they compute, not by their names: small copies of them are compared with formulas."""
+"""Recognizes modules by what they compute, not by their names: small copies of them are compared with formulas."""
 
 import copy
 import inspect

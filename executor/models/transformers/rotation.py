@@ -1,4 +1,4 @@
-"""Rotary embeddings in a program: recognised by what they compute, and computed by our operations."""
+"""Rotary embeddings in a program: recognized by what they compute, and computed by our operations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

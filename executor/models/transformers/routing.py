@@ -100,10 +100,10 @@ def _candidates(calls: Sequence[Call], num_experts: int, hidden_size: int, top_k
         if 0 < top_groups < num_groups < num_experts and num_experts % num_groups == 0
     ]
     scores: tuple[Score, ...] = ("softmax", "sigmoid")
-    for weight, score, renormalise, bias, correction in product(weights, scores, (False, True), biases, biases):
+    for weight, score, renormalize, bias, correction in product(weights, scores, (False, True), biases, biases):
         for num_groups, top_groups, best in groups if bias is None or correction is not bias else ():
             routing = Routing(
-                top_k, score, renormalise, num_groups=num_groups, top_groups=top_groups, group_best=best
+                top_k, score, renormalize, num_groups=num_groups, top_groups=top_groups, group_best=best
             )  # fmt: skip
             yield Router(routing, weight.float(), bias, correction)
 

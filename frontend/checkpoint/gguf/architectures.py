@@ -204,7 +204,7 @@ def _falcon(fields: Fields) -> Config:
 
 
 _NORMLESS_EXPERTS = 128
-"""Experts of Llama 4 Maverick, whose queries and keys are not normalised."""
+"""Experts of Llama 4 Maverick, whose queries and keys are not normalized."""
 
 
 def _llama4(fields: Fields) -> Config:

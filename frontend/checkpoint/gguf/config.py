@@ -69,7 +69,7 @@ def _eps(fields: Fields) -> float | None:
 
 
 def _dtype(fields: Fields) -> str:
-    """Of activations and of what is not quantised: the embedding's own type, or bfloat16 beside quantised weights."""
+    """Of activations and of what is not quantized: the embedding's own type, or bfloat16 beside quantized weights."""
     plain = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     types = {tensor.type for tensor in fields.tensors.values() if len(tensor.shape) > 1}
     kind = fields.tensors["token_embd.weight"].type

@@ -1,4 +1,4 @@
-"""Finds the files of a model among GGUF files: one quantisation of several, all parts of a split file."""
+"""Finds the files of a model among GGUF files: one quantization of several, all parts of a split file."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ def choose(names: Iterable[str], tag: str | None, where: str) -> list[str]:
     """Those of the files `names` that are the model: one, or all parts of it in order.
 
     Args:
-        tag: the quantisation that is asked for, such as Q4_K_M; None: there is only one.
+        tag: the quantization that is asked for, such as Q4_K_M; None: there is only one.
 
     Raises:
         ConfigError: none, several, or not all parts; the message names what there is.

@@ -12,7 +12,7 @@ _NO_ATTENTION: Config = dict.fromkeys(
 
 
 def mamba(fields: Fields) -> Config:
-    """Mamba, or Falcon Mamba, which normalises a token's dt, b and c."""
+    """Mamba, or Falcon Mamba, which normalizes a token's dt, b and c."""
     eps, inner = fields.need("attention.layer_norm_rms_epsilon"), fields.need("ssm.inner_size")
     is_normal = fields.get("ssm.dt_b_c_rms", False)
     architecture = ("FalconMambaForCausalLM", "falcon_mamba") if is_normal else ("MambaForCausalLM", "mamba")

@@ -49,7 +49,7 @@ template <class T> float sum_of_squares(const T* x, long size) {
 
 // The weight's elements are T, or float if `is_float`; its element `first` belongs to x[0].
 template <class T>
-void normalise(const T* x, const void* weight, bool is_float, long first, T* out, long size, float eps) {
+void normalize(const T* x, const void* weight, bool is_float, long first, T* out, long size, float eps) {
     const float inverse = 1 / std::sqrt(sum_of_squares(x, size) / size + eps);
     if (is_float) scale(x, inverse, (const float*)weight + first, out, size);
     else scale(x, inverse, (const T*)weight + first, out, size);

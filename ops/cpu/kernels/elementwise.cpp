@@ -82,7 +82,7 @@ extern "C" int quire_rms_norm(const RmsNormCall* call) {
         const long heads = call->heads, size = call->size;
         parallel(call->num_tokens, call->num_tokens * heads * size, call->num_threads, [&](long token) {
             for (long head = 0; head < heads; head++)
-                normalise((const T*)call->x + token * call->token_stride + head * call->head_stride,
+                normalize((const T*)call->x + token * call->token_stride + head * call->head_stride,
                           call->weight, is_float, head * call->weight_stride,
                           (T*)call->out + (token * heads + head) * size, size, (float)call->eps);
         });
@@ -102,7 +102,7 @@ extern "C" int quire_add_rms_norm(const AddRmsNormCall* call) {
             for_vectors(size, [&](long i, auto count) __attribute__((always_inline)) {
                 store(to + i, load(to + i, count) + load(from + i, count), count);
             });
-            normalise((const T*)to, call->weight, is_float, 0, (T*)call->out + token * size, size, (float)call->eps);
+            normalize((const T*)to, call->weight, is_float, 0, (T*)call->out + token * size, size, (float)call->eps);
         });
     });
 }
@@ -162,7 +162,7 @@ extern "C" int quire_write_cache(const WriteCacheCall* call) {
     return unknown | failed;
 }
 
-// Normalises queries and keys, if there is a weight, and rotates them. Writes queries to out, and keys and values to
+// Normalizes queries and keys, if there is a weight, and rotates them. Writes queries to out, and keys and values to
 // the cache as quire_write_cache does.
 extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
     constexpr long MAX_HEAD_DIM = 1024;
@@ -188,7 +188,7 @@ extern "C" int quire_rotate_and_store(const RotateAndStoreCall* call) {
                 T normal[MAX_HEAD_DIM], pairs[MAX_HEAD_DIM], key[MAX_HEAD_DIM];
                 for (long head = 0; head < num_heads + num_kv_heads; head++, from += head_dim) {
                     const bool is_query = head < num_heads;
-                    if (call->weight) normalise(from, call->weight, is_float, head * head_dim, normal, head_dim, eps);
+                    if (call->weight) normalize(from, call->weight, is_float, head * head_dim, normal, head_dim, eps);
                     const T* x = call->weight ? normal : from;
                     if (call->is_interleaved) x = halves(x, pairs, head_dim, rotary_dim);
                     rotate(x, c, s, is_query ? query : key, head_dim, rotary_dim);

@@ -106,7 +106,7 @@ struct RouteCall {
     float* weights;                         // [rows, top_k]
     int64_t rows, x_stride, hidden, num_experts, top_k;
     int64_t score;  // 0: softmax, 1: sigmoid, 2: sparse mixer
-    int64_t renormalise, num_groups, top_groups, group_best, dtype, num_threads;
+    int64_t renormalize, num_groups, top_groups, group_best, dtype, num_threads;
     double floor, scale, distance;
 };
 

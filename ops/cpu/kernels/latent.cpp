@@ -108,7 +108,7 @@ extern "C" int quire_rotate_and_store_latent(const RotateAndStoreLatentCall* cal
                 const long slot = call->slots[token], block_size = call->block_size;
                 Cache* to = (Cache*)call->cache + slot / block_size * call->page_stride +
                             slot % block_size * call->row_stride;
-                normalise(latent, call->weight, is_float, 0, normal, rank, eps);
+                normalize(latent, call->weight, is_float, 0, normal, rank, eps);
                 store_row(normal, to, rank, largest);
                 turn(latent + rank, key);
                 store_row(key, to + row_size<Cache>(rank), size, largest);

@@ -32,7 +32,7 @@ template <class T> Floats parameter(const void* values, bool is_float, long firs
     return is_float ? load((const float*)values + first, count) : load((const T*)values + first, count);
 }
 
-template <class T> void normalise(const LayerNormCall& call, const T* x, T* out, long first_weight) {
+template <class T> void normalize(const LayerNormCall& call, const T* x, T* out, long first_weight) {
     const long size = call.size;
     const bool is_float = call.weight_dtype == FLOAT32;
     Floats total{}, squares{};
@@ -85,7 +85,7 @@ extern "C" int quire_layer_norm(const LayerNormCall* call) {
         const long heads = call->heads, size = call->size;
         for_each(call->num_tokens, call->num_tokens * heads * size > 2 * PIECE ? call->num_threads : 1, [&](long token) {
             for (long head = 0; head < heads; head++)
-                normalise<T>(*call, (const T*)call->x + token * call->token_stride + head * call->head_stride,
+                normalize<T>(*call, (const T*)call->x + token * call->token_stride + head * call->head_stride,
                              (T*)call->out + (token * heads + head) * size, head * call->weight_stride);
         });
     });

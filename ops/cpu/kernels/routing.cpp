@@ -119,7 +119,7 @@ template <class T> struct Route {
             total += weights[i] = call.score == SPARSE_MIXER ? near_share(scores, is_taken, ids[i]) : scores[ids[i]];
             is_taken[ids[i]] = true;
         }
-        const float divisor = call.renormalise ? std::max(total, (float)call.floor) : 1;
+        const float divisor = call.renormalize ? std::max(total, (float)call.floor) : 1;
         for (long i = 0; i < call.top_k; i++)
             weights[i] = weights[i] / divisor * (float)call.scale * (call.shares ? call.shares[ids[i]] : 1);
     }

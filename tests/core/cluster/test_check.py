@@ -65,7 +65,7 @@ def test_a_node_that_cannot_be_understood_is_told_so(
     ("ages", "pause", "problems"),
     [
         ([8, 7, 6, 0], 0.0, []),
-        ([20, 20], 0.5, ["Node 1 (there, 127.0.0.2): Its clock is -20 s from node 0's; synchronise the clocks (NTP)."]),
+        ([20, 20], 0.5, ["Node 1 (there, 127.0.0.2): Its clock is -20 s from node 0's; synchronize the clocks (NTP)."]),
     ],
     ids=["messages-that-waited", "a-clock-that-is-behind"],
 )

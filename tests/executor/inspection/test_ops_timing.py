@@ -7,11 +7,11 @@ from quire.core.errors import ConfigError
 from quire.core.wire.inspection import LayerShape, OpsQuestion
 from quire.executor.inspection import ops_cases, weight_formats
 from quire.executor.inspection.ops_timing import time_ops
-from quire.executor.weights.quantisation.gguf_blocks import FORMATS, unpack, with_short_scales
+from quire.executor.weights.quantization.gguf_blocks import FORMATS, unpack, with_short_scales
 from quire.ops import bind
 from quire.ops.cpu.floors import Floors
 from quire.ops.cpu.libraries import load_kernels
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 from tests.gguf_files import random_blocks
 
 SMALL = LayerShape(
@@ -50,7 +50,7 @@ def test_each_format_has_its_bits(name: str) -> None:
         "q2_k": 4,
     }
     bits = {"bf16": 16, "fp16": 16, "fp32": 32, **of_codes}[name]
-    numbers = weight.codes if isinstance(weight, QuantisedWeight) else weight
+    numbers = weight.codes if isinstance(weight, QuantizedWeight) else weight
     assert numbers.nbytes == 8 * 64 * bits // 8
 
 
@@ -63,7 +63,7 @@ def test_each_format_has_its_bits(name: str) -> None:
 )
 def test_each_format_has_its_groups_and_floors(name: str, group_size: int, has_offsets: bool, floors: Floors) -> None:
     weight = weight_formats.FORMATS[name](8, 512)
-    assert isinstance(weight, QuantisedWeight)
+    assert isinstance(weight, QuantizedWeight)
     assert (weight.group_size, weight.offsets is not None) == (group_size, has_offsets)
     timed = time_ops(OpsQuestion(SMALL, ["linear", "experts"], [name], [1], 0.0))
     assert [timing.operation for timing in timed.timings] == ["linear", "experts"]
@@ -78,7 +78,7 @@ def test_formats_of_gguf_files_are_made_as_files_are_kept(kind: str) -> None:
     raw = torch.from_numpy(random_blocks((8, 512), kind, 0.01))
     kept = with_short_scales(unpack(raw, FORMATS[kind], 512), "layer")
     made = weight_formats.FORMATS[kind.lower()](8, 512)
-    assert isinstance(made, QuantisedWeight)
+    assert isinstance(made, QuantizedWeight)
     for one, other in zip(made, kept, strict=True):
         if isinstance(one, torch.Tensor):
             assert isinstance(other, torch.Tensor)

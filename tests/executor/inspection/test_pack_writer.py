@@ -29,7 +29,7 @@ from tests.executor.inspection.starts import PROMPTS, config_of, outputs
 from tests.executor.paged_driver import Checkpoints
 from tests.executor.step.test_model_runner import engine_config, start_worker
 from tests.executor.weights.stored_formats import FORMATS
-from tests.executor.weights.test_quantised_checkpoints import write
+from tests.executor.weights.test_quantized_checkpoints import write
 from tests.gguf_files import make_gguf
 
 torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def test_every_rank_maps_its_own_file(checkpoint: Checkpoints, tmp_path: Path) -
     assert served(folder, 2) == served(source, 2, quantization="int8")
 
 
-def test_a_quantised_checkpoint_is_packed_as_it_is(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_is_packed_as_it_is(checkpoint: Checkpoints, tmp_path: Path) -> None:
     source, _ = write(checkpoint("qwen3"), tmp_path, FORMATS["gptq-order"])
     pack_model(config_of(source), tmp_path / "mapped")
     assert outputs(tmp_path / "mapped") == outputs(source)
@@ -188,7 +188,7 @@ def test_the_refusal_names_the_command_that_packs_again(packed: Path, checkpoint
         open_packed(config, 0, bind("cpu"))
 
 
-def test_another_quantisation_is_refused(packed: Path) -> None:
+def test_another_quantization_is_refused(packed: Path) -> None:
     with pytest.raises(ModelLoadError, match="was packed with --quantization int4: start without the option"):
         open_packed(engine_config(packed, quantization="int8"), 0, bind("cpu"))
 

@@ -140,7 +140,7 @@ def test_int8_halves_the_weights_of_a_large_model() -> None:
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [
-        ("unquantised.Unquantised()", 141e9),
+        ("unquantized.Unquantized()", 141e9),
         ("online.ONLINE['int8']", 71.6e9),
         ("formats.read_format('gptq', {'bits': 4, 'sym': False}, torch.bfloat16)", 42.7e9),
     ],
@@ -156,7 +156,7 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from quire.executor.weights.packing import PackAtLoad
-from quire.executor.weights.quantisation import formats, online, unquantised
+from quire.executor.weights.quantization import formats, online, unquantized
 scheme = {scheme}
 before = set(sys.modules)
 spec = ModelSpec(**{asdict(llama(80, 8192, 28672, 64, 8))})
@@ -186,14 +186,14 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.memory.dry_build import dry_build
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packing import PackAtLoad
-from quire.executor.weights.quantisation.unquantised import Unquantised
+from quire.executor.weights.quantization.unquantized import Unquantized
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 ops = EagerBackend(PlainLinear())
 for spec in [ModelSpec(**fields) for fields in {specs}]:
     dry_build(spec, ModelContext(
         ops=ops, packing=PackAtLoad(ops), group=ParallelGroup(), dtype=torch.float32, device=torch.device("cpu"),
-        weights=None, scheme=Unquantised(), layers=range(spec.num_layers), max_model_len=128,
+        weights=None, scheme=Unquantized(), layers=range(spec.num_layers), max_model_len=128,
     ))
     assert "torch._dynamo" not in sys.modules, spec.architecture
 """

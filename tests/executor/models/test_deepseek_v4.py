@@ -111,7 +111,7 @@ def test_weights_as_deepseek_publishes_them(tmp_path: Path) -> None:
         if block is None:
             stored[_PUBLISHED.get(name, name.removeprefix("model."))] = weight
             continue
-        codes, scale, plain[name] = _quantised(weight, block)
+        codes, scale, plain[name] = _quantized(weight, block)
         layer = layer.removeprefix("model.")
         stored |= {f"{layer}.weight": codes, f"{layer}.scale": scale.to(torch.float8_e8m0fnu)}
     save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
@@ -119,8 +119,8 @@ def test_weights_as_deepseek_publishes_them(tmp_path: Path) -> None:
     expected = PagedDriver(load_model(read_spec(tmp_path)), 1, 64).step({0: token_ids})[0]
 
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
-    quantisation = {"quant_method": "fp8", "weight_block_size": [16, 16], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}
-    model = load_model(read_spec(tmp_path, quantization_config=quantisation))
+    quantization = {"quant_method": "fp8", "weight_block_size": [16, 16], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}
+    model = load_model(read_spec(tmp_path, quantization_config=quantization))
     torch.testing.assert_close(PagedDriver(model, 1, 64).step({0: token_ids})[0], expected, atol=1e-3, rtol=1e-3)
 
 
@@ -131,7 +131,7 @@ _PUBLISHED = {
 _FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 
 
-def _quantised(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def _quantized(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """(codes, scales that are powers of two, the numbers that both are)."""
     rows, columns = (size // part for size, part in zip(weight.shape, block, strict=True))
     blocks = weight.view(rows, block[0], columns, block[1])

@@ -175,7 +175,7 @@ def test_ranks_and_last_tokens_are_those_of_the_whole(variant: str, checkpoint: 
 
 
 @pytest.mark.parametrize(("family", "options"), [("olmo2", {}), ("cohere", {"use_qk_norm": True})])
-def test_more_ranks_than_kv_heads_normalise_queries_and_keys(
+def test_more_ranks_than_kv_heads_normalize_queries_and_keys(
     family: Family, options: dict[str, Any], checkpoint: Checkpoints
 ) -> None:
     spec = read_spec(checkpoint(family, **options))

@@ -46,7 +46,7 @@ from tests.executor.models.test_dense_models import _Recorded as Recorded
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import PagedDriver, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
-from tests.executor.weights.test_quantised_checkpoints import FORMATS, logprobs_of, write
+from tests.executor.weights.test_quantized_checkpoints import FORMATS, logprobs_of, write
 
 torch.set_num_threads(1)
 
@@ -588,7 +588,7 @@ def test_decode_steps_are_operations_of_the_backend_alone(variant: str, folder: 
         assert torch.equal(tensor, new)
 
 
-def test_multipliers_are_those_of_quantised_layers_too(folder: Folder, tmp_path: Path) -> None:
+def test_multipliers_are_those_of_quantized_layers_too(folder: Folder, tmp_path: Path) -> None:
     layers = re.compile(r"model\.layers\.\d+\.(self_attn|mamba|feed_forward)\..*proj\.weight")
     packed, plain = write(folder("falcon-h1"), tmp_path, FORMATS["ct-w4-zeros"], layers)
     expected, logprobs = logprobs_of(plain)(ParallelGroup()), logprobs_of(packed)

@@ -132,10 +132,10 @@ def test_the_text_of_a_checkpoint_for_images(model: Model, folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_its_layers_can_be_quantised(quantization: Any, model: Model, folder: Path) -> None:
-    quantised = logits_of(load_model(read_spec(folder), quantization=quantization), PROMPT)
-    assert not torch.equal(quantised, logits_of(model, PROMPT))
-    distance = torch.cosine_similarity(quantised, logits_of(model, PROMPT)).mean()
+def test_its_layers_can_be_quantized(quantization: Any, model: Model, folder: Path) -> None:
+    quantized = logits_of(load_model(read_spec(folder), quantization=quantization), PROMPT)
+    assert not torch.equal(quantized, logits_of(model, PROMPT))
+    distance = torch.cosine_similarity(quantized, logits_of(model, PROMPT)).mean()
     assert distance > (0.99 if quantization == "int8" else 0.8)
 
 

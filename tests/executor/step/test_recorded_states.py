@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.core.wire.protocol import EngineRequest
-from quire.executor.weights.quantisation.int8 import quantise
+from quire.executor.weights.quantization.int8 import quantize
 from quire.ops.backend import LinearWeight
 from quire.ops.cpu import launches
 from quire.ops.cpu.libraries import load_kernels
@@ -31,7 +31,7 @@ def bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         def pack_bytes(
             self: NativeBackend, weight: LinearWeight, bias: torch.Tensor | None = None, pack: Any = pack
         ) -> Any:
-            return pack(self, quantise(weight) if isinstance(weight, torch.Tensor) else weight, bias)
+            return pack(self, quantize(weight) if isinstance(weight, torch.Tensor) else weight, bias)
 
         monkeypatch.setattr(NativeBackend, name, pack_bytes)
 

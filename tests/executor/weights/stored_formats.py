@@ -1,4 +1,4 @@
-"""Layers in the formats of quantised checkpoints, written by the formats' own descriptions and not by their readers.
+"""Layers in the formats of quantized checkpoints, written by the formats' own descriptions and not by their readers.
 
 A writer draws codes and scales, and returns the layer's tensors by kind, and the numbers that they stand for.
 """
@@ -52,7 +52,7 @@ def pairs(codes: Tensor, *, first: int = 0) -> Tensor:
 
 
 def in_any_order(size: int) -> Tensor:
-    """The same for all layers, because those with the same inputs are quantised in the same order of them."""
+    """The same for all layers, because those with the same inputs are quantized in the same order of them."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(size))
 
 

@@ -13,13 +13,13 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.quantization import QuantizationConfig, QuantizationName
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build
-from quire.executor.weights.quantisation.by_layer import ByLayer
-from quire.executor.weights.quantisation.scheme import LinearScheme, Part
-from quire.executor.weights.quantisation.schemes import choose_scheme
+from quire.executor.weights.quantization.by_layer import ByLayer
+from quire.executor.weights.quantization.scheme import LinearScheme, Part
+from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.executor.weights.readers import TensorSource
 from quire.frontend.launch.keywords import read_keywords
 from quire.ops.backend import LinearWeight
-from quire.ops.quantised import QuantisedWeight
+from quire.ops.quantized import QuantizedWeight
 from tests.checkpoints import Family
 from tests.executor.paged_driver import Checkpoints, model_context, read_spec
 
@@ -47,7 +47,7 @@ class Recorded:
 
     def _put(self, name: str, weight: LinearWeight) -> LinearWeight:
         kind = "plain"
-        if isinstance(weight, QuantisedWeight):
+        if isinstance(weight, QuantizedWeight):
             kind = "int8" if weight.codes.dtype == torch.int8 else "int4" if weight.table is not None else "fp8"
         self.found.setdefault(name.removeprefix("model.layers."), set()).add(kind)
         return weight
@@ -148,7 +148,7 @@ def test_patterns_are_compiled_once(checkpoint: Checkpoints, monkeypatch: pytest
     assert sorted(compiled) == ["*.o_proj", "k_proj"]
 
 
-def test_a_quantised_checkpoint_is_refused(checkpoint: Checkpoints) -> None:
+def test_a_quantized_checkpoint_is_refused(checkpoint: Checkpoints) -> None:
     spec = read_spec(checkpoint("llama"), quantization_config={"quant_method": "gptq"})
-    with pytest.raises(ModelLoadError, match=r"is quantised \(gptq\), and --quantization-config is for weights of 16"):
+    with pytest.raises(ModelLoadError, match=r"is quantized \(gptq\), and --quantization-config is for weights of 16"):
         choose_scheme(spec, asked("int8", ignore=["o_proj"]))

@@ -21,7 +21,7 @@ from quire.executor.memory.dry_build import dry_build
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packing import PackAtLoad
-from quire.executor.weights.quantisation.cache_scheme import CacheScales
+from quire.executor.weights.quantization.cache_scheme import CacheScales
 from quire.ops.cache_rows import LARGEST_CODE
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from tests.executor.paged_driver import Checkpoints, load_model, read_spec
-from tests.executor.weights.test_quantised_checkpoints import FORMATS, write
+from tests.executor.weights.test_quantized_checkpoints import FORMATS, write
 
 torch.set_num_threads(1)
 

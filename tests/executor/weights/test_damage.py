@@ -15,12 +15,12 @@ from quire.core.errors import ModelLoadError
 from quire.executor.weights.file_weights import FileWeights
 from quire.executor.weights.files import WeightFiles
 from quire.executor.weights.names import HubNames
-from quire.executor.weights.quantisation import cuts
-from quire.executor.weights.quantisation.formats import canonical, read_format
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization.formats import canonical, read_format
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 from tests.executor.weights.stored_formats import Format
-from tests.executor.weights.test_quantised_checkpoints import FORMATS
+from tests.executor.weights.test_quantized_checkpoints import FORMATS
 
 torch.set_num_threads(1)
 

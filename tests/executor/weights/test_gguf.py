@@ -16,11 +16,11 @@ from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.layers.vocabulary import VocabularyWeight
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation.gguf_blocks import FORMATS, unpack, with_short_scales
-from quire.executor.weights.quantisation.scheme import Part
+from quire.executor.weights.quantization.gguf_blocks import FORMATS, unpack, with_short_scales
+from quire.executor.weights.quantization.scheme import Part
 from quire.executor.weights.readers import Shard
 from quire.frontend.checkpoint.gguf import make_folder, parts_of
-from quire.ops.quantised import QuantisedWeight, dequantise
+from quire.ops.quantized import QuantizedWeight, dequantize
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
 from tests.gguf_files import gguf, make_gguf, random_blocks
@@ -53,7 +53,7 @@ def test_blocks_are_the_numbers_that_the_makers_package_reads(kind: str) -> None
     raw = random_blocks((6, 512), kind, 0.1)
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
     weight = unpack(torch.from_numpy(raw), FORMATS[kind], 512)
-    assert np.array_equal(dequantise(weight).numpy(), expected)
+    assert np.array_equal(dequantize(weight).numpy(), expected)
     layout = FORMATS[kind].layout
     assert (weight.group_size, weight.scales.dtype) == (layout.group_size, layout.scales)
     empty = unpack(torch.from_numpy(raw).to("meta"), FORMATS[kind], 512)
@@ -94,10 +94,10 @@ def test_a_model_of_each_type_is_that_of_its_numbers(kind: str | dict[str, str],
 
 def test_the_name_of_another_format_is_refused(served: Served, checkpoint: Checkpoints) -> None:
     folder, same = served("qwen3", "qwen3")
-    with pytest.raises(ModelLoadError, match=r"is quantised as its GGUF file is: drop --quantization int8\."):
+    with pytest.raises(ModelLoadError, match=r"is quantized as its GGUF file is: drop --quantization int8\."):
         load_model(read_spec(folder), quantization="int8")
     with pytest.raises(
-        ModelLoadError, match=r"is not quantised, and --quantization gguf names a format of checkpoints"
+        ModelLoadError, match=r"is not quantized, and --quantization gguf names a format of checkpoints"
     ):
         load_model(read_spec(same), quantization="gguf")
 
@@ -278,7 +278,7 @@ def test_experts_of_gpt_oss_stay_in_four_bits(served: Served) -> None:
     with contextlib.closing(context.weights):
         part = Part("model.layers.0.mlp.experts.1.up_proj", 64, Shard(0, 0, 64))
         weight = context.scheme.read_weight(context, part, 64)
-    assert isinstance(weight, QuantisedWeight)
+    assert isinstance(weight, QuantizedWeight)
     assert weight.codes.shape == (64, 32)
     for got in (logits(folder), *on_every_rank(2, lambda group: logits(folder, group=group))):
         assert torch.allclose(got, expected, atol=1e-4, rtol=1e-4)
@@ -338,9 +338,9 @@ def test_a_shard_that_cuts_a_block_is_cut_after_unpacking(served: Served) -> Non
             part = Part("model.layers.0.mlp.down_proj", 64, Shard(1, 48 * rank, 48 * rank + 48))
             with contextlib.closing(context.weights):
                 parts.append(context.scheme.read_weight(context, part, 96))
-        assert isinstance(parts[0], QuantisedWeight)
+        assert isinstance(parts[0], QuantizedWeight)
         assert parts[0].group_size == 16
-        assert torch.equal(dequantise(parts[0]), parts[1])
+        assert torch.equal(dequantize(parts[0]), parts[1])
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float32", 6), ("bfloat16", 5), ("float16", 5)])
@@ -353,7 +353,7 @@ def test_scales_are_short_beside_short_activations(dtype: str, bits: int, served
         part = Part("model.layers.0.mlp.down_proj", 256, Shard(1, 128 * rank, 128 * rank + 128))
         with contextlib.closing(context.weights):
             weight = context.scheme.read_weight(context, part, 256)
-        assert isinstance(weight, QuantisedWeight)
+        assert isinstance(weight, QuantizedWeight)
         assert held_bytes(context.ops.pack_linear(weight)) == pytest.approx(256 * 128 * bits / 8, abs=64)
 
 

@@ -9,11 +9,11 @@ import torch
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation.groups import even, find_group
+from quire.executor.weights.quantization.groups import even, find_group
 from tests.executor.paged_driver import Checkpoints, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
 from tests.executor.weights.stored_formats import Format, gptq, packed_integers
-from tests.executor.weights.test_quantised_checkpoints import FORMATS, LINEAR, logprobs_of, write
+from tests.executor.weights.test_quantized_checkpoints import FORMATS, LINEAR, logprobs_of, write
 
 torch.set_num_threads(1)
 

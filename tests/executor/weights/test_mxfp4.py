@@ -16,9 +16,9 @@ from quire.core.config.quantization import Quantization
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantisation import notes
-from quire.executor.weights.quantisation.four_bit_floats import mxfp4
-from quire.ops.quantised import dequantise
+from quire.executor.weights.quantization import notes
+from quire.executor.weights.quantization.four_bit_floats import mxfp4
+from quire.ops.quantized import dequantize
 from tests.executor.memory.test_dry_build import dry_model
 from tests.executor.models.test_models import expected_logprobs
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
@@ -37,12 +37,12 @@ def test_numbers_are_those_of_transformers(dtype: torch.dtype) -> None:
     expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype)
     for expert in range(2):
         weight = mxfp4(blocks[expert].flatten(1), scales[expert])
-        assert torch.equal(dequantise(weight, dtype), expected[expert].t())
+        assert torch.equal(dequantize(weight, dtype), expected[expert].t())
 
 
 def test_a_scale_of_255_is_no_number() -> None:
     scales = torch.tensor([[255, 0]], dtype=torch.uint8)
-    numbers = dequantise(mxfp4(torch.ones(1, 32, dtype=torch.uint8), scales))[0]
+    numbers = dequantize(mxfp4(torch.ones(1, 32, dtype=torch.uint8), scales))[0]
     assert numbers[:32].isnan().all()
     assert numbers[32:].isfinite().all()
 
@@ -108,7 +108,7 @@ def test_other_gates_are_computed_by_the_class_of_transformers(
     with pytest.raises(ModelLoadError, match=r"swiglu_\w+ [\d.]+ is not supported in GptOssForCausalLM; only "):
         load_model(replace(read_spec(folder), implementation="quire"))
     with pytest.raises(
-        ModelLoadError, match=r"swiglu_\w+ [\d.]+ is not supported with experts that are quantised; only "
+        ModelLoadError, match=r"swiglu_\w+ [\d.]+ is not supported with experts that are quantized; only "
     ):
         load_model(read_spec(folders[0], **gates))
 

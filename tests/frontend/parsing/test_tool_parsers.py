@@ -523,5 +523,5 @@ def test_a_template_shows_the_form_of_calls(template: str, name: str, caplog: py
     assert ServerConfig(enable_auto_tool_choice=True).with_defaults(named, template).tool_call_parser == "jamba"
 
 
-def test_every_recognised_parser_exists() -> None:
+def test_every_recognized_parser_exists() -> None:
     assert {name for name, _ in recognition._MARKS} <= {*tool_parser_names()}

@@ -11,7 +11,7 @@ import pytest
 
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ParameterError
-from quire.frontend.parsing.recognition import recognise
+from quire.frontend.parsing.recognition import recognize
 from quire.frontend.text.chat_template import ChatTemplate
 from quire.frontend.text.message_formats import NAMES, template_of
 from quire.frontend.text.tokenizer_files import read_tokenizer_files
@@ -83,7 +83,7 @@ def test_a_model_without_a_template_has_its_makers_format(tmp_path: Path) -> Non
     }.items():
         (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
         assert chosen(tmp_path) == {"default": template_of(name)}
-        assert recognise(template_of(name)) == name
+        assert recognize(template_of(name)) == name
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["InklingForCausalLM"]}))
     assert chosen(tmp_path) == {"default": template_of("inkling")}
     assert chosen(tmp_path, "hf") == {}

@@ -1,0 +1,144 @@
+"""The scheme of a checkpoint that is quantized already: its layers as they are, without rounding again."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.stored_layer import REMEDY, StoredLayer
+from quire.executor.weights.readers import Stored, TensorSource
+from quire.ops.backend import LinearWeight
+from quire.ops.quantized import QuantizedWeight
+
+
+class Layout(Protocol):
+    """One way to store a quantized linear layer."""
+
+    def is_in(self, layer: StoredLayer) -> bool:
+        """Whether the checkpoint, whose names are known, has the layer in this way."""
+        ...
+
+    def read(self, layer: StoredLayer) -> LinearWeight:
+        """The layer's wanted outputs with all inputs.
+
+        A layout whose groups a `QuantizedWeight` cannot have returns numbers in the model's dtype.
+        """
+        ...
+
+
+class Exclusions:
+    """Layers that a config leaves unquantized, by names, beginnings, parts or patterns (`re:…`, or as a shell's).
+
+    Raises:
+        ModelLoadError: what follows `re:` is no regular expression.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._finders = [_finder(name) for name in frozenset(names)]
+
+    def __contains__(self, layer: str) -> bool:
+        return any(find(layer) for find in self._finders)
+
+
+def _finder(name: str) -> Callable[[str], re.Match[str] | None]:
+    if not name.startswith("re:"):
+        return re.compile(rf"(?:^|\.){fnmatch.translate(name)[:-2]}(?:$|\.)").search  # without its end, `\Z`
+    try:
+        return re.compile(name.removeprefix("re:")).match
+    except re.error as error:
+        raise ModelLoadError(
+            f"config.json's quantization_config has {name!r} as a layer, which is no regular expression ({error}). "
+            f"{REMEDY}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """See `LinearScheme`. What the checkpoint has says which layers are quantized, and which are not.
+
+    Attributes:
+        layouts: those that the format's layers may have. The first one is assumed where the tensors' names are not
+            known: for random weights, and where a plan is made without the files.
+        excluded: layers that are plain then.
+    """
+
+    layouts: Sequence[Layout]
+    excluded: Exclusions = field(default_factory=lambda: Exclusions(()))
+    dtype: torch.dtype = torch.float32
+
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        name, out_features, shard, _ = part
+        stored = source.locate(name, out_features)
+        first, last = (shard.start, shard.stop) if shard.dim == 0 else (0, out_features)
+        rows, index = range(first, last), None
+        if stored.outputs is not None and first < last:
+            wanted = stored.outputs[first:last]
+            rows = range(int(wanted.min()), int(wanted.max()) + 1)
+            index = wanted - rows.start
+        layer = StoredLayer(stored.reader, stored.name, stored.out_features, in_features, rows, self.dtype)
+        layout = self._layout(layer)
+        if layout is None:
+            return source.read(f"{name}.weight", (out_features, in_features), shard)
+        weight = layout.read(layer)
+        _check_numbers(weight, layer.name)
+        if index is not None and not torch.equal(index, torch.arange(len(rows), device=index.device)):
+            weight = _take_outputs(weight, index)
+        if shard.dim == 0:
+            return weight
+        if isinstance(weight, QuantizedWeight):
+            return cuts.take_inputs(weight, shard.start, shard.stop, self.dtype, name)
+        return weight[:, shard.start : shard.stop].contiguous()
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return cuts.plain(self.read_weight(source, part, in_features), dtype)
+
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        name = f"{part.name}.weight"
+        stored = source.find(name, Stored((), self.dtype))
+        if stored is not None and stored.dtype.itemsize > 1:
+            return source.read(name, (part.out_features, in_features), part.shard)
+        return self.read_weight(source, part, in_features)
+
+    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+        return rows
+
+    def _layout(self, layer: StoredLayer) -> Layout | None:
+        if not layer.is_known:
+            return None if layer.name in self.excluded else self.layouts[0]
+        found = next((layout for layout in self.layouts if layout.is_in(layer)), None)
+        plain = layer.find("weight")
+        if found is None and plain is not None and plain.dtype.itemsize == 1:
+            kind = str(plain.dtype).removeprefix("torch.")
+            raise ModelLoadError(
+                f"{layer.name}.weight holds {kind}, in none of the ways that are read for this checkpoint's "
+                "quantization. Serve the unquantized checkpoint, or one in compressed-tensors, GPTQ, AWQ or FP8."
+            )
+        return found
+
+
+def _check_numbers(weight: LinearWeight, name: str) -> None:
+    """Checks the numbers that a weight's codes are multiplied by: one that is none spoils all outputs of its group.
+
+    Raises:
+        ModelLoadError: one is infinite or NaN.
+    """
+    numbers = weight[1:4] if isinstance(weight, QuantizedWeight) else (weight,)  # scales, table and offsets
+    for each in numbers:
+        if each is not None and not each.is_meta and not each.isfinite().all():
+            raise ModelLoadError(
+                f"{name}: of its scales, zero points or codes' values one is NaN or infinite, so that it has no "
+                "numbers. The file is damaged, or was made of a model that was: download it again, or take another one."
+            )
+
+
+def _take_outputs(weight: LinearWeight, index: Tensor) -> LinearWeight:
+    if isinstance(weight, QuantizedWeight):
+        return weight.rows(index.to(weight.codes.device))
+    return weight[index.to(weight.device)]

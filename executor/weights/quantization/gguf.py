@@ -1,0 +1,79 @@
+"""GGUF: linear layers as llama.cpp's files have them, in blocks of a few bits or in floats, layer by layer."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.core.wire.gguf_table import FILE_NAME, GgufTable, read_gguf_table
+from quire.executor.weights.gguf_names import GgufNames, stack_of_both, whole_stack
+from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization.gguf_blocks import FORMATS, PLAIN, BlockFormat, unpack, with_short_scales
+from quire.executor.weights.quantization.notes import note_kept
+from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.unquantized import Unquantized
+from quire.executor.weights.readers import Shard, TensorSource
+from quire.ops.backend import LinearWeight
+from quire.ops.quantized import QuantizedWeight
+
+
+class Gguf:
+    """See `LinearScheme`. Each tensor has a format of its own."""
+
+    def __init__(self, table: GgufTable, names: GgufNames, dtype: torch.dtype) -> None:
+        """`dtype` is the model's."""
+        self._table = table
+        self._names = names
+        self._dtype = dtype
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> "Gguf":
+        """The scheme of the files that `spec.path` stands for.
+
+        Raises:
+            ModelLoadError: a class of Transformers is asked for; files may stack experts in another way.
+        """
+        if spec.implementation == "transformers":
+            raise ModelLoadError(f"{spec.name}: GGUF files need --model-impl auto: drop --model-impl transformers.")
+        table = read_gguf_table(Path(spec.path) / FILE_NAME)
+        names = GgufNames(table.architecture, spec.num_layers, spec.head_dim)
+        return cls(table, names, getattr(torch, spec.dtype))
+
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        """A rank's part of a layer. Of blocks that a shard cuts, it reads the whole and keeps its inputs."""
+        name, form, shard = f"{part.name}.weight", self._format(source, part), part.shard
+        shape = (part.out_features, in_features)
+        if form is None:
+            return source.read(name, shape, shard)
+        if shard.dim == 0:
+            return self._unpack(source.read(name, shape, shard, torch.uint8), form, in_features, part)
+        first = shard.start // form.numbers * form.numbers
+        last = -(-shard.stop // form.numbers) * form.numbers
+        blocks = source.read(name, shape, Shard(1, first, last), torch.uint8)
+        weight = self._unpack(blocks, form, last - first, part)
+        return cuts.take_inputs(weight, shard.start - first, shard.stop - first, self._dtype, part.name)
+
+    def _unpack(self, blocks: Tensor, form: BlockFormat, in_features: int, part: Part) -> QuantizedWeight:
+        """With scales as exact as a model's activations ask for."""
+        weight = unpack(blocks, form, in_features)
+        return weight if self._dtype == torch.float32 else with_short_scales(weight, part.name)
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return Unquantized().read_numbers(source, part, in_features, dtype)
+
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+        return self.read_weight(source, part, in_features)
+
+    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+        return rows
+
+    def _format(self, source: TensorSource, part: Part) -> BlockFormat | None:
+        """The format of the blocks of a layer's weight; None: it is read as plain numbers."""
+        stored = self._names.stored_name(f"{source.locate(part.name, part.out_features).name}.weight")
+        stack, tensors = whole_stack(stored or ""), self._table.tensors
+        tensor = tensors.get(stack) or tensors.get(stack_of_both(stack))
+        if tensor is not None and tensor.type not in FORMATS and tensor.type not in PLAIN:
+            note_kept(self._dtype, f"as {tensor.type}")
+        return None if tensor is None else FORMATS.get(tensor.type)

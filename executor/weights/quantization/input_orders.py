@@ -1,0 +1,81 @@
+"""Weights whose groups are not of neighbouring inputs: act-order of GPTQ and compressed-tensors (`g_idx`)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization.codes import integers
+from quire.executor.weights.quantization.groups import even, find_group
+from quire.executor.weights.quantization.notes import note_kept
+from quire.executor.weights.quantization.stored_layer import StoredLayer
+from quire.ops.backend import LinearWeight
+
+
+class InputOrder(NamedTuple):
+    """The order in which a layer's inputs have their groups.
+
+    Attributes:
+        groups: each input's group, int64 [in].
+        inputs: the inputs in the order of their groups, int64 [in].
+        group_size: inputs of each group, but that the last one may have fewer; None: groups of different lengths.
+    """
+
+    groups: Tensor
+    inputs: Tensor
+    group_size: int | None
+
+
+def read_order(
+    layer: StoredLayer, kind: str, num_groups: int, group_size: int, *, is_expected: bool
+) -> InputOrder | None:
+    """The order that `kind` [in] int32 gives; None if the inputs are in the order of their groups.
+
+    Args:
+        group_size: inputs of a group, as the configuration says.
+        is_expected: whether there is an order, where there are no numbers.
+
+    Raises:
+        ModelLoadError: an input has a group of which there are no scales.
+    """
+    size = layer.in_features
+    group = find_group(size, num_groups, group_size)
+    if not layer.is_known:
+        backwards = (torch.arange(size) // (group or size)).flip(0)
+        return InputOrder(backwards, backwards.argsort(stable=True), group) if is_expected else None
+    if not layer.has(kind):
+        return None
+    groups = layer.read(kind, (size,), torch.int32, dim=None).long()
+    if groups.is_meta:
+        return InputOrder(groups, groups, group) if is_expected else None
+    if (groups < 0).any():
+        return None  # a value below zero says that the checkpoint has no order
+    if (largest := int(groups.max())) != num_groups - 1:
+        raise layer.misfit(kind, f"groups below {num_groups}, as many as have scales, and the largest is {largest}")
+    if group is not None and torch.equal(groups, _neighbours(groups, group)):
+        return None
+    inputs = groups.argsort(stable=True)
+    first = max(1, int((groups == 0).sum()))
+    return InputOrder(groups, inputs, first if torch.equal(groups[inputs], _neighbours(groups, first)) else None)
+
+
+def _neighbours(groups: Tensor, group_size: int) -> Tensor:
+    """What `groups` would be if the inputs were in their order."""
+    return torch.arange(len(groups), device=groups.device) // group_size
+
+
+def ordered_integers(
+    codes: Tensor, bits: int, scales: Tensor, zeros: Tensor | None, order: InputOrder, dtype: torch.dtype
+) -> LinearWeight:
+    """See `integers`, of `codes` [out, in] whose inputs have groups in this order.
+
+    Groups of different lengths have no quantized form: such a weight is numbers of `dtype`.
+    """
+    groups, inputs, size = order.groups.to(codes.device), order.inputs.to(codes.device), order.group_size
+    if size is not None:
+        scales, zeros = even(scales, len(inputs), size), None if zeros is None else even(zeros, len(inputs), size)
+        return integers(codes[:, inputs], bits, scales, zeros, inputs)
+    note_kept(dtype, "in groups of different lengths")
+    wide = None if zeros is None else zeros[:, groups]
+    return cuts.plain(integers(codes, bits, scales[:, groups], wide), dtype)

@@ -1,0 +1,36 @@
+"""Weights without quantization."""
+
+import torch
+from torch import Tensor
+
+from quire.core.errors import ModelLoadError
+from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.readers import TensorSource
+from quire.ops.backend import LinearWeight
+
+_SCALES = ("weight_scale", "weight_scale_inv", "scale")
+"""What codes of 8 bits are multiplied by, in formats that are no plain numbers."""
+
+
+class Unquantized:
+    """See `LinearScheme`. One tensor a layer, `weight`, in the model's dtype."""
+
+    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+        stored = source.find(f"{part.name}.weight")
+        if stored is not None and stored.dtype.itemsize == 1:
+            for kind in _SCALES:
+                if source.find(f"{part.name}.{kind}") is not None:
+                    raise ModelLoadError(
+                        f"{part.name} has a {kind}, and config.json has no quantization_config, which would say what "
+                        "it is for. Take the config.json that was written with these weights."
+                    )
+        return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard)
+
+    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+        return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard, dtype)
+
+    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+        return self.read_weight(source, part, in_features)
+
+    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+        return rows

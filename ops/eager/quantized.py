@@ -1,0 +1,41 @@
+"""Linear layers with weights of few bits, in plain torch: widened at each call, a part at a time."""
+
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from quire.ops.backend import PackedLinear
+from quire.ops.eager.linear import LinearLayers
+from quire.ops.quantized import QuantizedWeight, dequantize
+
+PART = 1 << 24
+"""Numbers of a weight that are widened at once."""
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """A weight as it came, and the layer's bias [out]."""
+
+    weight: QuantizedWeight
+    bias: Tensor | None
+
+
+class WidenedLinear(Generic[PackedLinear]):
+    """The product with weights that are widened to `x`'s dtype. It saves memory and costs time."""
+
+    def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
+        self._linear_layers = linear_layers
+
+    def multiply(self, x: Tensor, layer: QuantizedLayer) -> Tensor:
+        """`x` [num_tokens, in] → [num_tokens, out]; a row's result does not depend on how many rows there are."""
+        out_features, in_features = layer.weight.shape
+        size = max(1, PART // in_features)
+        parts = []
+        for first in range(0, out_features, size):
+            rows = slice(first, first + size)
+            bias = None if layer.bias is None else layer.bias[rows]
+            widened = dequantize(layer.weight.rows(rows), x.dtype)
+            parts.append(self._linear_layers.multiply(x, self._linear_layers.pack(widened, bias)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
