@@ -131,7 +131,6 @@ class TorchProfile:
     # -------------------------------------------------------------------------------------------------------- spans
 
     def span(self, name: str) -> contextlib.AbstractContextManager[object]:
-        """See `Spans`."""
         return NO_SPANS.span(name) if self._profile is None else record_function(name)
 
     def add(self, name: str, begin: float, end: float) -> None:

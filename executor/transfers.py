@@ -44,7 +44,6 @@ class Arrived:
         self._tensors = list(tensors)
 
     def values(self) -> list[Tensor]:
-        """See `Transfer.values`."""
         return self._tensors
 
 
@@ -54,7 +53,6 @@ class HostTransfers:
     are_free = True
 
     def to_host(self, tensors: Sequence[Tensor]) -> Transfer:
-        """See `Transfers.to_host`."""
         return Arrived(tensors)
 
 
@@ -71,11 +69,9 @@ class CudaTransfer:
 
     @property
     def is_done(self) -> bool:
-        """See `Transfer.is_done`."""
         return self._event.query()
 
     def values(self) -> list[Tensor]:
-        """See `Transfer.values`."""
         self._event.synchronize()
         return self._copies
 
@@ -86,7 +82,6 @@ class CudaTransfers:
     are_free = False
 
     def to_host(self, tensors: Sequence[Tensor]) -> Transfer:
-        """See `Transfers.to_host`."""
         return CudaTransfer(tensors)
 
 

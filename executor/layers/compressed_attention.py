@@ -159,7 +159,6 @@ class CompressedAttention:
         return self._output(self._ops.latent.head_linear(grouped, self._group_output).flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """See `Attention.outputs_of`."""
         if self._place.is_last and step.wanted is not None:
             return rows.index_select(0, step.wanted.tokens)
         return rows

@@ -98,11 +98,9 @@ class ModelContext:
         return None if self.cache_scales is None else self.cache_scales.read(self, layer, num_heads, heads)
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
-        """See `WeightReader.find`."""
         return self.weights.find(name, otherwise)
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
-        """See `WeightReader.locate`."""
         rows = self.weights.locate(layer, out_features)
         return rows._replace(reader=_OnDevice(rows.reader, self.device))
 

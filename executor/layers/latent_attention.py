@@ -178,7 +178,6 @@ class LatentAttention:
         return self._output(out)
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """See `Attention.outputs_of`."""
         if self._place.is_last and step.wanted is not None:
             return self._ops.take_rows(rows, step.wanted.tokens)
         return rows

@@ -25,7 +25,6 @@ class LayerKV(NamedTuple):
 
     @property
     def takes_codes(self) -> bool:
-        """See `LatentKV`."""
         return True
 
     @property

@@ -50,7 +50,6 @@ class RoutedExperts:
         self.activation_size = self._experts.activation_size
 
     def partial(self, x: Tensor) -> Tensor:
-        """See `PartialLayer`."""
         ids, weights = self._ops.route(x, self._router)
         return self._experts.partial(x, ids, weights)
 

@@ -66,7 +66,6 @@ class RMSNorm:
         return self._ops.rms_norm(x, self._weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Norm.add`."""
         if residual is None:
             return self(x), x
         return self._ops.add_rms_norm(x, residual, self._weight, self._eps)
@@ -85,6 +84,5 @@ class LayerNorm:
         return self._ops.layer_norm(x, self._weight, self._bias, self._eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Norm.add`."""
         total = x if residual is None else self._ops.add(x, residual)
         return self(total), total

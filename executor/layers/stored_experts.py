@@ -48,7 +48,6 @@ class SeparateExperts:
     has_bias: bool = False
 
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
-        """See `StoredExperts`."""
         name, mixture = self.name.format(index), _mixture(self.name) if "{}" in self.name else ""
         first = [f"{name}.{part}" for part in (self.gate, self.up) if part is not None]
         return _expert(
@@ -88,7 +87,6 @@ class FusedExperts:
     has_bias: bool = False
 
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
-        """See `StoredExperts`."""
         _, hidden_size, size = shape
         mixture = _mixture(self.gate_up, self.down)
         gate_up = self._weight(context, self.gate_up, shape, index, (2 * size, hidden_size))

@@ -100,7 +100,6 @@ class SharedSelection:
         self._is_last = place.is_last
 
     def __call__(self, x: Tensor, q_latent: Tensor, step: StepContext, keys: Tensor, group: int) -> Selection:
-        """See `TokenSelector`."""
         assert step.selection is not None, "no layer before this one has an indexer"
         if not self._is_last or step.wanted is None:
             return step.selection

@@ -147,17 +147,13 @@ class VocabularyWeight:
 class Embedding(Protocol):
     """What makes a hidden state of a token and its place."""
 
-    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `VocabEmbedding.__call__`."""
-        ...
+    def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor: ...
 
 
 class Head(Protocol):
     """What makes logits of hidden states."""
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """See `LanguageModelHead`."""
-        ...
+    def __call__(self, hidden: Tensor) -> Tensor: ...
 
 
 class ElsewhereEmbedding:

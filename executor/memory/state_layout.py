@@ -85,7 +85,6 @@ class StatePages:
         self._device = device
 
     def allocate(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
-        """See `KVLayout.allocate`."""
         return [zeros(num_pages * self.page_bytes, self._device).view(num_pages, self.page_bytes)], []
 
     def __str__(self) -> str:

@@ -37,7 +37,6 @@ class ResidualLayer:
         self._multiplier = multiplier
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
         x, residual = self._enter(self._before_attention, x, residual)
         x = self._leave(self._after_attention, self.attention(x, step))
         x, residual = self._enter(self._before_mlp, x, self.attention.outputs_of(residual, step))
@@ -67,7 +66,6 @@ class ParallelLayer:
         self._mlp_norm = mlp_norm
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
         x, residual = self._norm.add(x, residual)
         attended, residual = self.attention(x, step), self.attention.outputs_of(residual, step)
         x = self.attention.outputs_of(x, step) if self._mlp_norm is None else self._mlp_norm(residual)
@@ -85,7 +83,6 @@ class PostNormLayer:
         self._between = between
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
         if self._before is not None:
             x = self._before.add(x, residual)[0]
         x = self._between.add(self.attention(x, step), self.attention.outputs_of(x, step))[0]

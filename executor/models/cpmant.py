@@ -90,7 +90,6 @@ class CpmAntForCausalLM:
         )
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         soft = _SoftPrompts.of(self._ops, self._length, step)
         x = torch.cat((self._embed(token_ids, step) + self._segment, self._soft_prompt.repeat(soft.num_new, 1)))
         for layer in self._layers:
@@ -98,7 +97,6 @@ class CpmAntForCausalLM:
         return self._norm(x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         return self._head(hidden)
 
 

@@ -66,9 +66,7 @@ class FeedForward(Protocol):
 
     activation_size: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `GatedMLP.__call__`."""
-        ...
+    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 MLPMaker = Callable[[LayerPlace], FeedForward]
@@ -110,7 +108,6 @@ class Decoder:
         self.activation_size = max(layer.attention.activation_size + layer.mlp.activation_size for layer in layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         x, residual = enter_stage(self._embed, token_ids, step)
         for layer in self._layers:
             x, residual = layer(x, residual, step)
@@ -121,7 +118,6 @@ class Decoder:
         return 2 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         return self._head(hidden)
 
 
@@ -158,7 +154,6 @@ class PreNormLayer:
         self.mlp = mlp
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
         x, residual = self.input_norm.add(x, residual)
         x, residual = self.post_attention_norm.add(self.attention(x, step), self.attention.outputs_of(residual, step))
         return self.mlp(x), residual

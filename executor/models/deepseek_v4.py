@@ -73,7 +73,6 @@ class DeepseekV4ForCausalLM:
         self.activation_size = blocks + 4 * self._num_streams * size  # streams are computed in float32
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         if step.received is None:
             x = self._embed(token_ids, step)
             streams = x.unsqueeze(1).expand(-1, self._num_streams, -1).contiguous()
@@ -91,7 +90,6 @@ class DeepseekV4ForCausalLM:
         return self._num_streams * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         return self._head(hidden)
 
 

@@ -77,11 +77,9 @@ class _SideBySide:
         self.activation_size = attention.activation_size + mamba.activation_size
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """See `Mixer`."""
         return self._ops.add(self._mamba(x, step), self._attention(x, step))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """See `Mixer`."""
         return self._attention.outputs_of(rows, step)
 
 
@@ -152,8 +150,6 @@ class _MultipliedScheme:
 
 
 class _MultipliedBiases:
-    """See `WeightReader`."""
-
     def __init__(self, reader: WeightReader, multipliers: Mapping[str, _Multiplier]) -> None:
         self._reader = reader
         self._multipliers = multipliers

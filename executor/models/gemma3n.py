@@ -133,7 +133,6 @@ class Gemma3nForCausalLM:
         self.activation_size = blocks + self._inputs_size + 3 * self._num_streams * size
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         if self._inputs is not None:
             x = self._embed(token_ids, step)
             inputs, streams = self._inputs(token_ids, x, step), self._ends.expand(x)
@@ -152,7 +151,6 @@ class Gemma3nForCausalLM:
         return self._inputs_size + self._num_streams * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         return self._head(hidden)
 
 

@@ -181,7 +181,6 @@ class Gemma4ForCausalLM:
         self.activation_size += self._inputs_size
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         inputs: Tensor | None
         if step.received is None:
             x = self._embed(token_ids, step)
@@ -201,7 +200,6 @@ class Gemma4ForCausalLM:
         return self._inputs_size + hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         return self._head(hidden)
 
 

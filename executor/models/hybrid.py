@@ -32,9 +32,7 @@ class Block(Protocol):
 
     activation_size: int
 
-    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
-        ...
+    def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]: ...
 
 
 class MixerBlock:
@@ -47,7 +45,6 @@ class MixerBlock:
         self.activation_size = mixer.activation_size
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
         x, residual = self._norm.add(x, residual)
         out = self._mixer(x, step)
         return out if self._after is None else self._after(out), self._mixer.outputs_of(residual, step)
@@ -63,7 +60,6 @@ class FeedForwardBlock:
         self.activation_size = feed_forward.activation_size
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
         x, residual = self._norm.add(x, residual)
         out = self._feed_forward(x)
         return out if self._after is None else self._after(out), residual
@@ -79,7 +75,6 @@ class ScaledBlock:
         self.activation_size = block.activation_size
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
         x, residual = self._block(x, residual, step)
         return self._ops.scale(x, self._factor), residual
 
@@ -106,7 +101,6 @@ class HybridDecoder:
         self.activation_size = max(block.activation_size for block in blocks)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         x, residual = enter_stage(self._embed, token_ids, step)
         for block in self._blocks:
             x, residual = block(x, residual, step)
@@ -117,7 +111,6 @@ class HybridDecoder:
         return 2 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         return self._head(hidden)
 
 

@@ -59,11 +59,9 @@ class _Tokenwise:
         self.activation_size = feed_forward.activation_size
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """See `Mixer`."""
         return self._feed_forward(x)
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """See `Mixer`."""
         return rows
 
 
@@ -78,7 +76,6 @@ class _Block:
         self.activation_size = mixer.activation_size
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`."""
         normal, _ = self._norm.add(x, residual)
         out = self._ops.scale(self._mixer(normal, step), self._beta)
         return out, self._ops.scale(self._mixer.outputs_of(normal, step), self._alpha)

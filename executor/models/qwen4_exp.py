@@ -71,7 +71,6 @@ class Qwen4ExpForCausalLM:
         self.activation_size = max(layer.activation_size for layer in self._layers) + 3 * self._num_streams * size
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         if step.received is None:
             x = self._embed(token_ids, step)
             streams = x.unsqueeze(1).expand(-1, self._num_streams, -1).contiguous()
@@ -89,7 +88,6 @@ class Qwen4ExpForCausalLM:
         return self._num_streams * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         return self._head(hidden)
 
 

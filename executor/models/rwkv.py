@@ -57,8 +57,6 @@ class RwkvForCausalLM(HybridDecoder):
 
 
 class _NormedEmbedding:
-    """See `Embedding`."""
-
     def __init__(self, embed: Embedding, norm: Norm) -> None:
         self._embed = embed
         self._norm = norm

@@ -61,7 +61,6 @@ class Zamba2ForCausalLM:
         self.activation_size = max(layer.activation_size for layer in self._layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         x: Tensor
         residual: Tensor | None
         if step.received is None:
@@ -81,7 +80,6 @@ class Zamba2ForCausalLM:
         return 3 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         return self._head(hidden)
 
 

@@ -45,12 +45,10 @@ class DistributedNeighbours:
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # the transport reads the memory until it is received
 
     def receive(self, message: torch.Tensor) -> torch.Tensor:
-        """See `StageNeighbours`."""
         self._distributed.recv(message, src=self._before, tag=_LARGE_TAG)
         return message
 
     def send(self, message: torch.Tensor) -> None:
-        """See `StageNeighbours`."""
         self._send(message, _LARGE_TAG)
 
     def _send(self, message: torch.Tensor, tag: int) -> None:
@@ -74,7 +72,6 @@ class GlooNeighbours(DistributedNeighbours):
                 self._post(torch.empty(MAX_BYTES, dtype=torch.uint8))
 
     def receive(self, message: torch.Tensor) -> torch.Tensor:
-        """See `StageNeighbours`."""
         if message.nbytes > MAX_BYTES:
             return super().receive(message)
         work, buffer = self._posted.popleft()
@@ -84,7 +81,6 @@ class GlooNeighbours(DistributedNeighbours):
         return message
 
     def send(self, message: torch.Tensor) -> None:
-        """See `StageNeighbours`."""
         self._send(message, _LARGE_TAG if message.nbytes > MAX_BYTES else _SMALL_TAG)
 
     def _post(self, buffer: torch.Tensor) -> None:

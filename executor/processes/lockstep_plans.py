@@ -20,9 +20,7 @@ class StepPeers(Protocol):
 class WakeablePlans(Protocol):
     """The plans and calls of one engine, in order. Methods raise the exception that ends the worker."""
 
-    def poll(self) -> StepPlan | WorkerCall | None:
-        """See `quire.executor.processes.step_loop.Plans`."""
-        ...
+    def poll(self) -> StepPlan | WorkerCall | None: ...
 
     def sleep(self) -> None:
         """Returns when there may be another one since the last `poll`, or after `wake`."""
@@ -51,7 +49,6 @@ class LockstepPlans:
         peers.listen(own.wake)
 
     def wait(self) -> StepPlan | WorkerCall:
-        """See `Plans.wait`."""
         while (message := self.poll()) is None:
             self._own.sleep()
         return message

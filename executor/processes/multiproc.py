@@ -102,7 +102,6 @@ class MultiProcExecutor:
         return await self._results.get()
 
     def when_failed(self, call: Callable[[], None]) -> None:
-        """See `Executor.when_failed`."""
         self._results.when_failed(call)
 
     async def call(self, name: str, payload: bytes) -> list[bytes]:
@@ -133,7 +132,6 @@ class MultiProcExecutor:
 
     @property
     def waits_for(self) -> str | None:
-        """See `Executor.waits_for`."""
         return self._placement.waits_for
 
     async def _start_workers(self) -> None:
@@ -157,7 +155,6 @@ class MultiProcExecutor:
             host.share(path)
 
     def on_output(self, message: bytes) -> None:
-        """See `HostListener.on_output`."""
         match self._decoder.decode(message):
             case StepResult() as result:
                 self._results.put(result)
@@ -170,7 +167,6 @@ class MultiProcExecutor:
                 self._on_failed(failed)
 
     def on_lost(self, error: EngineError) -> None:
-        """See `HostListener.on_lost`."""
         if not isinstance(error, PeerLostError):
             self._fail(error)
         elif self._blaming is None and not self._closed:

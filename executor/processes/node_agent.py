@@ -82,7 +82,6 @@ class _Session:
     # ----------------------------------------------------------------------------------------- what node 0 says
 
     def on_order(self, order: Order) -> None:
-        """See `MemberListener.on_order`."""
         match order:
             case OpenMeeting():
                 self._open_meeting()
@@ -92,7 +91,6 @@ class _Session:
                 self._keep(order)
 
     def on_input(self, message: bytes) -> None:
-        """See `MemberListener.on_input`."""
         if self._host is not None:
             self._host.send(message)
 
@@ -128,9 +126,7 @@ class _Session:
     # --------------------------------------------------------------------------------------- what the workers say
 
     def on_output(self, message: bytes) -> None:
-        """See `HostListener.on_output`."""
         self._membership.send_output(message)
 
     def on_lost(self, error: EngineError) -> None:
-        """See `HostListener.on_lost`."""
         self.leave(str(error), "peer" if isinstance(error, PeerLostError) else "other")

@@ -48,7 +48,6 @@ class OneHost:
         self._meeting = meeting
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
-        """See `Placement.find_hosts`."""
         if self._meeting is None:
             fd = os.memfd_create("quire-rendezvous")
             self._meeting = Meeting(f"file:///proc/self/fd/{fd}", [fd])
@@ -56,7 +55,6 @@ class OneHost:
         return [LocalHost(self._config, ranks, factory, self._meeting, listener)]
 
     def close(self) -> None:
-        """See `Placement.close`."""
         meeting, self._meeting = self._meeting, None
         for fd in [] if meeting is None else meeting.fds:
             os.close(fd)
@@ -103,11 +101,9 @@ class SeveralHosts:
 
     @property
     def waits_for(self) -> str | None:
-        """See `Placement.waits_for`."""
         return None if self._head is None else self._head.waits_for
 
     def close(self) -> None:
-        """See `Placement.close`."""
         if self._head is not None:
             self._head.close("the engine has ended.")
             self._head = None

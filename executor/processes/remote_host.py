@@ -19,7 +19,6 @@ class RemoteHost:
         node.listener = listener
 
     def start(self) -> None:
-        """See `WorkerHost.start`."""
         self._node.tell(self._start)
 
     def send(self, message: bytes) -> None:

@@ -28,7 +28,6 @@ class ResultInbox:
             self._on_failure()
 
     def when_failed(self, call: Callable[[], None]) -> None:
-        """See `Executor.when_failed`."""
         self._on_failure = call
         if self._failure is not None:
             call()

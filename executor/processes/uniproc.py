@@ -54,11 +54,9 @@ class PlanInbox:
         self._plans.put(None)
 
     def wait(self) -> StepPlan | WorkerCall:
-        """See `quire.executor.processes.step_loop.Plans`."""
         return self._opened(self._plans.get())
 
     def poll(self) -> StepPlan | WorkerCall | None:
-        """See `quire.executor.processes.step_loop.Plans`."""
         try:
             return self._opened(self._plans.get_nowait())
         except queue.Empty:
@@ -119,7 +117,6 @@ class UniProcExecutor:
         return await self._results.get()
 
     def when_failed(self, call: Callable[[], None]) -> None:
-        """See `Executor.when_failed`."""
         self._results.when_failed(call)
 
     async def call(self, name: str, payload: bytes) -> list[bytes]:

@@ -157,14 +157,12 @@ class LocalHost:
         """See `WorkerHost.share`. Workers of the same host open the path themselves."""
 
     async def hear_ends(self) -> None:
-        """See `WorkerHost.hear_ends`."""
         for link in self._links:
             self._on_messages(link)
         for link in [link for link in self._links if link.is_ending]:
             await link.exited.wait()
 
     async def close(self, *, hung: bool) -> None:
-        """See `WorkerHost.close`."""
         if self._closed:
             return
         self._closed = True

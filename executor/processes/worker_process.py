@@ -122,24 +122,20 @@ class WorkerProcess:
         StepLoop(worker, plans, self._report, self._send).run()
 
     def wait(self) -> StepPlan | WorkerCall:
-        """See `Plans.wait`."""
         while (message := self._complete(self._receive())) is None:
             pass
         return message
 
     def poll(self) -> StepPlan | WorkerCall | None:
-        """See `Plans.poll`."""
         message = self._plans.try_read()
         if message is None:
             return None
         return self._complete(self._decoder.decode(message))
 
     def sleep(self) -> None:
-        """See `WakeablePlans.sleep`."""
         self._plans.sleep(self._check_parent)
 
     def wake(self) -> None:
-        """See `WakeablePlans.wake`."""
         self._plans.wake()
 
     def _complete(self, message: WorkerInput) -> StepPlan | WorkerCall | None:

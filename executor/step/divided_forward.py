@@ -65,7 +65,6 @@ class DividedForward(Forward):
         self._windows = [windows.get(group) for group in range(max(windows, default=-1) + 1)]
 
     def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
-        """See `Forward.hidden`."""
         division = self._divide(batch)
         return self._join(self._run(batch, division, given), division.shares)
 
@@ -74,7 +73,6 @@ class DividedForward(Forward):
         self._stage.send(self._run(batch, self._divide(batch), given))
 
     def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
-        """See `Forward.logits`."""
         division = self._divide(batch)
         wanted = self._share_wanted(batch, division)
         hidden = self._run(batch, division, given, wanted)

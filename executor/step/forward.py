@@ -71,7 +71,6 @@ class Forward:
         return self._model.compute_logits(self._ops.take_rows(hidden, batch.wanted_tokens))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Model.compute_logits`."""
         return self._model.compute_logits(hidden)
 
     def _whole_step(self, batch: InputBatch, given: GivenRows | None, wanted: Wanted | None = None) -> StepContext:

@@ -65,7 +65,6 @@ class RingRounds:
         self._page_ids: dict[int, tuple[np.ndarray, torch.Tensor]] = {}  # by KV group; ascending
 
     def of_queries(self, rank: int, keys: PartialKeys) -> PartialKeys:
-        """See `Rounds`."""
         part, group = rank // self._num_same, keys.group
         rows = self._rows_of(part, self._shard.rank)
         if (part, group) not in self._of_queries:
@@ -73,7 +72,6 @@ class RingRounds:
         return keys._replace(batch=self._of_queries[part, group], sight=rows.sight)
 
     def of_keys(self, rank: int, block: torch.Tensor, keys: PartialKeys) -> PartialKeys:
-        """See `Rounds`."""
         group = keys.group
         rows = self._rows_of(self._shard.rank // self._num_same, rank)
         if (rank, group) not in self._of_keys:
@@ -82,7 +80,6 @@ class RingRounds:
         return PartialKeys(block, self._of_keys[rank, group], rows.sight, group)
 
     def page_ids(self, group: int) -> torch.Tensor:
-        """See `Rounds`."""
         return self._seen_pages(group)[1]
 
     def _seen_pages(self, group: int) -> tuple[np.ndarray, torch.Tensor]:

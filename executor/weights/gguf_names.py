@@ -61,7 +61,6 @@ class GgufNames:
         self._adds_one = architecture in _ADDS_ONE
 
     def find(self, name: str, present: Container[str]) -> str | None:
-        """See `Names.find`."""
         stored = self.stored_name(name)
         return stored if stored is not None and stored in present else None
 
@@ -94,7 +93,6 @@ class GgufNames:
         return tensor
 
     def mixes_rows(self, name: str) -> bool:
-        """See `Names.mixes_rows`."""
         return self._has_parts_apart and _FUSED.search(name) is not None
 
 

@@ -51,8 +51,6 @@ def fused(name: str, *rows: int, num_blocks: int = 1, is_transposed: bool = Fals
 
 
 class RearrangedWeights:
-    """See `WeightReader`."""
-
     def __init__(
         self,
         reader: WeightReader,

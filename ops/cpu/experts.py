@@ -97,7 +97,6 @@ class NativeExperts:
         self._route = launcher.bind(calls.ROUTE)
 
     def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-        """See `Backend.route`."""
         routing, weight = router.routing, router.weight
         given = [tensor for tensor in (weight, router.bias, router.correction, router.shares) if tensor is not None]
         is_covered = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in given)
@@ -115,7 +114,6 @@ class NativeExperts:
         return self._fallbacks.run(self._eager.route, x, router)
 
     def pack(self, experts: Iterable[ExpertWeights], num_experts: int) -> PackedExperts:
-        """See `Backend.pack_experts`."""
         packed: ExpertPanels | None = None
         rest = alike(experts)
         for index, expert in enumerate(rest):
@@ -140,7 +138,6 @@ class NativeExperts:
         return packed or self._eager.pack_experts((), num_experts)
 
     def tensors(self, packed: PackedExperts, index: int) -> list[Tensor]:
-        """See `Backend.expert_tensors`."""
         if isinstance(packed, GroupedExperts):
             return self._eager.expert_tensors(packed, index)
         biases = [bias for bias in (packed.gate_up_bias, packed.down_bias) if bias is not None]

@@ -56,8 +56,6 @@ _WORTH_TEAM_SECONDS = 10e-6
 
 
 class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
-    """See `Backend`."""
-
     def __init__(
         self,
         kernels: Kernels,

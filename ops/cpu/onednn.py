@@ -23,8 +23,6 @@ class OneDnnWeight:
 
 
 class OneDnnLinear:
-    """See `LinearLayers`."""
-
     def __init__(self, fallbacks: Fallbacks | None = None) -> None:
         self._fallbacks = fallbacks or Fallbacks()
 

@@ -31,7 +31,6 @@ class PlainKernels:
         self._keep = launcher.keep
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        """See `Backend.layer_norm`."""
         given = [tensor for tensor in (weight, bias) if tensor is not None]
         is_covered = x.dtype in DTYPES and all(tensor.is_contiguous() and tensor.dtype in DTYPES for tensor in given)
         if x.dim() == 2:
@@ -48,7 +47,6 @@ class PlainKernels:
         return self._fallbacks.run(self._eager.layer_norm, x, weight, bias, eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """See `Backend.add`."""
         threads = torch.get_num_threads()
         dense = _is_dense(x) and _is_dense(residual) and x.dtype == residual.dtype
         if dense and not self._add(x.data_ptr(), residual.data_ptr(), x.numel(), DTYPES[x.dtype], threads):
@@ -56,7 +54,6 @@ class PlainKernels:
         return self._fallbacks.run(self._eager.add, x, residual)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """See `Backend.join`."""
         num_tokens, size, dtype = len(parts[0]), sum(part.shape[1] for part in parts), parts[0].dtype
         if any(part.stride(1) != 1 or part.dtype != dtype for part in parts):
             return self._fallbacks.run(self._eager.join, parts)
@@ -70,21 +67,18 @@ class PlainKernels:
         return out
 
     def scale(self, x: Tensor, factor: float, softcap: float | None) -> Tensor:
-        """See `Backend.scale`."""
         threads, cap = torch.get_num_threads(), softcap or 0.0
         if _is_dense(x) and not self._scale(x.data_ptr(), x.numel(), DTYPES[x.dtype], threads, factor, cap):
             return x
         return self._fallbacks.run(self._eager.scale, x, factor, softcap)
 
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
-        """See `Backend.activate`."""
         threads, code = torch.get_num_threads(), ACTIVATIONS[activation]
         if _is_dense(x) and not self._activate(x.data_ptr(), x.numel(), code, DTYPES[x.dtype], threads):
             return x
         return self._fallbacks.run(self._eager.activate, x, activation)
 
     def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """See `Backend.merge_attention`."""
         (out, sums), head_dim = parts[0], parts[0][0].shape[2]
         alike = all(part.stride() == out.stride() and lse.stride() == sums.stride() for part, lse in parts)
         if alike and out.stride()[1:] == (head_dim, 1) and sums.stride(1) == 1 and out.dtype in DTYPES:

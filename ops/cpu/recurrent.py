@@ -22,8 +22,6 @@ _GATES: tuple[GateActivation, ...] = ("silu", "sigmoid", "identity", "softplus")
 
 
 class NativeRecurrent(RecurrentOperations):
-    """See `RecurrentOperations`."""
-
     def __init__(self, launcher: Launcher, eager: RecurrentOperations, fallbacks: Fallbacks) -> None:
         """`eager` takes the calls that the kernels do not cover."""
         self._launcher = launcher

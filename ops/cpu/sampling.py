@@ -12,8 +12,6 @@ from quire.ops.sampling import SamplingOperations
 
 
 class NativeSampling(SamplingOperations):
-    """See `SamplingOperations`."""
-
     def __init__(self, launcher: Launcher, eager: SamplingOperations, fallbacks: Fallbacks) -> None:
         """`eager` takes the calls that the kernels do not cover."""
         self._eager = eager

@@ -18,7 +18,6 @@ from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
 
 
 def attend_partly(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> tuple[Tensor, Tensor]:
-    """See `Backend.partial_attention`."""
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     return attend(q, kv_cache, batch, form, lse), lse
 
@@ -48,7 +47,6 @@ def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionFor
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """See `Backend.merge_attention`."""
     outs, sums = (torch.stack(tensors) for tensors in zip(*parts, strict=True))
     shares = sums.softmax(dim=0).masked_fill_(sums == -torch.inf, 0).unsqueeze(-1)
     return (outs.float() * shares).masked_fill_(sums.unsqueeze(-1) == -torch.inf, 0).sum(dim=0).to(outs.dtype)

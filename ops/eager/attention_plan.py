@@ -39,7 +39,6 @@ MAX_KEPT_BIASES = 16 << 20
 
 
 def workspace_bytes(device: torch.device) -> int:
-    """See `WORKSPACE_BYTES`."""
     return WORKSPACE_BYTES if device.type == "cpu" else ACCELERATED * WORKSPACE_BYTES
 
 
@@ -50,7 +49,6 @@ def max_scores(device: torch.device, num_heads: int) -> int:
 
 
 def scratch_bytes(device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
-    """See `Backend.scratch_bytes`."""
     gathered = max(2 * workspace_bytes(device), row_bytes)
     scores = 4 * max_scores(device, LEAST_HEADS) * LEAST_HEADS
     # Codes are widened by way of float32. Scores are there twice, and a head's share of them, which is a fourth at

@@ -104,7 +104,6 @@ class GroupedExperts:
 
 
 def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
-    """See `Backend.pack_experts`."""
     packed: GroupedExperts | None = None
     for index, expert in enumerate(alike(experts)):
         if packed is None:
@@ -120,7 +119,6 @@ def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
 
 
 def tensors(packed: GroupedExperts, index: int) -> list[Tensor]:
-    """See `Backend.expert_tensors`."""
     found: list[object] = []
     for layer in (packed.gate_up, packed.up, packed.down):
         if layer is None:
@@ -139,7 +137,6 @@ def run(
     *,
     weighs_inputs: bool,
 ) -> Tensor:
-    """See `Backend.experts`."""
     num_tokens, top_k = ids.shape
     num_experts = len(packed.down.weight)
     # Rows of experts that are not here come last, behind all ends, and what is computed of them is not used.

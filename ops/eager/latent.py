@@ -13,8 +13,6 @@ from quire.ops.latent import CacheRows, LatentOperations, Selection
 
 
 class EagerLatent(LatentOperations[AttentionPlan]):
-    """See `LatentOperations`."""
-
     def __init__(self, rms_norm: Callable[..., Tensor], rotary: Callable[..., Tensor]) -> None:
         """`rms_norm` and `rotary` are the backend's."""
         self._rms_norm = rms_norm

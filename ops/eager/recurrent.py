@@ -19,8 +19,6 @@ CHANNEL_CHUNK = 16  # where each channel has a decay of its own, between any two
 
 
 class EagerRecurrent(RecurrentOperations):
-    """See `RecurrentOperations`."""
-
     def causal_conv1d(
         self,
         x: Tensor,

@@ -10,7 +10,6 @@ from quire.ops.routing import Router, Routing, Score
 
 
 def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-    """See `Backend.route`."""
     routing = router.routing
     logits = F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
     scores = _SCORES[routing.score](logits)

@@ -12,8 +12,6 @@ _CHUNK = 512
 
 
 class EagerSampling(SamplingOperations):
-    """See `SamplingOperations`."""
-
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         device = logits.device
         octets = torch.from_numpy(bitmask.view(np.uint8)).to(device, non_blocking=True)  # little-endian

@@ -14,7 +14,6 @@ from quire.ops.latent import CacheRows, Selection
 def select_tokens(
     q: Tensor, weights: Tensor, cache: Tensor, batch: AttentionPlan, top_k: int, scale: float
 ) -> Selection:
-    """See `LatentOperations.select_tokens`."""
     num_tokens, num_heads, size = q.shape
     page_bytes = decoded_bytes(cache.shape[1] * size, cache.dtype, torch.float32)
     slots = torch.empty(num_tokens, top_k, dtype=torch.int32, device=q.device)
@@ -112,7 +111,6 @@ def _seen_slots(selection: Selection, hidden: Tensor, part: slice) -> Tensor:
 
 
 def best_rows(q: Tensor, weights: Tensor, rows: CacheRows, top_k: int, scale: float) -> Tensor:
-    """See `LatentOperations.best_rows`."""
     found = rows.slots.new_empty(len(q), min(top_k, rows.slots.shape[1]))
     for part in _parts([rows], q.shape[2], torch.float32):
         keys, hidden = _gathered(rows, part, torch.float32)
@@ -125,7 +123,6 @@ def best_rows(q: Tensor, weights: Tensor, rows: CacheRows, top_k: int, scale: fl
 
 
 def attend_rows(q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, scale: float) -> Tensor:
-    """See `LatentOperations.attend_rows`."""
     out = torch.empty_like(q)
     for part in _parts(rows, q.shape[2], q.dtype):
         gathered = [_gathered(each, part, q.dtype) for each in rows]

@@ -113,7 +113,6 @@ class FlatCode:
         self._backbone = backbone
 
     def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
-        """See `TracedCode.trace`."""
         self._attention.run_part = run_part
         try:
             return self._attention.forward(self._backbone, step, token_ids, received_rows(step))

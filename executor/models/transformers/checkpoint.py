@@ -55,7 +55,6 @@ class ModuleWeights:
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """See `WeightReader.read`."""
         if name in self._transposed:
             flipped = None if shard is None else shard._replace(dim=1 - shard.dim)
             return self._read(name, shape[::-1], flipped, dtype).t().contiguous()
@@ -63,15 +62,12 @@ class ModuleWeights:
 
     @property
     def shapes(self) -> None:
-        """See `WeightReader`."""
         return None
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
-        """See `WeightReader.find`."""
         return self._weights.find(self._sources.get(name, name), otherwise)
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
-        """See `WeightReader.locate`."""
         return StoredRows(self, layer, out_features)
 
     def are_same(self, name: str, other: str) -> bool:

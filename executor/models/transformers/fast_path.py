@@ -164,13 +164,11 @@ class FastPath:
         return Runner(forward, ops), Runner(logits, ops)
 
     def _forward(self, num_tokens: int) -> tuple[list[Tensor], Callable[[RunPart], Tensor]]:
-        """See `tracing.Run`."""
         token_ids, step = self._sequences(1, num_tokens).step({0: num_tokens})
 
         return _inputs(token_ids, step), partial(self._code.trace, token_ids, step)
 
     def _head(self, hidden_size: int, num_tokens: int) -> tuple[list[Tensor], Callable[[RunPart], Tensor]]:
-        """See `tracing.Run`."""
         hidden = torch.ones(num_tokens, hidden_size, dtype=self._context.dtype, device=self._context.device)
         return [hidden], lambda _: self._model.run_head(hidden)
 

@@ -183,7 +183,6 @@ class TransformersModel:
             self.fast_path = FastPath(self, code, self._embed, modules, context, vocab_size, part)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """See `Model.forward`."""
         hidden = None if self.fast_path is None else self.fast_path.forward(token_ids, step)
         if hidden is None:
             hidden = self.run_code(token_ids, step)
@@ -195,7 +194,6 @@ class TransformersModel:
         return self._part.token_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.compute_logits`."""
         logits = None if self.fast_path is None else self.fast_path.compute_logits(hidden)
         logits = self.run_head(hidden) if logits is None else logits
         missing = self._vocab_size - logits.shape[1]  # a head may lack tokens that only pad the embedding

@@ -61,7 +61,6 @@ class RowCode:
         return first_tensor(out)[0]
 
     def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
-        """See `TracedCode.exchange_attention`."""
         for keep in [call for call in program.calls if isinstance(call.function, Keep)]:
             is_latent = keep.function.layer.is_latent  # type: ignore[attr-defined]
             if is_latent or not any(_exchange(program, keep, query, ops, device) for query in _queries(program, keep)):

@@ -56,8 +56,6 @@ class GuidanceLoader:
 
 
 class GuidanceMatcher(Matcher):
-    """See `Matcher`."""
-
     def __init__(self, matcher: llguidance.LLMatcher, end_token_ids: frozenset[int]) -> None:
         self._matcher = matcher
         self._end_token_ids = end_token_ids

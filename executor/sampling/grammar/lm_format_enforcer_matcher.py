@@ -41,8 +41,6 @@ class LMFormatEnforcerLoader:
 
 
 class LMFormatEnforcerMatcher(Matcher):
-    """See `Matcher`."""
-
     def __init__(self, enforcer: TokenEnforcer) -> None:
         self._enforcer = enforcer
         self._tokens: list[int] = []

@@ -36,8 +36,6 @@ _TOGETHER = xgrammar.BatchGrammarMatcher(max_threads=1)
 
 
 class XGrammarMatcher(Matcher):
-    """See `Matcher`."""
-
     def __init__(self, grammar: Any) -> None:
         self._matcher = xgrammar.GrammarMatcher(grammar)
 

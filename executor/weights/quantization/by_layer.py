@@ -53,7 +53,6 @@ class ByLayer:
         return self._scheme([part.name, "lm_head"], self.linear).for_head(rows, part)
 
     def check_mxfp4(self, mixture: str) -> None:
-        """See `check_mxfp4`."""
         asked = self._scheme([mixture], self.experts)
         if isinstance(asked, Online) and asked is not self.linear and asked.rounding is not to_mxfp4:
             raise ModelLoadError(
