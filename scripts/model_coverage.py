@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from quire.core.errors import ConfigError
-from quire.executor.models.registry import ARCHITECTURES
+from quire.executor.models.architectures import ARCHITECTURES
 from tests.executor.models.coverage import TOLERANCE, measure
 from tests.executor.models.tiny_models import MODEL_TYPES, Reference, write_checkpoint
 

@@ -178,6 +178,21 @@ def test_the_drawing_in_the_documentation_is_the_table(folder: str) -> None:
     assert drawn == {room: names for room, names in direct.items() if names}
 
 
+def test_no_file_imports_one_that_imports_it() -> None:
+    """Imports for type checkers alone, and those inside functions, count as well."""
+    modules = {
+        ".".join(["quire", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__"): path
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+    }
+
+    def target(name: str) -> str | None:
+        return name if name in modules else name.rpartition(".")[0] if name.rpartition(".")[0] in modules else None
+
+    graph = {module: {target(name) for name in imports_of(path)} - {None} for module, path in modules.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(modules)
+
+
 def test_relative_imports_are_not_used() -> None:
     relative = [
         str(path.relative_to(ROOT))

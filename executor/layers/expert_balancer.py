@@ -2,18 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quire.core.config.parallel import EplbConfig
 from quire.core.logging import get_logger
-from quire.executor.layers.expert_parallel import ExpertParallel
+from quire.executor.layers.expert_parallel import DividedExperts, ExpertParallel
 from quire.executor.parallel.expert_placement import Move, moves_between
-
-if TYPE_CHECKING:
-    from quire.executor.layers.experts import Experts
 
 logger = get_logger(__name__)
 
@@ -83,7 +79,7 @@ class ExpertBalancer:
         counted = [layer.places.loads for layer in self._experts.layers]
         return self._experts.group.all_reduce(torch.cat(counted)).split([len(each) for each in counted])
 
-    def _move(self, layer: "Experts", moves: list[Move]) -> None:
+    def _move(self, layer: DividedExperts, moves: list[Move]) -> None:
         group = self._experts.group
         rank = group.rank
         # Copies first: a place may be read by one move and written by another.

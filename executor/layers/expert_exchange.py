@@ -1,15 +1,13 @@
 """The way of tokens to the experts of other engines, and back."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.core.wire.expert_rows import chosen_share, saved_bytes
+from quire.executor.layers.expert_places import ExpertPlaces
 from quire.executor.parallel.lockstep import Lockstep
-
-if TYPE_CHECKING:  # it imports this file
-    from quire.executor.layers.expert_parallel import ExpertPlaces
 
 
 class Dispatched(NamedTuple):
@@ -43,7 +41,7 @@ class ExpertExchange:
         self._lockstep = lockstep
         self._engines = lockstep.engines
 
-    def dispatch(self, x: Tensor, ids: Tensor, weights: Tensor, places: "ExpertPlaces") -> Dispatched:
+    def dispatch(self, x: Tensor, ids: Tensor, weights: Tensor, places: ExpertPlaces) -> Dispatched:
         """Sends this engine's tokens, and receives those of all for this rank's experts; `places` are the layer's."""
         given = (x, ids, weights)
         own = torch.cat([each.contiguous().view(torch.uint8) for each in given], dim=1)

@@ -1,6 +1,6 @@
-"""Experts that are divided over ranks whole: which of them a rank has, and what it computes of each token."""
+"""The division of whole experts over ranks."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -8,12 +8,27 @@ from torch import Tensor
 from quire.core.config.parallel import ExpertPlacement
 from quire.core.config.resolved import EngineConfig
 from quire.executor.layers.expert_exchange import ExpertExchange
+from quire.executor.layers.expert_places import ExpertPlaces
 from quire.executor.parallel.expert_placement import Placement
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 
-if TYPE_CHECKING:  # it imports the context, of which this is a part
-    from quire.executor.layers.experts import Experts
+
+class DividedExperts(Protocol):
+    """One layer's experts, of which each rank has some."""
+
+    @property
+    def places(self) -> ExpertPlaces:
+        """The ranks of the experts."""
+        ...
+
+    def tensors(self, place: int) -> list[Tensor]:
+        """The packed weights of the expert in one of this rank's places."""
+        ...
+
+    def accompany(self) -> None:
+        """Computes other engines' tokens in a step in which this one has none."""
+        ...
 
 
 class ExpertParallel:
@@ -40,7 +55,7 @@ class ExpertParallel:
         self.exchange = ExpertExchange(group) if isinstance(group, Lockstep) else None
         self._placement = placement
         self._is_balanced = is_balanced
-        self.layers: list[Experts] = []
+        self.layers: list[DividedExperts] = []
 
     @classmethod
     def of(
@@ -71,7 +86,7 @@ class ExpertParallel:
         for layer in self.layers:
             layer.accompany()
 
-    def place(self, num_experts: int, device: torch.device) -> "ExpertPlaces":
+    def place(self, num_experts: int, device: torch.device) -> ExpertPlaces:
         """The places of a layer's experts.
 
         Raises:
@@ -80,95 +95,3 @@ class ExpertParallel:
         size = self.group.size
         placement = Placement.initial(num_experts, size, self._placement, is_balanced=self._is_balanced)
         return ExpertPlaces(placement, self.group.rank, num_experts, device, num_engines=self.num_engines)
-
-
-class ExpertPlaces:
-    """Where the experts of one layer are.
-
-    Args:
-        num_engines: those that have equally many of the ranks, one engine after another.
-
-    Attributes:
-        placement: the same on every rank.
-        num_experts: of the layer.
-    """
-
-    def __init__(
-        self, placement: Placement, rank: int, num_experts: int, device: torch.device, *, num_engines: int = 1
-    ) -> None:
-        self._rank = rank
-        self._num_engines = num_engines
-        self._device = device
-        self._loads: Tensor | None = None
-        self.num_experts = num_experts
-        self.move(placement)
-
-    @property
-    def own(self) -> tuple[int, ...]:
-        """The numbers of this rank's experts, in the order in which it keeps them."""
-        return self.placement.ranks[self._rank]
-
-    def move(self, placement: Placement) -> None:
-        """From now on experts are there."""
-        self.placement = placement
-        num_tensor = len(placement.ranks) // self._num_engines
-        copies: list[list[tuple[int, int]]] = [[] for _ in range(self.num_experts)]
-        for rank, own in enumerate(placement.ranks):
-            engine, tensor = divmod(rank, num_tensor)
-            if tensor != self._rank % num_tensor:
-                engine = self._num_engines
-            for place, expert in enumerate(own):
-                copies[expert].append((place if rank == self._rank else -1, engine))
-        most = max(map(len, copies))
-        table = torch.tensor([each + [(-1, self._num_engines)] * (most - len(each)) for each in copies])
-        self._places, self._engines = table.to(self._device).unbind(dim=2)
-        counts = torch.tensor([len(each) for each in copies]) if most > 1 else None
-        self._num_copies = None if counts is None else counts.to(self._device)
-
-    def local(self, x: Tensor, ids: Tensor) -> Tensor:
-        """The places of the experts `ids` [num_tokens, top_k] among this rank's; -1 for those of other ranks.
-
-        Which copy of an expert computes a token follows from the bits of its hidden state, `x` [num_tokens, hidden],
-        which are the same on all ranks and in any batch.
-        """
-        return self._of_copies(self._places, x, ids)
-
-    def engines(self, x: Tensor, ids: Tensor) -> Tensor:
-        """The engines whose rank with this one's tensor coordinate has the experts `ids` [num_tokens, top_k].
-
-        The number of engines stands for a rank with another tensor coordinate. As for `local`, `x` decides for a copy.
-        """
-        return self._of_copies(self._engines, x, ids)
-
-    def _of_copies(self, table: Tensor, x: Tensor, ids: Tensor) -> Tensor:
-        """What a table [num_experts, most copies] has of the copies that compute these tokens."""
-        if self._num_copies is None:
-            return table[ids, 0]
-        return table[ids, _draws(x).unsqueeze(1) % self._num_copies[ids]]
-
-    def count(self, *, on: bool) -> None:
-        """Begins to count the tokens of each expert, from 0 on, or ends it."""
-        self._loads = torch.zeros(self.num_experts, dtype=torch.int64, device=self._device) if on else None
-
-    def note(self, ids: Tensor) -> None:
-        """Counts the experts `ids` that tokens of this rank's engine chose, if tokens are counted."""
-        if self._loads is not None:
-            chosen = ids.flatten()
-            self._loads.scatter_add_(0, chosen, torch.ones_like(chosen))
-
-    @property
-    def loads(self) -> Tensor:
-        """The engine's tokens of each expert since the count began, [num_experts] int64 on the device."""
-        assert self._loads is not None, "nothing is counted"
-        return self._loads
-
-
-_BITS = {2: torch.int16, 4: torch.int32}
-_NUM_DRAWN = 16
-"""Numbers of a hidden state that decide for a copy."""
-
-
-def _draws(x: Tensor) -> Tensor:
-    """A number from 0 on for each row of `x`, [num_tokens] int64."""
-    bits = x[:, :_NUM_DRAWN].contiguous().view(_BITS[x.dtype.itemsize]).sum(dim=1, dtype=torch.int64)
-    return (bits * 0x9E3779B1 >> 15) & 0xFFFF  # the last bits of a sum are the last ones of its numbers

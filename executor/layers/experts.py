@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.expert_exchange import ExpertExchange
-from quire.executor.layers.expert_parallel import ExpertPlaces
+from quire.executor.layers.expert_places import ExpertPlaces
 from quire.executor.layers.stored_experts import ExpertShape, StoredExperts
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import Shard

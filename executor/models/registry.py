@@ -1,4 +1,4 @@
-"""Architecture names of checkpoints, and the files that implement them."""
+"""Builds the model of a checkpoint: the file here that implements it, or its class of Transformers."""
 
 import importlib
 from collections.abc import Callable
@@ -8,100 +8,13 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.layer_kv import LatentKV
+from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES
 from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
 from quire.executor.models.unknown import explain_unknown
 from quire.executor.weights.readers import MissingTensorError
 
 logger = get_logger(__name__)
-
-ARCHITECTURES: dict[str, tuple[str, str]] = {
-    "BailingHybridForCausalLM": ("bailing_hybrid", "BailingHybridForCausalLM"),
-    "BambaForCausalLM": ("bamba", "BambaForCausalLM"),
-    "Cohere2ForCausalLM": ("cohere", "Cohere2ForCausalLM"),
-    "CohereForCausalLM": ("cohere", "CohereForCausalLM"),
-    "CpmAntForCausalLM": ("cpmant", "CpmAntForCausalLM"),
-    "DeepseekForCausalLM": ("deepseek_moe", "DeepseekForCausalLM"),
-    "DeepseekV2ForCausalLM": ("deepseek", "DeepseekV2ForCausalLM"),
-    "DeepseekV32ForCausalLM": ("deepseek_sparse", "DeepseekV32ForCausalLM"),
-    "DeepseekV3ForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
-    "DeepseekV4ForCausalLM": ("deepseek_v4", "DeepseekV4ForCausalLM"),
-    "Ernie4_5_MoeForCausalLM": ("ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
-    "ExaoneForCausalLM": ("exaone", "ExaoneForCausalLM"),
-    "FalconForCausalLM": ("falcon", "FalconForCausalLM"),
-    "FalconH1ForCausalLM": ("falcon_h1", "FalconH1ForCausalLM"),
-    "FalconMambaForCausalLM": ("mamba", "FalconMambaForCausalLM"),
-    "GPT2LMHeadModel": ("gpt2", "GPT2LMHeadModel"),
-    "GPTNeoXForCausalLM": ("gpt_neox", "GPTNeoXForCausalLM"),
-    "Gemma2ForCausalLM": ("gemma2", "Gemma2ForCausalLM"),
-    "Gemma3ForCausalLM": ("gemma3", "Gemma3ForCausalLM"),
-    "Gemma3nForCausalLM": ("gemma3n", "Gemma3nForCausalLM"),
-    "Gemma3nForConditionalGeneration": ("gemma3n", "Gemma3nForCausalLM"),
-    "Gemma4ForCausalLM": ("gemma4", "Gemma4ForCausalLM"),
-    "Gemma4ForConditionalGeneration": ("gemma4", "Gemma4ForCausalLM"),
-    "Gemma4UnifiedForCausalLM": ("gemma4", "Gemma4ForCausalLM"),
-    "Gemma4UnifiedForConditionalGeneration": ("gemma4", "Gemma4ForCausalLM"),
-    "GemmaForCausalLM": ("gemma2", "GemmaForCausalLM"),
-    "Glm4ForCausalLM": ("glm", "Glm4ForCausalLM"),
-    "Glm4MoeForCausalLM": ("glm4_moe", "Glm4MoeForCausalLM"),
-    "Glm4MoeLiteForCausalLM": ("deepseek", "Glm4MoeLiteForCausalLM"),
-    "GlmForCausalLM": ("glm", "GlmForCausalLM"),
-    "GlmMoeDsaForCausalLM": ("deepseek_sparse", "GlmMoeDsaForCausalLM"),
-    "GptOssForCausalLM": ("gpt_oss", "GptOssForCausalLM"),
-    "GraniteForCausalLM": ("granite", "GraniteForCausalLM"),
-    "GraniteMoeForCausalLM": ("granite_moe", "GraniteMoeForCausalLM"),
-    "GraniteMoeHybridForCausalLM": ("granite_hybrid", "GraniteMoeHybridForCausalLM"),
-    "JambaForCausalLM": ("jamba", "JambaForCausalLM"),
-    "KimiLinearForCausalLM": ("kimi_linear", "KimiLinearForCausalLM"),
-    "Lfm2ForCausalLM": ("lfm2", "Lfm2ForCausalLM"),
-    "Lfm2MoeForCausalLM": ("lfm2", "Lfm2MoeForCausalLM"),
-    "Lfm3ForCausalLM": ("lfm2", "Lfm3ForCausalLM"),
-    "Llama4ForCausalLM": ("llama4", "Llama4ForCausalLM"),
-    "Llama4ForConditionalGeneration": ("llama4", "Llama4ForCausalLM"),
-    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
-    "Mamba2ForCausalLM": ("mamba2", "Mamba2ForCausalLM"),
-    "MambaForCausalLM": ("mamba", "MambaForCausalLM"),
-    "MiniCPM3ForCausalLM": ("minicpm3", "MiniCPM3ForCausalLM"),
-    "MiniMaxForCausalLM": ("minimax", "MiniMaxForCausalLM"),
-    "MiniMaxM2ForCausalLM": ("minimax_m2", "MiniMaxM2ForCausalLM"),
-    "MistralForCausalLM": ("llama", "MistralForCausalLM"),
-    "Mistral4ForCausalLM": ("deepseek", "Mistral4ForCausalLM"),
-    "MixtralForCausalLM": ("mixtral", "MixtralForCausalLM"),
-    "NemotronHForCausalLM": ("nemotron_h", "NemotronHForCausalLM"),
-    "OPTForCausalLM": ("opt", "OPTForCausalLM"),
-    "Olmo2ForCausalLM": ("olmo2", "Olmo2ForCausalLM"),
-    "Olmo3ForCausalLM": ("olmo2", "Olmo3ForCausalLM"),
-    "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybridForCausalLM"),
-    "OlmoeForCausalLM": ("olmoe", "OlmoeForCausalLM"),
-    "OpenAIGPTLMHeadModel": ("openai_gpt", "OpenAIGPTLMHeadModel"),
-    "Phi3ForCausalLM": ("phi3", "Phi3ForCausalLM"),
-    "PhimoeForCausalLM": ("phimoe", "PhimoeForCausalLM"),
-    "PhiMoEForCausalLM": ("phimoe", "PhimoeForCausalLM"),
-    "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
-    "Qwen2MoeForCausalLM": ("qwen2_moe", "Qwen2MoeForCausalLM"),
-    "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
-    "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3MoeForCausalLM"),
-    "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3NextForCausalLM"),
-    "Qwen3_5ForConditionalGeneration": ("qwen3_next", "Qwen3_5ForCausalLM"),
-    "Qwen3_5MoeForCausalLM": ("qwen3_next", "Qwen3_5MoeForCausalLM"),
-    "Qwen3_5MoeForConditionalGeneration": ("qwen3_next", "Qwen3_5MoeForCausalLM"),
-    "Qwen3_5ForCausalLM": ("qwen3_next", "Qwen3_5ForCausalLM"),
-    "Qwen4ExpForCausalLM": ("qwen4_exp", "Qwen4ExpForCausalLM"),
-    "Qwen4ExpForConditionalGeneration": ("qwen4_exp", "Qwen4ExpForCausalLM"),
-    "RwkvForCausalLM": ("rwkv", "RwkvForCausalLM"),
-    "RecurrentGemmaForCausalLM": ("recurrent_gemma", "RecurrentGemmaForCausalLM"),
-    "SarvamMoEForCausalLM": ("sarvam_moe", "SarvamMoEForCausalLM"),
-    "Starcoder2ForCausalLM": ("starcoder2", "Starcoder2ForCausalLM"),
-    "XLMWithLMHeadModel": ("xlm", "XLMWithLMHeadModel"),
-    "YoutuForCausalLM": ("deepseek", "YoutuForCausalLM"),
-    "Zamba2ForCausalLM": ("zamba2", "Zamba2ForCausalLM"),
-    "xLSTMForCausalLM": ("xlstm", "xLSTMForCausalLM"),
-}
-"""config.json's architecture → (module of this folder, class)."""
-
-_UNDER_OTHER_NAMES = {"exaone": "ExaoneForCausalLM", "sarvam_moe": "SarvamMoEForCausalLM"}
-"""Model types whose config.json, as Transformers writes it, names the class of another family, with other names of
-tensors: model type → architecture above."""
 
 
 def is_native(model: Model) -> bool:
@@ -180,7 +93,7 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
 
 def _own_architecture(spec: ModelSpec) -> str:
     """The architecture whose file here reads the checkpoint."""
-    return _UNDER_OTHER_NAMES.get(str(spec.hf_config.get("model_type")), spec.architecture)
+    return UNDER_OTHER_NAMES.get(str(spec.hf_config.get("model_type")), spec.architecture)
 
 
 def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:

@@ -74,7 +74,7 @@ class Dialogue:
         # Imported here, because only such a terminal needs it.
         from quire.frontend.cli.line_editor import LineEditor
 
-        return LineEditor(self._prog, self._commands, keep_history=self._keep_history).read
+        return LineEditor(self._prog, self._commands, QUOTES, keep_history=self._keep_history).read
 
     def _take(self, text: str) -> None:
         """Runs the command or answers the message that was typed."""

@@ -11,8 +11,6 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from quire.frontend.cli.dialogue import QUOTES
-
 
 class LineEditor:
     """Reads messages from the terminal.
@@ -20,17 +18,18 @@ class LineEditor:
     Args:
         prog: the program's name, which names the history's file.
         commands: names that are completed after a slash.
+        quotes: begin and end a message of several lines.
         keep_history: whether messages are read from and written to the history's file.
     """
 
-    def __init__(self, prog: str, commands: Iterable[str], *, keep_history: bool) -> None:
+    def __init__(self, prog: str, commands: Iterable[str], quotes: str, *, keep_history: bool) -> None:
         history = _history_on_disk(prog) if keep_history else InMemoryHistory()
         self._session: PromptSession[str] = PromptSession(
             "> ",
             multiline=True,
             prompt_continuation="  ",
             history=history,
-            key_bindings=_keys(),
+            key_bindings=_keys(quotes),
             completer=WordCompleter([f"/{name}" for name in commands], sentence=True),
             complete_while_typing=False,
             reserve_space_for_menu=0,
@@ -56,14 +55,14 @@ def _screen() -> Vt100_Output:
     return screen
 
 
-def _keys() -> KeyBindings:
-    """Enter sends, except within open triple quotes; Alt-Enter begins a new line."""
+def _keys(quotes: str) -> KeyBindings:
+    """Enter sends, except within open quotes; Alt-Enter begins a new line."""
     keys = KeyBindings()
 
     @keys.add("enter")
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if buffer.text.lstrip().startswith(QUOTES) and buffer.text.count(QUOTES) == 1:
+        if buffer.text.lstrip().startswith(quotes) and buffer.text.count(quotes) == 1:
             buffer.insert_text("\n")
         else:
             buffer.validate_and_handle()

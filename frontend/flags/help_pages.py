@@ -6,24 +6,16 @@ import shutil
 import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from msgspec import NODEFAULT
 
+from quire.frontend.flags.declaration import OptionParser
 from quire.frontend.flags.ranges import Number
-
-if TYPE_CHECKING:
-    from quire.frontend.flags.parser import CommandParser
 
 WIDEST = 100
 COLUMN = 34  # of the descriptions' start, when there is room
 NARROW = 72
 BUILTIN_TITLES = {"positional arguments": "Arguments", "options": "Options"}
-
-
-def escape(text: str) -> str:
-    """`text` escaped for argparse's `help=`."""
-    return text.replace("%", "%%")
 
 
 def canonical(action: argparse.Action) -> str:
@@ -36,7 +28,7 @@ def width() -> int:
     return max(24, min(WIDEST, shutil.get_terminal_size().columns))
 
 
-def page(parser: "CommandParser", topic: str) -> str:
+def page(parser: OptionParser, topic: str) -> str:
     """The page on `topic`; the short one when it is empty.
 
     Raises:
@@ -64,7 +56,7 @@ def page(parser: "CommandParser", topic: str) -> str:
 Group = tuple[str, str, list[argparse.Action]]
 
 
-def _groups(parser: "CommandParser") -> list[Group]:
+def _groups(parser: OptionParser) -> list[Group]:
     """(title, description, options that help shows) of each group that has any."""
     found = []
     for group in parser._action_groups:
@@ -75,7 +67,7 @@ def _groups(parser: "CommandParser") -> list[Group]:
     return found
 
 
-def _short(parser: "CommandParser", groups: list[Group]) -> str:
+def _short(parser: OptionParser, groups: list[Group]) -> str:
     struct_titles = {field.group for field in parser.fields.values()}
     own = [action for title, _, actions in groups if title not in struct_titles for action in actions]
     common = [parser.flags[flag] for flag in parser.common]
@@ -95,7 +87,7 @@ def _short(parser: "CommandParser", groups: list[Group]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _usage(parser: "CommandParser") -> str:
+def _usage(parser: OptionParser) -> str:
     positionals = []
     for action in parser._actions:
         if not action.option_strings:
@@ -109,16 +101,16 @@ def _usage(parser: "CommandParser") -> str:
     return _wrap(" ".join(["Usage:", parser.prog, *positionals, *required, "[options]"]))
 
 
-def _group(parser: "CommandParser", title: str, doc: str, actions: list[argparse.Action]) -> str:
+def _group(parser: OptionParser, title: str, doc: str, actions: list[argparse.Action]) -> str:
     heading = _wrap(f"{title}: {doc}" if doc else title)
     return "\n".join([heading, *(_action_row(parser, action) for action in actions)])
 
 
-def _action_row(parser: "CommandParser", action: argparse.Action) -> str:
+def _action_row(parser: OptionParser, action: argparse.Action) -> str:
     return _row("  " + _spelling(parser, action), _description(parser, action))
 
 
-def _spelling(parser: "CommandParser", action: argparse.Action) -> str:
+def _spelling(parser: OptionParser, action: argparse.Action) -> str:
     if not action.option_strings:
         return str(action.metavar or action.dest)
     names = ", ".join(action.option_strings)
@@ -139,7 +131,7 @@ def _placeholder(kind: object) -> str:
     return "N" if kind is int else "X" if kind is float else "TEXT"
 
 
-def _description(parser: "CommandParser", action: argparse.Action) -> str:
+def _description(parser: OptionParser, action: argparse.Action) -> str:
     text = (action.help or "") % (vars(action) | {"prog": parser.prog})
     default = _default(parser, action)
     is_told = "default" in text.lower() or (default == "unset" and "unset" in text)
@@ -147,7 +139,7 @@ def _description(parser: "CommandParser", action: argparse.Action) -> str:
     return f"{text} [{default}]" if has_one and not is_told and not action.required else text
 
 
-def _default(parser: "CommandParser", action: argparse.Action) -> str:
+def _default(parser: OptionParser, action: argparse.Action) -> str:
     """The default as a command line spells it."""
     flag = canonical(action)
     value = parser.fields[flag].default if flag in parser.fields else action.default
@@ -160,7 +152,7 @@ def _default(parser: "CommandParser", action: argparse.Action) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _option(parser: "CommandParser", action: argparse.Action, groups: list[Group]) -> str:
+def _option(parser: OptionParser, action: argparse.Action, groups: list[Group]) -> str:
     """Everything about one option."""
     if action.help == argparse.SUPPRESS:  # the --no- twin: show the option itself
         action = next(other for other in parser._actions if other.dest == action.dest and other is not action)
@@ -175,7 +167,7 @@ def _option(parser: "CommandParser", action: argparse.Action, groups: list[Group
     return "\n".join(rows + [_row(f"    {name}", text) for name, text in facts])
 
 
-def _search(parser: "CommandParser", word: str, groups: list[Group]) -> str:
+def _search(parser: OptionParser, word: str, groups: list[Group]) -> str:
     found = []
     for title, doc, actions in groups:
         hits = [

@@ -20,7 +20,7 @@ from quire.executor.layers.layer_kv import AttentionKV
 from quire.executor.layers.rotary import check_first_chunk
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.registry import ARCHITECTURES
+from quire.executor.models.architectures import ARCHITECTURES
 from quire.executor.models.transformers.attention import FlatCode, PagedAttention, is_latent
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
 from quire.executor.models.transformers.elsewhere import leave_out_towers

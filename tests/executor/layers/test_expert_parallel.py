@@ -18,7 +18,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Rank
 from quire.executor.layers.expert_balancer import ExpertBalancer
-from quire.executor.layers.expert_parallel import ExpertPlaces
+from quire.executor.layers.expert_places import ExpertPlaces
 from quire.executor.memory.dry_build import ShapeReader, dry_build, held_bytes
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.expert_placement import Placement, moves_between

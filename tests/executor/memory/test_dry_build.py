@@ -21,8 +21,8 @@ from quire.core.config.resolved import ModelSpec, SchedulerLimits
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.memory.plan import longest_row_bytes, workspace_bytes
 from quire.executor.memory.rank_memory import RankMemory
+from quire.executor.models.architectures import ARCHITECTURES
 from quire.executor.models.base import Model
-from quire.executor.models.registry import ARCHITECTURES
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packing import PackAtLoad
 from quire.frontend.checkpoint.model_spec import read_model_spec

@@ -14,8 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.core.config.model import ModelConfig
+from quire.executor.models.architectures import ARCHITECTURES
 from quire.executor.models.decoder import SettingError
-from quire.executor.models.registry import ARCHITECTURES
 from quire.frontend.checkpoint.model_spec import make_model_spec
 from tests.executor.models.tiny_models import MODEL_TYPES, VOCAB_SIZE, write_checkpoint
 from tests.executor.paged_driver import PagedDriver, load_model
