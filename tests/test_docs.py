@@ -204,3 +204,13 @@ def test_missing_endpoints_are_missing(full_server: ServerProcess) -> None:
     named = CODE.findall(paragraph[0])
     assert named
     assert {httpx.post(full_server.base_url + path, json={}).status_code for path in named} == {404}
+
+
+def test_runs_of_benchmarks_have_the_fields_that_the_page_describes() -> None:
+    described = [name for cell in column(Path("docs/benchmarks.md"), "field") for name in cell.split(", ")]
+    runs = json.loads(text(Path("docs/benchmarks.json")))
+    required = set(described) - {"median", "num_runs", "floor", "floor_ratio", "note"}
+    assert [run for run in runs if not required <= set(run) <= set(described)] == []
+    assert [run for run in runs if not re.fullmatch(r"\d{4}-\d\d-\d\d", run["date"]) or not run["command"]] == []
+    assert [run for run in runs if not (run["runs"] or "median" in run)] == []
+    assert [value for run in runs for value in run["runs"] if not isinstance(value, int | float)] == []
