@@ -1,1 +1,1 @@
-"""Checkpoints as tensors, each rank only its shard."""
+"""Reads checkpoints as tensors, each rank only its shards."""

@@ -1,4 +1,6 @@
-"""Layers for multi-token prediction (arXiv:2404.19737, 2412.19437), which checkpoints have beside the model's own."""
+"""Counts a checkpoint's layers for multi-token prediction (arXiv:2404.19737, 2412.19437), which are not the model's
+own.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,6 +11,6 @@ _LAYER = re.compile(r"(?:^|\.)mtp(?:_block|_layers|\.layers)\.(\d+)\.")
 
 
 def num_layers_ahead(config: Mapping[str, Any], names: Iterable[str]) -> int:
-    """How many there are, as config.json says, or else the `names` of the checkpoint's tensors."""
+    """Counts them, by config.json or else by the `names` of the checkpoint's tensors."""
     stated = next((config[field] for field in _FIELDS if config.get(field)), 0)
     return stated or len({found[1] for name in names if (found := _LAYER.search(name))})

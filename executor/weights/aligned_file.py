@@ -1,6 +1,6 @@
 """Writes safetensors files whose tensors begin at multiples of a cache line, so that kernels may use them in place.
 
-Format: https://huggingface.co/docs/safetensors. The library's own writer aligns to a tensor's numbers alone.
+Format: https://huggingface.co/docs/safetensors. The library's own writer aligns only to a tensor's element size.
 """
 
 import contextlib
@@ -23,24 +23,24 @@ _NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator["AlignedWriter"]:
-    """A writer of the file `path`, in whose folder the tensors wait.
+    """Opens a writer of the file `path`. Its tensors are spooled in the same folder.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the folder is not writable.
     """
     with tempfile.TemporaryFile(dir=path.parent) as data:
         yield AlignedWriter(path, data)
 
 
 class AlignedWriter:
-    """Writes a file of dense tensors one after another, and between them tensors of zeros.
+    """Writes a file of dense tensors one after another, with padding tensors of zeros between them.
 
-    Tensors wait on the disk, not in memory: what comes first in the file is known last. So the disk has them twice
-    for as long as `finish` takes.
+    Tensors are spooled to the disk, not to memory, because the file's header is known last. So the disk holds them
+    twice while `finish` runs.
     """
 
     def __init__(self, path: Path, data: IO[bytes]) -> None:
-        """`data` is an empty file that may be read, too."""
+        """Takes `data`, an empty file that is open for writing and reading."""
         self._path = path
         self._data = data
         self._header: dict[str, object] = {}
@@ -49,7 +49,7 @@ class AlignedWriter:
         return name in self._header
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Writes `tensor`, which may change afterwards.
+        """Writes `tensor`, which the caller may change afterwards.
 
         Raises:
             OSError: the disk is full.
@@ -65,7 +65,7 @@ class AlignedWriter:
             self._header[f"padding {end}"] = {"dtype": "U8", "shape": [padding], "data_offsets": offsets}
 
     def finish(self, metadata: Mapping[str, str]) -> int:
-        """Makes the file of what was added. Returns its bytes.
+        """Writes the file from the tensors that were added, and returns its size in bytes.
 
         Raises:
             OSError: the file cannot be written.

@@ -10,15 +10,16 @@ from quire.executor.weights.freed_memory import FreedMemory
 from quire.executor.weights.readers import Shard, Stored, StoredRows, shard_index, shard_range
 
 _MEAN_BYTE = 100
-"""Of packed weights. As exponents with a bias of 127, such bytes are small numbers."""
+"""The mean byte of packed weights. As exponents with a bias of 127, such bytes are small values."""
 
 
 class DummyWeights:
     """Random weights, which depend on the seed and not on the number of ranks.
 
-    Element i of a tensor is element (i + offset) of one block of normal numbers, repeated; the offset comes from the
-    tensor's name. The block's length is prime, so that no two rows of a weight are alike. Numbers are scaled by the
-    last dimension, a layer's inputs. Of one-dimensional tensors, norms and factors are ones and others zeros.
+    Element i of a tensor is element (i + offset) of one block of normally distributed values, repeated. The offset
+    comes from the tensor's name. The block's length is prime, so that no two rows of a weight are alike. Values are
+    scaled by the last dimension, a layer's inputs. One-dimensional tensors are ones if they are norms or factors, else
+    zeros.
     """
 
     _PERIOD = 1_048_573
@@ -72,7 +73,9 @@ class DummyWeights:
 
 
 def _is_factor(name: str) -> bool:
-    """Whether a one-dimensional tensor multiplies what is normalized (`model.norm.weight`), or all (`layer_scalar`)."""
+    """Returns True for a vector that multiplies normalized values (`model.norm.weight`) or all of them
+    (`layer_scalar`).
+    """
     layer, _, kind = name.rpartition(".")
     layer = layer.rpartition(".")[2]
     return kind.endswith("scalar") or (kind == "weight" and ("norm" in layer or layer.startswith("ln")))

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from quire.executor.weights.progress_bar import ProgressBar
 
 _COMPARED_BYTES = 16 * 2**20
-"""Of each of two tensors, at once."""
+"""The most bytes of each of two tensors to compare at once."""
 
 
 class FileWeights:
-    """See `WeightReader`. All files are open, none is read before a tensor is asked for.
+    """Reads tensors from a checkpoint's files. All files are open; none is read before a tensor is asked for.
 
     Raises:
         ModelLoadError: a file is damaged.
@@ -83,7 +83,7 @@ class FileWeights:
         self._num_read += 1
         if self._progress is not None:
             self._progress(self._num_read, len(self._files))
-        # A copy: the mapping must not stay alive behind a tensor that is kept.
+        # A copy: a tensor that stays must not keep the mapping alive.
         return self._freed.counted(tensor.to(dtype, copy=True, memory_format=torch.contiguous_format))
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
@@ -100,7 +100,7 @@ class FileWeights:
         stored, others = (self._names.find(each, self._files) for each in (name, other))
         if stored is None or others is None:
             return False
-        if (stored, others) not in self._compared:  # once for each of two builds
+        if (stored, others) not in self._compared:  # a dry build and the real one ask twice
             self._compared[stored, others] = self._have_same_numbers(stored, others)
         return self._compared[stored, others]
 

@@ -15,13 +15,13 @@ FileFormat = Literal["auto", "safetensors", "pt", "npcache", "mistral", "bitsand
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files of one checkpoint. Where two have a tensor of the same name, the later one's counts.
+    """The files of one checkpoint. If two have a tensor of the same name, the later file wins.
 
     Attributes:
         index: the index, if there is one.
-        listed: the file of each tensor, as the index says. It chooses the files; what they hold decides.
+        listed: the file of each tensor, as the index says. The index chooses the files; their own headers decide.
         has_mistral_names: tensors are named and ordered as in Mistral's own releases.
-        is_gguf: the one file is the table of a GGUF model's tensors, wherever these are.
+        is_gguf: the one file is the table of a GGUF model's tensors, which may lie elsewhere.
     """
 
     paths: list[Path]
@@ -33,7 +33,7 @@ class WeightFiles:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A way to lay out weights in a folder: one file, else the files of an index, else all files of a pattern."""
+    """A naming of weight files in a folder: one file, else the files of an index, else all files of a pattern."""
 
     index: str
     single: str
@@ -59,10 +59,10 @@ _LAYOUTS: dict[FileFormat, tuple[_Layout, ...]] = {
 
 
 def find_files(folder: Path, load_format: FileFormat) -> WeightFiles:
-    """The files in `folder` that hold the weights, chosen as Transformers chooses them.
+    """Finds the files in `folder` that hold the weights, chosen as Transformers chooses them.
 
-    `auto` takes safetensors before pickled weights, and files under their usual names before files of any name; a
-    folder that stands for a GGUF model has no others.
+    `auto` takes safetensors before pickled weights, and files under their usual names before files of any name. A
+    folder with a GGUF model's table has no other weights.
 
     Raises:
         ModelLoadError: no file of this format, or an index that cannot be used.
@@ -81,7 +81,7 @@ def _first(
 
 
 def _find_named(folder: Path, layout: _Layout) -> WeightFiles | None:
-    """The file or the index that has the layout's own name. A whole file counts, whatever index is beside it."""
+    """Finds the file or the index with the layout's usual name. A whole file wins over an index next to it."""
     is_mistral = layout is _MISTRAL
     if (folder / layout.single).is_file():
         return WeightFiles(
@@ -114,7 +114,7 @@ def _nothing_found(folder: Path, load_format: FileFormat) -> str:
 
 
 def _read_index(path: Path) -> dict[str, Path]:
-    """The file of each tensor."""
+    """Reads the file of each tensor."""
     try:
         weight_map: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
         listed = {name: path.parent / file_name for name, file_name in weight_map.items()}

@@ -35,7 +35,7 @@ def open_weights(
     seed: int = 0,
     show_progress: bool = False,
 ) -> WeightReader:
-    """The reader that `load.load_format` asks for. `show_progress` draws a bar when stderr is a terminal.
+    """Builds the reader that `load.load_format` asks for. `show_progress` draws a bar when stderr is a terminal.
 
     Raises:
         ModelLoadError: the folder has no weights in this format, or a file is not what its name says.

@@ -1,7 +1,7 @@
-"""Gives back to the system, while a model is built, the memory of weights that were read, packed and forgotten.
+"""Returns freed memory to the system while a model is built, after its weights were read and packed.
 
-What is kept of each layer lies between what is freed of it, in pieces that the next layer does not always fill. So a
-start would need half as much memory again as the model does.
+The weights that stay lie between those that are freed, in gaps that the next layer does not always fill. Without this
+module a start needs half as much memory again as the model.
 """
 
 from torch import Tensor
@@ -9,17 +9,19 @@ from torch import Tensor
 from quire import ops
 
 STEP_BYTES = 32 << 20
-"""Less would have the system hand out the same memory again and again, which costs more time than it saves memory."""
+"""Bytes between two returns. With less, the system hands out the same memory again, which takes more time than it
+saves.
+"""
 
 
 class FreedMemory:
-    """Counts what a reader hands out, and returns freed memory after each `STEP_BYTES` of it."""
+    """Counts the bytes that a reader hands out, and returns freed memory after each `STEP_BYTES`."""
 
     def __init__(self) -> None:
         self._num_bytes = 0
 
     def counted(self, tensor: Tensor) -> Tensor:
-        """The tensor, which was just read into the host's memory. What was read before it may be freed by now."""
+        """Counts and returns a tensor that was just read into host memory. Earlier ones may be freed by now."""
         self._num_bytes += tensor.nbytes
         if self._num_bytes >= STEP_BYTES:
             self._num_bytes = 0

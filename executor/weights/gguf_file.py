@@ -16,25 +16,28 @@ from quire.ops.quantized import dequantize
 
 _ONE_ROW = ("_inp_shexp.weight",)
 _ONE_ROW_OF = {"ernie4_5-moe": (*_ONE_ROW, "exp_probs_b.bias")}
-"""Endings of names where a file has the numbers of a checkpoint's only row, by architecture."""
+"""Endings of the names of tensors that have one dimension less than in a checkpoint, where it has a single row; by
+architecture.
+"""
 _STACKS = ("_exps.weight", "_exps.bias", "altup_proj.weight", "altup_unembd_proj.weight")
-"""Endings of names of tensors that are several of a checkpoint's."""
+"""Endings of the names of tensors that stack several of a checkpoint's."""
 _OF_CHANNELS = ("shortconv.conv.weight", "ssm_conv1d.weight", *(f"ssm_conv1d_{part}.weight" for part in "qkv"))
-"""Endings of names of convolutions of each channel alone."""
+"""Endings of the names of depthwise convolutions."""
 _OF_GROUPS = ("ssm_norm.weight",)
-"""Endings of names where a checkpoint has one dimension for groups and their numbers."""
+"""Endings of the names of tensors that have two dimensions, groups and their elements, for a checkpoint's one."""
 _OF_HEADS = ("ssm_a", "ssm_d")
-"""Endings of names where a file has a dimension of one number more, if it has one number for each head."""
+"""Endings of the names of tensors that have a trailing dimension of size 1 if they have one element for each head."""
 _SINGLE = ("xielu_beta", "xielu_eps")
-"""Endings of names of numbers that have no dimension in a checkpoint."""
+"""Endings of the names of tensors that are scalars in a checkpoint."""
 _PART = 1 << 24
-"""About the most numbers that are unpacked at once."""
+"""About the most elements that are dequantized at once."""
 
 
 class GgufFiles:
-    """See `TensorFile`: all files of a model, opened by their table of contents.
+    """All files of a model, opened by their table of contents.
 
-    Of a stack, such as the experts of `blk.0.ffn_up_exps.weight`, each is a tensor, too: `blk.0.ffn_up_exps.3.weight`.
+    Each member of a stack, such as the experts of `blk.0.ffn_up_exps.weight`, is a tensor, too:
+    `blk.0.ffn_up_exps.3.weight`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,12 +63,13 @@ class GgufFiles:
         return self._tensors[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of plain numbers; uint8 for blocks."""
+        """Returns the dtype of unquantized tensors; uint8 for blocks."""
         return PLAIN.get(self._tensors[name].type, torch.uint8)
 
     def read(self, name: str, shard: Shard | None, dtype: torch.dtype) -> Tensor:
-        """Blocks are read as numbers of `dtype`, or as they are: uint8 stands for the bytes of each row's blocks, of
-        which a shard of inputs has whole ones."""
+        """Reads a tensor. Blocks are dequantized to `dtype`; with uint8, each row is its blocks' bytes. A shard of
+        inputs then consists of whole blocks.
+        """
         tensor = self._tensors[name]
         rows = self._rows(tensor)
         if tensor.type in PLAIN:
@@ -89,7 +93,7 @@ class GgufFiles:
         self._files = []
 
     def _numbers(self, name: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The numbers of rows of blocks, [rows, in], a few rows at a time."""
+        """Dequantizes rows of blocks, [rows, in], a few rows at a time."""
         tensor = self._tensors[name]
         out = torch.empty(len(rows), tensor.shape[-1], dtype=dtype)
         size = max(1, _PART // tensor.shape[-1])
@@ -104,13 +108,13 @@ class GgufFiles:
         return out
 
     def _rows(self, tensor: GgufTensor) -> Tensor:
-        """The tensor's bytes, [rows, bytes of a row]."""
+        """Views the tensor's bytes, [rows, bytes of a row]."""
         count, size = math.prod(tensor.shape[:-1]), _row_bytes(tensor)
         return self._files[tensor.file][tensor.offset : tensor.offset + count * size].view(count, size)
 
 
 def _shape_on_hub(name: str, shape: tuple[int, ...], architecture: str) -> tuple[int, ...]:
-    """The shape that checkpoints have of the same numbers."""
+    """Returns the shape of the same tensor in a checkpoint on the hub."""
     if len(shape) == 1 and name.endswith(_ONE_ROW_OF.get(architecture, _ONE_ROW)):
         return (1, *shape)
     if name.endswith(_OF_CHANNELS):
@@ -130,7 +134,7 @@ def _mapped(path: Path) -> Tensor:
 
 
 def _members(name: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
-    """The tensors that are stacked in one."""
+    """Lists the tensors that are stacked in one."""
     stem, _, kind = name.rpartition(".")
     size = math.prod(tensor.shape[1:-1]) * _row_bytes(tensor)
     members = {
@@ -148,7 +152,7 @@ def _members(name: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
 
 
 def _block(tensor: GgufTensor) -> tuple[int, int]:
-    """(numbers, bytes) of a block."""
+    """Returns (elements, bytes) of a block."""
     import gguf  # optional, and only such files need it
 
     return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[tensor.type]]

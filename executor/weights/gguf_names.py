@@ -1,4 +1,4 @@
-"""The names that llama.cpp gives to tensors in GGUF files, and what it does to some of them."""
+"""The names of tensors in GGUF files, and the changes that llama.cpp's converter makes to some of them."""
 
 import re
 from collections.abc import Container
@@ -21,7 +21,7 @@ _OTHER_NAMES = tuple(
         (r"^backbone\.layers\.(\d+)\.mixer\.experts\.", r"model.layers.\1.mlp.experts."),
     )
 )
-"""What the hub calls a tensor, and what it is called in `gguf`'s table."""
+"""A tensor's name on the hub, and its name in `gguf`'s table."""
 _UNLISTED = tuple(
     (re.compile(rf".*\.layers\.(\d+)\.{known}"), used)
     for known, used in (
@@ -34,7 +34,7 @@ _UNLISTED = tuple(
         (r"router\.per_expert_scale", r"blk.\1.ffn_down_exps.scale"),
     )
 )
-"""Names on the hub that the table does not know, and those in files."""
+"""Names on the hub that the table lacks, and their names in files."""
 _TURNS_NEIGHBOURS = (
     "llama", "mistral3", "internlm2", "arcee", "olmo", "granite", "granitemoe", "granitehybrid", "minicpm",
     "smollm3", "deepseek", "bailingmoe",
@@ -48,7 +48,7 @@ _ADDS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qw
 
 
 class GgufNames:
-    """See `Names`. The table of names is that of llama.cpp's own converter, in the `gguf` package."""
+    """Maps names by the table of llama.cpp's own converter, in the `gguf` package."""
 
     def __init__(self, architecture: str, num_layers: int, head_dim: int) -> None:
         import gguf  # optional, and only such files need it
@@ -65,7 +65,7 @@ class GgufNames:
         return stored if stored is not None and stored in present else None
 
     def stored_name(self, name: str) -> str | None:
-        """The name in files of what models call `name`. A member of a stack has its number before the last dot."""
+        """Returns the name in files of the model's `name`. A member of a stack has its index before the last dot."""
         for known, used in _UNLISTED:
             if match := known.fullmatch(name):
                 return match.expand(used)
@@ -81,7 +81,7 @@ class GgufNames:
         return f"{stem}.{member[2]}.{kind}"
 
     def arrange(self, name: str, tensor: Tensor) -> Tensor:
-        """See `Names.arrange`; blocks of bytes may stand for the numbers of a row."""
+        """Undoes the converter's changes to a tensor. It may be uint8: the bytes of each row's blocks."""
         if self._turns_neighbours and _ROTATED.search(name):
             return halves_apart(tensor, self._head_dim)
         if self.mixes_rows(name):
@@ -97,14 +97,14 @@ class GgufNames:
 
 
 def whole_stack(stored: str) -> str:
-    """The name of the stack that holds the member called `stored`; other names are their own."""
+    """Returns the name of the stack that holds the member `stored`; other names are returned unchanged."""
     return _MEMBER.sub(r"\1", stored)
 
 
 GATES, UPS, BOTH = "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"
-"""Stacks of experts' gates and ups, and the one that a file may have of both: first an expert's gate, then its up."""
+"""Stacks of experts' gates and ups, and the joint stack that may replace them: an expert's gate, then its up."""
 
 
 def stack_of_both(stored: str) -> str:
-    """The name of the stack of both that a file may have in place of the stack called `stored`."""
+    """Returns the name of the joint stack that a file may have in place of the stack `stored`."""
     return stored.replace(GATES, BOTH).replace(UPS, BOTH)

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint has in pieces of some rows each, `name.shard_0.weight` and so on, as whole ones."""
+"""Joins tensors that a checkpoint stores in pieces of some rows, `name.shard_0.weight` and so on."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +10,7 @@ from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightRead
 
 
 class JoinedWeights:
-    """See `WeightReader`. Whatever the checkpoint has under its own name is read as it is."""
+    """A reader that joins such pieces. A tensor under its own name is read unchanged."""
 
     def __init__(self, reader: WeightReader) -> None:
         self._reader = reader
@@ -34,7 +34,7 @@ class JoinedWeights:
             if rows:
                 own = columns or Shard(0, rows.start - first, rows.stop - first)
                 part = self._reader.read(piece_name, piece.shape, own, dtype)
-                if joined is None:  # as a whole, because it may be most of the model
+                if joined is None:  # allocated once, because it may be most of the model
                     joined = torch.empty(shard_shape(shape, shard), dtype=part.dtype, device=part.device)
                 joined[rows.start - wanted.start : rows.stop - wanted.start] = part
             first += piece.shape[0]

@@ -1,4 +1,4 @@
-"""The names that checkpoints give to tensors, where these differ from the names that models ask for."""
+"""Maps the names that models ask for to the names in a checkpoint."""
 
 import re
 from collections.abc import Container, Iterator
@@ -10,24 +10,25 @@ _PREFIXES = ("model.", "transformer.", "language_model.", "language_model.model.
 
 
 class Names(Protocol):
-    """Finds a model's tensors in files whose author names them differently."""
+    """Finds a model's tensors in files with other names."""
 
     def find(self, name: str, present: Container[str]) -> str | None:
-        """The name in the files of what the model calls `name`; None: the files do not have it."""
+        """Returns the name in the files of the model's `name`; None: the files do not have it."""
         ...
 
     def arrange(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor that is stored for the model's `name`, or a shard of it, in the model's order."""
+        """Reorders the stored tensor of the model's `name`, or a shard of it, for the model."""
         ...
 
     def mixes_rows(self, name: str) -> bool:
-        """Whether `arrange` needs all rows of the tensor at once."""
+        """Returns True if `arrange` needs all rows of the tensor at once."""
         ...
 
 
 class HubNames:
-    """Names as on the Hugging Face hub. A checkpoint may lack the prefix of the whole model, or have one more:
-    that of a bare decoder, or of the text part of a larger model."""
+    """Names as on the Hugging Face hub. A checkpoint may lack the prefix of the whole model, or have one more: that of
+    a bare decoder, or of the text part of a larger model.
+    """
 
     def find(self, name: str, present: Container[str]) -> str | None:
         return next((candidate for candidate in _candidates(name) if candidate in present), None)
@@ -66,9 +67,10 @@ _ROTATED = re.compile(r"self_attn\.[qk]_proj\.")
 
 
 class MistralNames:
-    """Names of Mistral's own releases (`consolidated.safetensors`), whose rotary embedding turns neighbouring numbers.
+    """Names of Mistral's own releases (`consolidated.safetensors`), whose rotary embedding rotates neighbouring
+    elements.
 
-    Models here turn the two halves of a head, so the outputs of each head of queries and keys are reordered.
+    Models here rotate the two halves of a head, so the outputs of each head of queries and keys are reordered.
     """
 
     def __init__(self, head_dim: int) -> None:
@@ -88,6 +90,6 @@ class MistralNames:
 
 
 def halves_apart(tensor: Tensor, head_dim: int) -> Tensor:
-    """Rows of heads of `head_dim` whose rotation turns neighbours, in the order where it turns the two halves."""
+    """Reorders the rows of heads of `head_dim` from pairs of neighbours to pairs across the two halves."""
     pairs = tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:])
     return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -1,8 +1,8 @@
-"""A model's weights as a backend packed them, in files that a start maps: nothing is read twice, copied or computed.
+"""Loads a model's weights as a backend packed them, from files that are mapped: no copy, no computation.
 
-`quire pack` writes them (`executor/inspection/pack_writer.py`), one file a rank. A file holds, in the order of the
-model's construction, what `Packing` hands out, and every other tensor that was read. It knows no layout: a packed
-weight is a form and its tensors' bytes (`quire.ops.stored`). So files serve only the code that wrote them, and
+`quire pack` writes them (`executor/inspection/pack_writer.py`), one file a rank. A file holds the results of `Packing`,
+in the order of the model's construction, and every other tensor that was read. It does not know a backend's layout: a
+packed weight is a form and its tensors' bytes (`quire.ops.stored`). So files serve only the code that wrote them, and
 processors with the same instructions.
 """
 
@@ -36,7 +36,7 @@ INDEX = "index"
 
 
 class Manifest(Struct, kw_only=True):
-    """What the files of a folder were packed for; `layers_by_stage` as in `EngineConfig`."""
+    """The options that a folder's files were packed for; `layers_by_stage` as in `EngineConfig`."""
 
     source: str
     tensor_parallel_size: int
@@ -50,7 +50,7 @@ class Manifest(Struct, kw_only=True):
 
 
 class PackedPart(Struct, array_like=True):
-    """See `StoredWeight`; `tensors` are their names in the file."""
+    """A `StoredWeight` whose `tensors` are names in the file."""
 
     form: Any
     tensors: list[str]
@@ -58,13 +58,13 @@ class PackedPart(Struct, array_like=True):
 
 
 class Index(Struct, kw_only=True):
-    """What a file holds beside its tensors.
+    """The answers that a file holds besides its tensors.
 
     Attributes:
-        parts: what `Packing` handed out, in order: one part a call, but for `products`, and for `gated` and `shared`
+        parts: the results of `Packing`, in order: one part a call, except for `products`, and for `gated` and `shared`
             where there are two.
-        found: what `WeightReader.find` answered, as shape and dtype.
-        same: what `WeightReader.are_same` answered, by both names.
+        found: the answers of `WeightReader.find`, as shape and dtype.
+        same: the answers of `WeightReader.are_same`, by both names.
         shapes: `WeightReader.shapes`.
     """
 
@@ -75,22 +75,22 @@ class Index(Struct, kw_only=True):
 
 
 def file_name(rank: int, stage: int = 0) -> str:
-    """The name of the file of a rank of a pipeline stage."""
+    """Returns the name of the file of a rank of a pipeline stage."""
     return f"packed{f'-stage-{stage}' if stage else ''}-rank-{rank}.safetensors"
 
 
 def read_key(name: str, shard: Shard | None, dtype: torch.dtype) -> str:
-    """The name in the file of a tensor that was read."""
+    """Returns the name in the file of a tensor that was read."""
     return f"{key_of(name, shard)} as {str(dtype).removeprefix('torch.')}"
 
 
 def both_key(name: str, other: str) -> str:
-    """The name of an answer about two tensors."""
+    """Returns the key of an answer about two tensors."""
     return f"{name} and {other}"
 
 
 def model_digest(spec: ModelSpec) -> str:
-    """Stands for what a model is built by, beside its dtype."""
+    """Hashes the settings that a model is built from, except its dtype."""
     text = msgspec.json.encode(
         (spec.architecture, spec.implementation, spec.model_class, spec.config_json), order="deterministic"
     )
@@ -99,7 +99,7 @@ def model_digest(spec: ModelSpec) -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """Stands for the code that reads and packs weights: layers ask for them in another order when it changes."""
+    """Hashes the code that reads and packs weights: a change may alter the order in which layers ask for them."""
     digest = hashlib.sha256()
     for package in (quire.ops, quire.executor):
         [root] = package.__path__
@@ -110,12 +110,12 @@ def code_digest() -> str:
 
 
 def is_packed(folder: Path) -> bool:
-    """Whether `quire pack` wrote the folder."""
+    """Returns True if `quire pack` wrote the folder."""
     return (folder / MANIFEST).is_file()
 
 
 def open_packed(config: EngineConfig, rank: int, ops: Backend[Any, Any, Any], stage: int = 0) -> "PackedState | None":
-    """The packed weights of a stage's rank; None if the model's folder has other files, or is not to be read.
+    """Opens the packed weights of a stage's rank; None if the folder has other files, or weights are not read from it.
 
     Raises:
         ModelLoadError: they were packed for other options, other code or another processor, or a file is damaged.
@@ -198,11 +198,11 @@ def _remedy(manifest: Manifest) -> str:
 
 
 class PackedState:
-    """See `Packing` and `WeightReader`. Everything is a view into the mapped file, which changes do not reach.
+    """Hands out packed weights and tensors as views into the mapped file, which changes do not reach.
 
     Attributes:
         num_bytes: of the file.
-        quantization: what was asked for when it was packed.
+        quantization: the option that the file was packed with.
 
     Raises:
         ModelLoadError: the file is damaged.
@@ -278,7 +278,7 @@ class PackedState:
         return self._same[key]
 
     def close(self) -> None:
-        """Forgets the file; views into it stay valid."""
+        """Drops the file; views into it stay valid."""
         self._file.close()
 
     def _next_one(self) -> Any:

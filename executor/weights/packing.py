@@ -1,7 +1,7 @@
-"""Where a model's packed weights come from: they are read and packed now, or were packed before (`packed_state.py`).
+"""Provides a model's packed weights: read and packed now, or packed before (`packed_state.py`).
 
-Layers say how a weight is read, and are given it packed. So a start from packed files reads and computes nothing that
-packing has done.
+Layers pass a function that reads a weight, and receive it packed. So a start from packed files reads and computes
+nothing that packing has done already.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,44 +14,44 @@ from quire.ops.backend import Backend, ExpertWeights, LinearWeight
 ReadLinear = Callable[[], tuple[LinearWeight, Tensor | None]]
 """Reads the weight [out, in] and the bias [out] of a linear layer."""
 ReadProducts = Callable[[], Sequence[tuple[LinearWeight, Tensor | None]]]
-"""As `ReadLinear`, of several products with the same input."""
+"""Reads several products with the same input, as `ReadLinear` reads one."""
 ReadExperts = Callable[[], Iterable[ExpertWeights]]
 
 
 class Packing(Protocol):
-    """Hands out weights in a backend's layout, in the order in which a model's layers ask for them."""
+    """Hands out packed weights, in the order in which a model's layers ask for them."""
 
     def linear(self, read: ReadLinear) -> Any:
-        """The weight for `Backend.linear`."""
+        """Packs the weight for `Backend.linear`."""
         ...
 
     def products(self, read: ReadProducts) -> list[Any]:
-        """The weights for `Backend.linear` of as many products as are read."""
+        """Packs the weights for `Backend.linear`, one for each product that is read."""
         ...
 
     def gated(self, read: ReadProducts) -> list[Any]:
-        """Of gates and their ups: one weight for `Backend.gated_linear`; or, if two are read, as `products`."""
+        """Packs gates and their ups: one weight for `Backend.gated_linear`; or, if two are read, as `products`."""
         ...
 
     def experts(self, read: ReadExperts, num_experts: int) -> Any:
-        """A layer's experts for `Backend.experts`."""
+        """Packs a layer's experts for `Backend.experts`."""
         ...
 
     def numbers(self, read: Callable[[], Tensor]) -> Tensor:
-        """A weight that is kept as plain numbers, whatever the checkpoint's format."""
+        """Reads a weight that stays a plain tensor, dequantized if the checkpoint has it quantized."""
         ...
 
     def rows(self, read: Callable[[], LinearWeight]) -> Any:
-        """A weight whose rows are taken: a tensor for `Backend.take_rows`, or codes for `take_packed_rows`."""
+        """Packs a weight for row lookups: a tensor for `Backend.take_rows`, or a packed one for `take_packed_rows`."""
         ...
 
     def shared(self, read: ReadLinear) -> tuple[Any, Any]:
-        """What `linear` gives, and the same weight as `rows` gives it: once in memory, if the backend can."""
+        """Packs a weight as `linear` and as `rows`: once in memory, if the backend can."""
         ...
 
 
 class PackAtLoad:
-    """See `Packing`: reads each weight and has the backend pack it."""
+    """Reads each weight and has the backend pack it."""
 
     def __init__(self, ops: Backend[Any, Any, Any]) -> None:
         self._ops = ops

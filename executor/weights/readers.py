@@ -1,4 +1,4 @@
-"""The interface of what hands out a checkpoint's tensors, each rank only its shard. Knows names, not models."""
+"""The interface of readers of a checkpoint's tensors, each rank only its shards. They know names, not models."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -10,7 +10,7 @@ from quire.core.errors import ModelLoadError
 
 
 class MissingTensorError(ModelLoadError):
-    """The checkpoint has no tensor of a name."""
+    """The checkpoint has no tensor with this name."""
 
 
 class Shard(NamedTuple):
@@ -22,20 +22,20 @@ class Shard(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A tensor as it lies in a checkpoint."""
+    """A tensor's shape and dtype in a checkpoint."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class StoredRows(NamedTuple):
-    """Where the outputs of a linear layer lie in a checkpoint, whatever the format of its weight.
+    """The place of a linear layer's outputs in a checkpoint, in any format of its weight.
 
     Attributes:
         reader: hands out the stored layer's tensors as they lie in the checkpoint.
         name: the stored layer's.
         out_features: all of its outputs.
-        outputs: [outputs of the model's layer] int64: which of them are the model's; None: all in order.
+        outputs: [outputs of the model's layer] int64: their indices in the stored layer; None: all in order.
     """
 
     reader: "TensorSource"
@@ -50,7 +50,7 @@ class TensorSource(Protocol):
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """The tensor (or its shard) on the CPU, in `dtype` or else the reader's, free to be kept or changed.
+        """Reads the tensor (or its shard) to the CPU, in `dtype` or else the reader's. The caller owns it.
 
         `shape` is the whole tensor's, as the model expects it. A tensor of integers is read only as its own dtype.
 
@@ -61,14 +61,14 @@ class TensorSource(Protocol):
         ...
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
-        """What the checkpoint has under `name`: None, if nothing; `otherwise`, if there is a tensor of any name."""
+        """Finds the tensor `name`; None, if there is none; `otherwise`, if a tensor of any name exists."""
         ...
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
-        """Where the checkpoint has the linear layer that the model calls `layer`.
+        """Locates the linear layer that the model calls `layer`.
 
         Raises:
-            ModelLoadError: the layer's numbers are not rows of one stored layer.
+            ModelLoadError: the layer's weight is not rows of one stored layer.
         """
         ...
 
@@ -82,7 +82,7 @@ class WeightReader(TensorSource, Protocol):
         ...
 
     def are_same(self, name: str, other: str) -> bool:
-        """Whether the checkpoint has tensors of both names, with the same shape, dtype and numbers."""
+        """Returns True if the checkpoint has both tensors, with the same shape, dtype and elements."""
         ...
 
     def close(self) -> None:
@@ -91,15 +91,15 @@ class WeightReader(TensorSource, Protocol):
 
 
 def shard_shape(shape: tuple[int, ...], shard: Shard | None) -> tuple[int, ...]:
-    """The shape of a shard of a tensor."""
+    """Returns the shape of a shard of a tensor."""
     return tuple(len(shard_range(shard, dim, shape)) for dim in range(len(shape)))
 
 
 def shard_index(shard: Shard) -> tuple[slice, ...]:
-    """The index that takes a shard out of its tensor."""
+    """Returns the index that takes a shard out of its tensor."""
     return (slice(None),) * shard.dim + (slice(shard.start, shard.stop),)
 
 
 def shard_range(shard: Shard | None, dim: int, shape: tuple[int, ...]) -> range:
-    """The indices of dimension `dim` that a shard has."""
+    """Returns the indices of dimension `dim` that a shard has."""
     return range(shard.start, shard.stop) if shard is not None and shard.dim == dim else range(shape[dim])

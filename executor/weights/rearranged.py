@@ -1,4 +1,4 @@
-"""Tensors of checkpoints that fuse, transpose, pair or name them in their own way, as models here ask for them."""
+"""Adapts checkpoints that fuse, transpose, pair or name tensors differently from the models here."""
 
 import re
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 
 
 class Pairs(NamedTuple):
-    """Rows whose rotary embedding turns neighbours (GPT-J order): the first `rotary_dim` of each head of `head_dim`.
+    """Rows whose rotary embedding rotates neighbours (GPT-J order): the first `rotary_dim` of each head of `head_dim`.
 
-    They are read as all first members, then all second ones (NeoX order), which attention does not notice as long as
+    They are read as all first members, then all second ones (NeoX order). Attention is invariant to that, as long as
     queries and keys are alike.
     """
 
@@ -24,15 +24,15 @@ class Pairs(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Where a model's layer lies in a checkpoint.
+    """The place of a model's layer in a checkpoint.
 
     Attributes:
         name: the stored layer's, without `.weight` or `.bias`; inside a decoder layer without that layer's prefix.
         first: the piece's first row (output) in each block.
         rows: its rows in each block; 0: the piece is the whole tensor.
         block: rows of a block; the stored tensor is `num_blocks` of them.
-        is_transposed: whether the stored weight is [in, out].
-        pairs: how neighbouring rows are paired, if they are.
+        is_transposed: the stored weight is [in, out].
+        pairs: the pairing of neighbouring rows, if there is one.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 
 def fused(name: str, *rows: int, num_blocks: int = 1, is_transposed: bool = False) -> list[Piece]:
-    """The pieces of a fused layer, in each of whose blocks they have `rows` rows, one after another."""
+    """Lists the pieces of a fused layer, which have `rows` rows in each block, one after another."""
     block = sum(rows)
     return [Piece(name, sum(rows[:i]), count, block, num_blocks, is_transposed) for i, count in enumerate(rows)]
 
@@ -63,7 +63,7 @@ class RearrangedWeights:
 
         The layer's number takes the place of `{}`, in the prefix or in the pieces' names.
 
-        `ends` names what is not in a layer. Names that are not listed are looked for as they are.
+        `ends` maps the names outside the layers. Names that are not listed are looked for as they are.
         """
         self._reader = reader
         self._pieces = pieces
@@ -98,7 +98,7 @@ class RearrangedWeights:
         return f"{self._piece(module).name}.{kind}"
 
     def _piece(self, module: str) -> Piece:
-        """Where a model's module lies, by its whole name."""
+        """Returns the piece of a model's module, by its whole name."""
         match = _LAYER.fullmatch(module)
         if match is None:
             return Piece(self._ends.get(module, module))

@@ -1,4 +1,4 @@
-"""Weights as ranks read them: a file for each rank, which holds its shards and nothing else.
+"""Reads weights saved by rank: each rank's files hold its shards and nothing else.
 
 `quire save-sharded-state` writes them for one number of ranks (`executor/inspection/shard_writer.py`).
 """
@@ -24,7 +24,7 @@ MANIFEST = "sharded_state.json"
 
 
 class Manifest(Struct, kw_only=True):
-    """What the files of a folder were written for, and the shapes of the checkpoint that they were made of."""
+    """The options that a folder's files were written for, and the shapes of the original checkpoint."""
 
     tensor_parallel_size: int
     expert_placement: ExpertPlacement | None = None
@@ -34,12 +34,12 @@ class Manifest(Struct, kw_only=True):
 
 
 def file_name(rank: int, part: int) -> str:
-    """The name of one file of a rank."""
+    """Returns the name of one file of a rank."""
     return f"model-rank-{rank}-part-{part}.safetensors"
 
 
 def experts_flags(placement: ExpertPlacement | None) -> str:
-    """The options that place experts so."""
+    """Returns the options that place experts in this way."""
     if placement is None:
         return ""
     flags = f"with --enable-expert-parallel --expert-placement-strategy {placement.strategy}"
@@ -49,12 +49,12 @@ def experts_flags(placement: ExpertPlacement | None) -> str:
 
 
 def key_of(name: str, shard: Shard | None) -> str:
-    """The name of a tensor's shard in its file."""
+    """Returns the name of a tensor's shard in its file."""
     return name if shard is None else f"{name}[{shard.dim}, {shard.start}:{shard.stop}]"
 
 
 class ShardedWeights:
-    """See `WeightReader`. Maps the files of one rank alone.
+    """Maps the files of one rank only.
 
     Raises:
         ModelLoadError: the folder is for other options, or lacks this rank's files.
@@ -118,14 +118,14 @@ class ShardedWeights:
         if stored is None:
             return None
         key = next((key for key in self._files if key.partition("[")[0] == name), None)
-        # A tensor that no rank reads has a shape alone.
+        # A tensor that no rank reads has only a shape.
         return Stored(self.shapes[stored], self._dtype if key is None else self._files[key].dtype(key))
 
     def locate(self, layer: str, out_features: int) -> StoredRows:
         return StoredRows(self, layer, out_features)
 
     def are_same(self, name: str, other: str) -> bool:
-        """Of two that were the same when they were saved, one was read; two that were not both were."""
+        """Returns True if only one of the two is in the files: of equal tensors, the save read one."""
         stored = [HubNames().find(each, self.shapes) for each in (name, other)]
         return None not in stored and not {name, other} <= {key.partition("[")[0] for key in self._files}
 

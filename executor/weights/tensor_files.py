@@ -1,4 +1,4 @@
-"""Files of tensors, opened without reading them: each tensor's bytes are read when it is asked for."""
+"""Opens files of tensors without reading them: a tensor's bytes are read when it is asked for."""
 
 import pickle
 import zipfile
@@ -29,7 +29,7 @@ class TensorFile(Protocol):
     names: frozenset[str]
 
     def path(self, name: str) -> Path:
-        """The file that has the tensor, for messages."""
+        """Returns the file that has the tensor, for messages."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -37,9 +37,9 @@ class TensorFile(Protocol):
     def dtype(self, name: str) -> torch.dtype: ...
 
     def read(self, name: str, shard: Shard | None, dtype: torch.dtype) -> Tensor:
-        """The tensor or its shard in the file's dtype; it may be a view into the file.
+        """Reads the tensor or its shard in the file's dtype. The result may be a view into the file.
 
-        `dtype` is what the model wants: numbers that a file packs in blocks are unpacked to it.
+        `dtype` is the model's: weights that a file stores in blocks are dequantized to it.
 
         Raises:
             ModelLoadError: the file is damaged.
@@ -52,14 +52,14 @@ class TensorFile(Protocol):
 
 
 def open_file(path: Path) -> TensorFile:
-    """The file, by its ending. Raises ModelLoadError for one that is damaged, or that holds something else."""
+    """Opens the file, by its ending. Raises ModelLoadError if it is damaged, or holds something else."""
     if path.name == gguf_table.FILE_NAME:
         return GgufFiles(path)
     return SafetensorsFile(path) if path.suffix == ".safetensors" else PickledFile(path)
 
 
 class SafetensorsFile:
-    """See `TensorFile`. Memory-mapped."""
+    """A memory-mapped safetensors file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -71,7 +71,7 @@ class SafetensorsFile:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Texts by name, which the file has beside its tensors."""
+        """The file's metadata, texts by name."""
         return self._file.metadata() or {}
 
     def path(self, name: str) -> Path:
@@ -94,7 +94,7 @@ class SafetensorsFile:
 
 
 class PickledFile:
-    """See `TensorFile`. A file of `torch.save`: only its tensors are unpickled, and its code is never run.
+    """A file of `torch.save`. Only its tensors are unpickled, and its code is never run.
 
     Memory-mapped, so that ranks on one machine share the pages of a file. Files from before torch 1.6 are read whole.
     """
@@ -133,7 +133,9 @@ class PickledFile:
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:
-    """The tensors of a state dict, which trainers save by itself or as `state_dict` or `model` beside their own."""
+    """Returns the tensors of a state dict, which trainers save by itself or as `state_dict` or `model` in a larger
+    dict.
+    """
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

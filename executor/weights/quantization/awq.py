@@ -1,4 +1,4 @@
-"""AWQ's codes (arXiv:2306.00978) in words of neighbouring outputs, as Quark's int4, or of inputs."""
+"""AWQ's codes (arXiv:2306.00978), packed into words along the outputs (as Quark's int4) or along the inputs."""
 
 from dataclasses import dataclass
 
@@ -21,22 +21,22 @@ from quire.ops.quantized import QuantizedWeight
 _BITS = 4
 _UNSIGNED = tuple(float(code) for code in range(16))
 GEMM = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the outputs of a word lie in it: outputs 0, 2, 4, 6, 1, 3, 5, 7 follow one another from the lowest bit."""
+"""The place of each output in a word: outputs 0, 2, 4, 6, 1, 3, 5, 7 follow one another from the lowest bit."""
 _GEMM_OF_BYTES = (0, 2, 1, 3)
-"""As vLLM's Marlin has them, which alone reads codes of 8 bits."""
+"""The order of vLLM's Marlin kernels, the only ones that read 8-bit codes."""
 
 
 @dataclass(frozen=True)
 class PackedOutputs:
-    """See `Layout`: codes int32 [in, words], scales [groups, out], and perhaps zero points int32 [groups, words].
+    """Codes int32 [in, words], scales [groups, out], and perhaps zero points int32 [groups, words].
 
     Attributes:
         codes, zeros, scales: the kinds of the tensors.
         bits: of a code. Codes of 5 to 7 bits may begin in a word and end in the next.
-        places: where each of eight outputs (of 8 bits: four) lies among these.
-        is_signed: codes are numbers from -8 to 7 instead of from 0 to 15.
-        group_size: inputs of a group, where layers have no other ones; -1: all.
-        has_zeros: whether there are zero points; without them, the middle is zero.
+        places: the place in a word of each of eight outputs (four, with 8 bits).
+        is_signed: codes are from -8 to 7 instead of from 0 to 15.
+        group_size: inputs of a group, for layers whose tensors do not determine it; -1: all.
+        has_zeros: there are zero points; without them, the middle is zero.
     """
 
     codes: str = "qweight"
@@ -70,7 +70,7 @@ class PackedOutputs:
         return packed_integers(pairs ^ 0x88 if self.is_signed else pairs, _BITS, scales, zeros)
 
     def _pairs(self, layer: StoredLayer, size: int) -> Tensor:
-        """Codes of the wanted outputs, two a byte, uint8 [outputs, in / 2]. A byte holds two outputs."""
+        """Reads the codes of the wanted outputs, two inputs a byte: uint8 [outputs, in / 2]."""
         if size % 2:
             raise ModelLoadError(f"{layer.name}: {size} inputs are an odd number, which codes of four bits cannot be.")
         shape = (size, -(-layer.out_features // PER_WORD))
@@ -83,7 +83,7 @@ class PackedOutputs:
         return layer.trim(codes, 0, PER_WORD).contiguous()
 
     def _unpacked(self, layer: StoredLayer, kind: str, rows: int) -> Tensor:
-        """Codes of the wanted outputs, uint8 [outputs, rows]."""
+        """Reads the codes of the wanted outputs, uint8 [outputs, rows]."""
         num_places = len(self.places)
         count = -(-layer.out_features // num_places) * num_places
         shape = (rows, -(-count * self.bits // 32))
@@ -97,10 +97,10 @@ class PackedOutputs:
 
 @dataclass(frozen=True)
 class PackedInputs:
-    """See `Layout`: AWQ in the order `gemv`.
+    """Codes of AWQ in the order `gemv`.
 
-    Codes are `qweight` int32 [out, in / 8], zero points `qzeros` int32 [out, words], each from the lowest bit on, and
-    `scales` [out, 8 * words]: rows may be longer than the groups that they are for.
+    Codes are `qweight` int32 [out, in / 8], zero points `qzeros` int32 [out, words], each from the lowest bit on.
+    `scales` are [out, 8 * words]: a row may be longer than its number of groups.
 
     Attributes:
         group_size: inputs of a group; -1: all.
@@ -129,12 +129,12 @@ class PackedInputs:
 
 @dataclass(frozen=True)
 class InterleavedRows:
-    """See `Layout`: AWQ in the order `gemv_fast`, whose kernel reads four outputs together.
+    """Codes of AWQ in the order `gemv_fast`, whose kernel reads four outputs together.
 
     Codes are `qweight` int16 [out / 4, in], each row a stream from the lowest bit on: 64 inputs of the first of four
-    outputs, those of the next three, then the next 64 inputs. Of each 32 inputs, the code [i, j, k] of [4, 2, 4] is of
-    the input 8k + 2i + j. `scales` and `scaled_zeros` are [groups, out], and may have more groups than there are; a
-    number is `code * scale + scaled_zero`. AutoAWQ calls these `qzeros`, which are float16 then.
+    outputs, those of the next three, then the next 64 inputs. Within each 32 inputs, the code [i, j, k] of [4, 2, 4] is
+    of the input 8k + 2i + j. `scales` and `scaled_zeros` are [groups, out], and may have more groups than there are. A
+    value is `code * scale + scaled_zero`. AutoAWQ calls the latter `qzeros`, in float16.
 
     Attributes:
         group_size: inputs of a group; -1: all.
@@ -168,6 +168,6 @@ class InterleavedRows:
 
 
 def awq_gemm(bits: int, group_size: int, *, has_zeros: bool) -> PackedOutputs:
-    """AWQ in the order `gemm`, of 4 to 8 bits."""
+    """The layout of AWQ in the order `gemm`, with 4 to 8 bits."""
     places = _GEMM_OF_BYTES if bits == 8 else GEMM
     return PackedOutputs(bits=bits, places=places, group_size=group_size, has_zeros=has_zeros)

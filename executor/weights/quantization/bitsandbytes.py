@@ -22,12 +22,12 @@ NF4 = (
 )  # fmt: skip
 """Quantiles of a normal distribution: appendix E of the QLoRA paper."""
 _BYTE = 127
-"""Of `SCB`, the largest number of each output: the code of it."""
+"""The code of the largest magnitude of an output, which `SCB` holds."""
 
 
 @dataclass(frozen=True)
 class RowInt8:
-    """See `Layout`: `weight` [out, in] int8 and `SCB` [out], the largest magnitude of each output."""
+    """Codes `weight` [out, in] int8, and `SCB` [out], the largest magnitude of each output."""
 
     def is_in(self, layer: StoredLayer) -> bool:
         return layer.has("weight", torch.int8) and layer.has("SCB")
@@ -40,10 +40,11 @@ class RowInt8:
 
 @dataclass(frozen=True)
 class BlockFloat4:
-    """See `Layout`: `weight` uint8 [bytes, 1], two codes a byte, the upper half first, over all rows one after another.
+    """Codes `weight` uint8 [bytes, 1], two a byte, the upper half first, over all rows one after another.
 
-    With `weight.absmax`, the largest magnitude of each block of `block_size` numbers, or (double quantization) codes of
-    it: `weight.nested_quant_map`[code] * `weight.nested_absmax` of 256 blocks + an offset in `weight.quant_state.…`.
+    `weight.absmax` has the largest magnitude of each block of `block_size` values. With double quantization it has
+    codes instead: a magnitude is `weight.nested_quant_map`[code] * `weight.nested_absmax` (one for 256 blocks) + an
+    offset in `weight.quant_state.…`.
     """
 
     kind: str = "nf4"
@@ -77,7 +78,7 @@ class BlockFloat4:
         )
 
     def _magnitudes(self, layer: StoredLayer, num_blocks: int, state: Mapping[str, Any]) -> Tensor:
-        """The largest magnitude of each block of the whole layer, float32."""
+        """Reads the largest magnitude of each block of the whole layer, float32."""
         shape = (num_blocks,)
         if not (layer.has("weight.nested_absmax") or (not layer.is_known and self.is_nested)):
             return layer.read("weight.absmax", shape, torch.float32, dim=None)
@@ -92,11 +93,11 @@ class BlockFloat4:
         return table(NF4 if stored.is_meta else tuple(stored.tolist()), stored.device)
 
     def _state(self, layer: StoredLayer) -> Mapping[str, Any]:
-        """What the library keeps as JSON in a tensor of bytes."""
+        """Reads the JSON that the library stores in a tensor of bytes."""
         kinds = [f"weight.quant_state.bitsandbytes__{kind}" for kind in (self.kind, "nf4", "fp4")]
         kind = next((each for each in kinds if layer.has(each)), kinds[0])
         if layer.is_known and not layer.has(kind) and not layer.has("weight.nested_absmax"):
-            return {}  # of blocks whose magnitudes are floats, their number says enough
+            return {}  # blocks with float magnitudes: their count determines the size
         text = layer.read(kind, layer.shape(kind, (0,)), torch.uint8, dim=None)
         if text.is_meta or not layer.is_known:
             return {}
@@ -115,7 +116,7 @@ def _whole(state: Mapping[str, Any], field: str, default: int) -> int:
 
 
 def _is_state(state: Mapping[str, Any]) -> bool:
-    """Whether sizes are whole numbers above zero, and the offset is a number."""
+    """Checks that the block sizes are positive integers and that the offset is a number."""
     sizes = [state.get(field) or 1 for field in ("blocksize", "nested_blocksize")]
     offset = state.get("nested_offset", 0.0)
     return all(type(size) is int and size > 0 for size in sizes) and type(offset) in (int, float)

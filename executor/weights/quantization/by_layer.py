@@ -1,4 +1,4 @@
-"""Weights that are made smaller at load in formats that differ by kind of layer, or by name."""
+"""Quantizes weights at load, in formats that differ by kind of layer or by name."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ Scheme = Online | Unquantized
 
 @dataclass(frozen=True)
 class ByLayer:
-    """See `LinearScheme`. Embeddings are as the checkpoint has them.
+    """A scheme for each kind of layer or name. Embeddings stay as the checkpoint has them.
 
     Attributes:
-        linear: of layers that no rule names. The language-model head is one of these.
-        experts: of routed experts that no rule names. All of a layer are named by their mixture, `….experts`.
-        rules: of the layers that a name or pattern is for; see `Exclusions`.
-        used: the names and patterns that were for a layer.
+        linear: for the layers that no rule names, including the language-model head.
+        experts: for routed experts that no rule names. Their mixture, `….experts`, names all experts of a layer.
+        rules: for the layers that a name or a pattern matches; see `Exclusions`.
+        used: the names and patterns that have matched a layer.
     """
 
     linear: Scheme
@@ -61,12 +61,12 @@ class ByLayer:
             )
 
     def shortens_others(self, mixture: str) -> bool:
-        """Whether layers other than the experts of `mixture` may be made smaller."""
+        """Returns True if layers other than the experts of `mixture` may be quantized."""
         for_others = (self.rules[rule] for rule, layers in self._layers.items() if mixture not in layers)
         return any(isinstance(scheme, Online) for scheme in (self.linear, *for_others))
 
     def say_plain(self) -> None:
-        """See `Online.say_plain`; and warns of names and patterns that are for no layer."""
+        """Logs which layers stay unquantized, and warns of names and patterns that match no layer."""
         for scheme in {id(each): each for each in (self.linear, self.experts, *self.rules.values())}.values():
             if isinstance(scheme, Online):
                 scheme.say_plain()
@@ -75,7 +75,7 @@ class ByLayer:
 
     @functools.cached_property
     def _layers(self) -> Mapping[str, Exclusions]:
-        """Those that each rule is for."""
+        """The layers that each rule matches."""
         return {rule: Exclusions([rule]) for rule in self.rules}
 
     def _scheme(self, names: Sequence[str], otherwise: Scheme) -> Scheme:
@@ -91,10 +91,10 @@ class ByLayer:
 
 
 def check_mxfp4(scheme: LinearScheme, mixture: str) -> None:
-    """Says that experts which a checkpoint has in MXFP4 stay so, if `scheme` makes other layers smaller.
+    """Logs that a checkpoint's MXFP4 experts stay as they are, if `scheme` quantizes other layers.
 
     Raises:
-        ModelLoadError: it has another format for these experts than for layers in general.
+        ModelLoadError: the scheme has another format for these experts than for layers in general.
     """
     if isinstance(scheme, ByLayer):
         scheme.check_mxfp4(mixture)

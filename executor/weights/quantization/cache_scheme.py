@@ -1,4 +1,4 @@
-"""What a quantized checkpoint says of cached keys and values: their type, and the scales that its makers measured."""
+"""The KV cache's type, and the calibrated scales of keys and values, of a quantized checkpoint."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,25 +13,26 @@ from quire.executor.weights.quantization.schemes import OF_GGUF, own_config
 from quire.executor.weights.readers import Stored, TensorSource
 
 _TYPES: dict[tuple[str, int], KVCacheDtype] = {("float", 8): "fp8_e4m3", ("int", 8): "int8"}
-"""By kind of number and bits."""
+"""The cache's type by kind of number and bits."""
 
 _CALIBRATED: dict[KVCacheDtype, KVCacheDtype] = {
     "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_inc": "fp8_e4m3", "int8": "int8"
 }  # fmt: skip
-"""The types that take scales of checkpoints, by their names for users; `..._per_token_head` asks for others."""
+"""The types that take a checkpoint's scales, by their names for users. `..._per_token_head` computes its own."""
 
 _NAMES = ("{}_scale", "attn.{}_scale", "{}_proj.{}_scale", "qkv_proj.{}_scale", "{}_proj.output_scale", "kv_scale")
-"""In an attention layer: compressed-tensors, as vLLM writes it, ModelOpt, ModelOpt of fused layers, Quark, and files
-of before keys and values had scales apart."""
+"""The tensors in an attention layer, as written by compressed-tensors in vLLM's names, by ModelOpt, by ModelOpt for
+fused layers, by Quark, and by files from before keys and values had separate scales.
+"""
 
 _REMEDY = "--calculate-kv-scales takes the scales of each token and head instead."
 
 
 def checkpoint_cache_dtype(spec: ModelSpec) -> KVCacheDtype | None:
-    """The type for `--kv-cache-dtype auto`; None: the checkpoint names none, or one that is not kept.
+    """The type for `--kv-cache-dtype auto`; None: the checkpoint names none, or one that the cache does not support.
 
-    compressed-tensors and ModelOpt name it in `kv_cache_scheme`, older files of ModelOpt in `kv_cache_quant_algo`, as
-    may the first. Quark's `kv_cache_quant_config` chooses nothing in vLLM either.
+    compressed-tensors and ModelOpt name it in `kv_cache_scheme`, older files in `kv_cache_quant_algo`.
+    Quark's `kv_cache_quant_config` chooses nothing, as in vLLM.
     """
     method, config = own_config(spec)
     if method not in ("compressed-tensors", "modelopt"):
@@ -46,10 +47,10 @@ class CacheScales(NamedTuple):
     """How a model's layers get the checkpoint's scales of their keys and values.
 
     Attributes:
-        dtype: the type of codes that the scales are for.
-        are_used: whether the cache has this type, and the user wants no others. If not, they are looked up
-            nevertheless, because packed files answer only what was asked when they were written, and a later start may
-            use them.
+        dtype: the quantized type that the scales are for.
+        are_used: the cache has this type, and the user does not have scales calculated. If False, the scales are looked
+            up nevertheless: packed files answer only the questions that were asked when they were written, and a later
+            start may use the scales.
     """
 
     dtype: KVCacheDtype
@@ -57,7 +58,7 @@ class CacheScales(NamedTuple):
 
     @classmethod
     def of(cls, config: EngineConfig) -> "CacheScales | None":
-        """What the options and the checkpoint ask for; None: its format has no such scales."""
+        """Chooses by the options and the checkpoint; None: its format has no such scales."""
         method, _ = own_config(config.spec)
         if method is None or method == OF_GGUF:
             return None

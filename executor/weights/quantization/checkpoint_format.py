@@ -1,4 +1,4 @@
-"""The scheme of a checkpoint that is quantized already: its layers as they are, without rounding again."""
+"""The scheme of a quantized checkpoint, whose layers are read without rounding again."""
 
 import fnmatch
 import re
@@ -22,13 +22,13 @@ class Layout(Protocol):
     """One way to store a quantized linear layer."""
 
     def is_in(self, layer: StoredLayer) -> bool:
-        """Whether the checkpoint, whose names are known, has the layer in this way."""
+        """Recognizes the layer by its tensors, in a checkpoint whose names are known."""
         ...
 
     def read(self, layer: StoredLayer) -> LinearWeight:
-        """The layer's wanted outputs with all inputs.
+        """Reads the layer's wanted outputs with all inputs.
 
-        A layout whose groups a `QuantizedWeight` cannot have returns numbers in the model's dtype.
+        A layout whose groups a `QuantizedWeight` cannot represent returns a dequantized tensor in the model's dtype.
         """
         ...
 
@@ -37,7 +37,7 @@ class Exclusions:
     """Layers that a config leaves unquantized, by names, beginnings, parts or patterns (`re:…`, or as a shell's).
 
     Raises:
-        ModelLoadError: what follows `re:` is no regular expression.
+        ModelLoadError: the text after `re:` is no regular expression.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -61,12 +61,12 @@ def _finder(name: str) -> Callable[[str], re.Match[str] | None]:
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """See `LinearScheme`. What the checkpoint has says which layers are quantized, and which are not.
+    """Reads each layer in the layout that its tensors have, quantized or plain.
 
     Attributes:
         layouts: those that the format's layers may have. The first one is assumed where the tensors' names are not
             known: for random weights, and where a plan is made without the files.
-        excluded: layers that are plain then.
+        excluded: the layers that are plain in that case.
     """
 
     layouts: Sequence[Layout]
@@ -124,7 +124,7 @@ class CheckpointFormat:
 
 
 def _check_numbers(weight: LinearWeight, name: str) -> None:
-    """Checks the numbers that a weight's codes are multiplied by: one that is none spoils all outputs of its group.
+    """Checks that scales, table and offsets are finite: one NaN spoils all outputs of its group.
 
     Raises:
         ModelLoadError: one is infinite or NaN.

@@ -1,4 +1,4 @@
-"""compressed-tensors: integers packed into words, sparse weights, and what other formats have under its names.
+"""The layouts of compressed-tensors: integers packed into words, sparse weights, and other formats under its names.
 
 https://github.com/vllm-project/compressed-tensors
 """
@@ -30,7 +30,7 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     """The format that `config` describes; a group of layers that it lists may have any of the layouts.
 
     Raises:
-        ModelLoadError: weights that are turned by a transform.
+        ModelLoadError: a transform rotates the weights.
     """
     groups = [group for group in mapping(config, "config_groups").values() if isinstance(group, Mapping)]
     if mapping(config, "transform_config").get("config_groups"):
@@ -54,7 +54,7 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
 
 
 def _expected(weights: Mapping[str, Any], of_four_bits: str) -> str:
-    """The layout of layers whose tensors are not known; `of_four_bits` is that of floats of four bits."""
+    """The layout of layers whose tensors are not known; `of_four_bits` is the one of 4-bit floats."""
     bits = integer(weights, "num_bits", 4)
     if weights.get("type", "int") == "float":
         return {8: "float8", 6: "mxfp6"}.get(bits, of_four_bits)
@@ -76,12 +76,12 @@ def _packed(weights: Sequence[Mapping[str, Any]]) -> "PackedIntegers":
 
 
 def of_any_bits(bits: int = 4) -> "PackedIntegers":
-    """Where no configuration tells the bits of single layers."""
+    """The layout for a checkpoint whose configuration does not say the bits of single layers."""
     return PackedIntegers(bits, other_bits=tuple(range(1, 9)))
 
 
 def _float8(weights: Sequence[Mapping[str, Any]]) -> Float8:
-    """In blocks, or in groups, if a group of layers has any."""
+    """The float8 layout, with the block or the groups of the first group of layers that has any."""
     of_bytes = [each for each in weights if (each.get("num_bits"), each.get("type")) == (8, "float")]
     blocks = [found for each in of_bytes if (found := block(each, "block_structure"))]
     groups = [(1, size) for each in of_bytes if (size := integer(each, "group_size", -1)) > 0]
@@ -89,7 +89,7 @@ def _float8(weights: Sequence[Mapping[str, Any]]) -> Float8:
 
 
 def _int8(groups: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> Int8Codes:
-    """Activations are of int8 where they are for all layers with weights of int8."""
+    """The int8 layout. Activations are quantized to int8 if they are for all layers with int8 weights."""
     of_int8 = [group for group in groups if _is_int8(mapping(group, "weights"))]
     have_byte_inputs = bool(of_int8) and all(_is_int8(mapping(group, "input_activations")) for group in of_int8)
     of_integers = [each for each in weights if each.get("type", "int") == "int"]
@@ -102,17 +102,17 @@ def _is_int8(numbers: Mapping[str, Any]) -> bool:
 
 
 def _are_symmetric(weights: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a layer may lack zero points. Which group of layers it is in is not looked up."""
+    """Returns True if a layer may lack zero points. The layer's group in the config is not looked up."""
     return not weights or any(each.get("symmetric", True) for each in weights)
 
 
 @dataclass(frozen=True)
 class PackedIntegers:
-    """See `Layout`: `weight_packed` int32 [out, words], whose codes count from the smallest number.
+    """Codes `weight_packed` int32 [out, words], which count from the smallest value.
 
     With `weight_scale` [out, groups], and perhaps `weight_zero_point` int32 [words, groups], packed along the outputs,
     and `weight_g_idx` [in], each input's group. The attributes are expected where the tensors are not known;
-    `other_bits` are those of codes in some layers.
+    `other_bits` are the widths of codes in some layers.
     """
 
     bits: int = 4
@@ -148,15 +148,15 @@ class PackedIntegers:
         return integers(_unpack_words(words, bits, size), bits, scales, zeros)
 
     def _form(self, layer: StoredLayer) -> tuple[int, int]:
-        """Bits of a code, which may differ from layer to layer, and how many words an output has.
+        """Returns the bits of a code, which may differ from layer to layer, and the words of an output.
 
         Raises:
-            ModelLoadError: codes of no number of bits have so many words.
+            ModelLoadError: no expected width of codes fits the words.
         """
         size = layer.in_features
         shape = layer.shape("weight_packed", (layer.out_features, -(-size * self.bits // 32)))
         counts = [(bits, -(-size * bits // 32)) for bits in (self.bits, *self.other_bits)]
-        counts.append((self.bits, -(-size // (32 // self.bits))))  # no code lies in two words, in older versions
+        counts.append((self.bits, -(-size // (32 // self.bits))))  # older versions: no code crosses a word's end
         for bits, count in counts:
             if shape == (layer.out_features, count):
                 return bits, count
@@ -178,7 +178,7 @@ class PackedIntegers:
 
 
 def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
-    """Codes uint8 [rows, count] of `words` [rows, …]. In older versions no code lies in two words."""
+    """Unpacks codes uint8 [rows, count] from `words` [rows, …]. In older versions no code crosses a word's end."""
     if words.shape[-1] == -(-count * bits // 32):
         return unpack(words, bits, count)
     shifts = torch.arange(0, 32 - bits + 1, bits, device=words.device)
@@ -188,10 +188,11 @@ def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Sparse:
-    """See `Layout`: `sparse-24-bitmask` and `sparse-bitmask`. Zeros are stored again when it is read.
+    """Sparse floats: `sparse-24-bitmask` and `sparse-bitmask`. Reading stores the zeros again.
 
-    `bitmask` [out, in / 8] uint8 has a bit for each number, the lowest first: whether it is in `compressed`. That is
-    [out, in / 2], two of four numbers, in the first of these formats, and [numbers] of the whole layer in the other.
+    `bitmask` [out, in / 8] uint8 has a bit for each element, the lowest first. A set bit marks an element that
+    `compressed` holds. In the first format that is [out, in / 2], two of four elements; in the other it is one
+    dimension with all nonzero elements of the layer.
     """
 
     def is_in(self, layer: StoredLayer) -> bool:

@@ -1,4 +1,4 @@
-"""Cuts quantized weights into ranks' parts, and puts those of one product together."""
+"""Splits quantized weights into ranks' shards, and joins the weights of one product."""
 
 import math
 from collections.abc import Sequence
@@ -15,17 +15,18 @@ from quire.ops.quantized import QuantizedWeight, dequantize
 
 
 def plain(weight: LinearWeight, dtype: torch.dtype) -> Tensor:
-    """The numbers of a weight, [out, in]."""
+    """Dequantizes a weight, [out, in]."""
     return dequantize(weight, dtype) if isinstance(weight, QuantizedWeight) else weight.to(dtype)
 
 
 def take_inputs(weight: QuantizedWeight, start: int, stop: int, dtype: torch.dtype, name: str) -> LinearWeight:
-    """The inputs `start:stop` of a weight. Where they begin or end inside a group, its scale is repeated.
+    """Takes the inputs `start:stop` of a weight. Where they begin or end inside a group, its scale is repeated.
 
-    A part of a weight whose inputs are in another order has groups of different lengths: it is returned in `dtype`.
+    A weight whose inputs are in another order has groups of different lengths after the cut: it is dequantized to
+    `dtype`.
 
     Raises:
-        ModelLoadError: two codes of one byte would go to different ranks, and are no whole numbers.
+        ModelLoadError: two codes of one byte would go to different ranks, and their values are no whole numbers.
     """
     if (start, stop) == (0, weight.shape[1]):
         return weight
@@ -53,7 +54,7 @@ def take_inputs(weight: QuantizedWeight, start: int, stop: int, dtype: torch.dty
 
 
 def with_outputs(weight: LinearWeight, count: int) -> LinearWeight:
-    """A weight with outputs of zeros after its own, `count` in all."""
+    """Pads a weight with outputs of zeros, to `count` in all."""
     missing = count - weight.shape[0]
     if not missing:
         return weight
@@ -66,7 +67,7 @@ def with_outputs(weight: LinearWeight, count: int) -> LinearWeight:
 
 
 def regroup(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
-    """The same numbers in smaller groups, whose size divides the old one."""
+    """Returns the same values in smaller groups, whose size divides the old one."""
     times = weight.group_size // group_size
     if times == 1:
         return weight
@@ -78,13 +79,13 @@ def regroup(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
 
 
 def runs(weights: Sequence[LinearWeight]) -> list[slice]:
-    """The neighbours among `weights`, which have the same inputs, that are alike: one weight has them as they are."""
+    """Slices of neighbouring `weights` of one form, each of which `join` makes one weight. All have the same inputs."""
     breaks = [index for index, pair in enumerate(pairwise(weights), 1) if not _are_alike(*pair)]
     return [slice(start, stop) for start, stop in pairwise([0, *breaks, len(weights)])]
 
 
 def join(weights: Sequence[LinearWeight], dtype: torch.dtype) -> LinearWeight:
-    """Weights with the same inputs that are alike (one run of `runs`), one after the other: [sum of out, in]."""
+    """Joins weights of one form with the same inputs (one slice of `runs`) along the outputs: [sum of out, in]."""
     if len(weights) == 1:
         return weights[0]
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
@@ -112,9 +113,9 @@ def join(weights: Sequence[LinearWeight], dtype: torch.dtype) -> LinearWeight:
 
 
 def join_inputs(weights: Sequence[LinearWeight]) -> LinearWeight:
-    """Weights with the same outputs that one layer was cut into, one after the other: [out, sum of in].
+    """Joins weights with the same outputs that one layer was cut into: [out, sum of in].
 
-    None of them has its inputs in another order: a layer that has is not cut (`take_inputs`).
+    None of them has its inputs in another order: such a layer is not cut (`take_inputs`).
     """
     if len(weights) == 1:
         return weights[0]
@@ -132,7 +133,7 @@ def join_inputs(weights: Sequence[LinearWeight]) -> LinearWeight:
 
 
 def in_bytes(weight: QuantizedWeight) -> QuantizedWeight:
-    """Codes of four bits that stand for whole numbers, as these; any other weight as it is."""
+    """Unpacks 4-bit codes of whole numbers to int8; returns any other weight unchanged."""
     if weight.table is None:
         return weight
     if weight.table.is_meta:
@@ -153,7 +154,7 @@ def _are_alike(one: LinearWeight, other: LinearWeight) -> bool:
 
 
 def _have_alike_codes(one: QuantizedWeight, other: QuantizedWeight) -> bool:
-    """Whether codes stand for the same values. There is one table of them (`codes.table`), also without numbers."""
+    """Returns True if the codes have the same values. Equal tables are one object (`codes.table`), also on meta."""
     if one.table is None or other.table is None:
         return one.codes.dtype == other.codes.dtype and one.table is other.table
     return one.table is other.table or (not one.table.is_meta and torch.equal(one.table, other.table))

@@ -1,4 +1,4 @@
-"""Fields of a quantization config, which may hold anything: what their format defines, or the checkpoint is refused."""
+"""Reads the fields of a quantization config. A field of another type than its format defines is refused."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,10 @@ from quire.core.errors import ModelLoadError
 
 
 def mapping(config: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """An object; empty where the config has none.
+    """Returns an object; empty where the config has none.
 
     Raises:
-        ModelLoadError: the field is something else. So it is of all functions here.
+        ModelLoadError: the field is something else, as in all functions here.
     """
     value = config.get(field) or {}
     if not isinstance(value, Mapping):
@@ -19,7 +19,7 @@ def mapping(config: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 
 
 def integer(config: Mapping[str, Any], field: str, default: int) -> int:
-    """A whole number."""
+    """Returns a whole number."""
     value = config.get(field)
     if value is None:
         return default
@@ -29,7 +29,7 @@ def integer(config: Mapping[str, Any], field: str, default: int) -> int:
 
 
 def names(config: Mapping[str, Any], field: str) -> Sequence[str]:
-    """A list of names."""
+    """Returns a list of names."""
     value = config.get(field) or ()
     if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
         raise _wrong(field, value, "a list of names")
@@ -37,7 +37,7 @@ def names(config: Mapping[str, Any], field: str) -> Sequence[str]:
 
 
 def block(config: Mapping[str, Any], field: str) -> tuple[int, int] | None:
-    """Outputs and inputs of a block."""
+    """Returns the outputs and inputs of a block."""
     value = config.get(field)
     if not value:
         return None
@@ -48,7 +48,7 @@ def block(config: Mapping[str, Any], field: str) -> tuple[int, int] | None:
 
 
 def is_on(config: Mapping[str, Any], field: str) -> bool:
-    """A switch that is on where the config does not name it."""
+    """Returns a switch, which is on where the config does not name it."""
     value = config.get(field, True)
     if not isinstance(value, bool):
         raise _wrong(field, value, "true or false")

@@ -1,4 +1,4 @@
-"""Formats of quantized checkpoints by the name that their config.json gives them, and what each config says."""
+"""Maps a quantized checkpoint's format, as config.json names it, to the layouts that its config describes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def _awq(config: Config) -> list[Layout]:
 
 
 def _auto_round(config: Config) -> list[Layout]:
-    """AutoRound (arXiv:2309.05516), which writes in the layouts of others."""
+    """The layouts of AutoRound (arXiv:2309.05516), which writes those of other formats."""
     packing = f"{config.get('packing_format') or 'auto_round:auto_gptq'} {config.get('backend') or ''}"
     sizes = size if isinstance(size := config.get("group_size"), (list, tuple)) else None
     if "awq" in packing:
@@ -66,7 +66,7 @@ def _auto_round(config: Config) -> list[Layout]:
         return [Mxfp4(values=MX_INT4)]
     if "fp8" in packing or sizes or config.get("data_type") == "fp":
         return _fp8({"weight_block_size": sizes})
-    if config.get("packing_format") == "auto_round":  # its own words, which are GPTQ's with zero points as they are
+    if config.get("packing_format") == "auto_round":  # GPTQ's words, with zero points stored unshifted
         return [Gptq.of({**config, "checkpoint_format": "gptq_v2"})]
     if "gptq" in packing or config.get("sym", False):
         return [Gptq.of(config)]
@@ -85,15 +85,15 @@ def _fp8(config: Config) -> list[Layout]:
         by_tensor,
         Float8("scale", sizes),
         Mxfp4("weight", "scale", torch.int8),
-    ]  # the last are DeepSeek V4's
+    ]  # the last two are DeepSeek V4's
 
 
 def _modelopt(config: Config) -> list[Layout]:
-    """NVIDIA's Model Optimizer."""
+    """The layouts of NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "FP8")).upper()
     layers = mapping(config, "quantized_layers")
     algorithms = {algorithm, *(str(mapping(layers, name).get("quant_algo")).upper() for name in layers)}
-    # W4A8_... multiply in FP8, to which codes times scales are rounded by way of `weight_scale_2`; here they are not
+    # W4A8_... rounds codes times scales to FP8 by way of `weight_scale_2` and multiplies there; here nothing is rounded
     layouts: dict[str, Layout] = {
         "NVFP4": Nvfp4("weight", "weight_scale_2", divides=False, group=32 if algorithm.startswith("W4A8") else 16),
         "AWQ": PairedOutputs(integer(config, "group_size", 128) or 128),
@@ -129,7 +129,7 @@ _LAYOUTS: Mapping[str, Callable[[Config], Sequence[Layout]]] = {
     "torchao": torchao.layouts,
 }
 NAMES = ("compressed-tensors", *_LAYOUTS, "mxfp4")
-"""What is read. Only experts have mxfp4; a family that knows it reads them itself."""
+"""The formats that are read. MXFP4 is for experts only; the families that have it read them themselves."""
 
 _SPELLINGS = {
     **dict.fromkeys(("gptq_marlin", "auto_gptq"), "gptq"),
@@ -144,17 +144,17 @@ _EXCLUDED = (
     *("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude", "skip_modules"),
     "llm_int8_skip_modules",
 )
-"""Fields that list layers which are not quantized."""
+"""Fields that list unquantized layers."""
 
 
 def canonical(name: str) -> str:
-    """One name for each format, of those that configs and command lines have for it."""
+    """Returns the one name of a format that configs and command lines spell in several ways."""
     name = name.lower().replace(" ", "")
     return _SPELLINGS.get(name, name)
 
 
 def read_format(method: str, config: Config, dtype: torch.dtype) -> CheckpointFormat:
-    """The format of a checkpoint whose `method` is one of `NAMES`; `config` is its quantization config.
+    """Builds the format of a checkpoint whose `method` is one of `NAMES`; `config` is its quantization config.
 
     Raises:
         ModelLoadError: a variant that is not read.

@@ -1,4 +1,4 @@
-"""Weights in FP4 (E2M1): MXFP4 with a power of two for 32 numbers, NVFP4 with two scales for 16, or one of E5M3."""
+"""FP4 weights (E2M1): MXFP4 with one power of two for 32 values, NVFP4 with two scales for 16, or one scale in E5M3."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.quantized import QuantizedWeight
 
 MX_INT4 = tuple(sign * quarters / 4 for sign in (1.0, -1.0) for quarters in range(8))
-"""AutoRound's MXINT4: a sign and quarters, in the place of MXFP4's floats."""
+"""The values of AutoRound's MXINT4: a sign and quarters, in the place of MXFP4's floats."""
 
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """See `Layout` and OCP Microscaling Formats, version 1.0: two codes a byte, and scales of E8M0.
+    """MXFP4 (OCP Microscaling Formats, version 1.0): two codes a byte, and E8M0 scales.
 
     Attributes:
         weight: the kind of the codes [out, in / 2], the lower half first.
         scale: the kind of the scales [out, in / 32].
-        dtype: of the codes: bytes, with a sign or without.
-        values: what the sixteen codes stand for.
+        dtype: of the codes: uint8 or int8.
+        values: of the sixteen codes.
     """
 
     weight: str = "weight_packed"
@@ -46,13 +46,13 @@ class Mxfp4:
 
 @dataclass(frozen=True)
 class Nvfp4:
-    """See `Layout`: codes as in MXFP4, `weight_scale` [out, groups] float8, and a float32 for the tensor.
+    """NVFP4: codes as in MXFP4, `weight_scale` [out, groups] float8, and a float32 scale for the tensor.
 
     Attributes:
         weight: the kind of the codes.
-        factor: the kind of the tensor's number.
-        divides: whether the scales are divided by that number instead of multiplied.
-        group: inputs of a group, where layers have no other ones: 16, and 32 beside activations of FP8 (ModelOpt).
+        factor: the kind of the tensor's scale.
+        divides: the scales are divided by the tensor's scale instead of multiplied.
+        group: inputs of a group, where tensors do not determine it: 16, or 32 with FP8 activations (ModelOpt).
     """
 
     weight: str
@@ -80,7 +80,7 @@ class Nvfp4:
 
 @dataclass(frozen=True)
 class Nvfp4OfE5m3:
-    """See `Layout`: codes as in NVFP4, and `weight_scale` [out, in / 16] of E5M3 without a sign, uint8 (AutoRound)."""
+    """AutoRound's NVFP4: codes as in NVFP4, and `weight_scale` [out, in / 16] of unsigned E5M3, uint8."""
 
     def is_in(self, layer: StoredLayer) -> bool:
         num_groups = layer.in_features // NV_GROUP
@@ -96,7 +96,7 @@ class Nvfp4OfE5m3:
 
 
 def mxfp4(codes: Tensor, exponents: Tensor, values: tuple[float, ...] = FP4) -> QuantizedWeight:
-    """Codes [out, in / 2] and E8M0 scales [out, in / 32], both uint8."""
+    """Builds a weight of codes [out, in / 2] and E8M0 scales [out, in / 32], both uint8."""
     return QuantizedWeight(codes, powers_of_two(exponents), table(values, codes.device))
 
 

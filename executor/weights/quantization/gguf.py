@@ -1,4 +1,4 @@
-"""GGUF: linear layers as llama.cpp's files have them, in blocks of a few bits or in floats, layer by layer."""
+"""The scheme of GGUF files: linear layers in llama.cpp's low-bit blocks or in floats, layer by layer."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from quire.ops.quantized import QuantizedWeight
 
 
 class Gguf:
-    """See `LinearScheme`. Each tensor has a format of its own."""
+    """Reads each layer in the format of its own tensor."""
 
     def __init__(self, table: GgufTable, names: GgufNames, dtype: torch.dtype) -> None:
         """`dtype` is the model's."""
@@ -30,7 +30,7 @@ class Gguf:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "Gguf":
-        """The scheme of the files that `spec.path` stands for.
+        """Builds the scheme from the table of files in the folder `spec.path`.
 
         Raises:
             ModelLoadError: a class of Transformers is asked for; files may stack experts in another way.
@@ -42,7 +42,7 @@ class Gguf:
         return cls(table, names, getattr(torch, spec.dtype))
 
     def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
-        """A rank's part of a layer. Of blocks that a shard cuts, it reads the whole and keeps its inputs."""
+        """Reads a rank's part of a layer. Where a shard cuts blocks, the whole blocks are read, and the inputs kept."""
         name, form, shard = f"{part.name}.weight", self._format(source, part), part.shard
         shape = (part.out_features, in_features)
         if form is None:
@@ -56,7 +56,7 @@ class Gguf:
         return cuts.take_inputs(weight, shard.start - first, shard.stop - first, self._dtype, part.name)
 
     def _unpack(self, blocks: Tensor, form: BlockFormat, in_features: int, part: Part) -> QuantizedWeight:
-        """With scales as exact as a model's activations ask for."""
+        """Unpacks with scales as precise as the model's activations need."""
         weight = unpack(blocks, form, in_features)
         return weight if self._dtype == torch.float32 else with_short_scales(weight, part.name)
 
@@ -70,7 +70,7 @@ class Gguf:
         return rows
 
     def _format(self, source: TensorSource, part: Part) -> BlockFormat | None:
-        """The format of the blocks of a layer's weight; None: it is read as plain numbers."""
+        """Returns the format of the blocks of a layer's weight; None: it is read in a float dtype."""
         stored = self._names.stored_name(f"{source.locate(part.name, part.out_features).name}.weight")
         stack, tensors = whole_stack(stored or ""), self._table.tensors
         tensor = tensors.get(stack) or tensors.get(stack_of_both(stack))

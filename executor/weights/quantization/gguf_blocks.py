@@ -1,9 +1,9 @@
-"""The blocks of GGUF files (ggml's `ggml-common.h`, `ggml-quants.c`) as codes, scales and offsets.
+"""Unpacks the blocks of GGUF files (ggml's `ggml-common.h`, `ggml-quants.c`) to codes, scales and offsets.
 
-A block is the bytes of 32 or 256 neighbouring inputs of an output. Its numbers are `scale * code + offset`; in the
-"K" formats, a block's scales are small whole numbers times one float16. `unpack` gives those products in float32, where
-they are exact, so that `dequantize` gives the numbers of the `gguf` package to the last bit; `with_short_scales` rounds
-them as the makers rounded that one float16.
+A block is the bytes of 32 or 256 neighbouring inputs of an output. Its values are `scale * code + offset`. In the "K"
+formats, a block's scales are small integers times one float16. `unpack` returns those products in float32, where they
+are exact, so that `dequantize` equals the `gguf` package to the last bit. `with_short_scales` rounds them as the files'
+makers rounded that one float16.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +19,14 @@ from quire.ops.quantized import QuantizedWeight
 _UNSIGNED = tuple(float(value) for value in range(16))
 _NON_LINEAR = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
 _E2M1 = tuple(map(float, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)))
-"""Twice the values of MXFP4, as in ggml; scales are half of theirs."""
+"""Twice the values of MXFP4, as in ggml; the scales are half of MXFP4's."""
 
 
 class Layout(NamedTuple):
-    """What a `QuantizedWeight` of a format is made of.
+    """The form of the `QuantizedWeight` that a format's blocks become.
 
     Attributes:
-        table: the values of codes of four bits; None: codes of eight bits, each its own value.
+        table: the values of 4-bit codes; None: 8-bit codes, each its own value.
         group_size: inputs that share a scale.
     """
 
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Of [rows, num_blocks] blocks: codes [rows, num_blocks, numbers] and scales [rows, num_blocks, groups]."""
+    """Parts of [rows, num_blocks] blocks: codes [rows, num_blocks, values] and scales [rows, num_blocks, groups]."""
 
     codes: Tensor
     scales: Tensor
@@ -48,7 +48,7 @@ class BlockFormat(NamedTuple):
     """A format of blocks.
 
     Attributes:
-        numbers: of a block.
+        numbers: of values in a block.
         size: of a block, in bytes.
         layout: of the weights that its blocks become.
         unpack: blocks [rows, num_blocks, size] uint8 → their parts. Codes are indices into the layout's table, or
@@ -62,9 +62,9 @@ class BlockFormat(NamedTuple):
 
 
 def unpack(blocks: Tensor, form: BlockFormat, in_features: int) -> QuantizedWeight:
-    """The weight [out, in] whose blocks are `blocks` [out, bytes] uint8.
+    """Unpacks the weight [out, in] whose blocks are `blocks` [out, bytes] uint8.
 
-    The format's makers multiply it by activations of 8 bits (`vec_dot_type` of ggml's types, ggml-cpu.c).
+    Kernels may quantize activations to 8 bits for it, as ggml's do (`vec_dot_type` of its types, ggml-cpu.c).
     """
     out, layout = len(blocks), form.layout
     values = None if layout.table is None else table(layout.table, blocks.device)
@@ -83,10 +83,10 @@ def unpack(blocks: Tensor, form: BlockFormat, in_features: int) -> QuantizedWeig
 
 
 def with_short_scales(weight: QuantizedWeight, name: str) -> QuantizedWeight:
-    """`weight` with float16 scales and offsets in place of float32 ones: Q4_K has 5 bits a number then, not 6.
+    """Rounds float32 scales and offsets to float16: Q4_K then takes 5 bits a value instead of 6.
 
-    They are products of a float16 and a whole number. Rounding them to float16 moves them by no more than its makers'
-    rounding of that float16 did.
+    They are products of a float16 and an integer. Rounding them to float16 moves them by no more than the rounding of
+    that float16 did.
 
     Raises:
         ModelLoadError: a scale or an offset of the layer `name` is too large for float16.
@@ -108,13 +108,14 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _half(blocks: Tensor, first: int) -> Tensor:
-    """The float16 at byte `first` of each block, [rows, num_blocks, 1]."""
+    """Reads the float16 at byte `first` of each block, [rows, num_blocks, 1]."""
     return blocks[..., first : first + 2].contiguous().view(torch.float16)
 
 
 def _fields(packed: Tensor, width: int, count: int, run: int) -> Tensor:
-    """`count` fields of `width` bits of each byte: first the lowest of `run` bytes, then the next ones, then of the
-    next `run` bytes."""
+    """Extracts `count` fields of `width` bits of each byte: first the lowest of `run` bytes, then the next ones, then
+    of the next `run` bytes.
+    """
     shifts = torch.arange(count, dtype=torch.uint8, device=packed.device).mul_(width).view(-1, 1)
     runs = packed.unflatten(-1, (-1, 1, run))
     return ((runs >> shifts) & (2**width - 1)).flatten(-3)
@@ -136,7 +137,7 @@ def _q4_1(blocks: Tensor) -> _Parts:
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """32 bits of four bytes, lowest first, as 0 or 16."""
+    """Unpacks the 32 bits of four bytes, lowest first, as 0 or 16."""
     return _fields(packed, 1, 8, 1) << 4
 
 
@@ -151,7 +152,7 @@ def _q5_1(blocks: Tensor) -> _Parts:
 
 
 def _mxfp4(blocks: Tensor) -> _Parts:
-    exponents = blocks[..., :1].int() - 128  # of half the scale: the values are doubled
+    exponents = blocks[..., :1].int() - 128  # half the scale, because the table's values are doubled
     scales = torch.ldexp(torch.ones(exponents.shape, device=blocks.device), exponents)
     return _Parts(_fields(blocks[..., 1:], 4, 2, 16), scales.bfloat16())
 
@@ -167,13 +168,13 @@ def _q2_k(blocks: Tensor) -> _Parts:
 def _q3_k(blocks: Tensor) -> _Parts:
     low, high = blocks[..., 96:104], blocks[..., 104:108]
     scales = _fields(low, 4, 2, 8) | (_fields(high, 2, 4, 4) << 4)
-    # A set bit stands for 0, a clear one for -4; so 8 is added, the code of 0 in the table.
+    # A set bit means 0, a clear one -4. Adding 8, the code of 0 in the table, makes that + 8 or + 4.
     codes = _fields(blocks[..., 32:96], 2, 4, 32) + (_fields(blocks[..., :32], 1, 8, 32) << 2) + 4
     return _Parts(codes, _half(blocks, 108).float() * (scales.int() - 32))
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and offsets of Q4_K and Q5_K, [rows, num_blocks, 8]: six bits of each in the bytes 4 to 15."""
+    """Unpacks scales and offsets of Q4_K and Q5_K, [rows, num_blocks, 8]: six bits of each in the bytes 4 to 15."""
     scales, mins, rest = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales, mins = (
         torch.cat((scales & 63, (rest & 15) | ((scales >> 2) & 48)), dim=-1),
@@ -218,7 +219,7 @@ FORMATS: Mapping[str, BlockFormat] = {
     "IQ4_XS": BlockFormat(256, 136, Layout(_NON_LINEAR, 32, torch.float32), _iq4_xs),
     "MXFP4": BlockFormat(32, 17, Layout(_E2M1, 32, torch.bfloat16), _mxfp4),
 }
-"""ggml's name of a type → its format. Other types of blocks become plain weights."""
+"""ggml's name of a type → its format. Other types of blocks are dequantized."""
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-"""ggml's name of a type without blocks → its numbers."""
+"""ggml's name of a type without blocks → its dtype."""

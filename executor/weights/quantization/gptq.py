@@ -16,21 +16,21 @@ from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
 _BITS = (2, 3, 4, 8)
-"""Of a code."""
+"""The supported widths of a code."""
 _FIRST, _SECOND = "gptq", "gptq_v2"
-"""Versions of the format."""
+"""The versions of the format."""
 
 
 @dataclass(frozen=True)
 class Gptq:
-    """See `Layout`: `qweight` int32 [words, out], whose words are packed along the inputs.
+    """Codes `qweight` int32 [words, out], whose words are packed along the inputs.
 
     With `scales` [groups, out], `qzeros` int32 [groups, words], and perhaps `g_idx` [in], each input's group.
 
     Attributes:
         bits: expected, as are the next three, where the tensors are not known.
         group_size: inputs of a group; -1: all.
-        zero_shift: what is added to a stored zero point: 1 in the first version of the format.
+        zero_shift: added to a stored zero point: 1 in the first version of the format.
     """
 
     bits: int = 4
@@ -41,7 +41,7 @@ class Gptq:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Gptq":
-        """The layout that a quantization config describes."""
+        """Builds the layout that a quantization config describes."""
         version = config.get("checkpoint_format") or _FIRST
         if version not in (_FIRST, _SECOND):
             raise ModelLoadError(
@@ -78,10 +78,10 @@ class Gptq:
         return integers(unpack(words, bits, size), bits, scales, zeros)
 
     def _form(self, layer: StoredLayer) -> tuple[int, tuple[int, int]]:
-        """Bits of a code, which may differ from layer to layer, and the shape of the words.
+        """Returns the bits of a code, which may differ from layer to layer, and the shape of the words.
 
         Raises:
-            ModelLoadError: they are not packed along the inputs.
+            ModelLoadError: the codes are not packed along the inputs.
         """
         shapes = {bits: (-(-layer.in_features * bits // 32), layer.out_features) for bits in _BITS}
         stored = layer.shape("qweight", shapes.get(self.bits, ()))
@@ -92,7 +92,7 @@ class Gptq:
         return found, shapes[found]
 
     def _zeros(self, layer: StoredLayer, bits: int, num_groups: int) -> Tensor | None:
-        """[outputs, groups]; None where all are the middle."""
+        """Reads the zero points [outputs, groups]; None if all are the middle."""
         if layer.is_known and not layer.has("qzeros"):
             if self.is_symmetric:
                 return None

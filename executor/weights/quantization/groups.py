@@ -1,6 +1,6 @@
 """Groups of neighbouring inputs that share a scale.
 
-In checkpoints the last one may be shorter; those of a `QuantizedWeight` have one size.
+In a checkpoint the last group may be shorter. All groups of a `QuantizedWeight` have one size.
 """
 
 import math
@@ -8,22 +8,22 @@ import math
 from torch import Tensor
 
 MX_GROUP, NV_GROUP = 32, 16
-"""Inputs of a group, of MXFP4 and its kind (OCP Microscaling Formats, version 1.0), and of NVFP4."""
+"""Inputs of a group of MXFP4 and the other MX formats (OCP Microscaling Formats, version 1.0), and of NVFP4."""
 
 
 def num_groups_of(size: int, group: int) -> int:
-    """How many groups of `group` inputs `size` inputs are; 0 and less: all are one group."""
+    """Counts the groups of `group` inputs in `size` inputs; 0 or less means one group."""
     return 1 if group < 1 else -(-size // group)
 
 
 def find_group(size: int, num_groups: int, expected: int | None) -> int | None:
-    """Inputs of each of `num_groups` groups of `size` inputs; None: there are no such groups.
+    """Finds the inputs of each of `num_groups` groups of `size` inputs; None: there are no such groups.
 
-    A short last group makes several answers possible, so the configuration's is taken first. Without it, that is where
-    a checkpoint has other groups in some layers, sizes are powers of two as in all tools that write them.
+    A short last group makes several answers possible, so the configuration's is tried first. Otherwise, where single
+    layers have other groups, the size is a power of two, as in all tools that write them.
 
     Args:
-        expected: what the configuration says; None, or 0 and less: nothing, or one group.
+        expected: the configuration's group size; None: it has none; 0 or less: one group.
     """
     if num_groups == 1:
         return size
@@ -38,7 +38,7 @@ def find_group(size: int, num_groups: int, expected: int | None) -> int | None:
 
 
 def even(numbers: Tensor, size: int, group: int) -> Tensor:
-    """Numbers of groups, [out, groups], as those of groups of one size, each of which is repeated.
+    """Repeats each value of `numbers` [out, groups] so that all groups have one size.
 
     Args:
         size: inputs of all groups.

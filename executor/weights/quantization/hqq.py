@@ -1,4 +1,4 @@
-"""HQQ (https://mobiusml.github.io/hqq_blog/): codes of one to eight bits with float zero points."""
+"""The layout of HQQ (https://mobiusml.github.io/hqq_blog/): codes of one to eight bits with float zero points."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,23 +16,24 @@ from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
 _BITS = (1, 2, 3, 4, 8)
-"""Of a code."""
+"""The supported widths of a code."""
 _PER_WORD = 10
-"""Codes of three bits in a word of 32."""
+"""3-bit codes in a 32-bit word."""
 _DTYPES = {3: torch.int32}
-"""Of what holds codes, but for bytes."""
+"""The dtypes that hold codes, if not bytes."""
 
 
 @dataclass(frozen=True)
 class Hqq:
-    """See `Layout`: `W_q`, `scale` and `zero`; a number is `(code - zero) * scale`.
+    """Codes `W_q`, with `scale` and `zero`; a value is `(code - zero) * scale`.
 
-    The numbers of all rows, one after another, are the rows of a matrix [groups, group_size] (axis 1), or the columns
-    of one (axis 0). Codes of the first part of its rows are the upper bits of `W_q`, those of the last part the lowest.
+    The values of all rows, one after another, are the rows of a matrix [groups, group_size] (axis 1), or the columns of
+    one (axis 0). Codes of the first part of the matrix's rows are the upper bits of `W_q`, those of the last part the
+    lowest.
 
     Attributes:
         bits, group_size, axis: expected where the tensors are not known.
-        other_bits: of codes in some layers.
+        other_bits: widths of codes in some layers.
     """
 
     bits: int = 4
@@ -42,7 +43,7 @@ class Hqq:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Hqq":
-        """The layout that a quantization config describes; its first one, if layers differ."""
+        """Builds the layout that a quantization config describes; its first one, if layers differ."""
         given = mapping(config, "quant_config")
         first, *more = list(_parameters(given)) or [given]
         bits = integer(first, "nbits", 4)
@@ -53,7 +54,7 @@ class Hqq:
 
     @property
     def all_bits(self) -> tuple[int, ...]:
-        """Of codes, those that are expected first."""
+        """The possible widths of codes, the expected one first."""
         return (self.bits, *self.other_bits)
 
     def is_in(self, layer: StoredLayer) -> bool:
@@ -79,7 +80,7 @@ class Hqq:
         return ((codes.float() - zeros) * scales).view(out, size)[rows].to(layer.dtype)
 
     def _codes(self, layer: StoredLayer, shape: tuple[int, int]) -> tuple[int, Tensor]:
-        """(bits, the codes of the whole layer, uint8 of `shape`)."""
+        """Reads (bits, the codes of the whole layer, uint8 of `shape`)."""
         count, width = shape
         expected = (-(-count // _PER_WORD) if self.bits == 3 else count * self.bits // 8, width)
         stored = layer.shape("W_q", expected)
@@ -97,7 +98,7 @@ class Hqq:
 
 
 def _parameters(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """How weights are rounded: in all layers, or by layers' names in one object or several."""
+    """Yields the rounding parameters: those of all layers, or of layers by name in one object or several."""
     if "nbits" in config:
         yield config
         return

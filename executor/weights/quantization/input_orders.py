@@ -1,4 +1,4 @@
-"""Weights whose groups are not of neighbouring inputs: act-order of GPTQ and compressed-tensors (`g_idx`)."""
+"""Weights whose groups are not neighbouring inputs: act-order of GPTQ and compressed-tensors (`g_idx`)."""
 
 from typing import NamedTuple
 
@@ -14,12 +14,12 @@ from quire.ops.backend import LinearWeight
 
 
 class InputOrder(NamedTuple):
-    """The order in which a layer's inputs have their groups.
+    """The assignment of a layer's inputs to groups.
 
     Attributes:
         groups: each input's group, int64 [in].
         inputs: the inputs in the order of their groups, int64 [in].
-        group_size: inputs of each group, but that the last one may have fewer; None: groups of different lengths.
+        group_size: inputs of each group (fewer in the last one); None: groups of different lengths.
     """
 
     groups: Tensor
@@ -30,14 +30,14 @@ class InputOrder(NamedTuple):
 def read_order(
     layer: StoredLayer, kind: str, num_groups: int, group_size: int, *, is_expected: bool
 ) -> InputOrder | None:
-    """The order that `kind` [in] int32 gives; None if the inputs are in the order of their groups.
+    """Reads the order in `kind` [in] int32; None if the inputs are in the order of their groups.
 
     Args:
         group_size: inputs of a group, as the configuration says.
-        is_expected: whether there is an order, where there are no numbers.
+        is_expected: an order is assumed where the tensor has no data (on the meta device).
 
     Raises:
-        ModelLoadError: an input has a group of which there are no scales.
+        ModelLoadError: an input has a group without scales.
     """
     size = layer.in_features
     group = find_group(size, num_groups, group_size)
@@ -50,7 +50,7 @@ def read_order(
     if groups.is_meta:
         return InputOrder(groups, groups, group) if is_expected else None
     if (groups < 0).any():
-        return None  # a value below zero says that the checkpoint has no order
+        return None  # a negative value means that the checkpoint has no order
     if (largest := int(groups.max())) != num_groups - 1:
         raise layer.misfit(kind, f"groups below {num_groups}, as many as have scales, and the largest is {largest}")
     if group is not None and torch.equal(groups, _neighbours(groups, group)):
@@ -61,16 +61,16 @@ def read_order(
 
 
 def _neighbours(groups: Tensor, group_size: int) -> Tensor:
-    """What `groups` would be if the inputs were in their order."""
+    """The groups of inputs that are in their order."""
     return torch.arange(len(groups), device=groups.device) // group_size
 
 
 def ordered_integers(
     codes: Tensor, bits: int, scales: Tensor, zeros: Tensor | None, order: InputOrder, dtype: torch.dtype
 ) -> LinearWeight:
-    """See `integers`, of `codes` [out, in] whose inputs have groups in this order.
+    """Builds the weight of `integers` from `codes` [out, in] whose inputs have groups in this order.
 
-    Groups of different lengths have no quantized form: such a weight is numbers of `dtype`.
+    Groups of different lengths have no quantized form: such a weight is dequantized to `dtype`.
     """
     groups, inputs, size = order.groups.to(codes.device), order.inputs.to(codes.device), order.group_size
     if size is not None:

@@ -1,4 +1,4 @@
-"""Rounds weights to one byte each, symmetrically around zero, with a float32 scale for each output."""
+"""Rounds weights to int8, symmetrically around zero, with a float32 scale for each output."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from quire.ops.quantized import QuantizedWeight
 
 _LARGEST = 127
 _PART = 1 << 20
-"""The most numbers of a weight that are converted to float32 at once. With more, memory is slower than arithmetic."""
+"""The most elements that are converted to float32 at once. With more, memory bandwidth limits the speed."""
 
 
 def quantize(weight: Tensor) -> QuantizedWeight:
-    """The nearest numbers to `weight` [out, in]. An output whose scale is NaN or infinite keeps that scale."""
+    """Rounds `weight` [out, in] to the nearest int8 values. An output with a NaN or infinite scale keeps it."""
     codes = weight.new_empty(weight.shape, dtype=torch.int8)
     scales = weight.new_empty(len(weight), 1, dtype=torch.float32)
     if weight.is_meta:

@@ -1,4 +1,4 @@
-"""What NVIDIA's Model Optimizer alone writes: codes of four bits of two outputs a byte."""
+"""The layout that only NVIDIA's Model Optimizer writes: bytes with the 4-bit codes of two outputs."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ LOW_RANK = (
     ("svdquant_lora_a", "svdquant_lora_b"),
     ("weight_quantizer._svdquant_lora_a", "weight_quantizer._svdquant_lora_b"),
 )
-"""SVDQuant's kinds of tensors (arXiv:2411.05007), as the library's two ways of writing a model name them."""
+"""SVDQuant's tensors (arXiv:2411.05007), under the two sets of names that the library writes."""
 
 
 @dataclass(frozen=True)
 class PairedOutputs:
-    """See `Layout`: `weight` uint8 [out / 2, in], an even output in the lower half of a byte and the next one in the
-    upper half, in two's complement; and `weight_scale` [out, groups].
+    """Codes `weight` uint8 [out / 2, in] in two's complement, an even output in the lower half of a byte and the next
+    one in the upper half; and `weight_scale` [out, groups].
 
     Attributes:
-        group_size: inputs of a group, where layers have no other ones.
+        group_size: inputs of a group, for layers whose tensors do not determine it.
     """
 
     group_size: int = 128

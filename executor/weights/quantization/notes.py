@@ -1,4 +1,4 @@
-"""What the log says, once, of weights that cannot stay as short as their checkpoint has them, or that have to."""
+"""Logs, once a process, which weights do not stay as compact as their checkpoint has them, and which must."""
 
 import functools
 import threading
@@ -10,19 +10,19 @@ from quire.core.logging import get_logger
 logger = get_logger(__name__)
 
 WITHOUT_ZEROS = "without zeros"
-"""How sparse ones are; these are kept dense."""
+"""The storage of sparse weights, which become dense in memory."""
 
 _lock = threading.Lock()
 
 
 def note_kept(kept: torch.dtype | str, how: str) -> None:
-    """Says that layers which are stored in such a way are kept as numbers of a dtype, once in a process."""
+    """Logs that layers stored in the way `how` become tensors of a dtype or a width."""
     kind = str(kept).removeprefix("torch.")
     _say_once("some layers are stored %s: they are kept in %s, which takes more memory and time", how, kind)
 
 
 def note_experts() -> None:
-    """Says that experts are not made smaller, once in a process."""
+    """Logs that experts are not quantized again."""
     _say_once("experts stay in MXFP4, as the checkpoint has them: other linear layers are made smaller")
 
 

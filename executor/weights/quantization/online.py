@@ -1,4 +1,4 @@
-"""Weights that are made smaller when a checkpoint of 16 or 32 bits is loaded."""
+"""Quantizes weights when a checkpoint of 16 or 32 bits is loaded."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,28 +20,28 @@ from quire.ops.quantized import QuantizedWeight
 logger = get_logger(__name__)
 
 _PART = 1 << 20
-"""The most numbers of a weight that are converted to float32 at once. With more, memory is slower than arithmetic."""
+"""The most elements that are converted to float32 at once. With more, memory bandwidth limits the speed."""
 _LARGEST_FLOAT8 = 448.0
 _LARGEST_FP4_EXPONENT = 2  # of 4.0, the largest power of two in E2M1
 _LARGEST_FLOAT8_EXPONENT = 8  # of 256, that in E4M3
 _INT4_GROUP, _MX_GROUP, _NF4_GROUP, _FLOAT8_BLOCK = 32, 32, 64, 128
 
 Rounding = Callable[[Tensor], QuantizedWeight]
-"""The nearest numbers of a form to a weight [out, in]."""
+"""Rounds a weight [out, in] to the nearest values of a format."""
 
 
 @dataclass(frozen=True)
 class Online:
-    """See `LinearScheme`. Only weights are rounded, each layer as soon as it is read: at most one is in memory whole.
+    """Quantizes each layer's weight as soon as it is read, so that at most one is in memory whole.
 
-    A scale depends on its group's inputs, and on its block's outputs: a rank that holds some of them reads the whole
-    layer and keeps its part. So all ranks together hold the numbers that one rank would.
+    A scale depends on its group's inputs, and on its block's outputs. A rank that holds some of them reads the whole
+    layer and keeps its part, so that all ranks together hold the values of a single rank.
 
     Attributes:
-        rounding: what is done with a layer.
-        group_size: inputs that share a scale; None: all. A layer whose inputs are no multiple of it stays plain.
+        rounding: rounds a layer.
+        group_size: inputs that share a scale; None: all. A layer whose inputs are no multiple of it stays unquantized.
         block_outputs: outputs that share a scale; None: all of a layer. The last block may be shorter.
-        plain: the names of layers that stayed plain, as they are read, or a dry build pretends to.
+        plain: the names of layers that stayed unquantized, as they are read, or as a dry build pretends to read them.
     """
 
     rounding: Rounding
@@ -70,12 +70,12 @@ class Online:
         return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard)
 
     def for_head(self, rows: LinearWeight, part: Part) -> QuantizedWeight:
-        """Of one byte a number in all forms: what is rounded here shows in every logit."""
+        """Quantizes the head to int8 in all formats, because its rounding shows in every logit."""
         assert isinstance(rows, Tensor), "see read_rows"
         return to_int8(rows)
 
     def say_plain(self) -> None:
-        """Logs how many layers stay plain, if any do. To be called once the model has been built, or dry-built."""
+        """Logs how many layers stay unquantized, if any do. Called once the model has been built, or dry-built."""
         if self.plain:
             logger.warning(
                 "%d linear layers stay as the checkpoint has them, such as %s: their inputs are no multiple of %d; "
@@ -84,7 +84,7 @@ class Online:
             )
 
     def _rounded(self, weight: Tensor) -> QuantizedWeight:
-        """In parts, each of which is float32 for a while."""
+        """Rounds in parts, so that only one part at a time is in float32."""
         size = max(1, _PART // weight.shape[1])
         if self.block_outputs is not None:
             size = -(-size // self.block_outputs) * self.block_outputs
@@ -97,7 +97,7 @@ class Online:
 
 
 def to_float8(weight: Tensor) -> QuantizedWeight:
-    """E4M3 with a float32 scale for each output."""
+    """Rounds to E4M3 with a float32 scale for each output."""
     if weight.is_meta:
         return QuantizedWeight(weight.to(torch.float8_e4m3fn), weight.new_empty(len(weight), 1, dtype=torch.float32))
     full = weight.float()
@@ -106,7 +106,7 @@ def to_float8(weight: Tensor) -> QuantizedWeight:
 
 
 def to_float8_of_tensor(weight: Tensor) -> QuantizedWeight:
-    """E4M3 with one float32 scale; in parts, as `Online` has them of roundings that need not see the whole."""
+    """Rounds to E4M3 with one float32 scale, in parts, as `Online` does for roundings that need not see the whole."""
     codes = weight.new_empty(weight.shape, dtype=torch.float8_e4m3fn)
     scales = weight.new_empty(len(weight), 1, dtype=torch.float32)
     if weight.is_meta:
@@ -120,7 +120,7 @@ def to_float8_of_tensor(weight: Tensor) -> QuantizedWeight:
 
 
 def to_float8_of_blocks(weight: Tensor) -> QuantizedWeight:
-    """E4M3 with a float32 scale for each 128 outputs and 128 inputs; the last outputs may be fewer."""
+    """Rounds to E4M3 with a float32 scale for 128 outputs and 128 inputs; the last block may have fewer outputs."""
     groups = _groups(weight, _FLOAT8_BLOCK)
     if weight.is_meta:
         return QuantizedWeight(weight.to(torch.float8_e4m3fn), groups[:, :, 0])
@@ -130,7 +130,7 @@ def to_float8_of_blocks(weight: Tensor) -> QuantizedWeight:
 
 
 def to_mxfp8(weight: Tensor) -> QuantizedWeight:
-    """MXFP8 (OCP Microscaling Formats, version 1.0, section 6.3): E4M3, groups of 32 with a power of two."""
+    """Rounds to MXFP8 (OCP Microscaling Formats, version 1.0, section 6.3): E4M3, groups of 32 with a power of two."""
     groups = _groups(weight, _MX_GROUP)
     if weight.is_meta:
         return QuantizedWeight(weight.to(torch.float8_e4m3fn), groups[:, :, 0].bfloat16())
@@ -140,7 +140,7 @@ def to_mxfp8(weight: Tensor) -> QuantizedWeight:
 
 
 def to_int4(weight: Tensor) -> QuantizedWeight:
-    """Groups of 32 with a scale of 16 bits. The group's largest magnitude, with its sign, has the code -8."""
+    """Rounds in groups of 32 with a 16-bit scale. The group's largest magnitude, with its sign, gets the code -8."""
     groups = _groups(weight, _INT4_GROUP)
     dtype = torch.bfloat16 if weight.dtype == torch.bfloat16 else torch.float16
     if weight.is_meta:
@@ -153,7 +153,7 @@ def to_int4(weight: Tensor) -> QuantizedWeight:
 
 
 def to_mxfp4(weight: Tensor) -> QuantizedWeight:
-    """MXFP4 (OCP Microscaling Formats, version 1.0, section 6.3): groups of 32 with a power of two."""
+    """Rounds to MXFP4 (OCP Microscaling Formats, version 1.0, section 6.3): groups of 32 with a power of two."""
     groups = _groups(weight, _MX_GROUP)
     if weight.is_meta:
         return _packed(groups, groups[:, :, :1].bfloat16(), FP4)
@@ -162,7 +162,7 @@ def to_mxfp4(weight: Tensor) -> QuantizedWeight:
 
 
 def to_nf4(weight: Tensor) -> QuantizedWeight:
-    """NF4 of bitsandbytes: groups of 64 with their largest magnitude as the scale."""
+    """Rounds to NF4 of bitsandbytes: groups of 64 with their largest magnitude as the scale."""
     groups = _groups(weight, _NF4_GROUP)
     if weight.is_meta:
         return _packed(groups, groups[:, :, :1], NF4)
@@ -171,19 +171,21 @@ def to_nf4(weight: Tensor) -> QuantizedWeight:
 
 
 def _cuts_none(ends: tuple[int, int], per: int, size: int) -> bool:
-    """Whether no run of `per` of `size` numbers lies on both sides of an end."""
+    """Returns True if no run of `per` of `size` elements crosses an end."""
     return all(end % per == 0 or end == size for end in ends)
 
 
 def _shared_powers(groups: Tensor, largest_exponent: int) -> Tensor:
-    """The scale of each group [out, groups, 1] whose numbers have exponents of up to `largest_exponent`."""
+    """Computes the power of two of each group [out, groups, 1], for values with exponents up to `largest_exponent`."""
     largest = groups.abs().amax(2, keepdim=True)
     exponents = torch.frexp(largest).exponent - 1 - largest_exponent
     return torch.ldexp(torch.ones_like(largest), exponents.clamp_(-127, 127))
 
 
 def _float8_of_groups(groups: Tensor, scales: Tensor) -> QuantizedWeight:
-    """`groups` [out, groups, size] in E4M3; numbers beyond it, as a shared power leaves some, become its largest."""
+    """Rounds `groups` [out, groups, size] to E4M3. A shared power leaves some values beyond its range; they become its
+    largest.
+    """
     codes = (groups / _divisors(scales).unsqueeze(2)).clamp_(-_LARGEST_FLOAT8, _LARGEST_FLOAT8)
     return QuantizedWeight(codes.flatten(1).to(torch.float8_e4m3fn), scales)
 
@@ -197,7 +199,7 @@ def _divisors(scales: Tensor) -> Tensor:
 
 
 def _nearest(numbers: Tensor, scales: Tensor, values: tuple[float, ...]) -> QuantizedWeight:
-    """`numbers` [out, groups, size] as the codes of the nearest values; of two alike, that of the smaller one."""
+    """Returns the codes of the values nearest to `numbers` [out, groups, size]; a tie goes to the smaller value."""
     order = sorted(range(16), key=values.__getitem__)
     codes = torch.full_like(numbers, order[0], dtype=torch.int8)
     for code, above in pairwise(order):  # fifteen comparisons are faster than `torch.bucketize`
@@ -221,4 +223,4 @@ ONLINE: Mapping[str, Online] = {
     "mxfp4": Online(to_mxfp4, _MX_GROUP),
     "bitsandbytes": Online(to_nf4, _NF4_GROUP),
 }
-"""By the value of `--quantization`."""
+"""The rounding of each value of `--quantization`."""

@@ -1,4 +1,4 @@
-"""AMD's Quark: which layouts its config describes. https://quark.docs.amd.com"""
+"""The layouts that the config of AMD's Quark describes. https://quark.docs.amd.com"""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -20,29 +20,29 @@ from quire.executor.weights.quantization.whole_bytes import Float8, Int8Codes
 from quire.ops.backend import LinearWeight
 
 _Numbers = Mapping[str, Any]
-"""What Quark says of one rounding of numbers."""
+"""Quark's parameters of one rounding."""
 
 _ZEROS, _SECOND = "weight_zero_point", "weight_scale_2"
 _NVFP4 = ("fp4", "fp8_e4m3")
-"""Numbers that are rounded to the first, and the scales of their groups to the second."""
+"""Weights that are rounded to the first dtype, and whose groups' scales are rounded to the second."""
 _DTYPES = {
     *("int2", "int3", "int4", "uint4", "int8", "uint8", "fp8_e4m3", "fp8_e5m2", "fp4", "fp6_e2m3", "fp6_e3m2"),
     *("float16", "bfloat16", "float32"),
 }
 _COLUMNS = {"int8": torch.int8, "uint8": torch.uint8, "int2": torch.int32}
-"""Numbers whose groups lie in columns, and the types of their codes."""
+"""Dtypes whose groups lie in columns, and the torch types of their codes."""
 _INT4_OF_FP8 = (("fp8_e4m3", "int4"), ("fp8_e4m3", "uint4"))
-"""Numbers that are rounded to the first, and then to the second, with scales of both."""
+"""Weights that are rounded to the first dtype, then to the second, with scales of both."""
 
 
 def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
-    """Those that the layers may have; first the one that the config says.
+    """Lists the layouts that the layers may have; first the one that the config describes.
 
     Raises:
-        ModelLoadError: numbers that are rounded twice, or two types of 6 bits, which tensors do not tell apart.
+        ModelLoadError: weights that are rounded twice, or two 6-bit types, which tensors do not tell apart.
     """
     of_types, of_layers = mapping(config, "layer_type_quant_config"), mapping(config, "layer_quant_config")
-    # By name, else by type, else that of all; no layers of other types are read here.
+    # A layer's setting is found by name, else by type, else it is the global one. Only type "Linear" is read here.
     of_all = mapping(of_types, "Linear") or mapping(config, "global_quant_config")
     settings = [of_all, *(mapping(of_layers, name) for name in of_layers)]
     roundings = [found for each in settings if (found := _roundings(each, "weight"))]
@@ -93,14 +93,14 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
 
 
 def _needs(setting: _Numbers) -> Mapping[str, str]:
-    """Tensors that a layer has beside codes and scales, with what asks for them."""
+    """Maps the tensors that a layer needs besides codes and scales to the setting that asks for them."""
     needs = {_ZEROS: "zero points (symmetric: false)"} if _is_asymmetric(setting) else {}
     is_twice = len(_roundings(setting, "weight")) > 1
     return needs | ({_SECOND: "scales of the second rounding of its weight"} if is_twice else {})
 
 
 def _is_asymmetric(setting: _Numbers) -> bool:
-    """Whether the weights of a setting are integers around zero points."""
+    """Returns True if the weights of a setting are integers with zero points."""
     last = (_roundings(setting, "weight") or [{}])[-1]
     dtype = str(last.get("dtype"))
     return "int" in dtype and last.get("symmetric", not dtype.startswith("u")) is False
@@ -108,11 +108,11 @@ def _is_asymmetric(setting: _Numbers) -> bool:
 
 @dataclass(frozen=True)
 class Complete:
-    """See `Layout`: another one, of which the configuration says what a layer has beside codes and scales.
+    """Another layout, with a check that each layer has the tensors which its configuration asks for.
 
     Attributes:
-        of_layers: what layers need, by their name, or else the first pattern that fits.
-        of_others: what layers need that fit none.
+        of_layers: needed tensors by a layer's name, or else by the first matching pattern.
+        of_others: needed tensors of layers that match none.
     """
 
     layout: Layout
@@ -130,7 +130,7 @@ class Complete:
         return self.layout.read(replace(layer, is_symmetric=_ZEROS not in needs))
 
     def _needs(self, name: str) -> Mapping[str, str]:
-        """A layer's own name comes before patterns, as `setup_config_per_layer` of Quark has it."""
+        """Looks up a layer's own name before patterns, as Quark's `setup_config_per_layer` does."""
         if name in self.of_layers:
             return self.of_layers[name]
         fitting = (needs for pattern, needs in self.of_layers.items() if fnmatch.fnmatch(name, pattern))
@@ -138,7 +138,7 @@ class Complete:
 
 
 def _roundings(setting: Mapping[str, Any], kind: str) -> list[_Numbers]:
-    """How numbers of a `kind` are rounded: not, once, or twice."""
+    """Lists the roundings of tensors of a `kind`: none, one or two."""
     given = setting.get(kind)
     listed = given if isinstance(given, list) else [given]
     return [mapping({kind: each}, kind) for each in listed if each]

@@ -1,4 +1,4 @@
-"""Quark's integers, as `quark/torch/utils/pack.py` of AMD's Quark 0.13 packs them. int4 of groups is AWQ's layout."""
+"""Quark's integers, as `quark/torch/utils/pack.py` of AMD's Quark 0.13 packs them. int4 in groups has AWQ's layout."""
 
 from dataclasses import dataclass
 
@@ -21,14 +21,15 @@ _SCALES, _ZEROS = "weight_scale", "weight_zero_point"
 
 @dataclass(frozen=True)
 class PackedRows:
-    """See `Layout`: int4 with a scale an output (or one): `weight` int32 [out, in / 8], whose zero points are int32
-    [out / 8], and `weight_scale` [out]. Numbers that were rounded to FP8 before have the scale of that as
-    `weight_scale`, and `weight_scale_2` [out].
+    """int4 with a scale an output (or one for all).
+
+    Codes are `weight` int32 [out, in / 8], zero points int32 [out / 8], scales `weight_scale` [out]. Weights that were
+    rounded to FP8 before have that rounding's scale as `weight_scale`, and `weight_scale_2` [out].
 
     Attributes:
-        places: where each of eight inputs lies in a word.
-        is_signed: codes are numbers from -8 to 7 instead of from 0 to 15.
-        has_zeros: whether there have to be zero points.
+        places: the place in a word of each of eight inputs.
+        is_signed: codes are from -8 to 7 instead of from 0 to 15.
+        has_zeros: there have to be zero points.
         is_of_fp8: expected where the tensors are not known.
     """
 
@@ -66,7 +67,7 @@ class PackedRows:
 
 @dataclass(frozen=True)
 class Columns:
-    """See `Layout`: int8, uint8 and int2 of groups: a code a number, `weight` [in, out], of which int2 takes 32 bits.
+    """int8, uint8 and int2 in groups, one code an element: `weight` [in, out]. int2 takes 32 bits.
 
     With `weight_scale` [groups, out], and zero points of its shape and the codes' type.
 
@@ -105,9 +106,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class PackedThrees:
-    """See `Layout`: int3: `weight` uint8 [out, in * 3 / 8], each row a stream from the lowest bit on.
+    """int3: `weight` uint8 [out, in * 3 / 8], each row a stream from the lowest bit on.
 
-    With `weight_scale` [out] and zero points uint8 [out * 3 / 8]; of groups: [groups, out] and [out, groups * 3 / 8].
+    With `weight_scale` [out] and zero points uint8 [out * 3 / 8]; in groups, [groups, out] and [out, groups * 3 / 8].
 
     Attributes:
         group_size, has_zeros: expected where the tensors are not known; None: a scale an output.
@@ -144,7 +145,7 @@ class PackedThrees:
 
 
 def _group_scales(layer: StoredLayer, group_size: int) -> tuple[torch.Tensor, int]:
-    """`weight_scale` [groups, out] as that of a `QuantizedWeight`, and the inputs of a group."""
+    """Reads `weight_scale` [groups, out] as the scales of a `QuantizedWeight`, and the inputs of a group."""
     out, size = layer.out_features, layer.in_features
     num_groups, *_ = layer.shape(_SCALES, (num_groups_of(size, group_size), out))
     group = layer.group_size(_SCALES, num_groups, group_size)

@@ -16,9 +16,9 @@ from quire.ops.backend import LinearWeight
 
 @dataclass(frozen=True)
 class ScaledInputs:
-    """See `Layout`: another one, of which some layers have factors of their inputs, or a second weight of low rank.
+    """Another layout, in which some layers have factors for their inputs, or a second weight of low rank.
 
-    These have no quantized form, in which neighbouring inputs share a scale: they become plain numbers.
+    Such layers have no quantized form, in which neighbouring inputs share a scale: they are dequantized.
 
     Attributes:
         factors: the kind of the tensor: a factor for each input, or one for all.

@@ -1,7 +1,7 @@
-"""A scheme: how the weights of linear layers are stored in a checkpoint, or kept in memory.
+"""The interface of a scheme: how the weights of linear layers are stored in a checkpoint, or kept in memory.
 
-The linear layers of a model's blocks have a scheme, and so have the language-model head, which a small model reads for
-longer than its layers, and the embedding, which may be the head's weight.
+The linear layers of a model's blocks have a scheme. So have the language-model head, which a small model spends more
+time reading than its layers, and the embedding, which may be the head's weight.
 """
 
 from typing import NamedTuple, Protocol
@@ -14,13 +14,13 @@ from quire.ops.backend import LinearWeight
 
 
 class Part(NamedTuple):
-    """A checkpoint's own linear layer, alone or inside a fused one.
+    """A linear layer of a checkpoint, alone or inside a fused one.
 
     Attributes:
         name: the layer's, without `.weight`.
         out_features: the whole layer's outputs.
         shard: this rank's part of its weight [out, in]: some outputs (dimension 0), or some inputs (dimension 1).
-        mixture: the name of the experts of which one has the layer; empty for all other layers.
+        mixture: the name of the routed experts that the layer belongs to; empty for all other layers.
     """
 
     name: str
@@ -30,20 +30,22 @@ class Part(NamedTuple):
 
 
 class LinearScheme(Protocol):
-    """Reads the weights of linear layers. Biases are no part of a scheme: they are plain tensors in all of them."""
+    """Reads the weights of linear layers. A scheme does not cover biases: they are plain tensors in all of them."""
 
     def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
-        """This rank's weight [out, in] of a layer with `in_features` inputs (of all ranks together)."""
+        """Reads this rank's weight [out, in] of a layer with `in_features` inputs (of all ranks together)."""
         ...
 
     def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
-        """This rank's weight of a layer that is used in another way than by a linear product, as plain numbers."""
+        """Reads this rank's weight, dequantized, of a layer that is not used as a linear product."""
         ...
 
     def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
-        """This rank's rows of an embedding or a language-model head, as the checkpoint has them."""
+        """Reads this rank's rows of an embedding or a language-model head, as the checkpoint has them."""
         ...
 
     def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
-        """What `read_rows` gave of `part`, as a head keeps it; and an embedding, if its weight is the head's."""
+        """Converts the result of `read_rows` to the head's format. An embedding that is also the head's weight takes
+        it, too.
+        """
         ...

@@ -21,13 +21,13 @@ from quire.executor.weights.quantization.scheme import LinearScheme
 from quire.executor.weights.quantization.unquantized import Unquantized
 
 OF_EXPERTS = "mxfp4"
-"""A format that only experts have; a family that knows it reads them itself, and its linear layers are plain."""
+"""A format that only experts have. A family that knows it reads them itself, and its linear layers are plain."""
 
 OF_GGUF = "gguf"
 """The formats of GGUF files, which may differ from layer to layer."""
 
 CONFIG_FIELDS = ("quantization_config", "compression_config")
-"""Of config.json, that tell a checkpoint's format."""
+"""The fields of config.json that name a checkpoint's format."""
 
 _ALIASES = {
     **dict.fromkeys(("int8_per_channel_weight_only", "experts_int8", "int8_per_channel_static"), "int8"),
@@ -39,11 +39,11 @@ _SEVERAL = {"moe_wna16": ("gptq", "awq"), "mxfp8": ("fp8", "modelopt")}
 """Names that checkpoints of several formats have."""
 
 _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Where tools wrote what a format needs before config.json had it, and which tools."""
+"""The files in which tools stored a format's settings before config.json had them, and the tools."""
 
 
 def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearScheme:
-    """The checkpoint's own scheme, or else the user's; weights in the model's dtype if there is neither.
+    """Returns the checkpoint's own scheme, or else the user's; the model's dtype if there is neither.
 
     Raises:
         ModelLoadError: the checkpoint is quantized in a way that is not read, or `quantization` names another one.
@@ -76,12 +76,12 @@ def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearS
 
 
 def is_gguf(spec: ModelSpec) -> bool:
-    """Whether the tensors are those of GGUF files, of which llama.cpp's converter splits or turns some."""
+    """Returns True if the tensors are those of GGUF files, some of which llama.cpp's converter splits or transposes."""
     return own_config(spec)[0] == OF_GGUF
 
 
 def own_config(spec: ModelSpec) -> tuple[str | None, Mapping[str, Any]]:
-    """(the name of the checkpoint's format, or None; what it says of it)."""
+    """Returns (the name of the checkpoint's format, or None; its configuration)."""
     for field in CONFIG_FIELDS:
         config = mapping(spec.hf_config, field)
         if config:
@@ -95,7 +95,7 @@ def own_config(spec: ModelSpec) -> tuple[str | None, Mapping[str, Any]]:
 
 
 def _method_of(config: Mapping[str, Any], field: str) -> str:
-    """The format of a config that does not name it."""
+    """Recognizes the format of a config that does not name it."""
     if field == "compression_config" or "config_groups" in config or "sparsity_config" in config:
         return "compressed-tensors"
     if "quant_algo" in config:
@@ -132,7 +132,7 @@ def _by_layer(config: QuantizationConfig) -> ByLayer:
 
 
 def _online(name: str | None) -> Online | Unquantized:
-    """What makes weights smaller at load; None: nothing does. It has the names of a model's own layers."""
+    """Builds the scheme that quantizes at load; None: no quantization. It collects the names of one model's layers."""
     if name is None:
         return Unquantized()
     return dataclasses.replace(ONLINE[_ALIASES.get(name, name)], plain=set())

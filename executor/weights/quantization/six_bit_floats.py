@@ -1,4 +1,4 @@
-"""Weights in FP6 (MXFP6): a power of two for 32 numbers, which are kept in float8, where each has its value."""
+"""FP6 weights (MXFP6): a power of two for 32 values, which are kept in float8, where each is exact."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ _BITS = 6
 
 @dataclass(frozen=True)
 class Mxfp6:
-    """See `Layout` and OCP Microscaling Formats, version 1.0: codes uint8 [out, in * 6 / 8], and `weight_scale` of
-    E8M0, [out, in / 32]. A row's codes follow one another from the lowest bit on.
+    """MXFP6 (OCP Microscaling Formats, version 1.0): codes uint8 [out, in * 6 / 8], and `weight_scale` of E8M0 [out, in
+    / 32]. A row's codes follow one another from the lowest bit on.
 
     Attributes:
-        mantissa: bits of a number's mantissa: 2 (E3M2) or 3 (E2M3).
+        mantissa: bits of a code's mantissa: 2 (E3M2) or 3 (E2M3).
         weight: the kind of the codes.
     """
 
@@ -46,7 +46,7 @@ class Mxfp6:
 
 
 def fp6_values(mantissa: int) -> Tensor:
-    """The values of all codes, [64] float32. There are no infinities."""
+    """Lists the values of all codes, [64] float32. There are no infinities."""
     codes = torch.arange(64)
     exponents, fraction = (codes & 31) >> mantissa, codes & ((1 << mantissa) - 1)
     bias = (1 << (4 - mantissa)) - 1

@@ -12,19 +12,19 @@ from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.quantized import QuantizedWeight
 
 _INPUTS, _OUTPUTS = 32, 64
-"""The layout is one of tiles of so many: two of four neighbouring inputs are kept, so a tile has 16 codes an output."""
+"""Outputs and inputs of a tile. Two of four neighbouring inputs are stored, so a tile has 16 codes an output."""
 
 
 @dataclass(frozen=True)
 class SparseMarlin:
-    """See `Layout`. The numbers that are not kept become codes of zero when it is read.
+    """2:4 sparse integers in Marlin's order. Reading adds codes of zero for the elements that are not stored.
 
-    `weight_packed` int32 [in / 32, out * bits / 2] are the kept codes, which count from the smallest number. `meta`
-    int16 [in / 32, 2 * out] says where each lies among four inputs, in two bits; `scale_packed` is [groups, out]. All
+    `weight_packed` int32 [in / 32, out * bits / 2] has the stored codes, which count from the smallest value. `meta`
+    int16 [in / 32, 2 * out] has the place of each among four inputs, in two bits. `scale_packed` is [groups, out]. All
     are in the orders in which the threads of a GPU load them.
 
     Attributes:
-        bits: of a code, 4 or 8; expected where the tensors are not known, as is the next.
+        bits: of a code, 4 or 8; expected where the tensors are not known, as is `group_size`.
         group_size: inputs of a group; -1: all.
     """
 
@@ -53,21 +53,22 @@ class SparseMarlin:
         return integers(dense.flatten(1)[rows], bits, self._scales(layer)[rows].contiguous())
 
     def _scales(self, layer: StoredLayer) -> Tensor:
-        """[out, groups]."""
+        """Reads the scales [out, groups]."""
         out, size, kind = layer.out_features, layer.in_features, "scale_packed"
         num_groups, *_ = layer.shape(kind, (num_groups_of(size, self.group_size), out))
         group = layer.group_size(kind, num_groups, self.group_size)
         dtype = layer.scale_dtype(kind) if layer.is_known else torch.float16
         stored = layer.read(kind, (num_groups, out), dtype, dim=None)
-        if group < size // 2:  # as the makers compare it: with the number of codes that are kept
+        if group < size // 2:  # the writer compares with the number of stored codes
             stored = stored.unflatten(1, (-1, 4, 2)).transpose(-1, -2).flatten(1)
         return stored.t()
 
 
 def _kept(codes: Tensor, bits: int) -> Tensor:
-    """Codes [in / 32, 16 * out] as [out, in / 2].
+    """Reorders codes [in / 32, 16 * out] to [out, in / 2].
 
-    Comments name the digits of an output's number by their weights; in brackets are those of a code's in its tile.
+    Comments name the binary digits of an output's index by their weights, and in brackets those of a code's index in
+    its tile.
     """
     if bits == 4:
         digits = codes.unflatten(1, (-1, 4, 2, 4, 4, 2, 2, 2))  # 64, 16, 8, (2), 1, (1), 4, (8)
@@ -79,9 +80,9 @@ def _kept(codes: Tensor, bits: int) -> Tensor:
 
 
 def _in_rows(meta: Tensor) -> Tensor:
-    """Words int16 [in / 32, 2 * out] of eight places as [out, in / 16].
+    """Reorders words int16 [in / 32, 2 * out] of eight places to [out, in / 16].
 
-    The digits are named as in `_kept`.
+    Comments name the digits as in `_kept`.
     """
     digits = meta.view(len(meta), -1, 2, 8, 2, 2, 2)  # (2), 64, 2, 8, 1, (1), 4
     return digits.permute(1, 3, 6, 2, 4, 0, 5).flatten(5).flatten(0, 4).contiguous()

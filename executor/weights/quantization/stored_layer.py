@@ -1,4 +1,4 @@
-"""One linear layer of a checkpoint, as a format sees it: tensors by kind, cut to the outputs that are wanted."""
+"""One linear layer of a checkpoint, as a format reads it: tensors by kind, cut to the wanted outputs."""
 
 import math
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from quire.executor.weights.quantization.groups import even, find_group
 from quire.executor.weights.readers import Shard, Stored, TensorSource
 
 EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
-"""The types of powers of two that are stored as their exponents (E8M0)."""
+"""The dtypes of powers of two that are stored as their exponents (E8M0)."""
 
 REMEDY = "Take the config.json that was written with these weights, or download the checkpoint again."
-"""Where a checkpoint's tensors and its configuration contradict each other."""
+"""The remedy where a checkpoint's tensors and its configuration contradict each other."""
 
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """A layer, and the neighbouring outputs of it that are read.
+    """A layer, and the neighbouring outputs that are read.
 
     Attributes:
         name: the layer's; its tensors are `name.kind`.
         out_features: outputs of the whole layer.
         rows: the outputs that are read.
         dtype: the model's.
-        is_symmetric: whether the configuration says that the zero points of this layer, if it has any, are zero.
+        is_symmetric: the configuration says that this layer's zero points, if there are any, are zero.
     """
 
     source: TensorSource
@@ -40,38 +40,38 @@ class StoredLayer:
 
     @property
     def is_known(self) -> bool:
-        """Whether the checkpoint's tensors are known by name; else there is one of any name."""
+        """True if the checkpoint's tensors are known by name; otherwise any name finds a tensor."""
         return self.find("\0", Stored((), torch.uint8)) is None
 
     def find(self, kind: str, otherwise: Stored | None = None) -> Stored | None:
-        """What is stored as `kind`; `otherwise`, if nobody knows."""
+        """Finds the tensor stored as `kind`; `otherwise`, if the names are not known."""
         return self.source.find(f"{self.name}.{kind}", otherwise)
 
     def has(self, kind: str, dtype: torch.dtype | None = None) -> bool:
-        """Whether there is such a tensor. False if nobody knows."""
+        """Returns True if there is such a tensor; False if the names are not known."""
         found = self.find(kind)
         return found is not None and dtype in (None, found.dtype)
 
     def shape(self, kind: str, expected: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of what is stored as `kind`; `expected`, if nobody knows or there is nothing."""
+        """Returns the shape of the tensor stored as `kind`; `expected`, if there is none or the names are not known."""
         found = self.find(kind)
         return expected if found is None else found.shape
 
     def stored_dtype(self, kind: str, expected: torch.dtype) -> torch.dtype:
-        """As `shape`."""
+        """Returns the dtype of the tensor stored as `kind`, or else `expected`, as `shape` does."""
         found = self.find(kind)
         return expected if found is None else found.dtype
 
     def read(
         self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, *, dim: int | None = 0, per: int = 1
     ) -> Tensor:
-        """The tensor, cut to the wanted outputs.
+        """Reads the tensor, cut to the wanted outputs.
 
         Args:
             shape: of the whole tensor.
             dim: the dimension of the outputs; None: the tensor has none, and is read whole.
-            per: outputs that share an index of that dimension. The first and the last index may be of others too, which
-                `trim` cuts off.
+            per: outputs that share an index of that dimension. The first and the last index may include unwanted outputs,
+                which `trim` cuts off.
         """
         name = f"{self.name}.{kind}"
         if dim is None or (self.rows.start, self.rows.stop) == (0, self.out_features):
@@ -80,24 +80,26 @@ class StoredLayer:
         return self.source.read(name, shape, shard, dtype)
 
     def are_zero(self, zeros: Tensor) -> bool:
-        """Whether zero points are all zero, so that none are kept; without numbers, what the configuration says."""
+        """Returns True if all zero points are zero and none need to be stored. On the meta device the configuration
+        decides.
+        """
         return self.is_symmetric if zeros.is_meta else not zeros.any()
 
     def trim(self, tensor: Tensor, dim: int, per: int) -> Tensor:
-        """Of what was read with `per` and now has an index for each output: the wanted ones."""
+        """Cuts the result of a `read` with `per`, unpacked to an index for each output, to the wanted outputs."""
         return tensor.narrow(dim, self.rows.start % per, len(self.rows))
 
     def scale_dtype(self, kind: str) -> torch.dtype:
-        """The dtype in which scales are kept: that of the checkpoint, if it is a plain float of 16 bits."""
+        """Chooses the dtype of scales in memory: the checkpoint's, if it is a 16-bit float, else float32."""
         stored = self.stored_dtype(kind, self.dtype)
         return stored if stored in (torch.float16, torch.bfloat16) else torch.float32
 
     def scales(self, kind: str = "weight_scale", block: tuple[int, int] | None = None) -> Tensor:
-        """Scales of any granularity, [outputs, groups]. See `per_group`."""
+        """Reads scales of any granularity, [outputs, groups]. See `per_group`."""
         return self.per_group(kind, block, self.scale_dtype(kind))
 
     def scales_or_exponents(self, kind: str, block: tuple[int, int] | None, group: int) -> Tensor:
-        """The same, or powers of two, stored as bytes: of blocks, or of groups of as many inputs as their format has.
+        """Reads scales, or powers of two stored as bytes: one a block, or a group of the format's size.
 
         Raises:
             ModelLoadError: bytes of other groups.
@@ -114,7 +116,7 @@ class StoredLayer:
         return powers_of_two(self.per_group(kind, block, dtype))
 
     def number(self, kind: str) -> Tensor:
-        """The one number of a tensor of any shape, [] float32.
+        """Reads the only element of a tensor of any shape, [] float32.
 
         Raises:
             ModelLoadError: there is none, or more than one.
@@ -128,11 +130,11 @@ class StoredLayer:
         return number
 
     def per_group(self, kind: str, block: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-        """Numbers of the tensor, of an output, a group or a block, for each group of an output, [outputs, groups].
+        """Reads the value of each group of each output, [outputs, groups], whatever shares a value in the checkpoint.
 
         Args:
-            block: outputs and inputs that share a number, as the configuration says. Those of the tensor, of outputs or
-                of other groups may be there instead, but no other blocks, which nothing would tell apart.
+            block: outputs and inputs that share a value, as the configuration says. The tensor may have one value for the
+                layer, an output or another group instead, but no other blocks, because their size would be ambiguous.
 
         Raises:
             ModelLoadError: the tensor's shape is none of these.
@@ -153,13 +155,13 @@ class StoredLayer:
         return even(self.trim(found.repeat_interleave(rows, 0), 0, rows).contiguous(), self.in_features, columns)
 
     def group_size(self, kind: str, num_groups: int, expected: int | None) -> int:
-        """Inputs that share a number of `kind`. The last of the `num_groups` groups may have fewer.
+        """Finds the inputs that share a value of `kind`. The last of the `num_groups` groups may have fewer.
 
         Args:
-            expected: what the configuration says.
+            expected: the configuration's group size.
 
         Raises:
-            ModelLoadError: the layer's inputs are no such groups.
+            ModelLoadError: the layer's inputs do not divide into such groups.
         """
         group = find_group(self.in_features, num_groups, expected)
         if group is None:
@@ -168,7 +170,7 @@ class StoredLayer:
         return group
 
     def misfit(self, kind: str, expected: str) -> ModelLoadError:
-        """The error of a tensor that is not what the configuration asks for."""
+        """Builds the error of a tensor that does not match the configuration."""
         found = self.find(kind)
         stored = "missing" if found is None else f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
         return ModelLoadError(

@@ -1,4 +1,4 @@
-"""torchao, as Transformers writes it to safetensors: a tensor of a class of its own is a few plain ones by name.
+"""The layouts of torchao, as Transformers writes them to safetensors: a tensor subclass becomes several plain tensors.
 
 https://github.com/pytorch/ao; `weight` becomes `_weight_qdata`, `_weight_scale` and others.
 """
@@ -33,7 +33,7 @@ _FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
-    """Those that the layers may have; first the one that the config says."""
+    """Lists the layouts that the layers may have; first the one that the config describes."""
     found = list(_types(config.get("quant_type")))
     name, given = found[0] if found else ("", {})
     has_factor = any(
@@ -65,7 +65,7 @@ def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
 
 
 def _types(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(class, fields) of all configs for layers in what torchao makes of its configs as JSON."""
+    """Yields (class, fields) of all configs for layers in torchao's JSON."""
     if not isinstance(config, dict):
         return
     name, fields = str(config.get("_type", "")), config.get("_data")
@@ -83,13 +83,13 @@ def _group_size(given: Mapping[str, Any]) -> int | None:
 
 
 def _inner(given: Mapping[str, Any], field: str) -> Any:
-    """What an object of torchao, which is a field, is made of; None, if the field is no such object."""
+    """Returns the fields of a torchao object inside a field; None, if the field is no such object."""
     value = given.get(field)
     return value.get("_data") if isinstance(value, Mapping) else None
 
 
 def _block(given: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Outputs and inputs that share a scale. Of two granularities, the first one is that of activations."""
+    """Returns the outputs and inputs that share a scale. Of two granularities, the first one is for activations."""
     granularity = given.get("granularity")
     last = granularity[-1] if isinstance(granularity, list) and granularity else granularity
     inner = _inner({"granularity": last}, "granularity")
@@ -101,7 +101,7 @@ def _block(given: Mapping[str, Any]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Bytes:
-    """See `Layout`: Int8Tensor, IntxUnpackedToInt8Tensor and Float8Tensor: `_weight_qdata` [out, in], a byte a number.
+    """Int8Tensor, IntxUnpackedToInt8Tensor and Float8Tensor: `_weight_qdata` [out, in], one byte an element.
 
     With `_weight_scale` of the tensor, an output, groups or blocks, and perhaps `_weight_zero_point` of its shape.
 
@@ -109,8 +109,8 @@ class Bytes:
         dtype: of the codes.
         block: outputs and inputs that share a scale; None: a scale an output.
         is_symmetric: zero points are zero, expected where the tensors are not known.
-        is_short: codes are of four bits.
-        has_byte_inputs: as `QuantizedWeight` has it.
+        is_short: codes have four bits.
+        has_byte_inputs: as in `QuantizedWeight`.
     """
 
     dtype: torch.dtype
@@ -157,9 +157,9 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Pairs:
-    """See `Layout`: Int4Tensor: `_weight_qdata` int8 [out, in / 2], the even inputs in the lower halves, from -8 to 7.
+    """Int4Tensor: `_weight_qdata` int8 [out, in / 2], the even inputs in the lower halves, from -8 to 7.
 
-    With `_weight_scale` and `_weight_zero_point` [groups, out]; a number is `code * scale + zero_point`.
+    With `_weight_scale` and `_weight_zero_point` [groups, out]; a value is `code * scale + zero_point`.
     """
 
     group_size: int
@@ -183,12 +183,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Tiles:
-    """See `Layout`: Int4TilePackedTo4dTensor, the order of NVIDIA's tensor cores.
+    """Int4TilePackedTo4dTensor, the order of NVIDIA's tensor cores.
 
-    `_weight_qdata` int32 [out / 8, in / 16n, 32, n / 2], of weights padded to 8 outputs and 1024 inputs: the word
-    [o, i, lane, j] has the output `8o + lane / 4` and, from the lowest half byte on, the inputs
-    `16n * i + 32j + 2 * (lane % 4) + (0, 8, 16, 24, 1, 9, 17, 25)`. With `_weight_scale_and_zero` [groups, out, 2].
-    A number is `(code - 8) * scale + zero`.
+    `_weight_qdata` int32 [out / 8, in / 16n, 32, n / 2], of weights padded to 8 outputs and 1024 inputs. The word [o,
+    i, lane, j] has the output `8o + lane / 4` and, from the lowest half byte on, the inputs `16n * i + 32j + 2 * (lane
+    % 4) + (0, 8, 16, 24, 1, 9, 17, 25)`. With `_weight_scale_and_zero` [groups, out, 2]. A value is `(code - 8) * scale
+    + zero`.
     """
 
     group_size: int
@@ -216,7 +216,7 @@ class Tiles:
         return _with_offsets(self._pairs(layer, words)[:, : size // 2].contiguous(), scales, zeros)
 
     def _pairs(self, layer: StoredLayer, words: Tensor) -> Tensor:
-        """Codes two a byte, uint8 [outputs, padded inputs / 2]."""
+        """Unpacks the codes, two a byte, uint8 [outputs, padded inputs / 2]."""
         if words.is_meta:
             return words.new_empty((len(layer.rows), words.shape[1] * words.shape[3] * 16), dtype=torch.uint8)
         even, odd = words & 0xFFFF, (words >> 16) & 0xFFFF
@@ -229,15 +229,15 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Blocked:
-    """See `Layout`: MXTensor and NVFP4Tensor: codes of four bits two a byte, the lower half first, or float8.
+    """MXTensor and NVFP4Tensor: 4-bit codes two a byte, the lower half first, or float8.
 
-    `_weight_scale` [out, groups], or in the order that NVIDIA's cores take: pieces of 128 outputs and 4 groups, one
-    after another, each as [32, 4, 4] of (output % 32, output / 32, group). With `_weight_per_tensor_scale`, if NVFP4
-    has a number for the tensor.
+    `_weight_scale` is [out, groups], or in the order of NVIDIA's tensor cores: pieces of 128 outputs and 4 groups, one
+    after another, each as [32, 4, 4] of (output % 32, output / 32, group). `_weight_per_tensor_scale` exists if NVFP4
+    has a scale for the tensor.
 
     Attributes:
         dtype, has_factor: expected where the tensors are not known.
-        needs_factor: whether NVFP4 has a number for the tensor in any case.
+        needs_factor: NVFP4 has a scale for the tensor in any case.
     """
 
     dtype: torch.dtype = torch.uint8
@@ -281,7 +281,7 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Unread:
-    """See `Layout`: all other classes."""
+    """All other classes, which are refused."""
 
     def is_in(self, layer: StoredLayer) -> bool:
         return layer.has(_CODES)
@@ -297,7 +297,7 @@ class Unread:
 
 
 def _with_offsets(pairs: Tensor, scales: Tensor, zeros: Tensor) -> QuantizedWeight:
-    """`(code - 8) * scale + zero`."""
+    """Builds the weight `(code - 8) * scale + zero`."""
     is_real = not zeros.is_meta
     offsets = None if is_real and not zeros.any() else zeros.contiguous()
     return QuantizedWeight(pairs, scales.contiguous(), table(INT4, pairs.device), offsets)

@@ -9,11 +9,11 @@ from quire.executor.weights.readers import TensorSource
 from quire.ops.backend import LinearWeight
 
 _SCALES = ("weight_scale", "weight_scale_inv", "scale")
-"""What codes of 8 bits are multiplied by, in formats that are no plain numbers."""
+"""The scales of 8-bit codes, in quantized formats."""
 
 
 class Unquantized:
-    """See `LinearScheme`. One tensor a layer, `weight`, in the model's dtype."""
+    """Weights in the model's dtype: one tensor a layer, `weight`."""
 
     def read_weight(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
         stored = source.find(f"{part.name}.weight")

@@ -1,4 +1,4 @@
-"""Weights of a byte a number: float8 and int8, with scales of any granularity."""
+"""8-bit weights: float8 and int8, with scales of any granularity."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 @dataclass(frozen=True)
 class Float8:
-    """See `Layout`: `weight` [out, in] float8. Scales of activations are not needed: these stay as they are.
+    """Codes `weight` [out, in] float8. Scales of activations are not read: activations are not quantized.
 
     Attributes:
         scale: the kind of the scales: of the tensor, of each output, of groups, or of blocks.
@@ -36,11 +36,11 @@ class Float8:
 
 @dataclass(frozen=True)
 class Int8Codes:
-    """See `Layout`: `weight` [out, in] int8, with `weight_scale` and perhaps `weight_zero_point`, alike in shape.
+    """Codes `weight` [out, in] int8, with `weight_scale` and perhaps `weight_zero_point`, of one shape.
 
     Attributes:
-        has_byte_inputs: as `QuantizedWeight` has it. Scales of activations are not read: there are better ones, of less
-            than a token.
+        has_byte_inputs: as in `QuantizedWeight`. Scales of activations are not read: kernels compute finer ones, of
+            less than a token.
         group_size: inputs that share a scale; None: all.
         is_symmetric: no layer needs zero points.
     """
