@@ -16,11 +16,11 @@ from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
-from quire.executor.weights.ahead import num_layers_ahead
 from quire.executor.weights.formats import open_weights
+from quire.executor.weights.mtp_layers import num_mtp_layers
 from quire.executor.weights.packed_state import open_packed
-from quire.executor.weights.quantization.by_layer import ByLayer
 from quire.executor.weights.quantization.online import Online
+from quire.executor.weights.quantization.per_layer import PerLayer
 from quire.ops.backend import Backend
 
 logger = get_logger(__name__)
@@ -91,11 +91,11 @@ def load_model(
         stages = dry_stages(config, context)
         weights_bytes = held_bytes(stages[rank.pipeline])
         check_weights(weights_bytes, free, spec.name)
-        if isinstance(context.scheme, Online | ByLayer) and rank.is_first:
-            context.scheme.say_plain()
-        num_ahead = num_layers_ahead(spec.hf_config, weights.shapes or ())
-        if num_ahead and rank.is_first:
-            logger.info("layers for multi-token prediction are not loaded: %d", num_ahead)
+        if isinstance(context.scheme, Online | PerLayer) and rank.is_first:
+            context.scheme.log_unquantized()
+        num_mtp = num_mtp_layers(spec.hf_config, weights.shapes or ())
+        if num_mtp and rank.is_first:
+            logger.info("layers for multi-token prediction are not loaded: %d", num_mtp)
         model = build_model(spec, dataclasses.replace(context, layers=config.layers_of(rank.pipeline)))
         stages[rank.pipeline] = model
         return _loaded(model, weights_bytes, stages, context)

@@ -149,7 +149,7 @@ class Recorder:
         with self._packing():
             self._parts.append([self._written(self._ops.pack_experts(read(), num_experts))])
 
-    def numbers(self, read: Callable[[], Tensor]) -> Tensor:
+    def dequantized(self, read: Callable[[], Tensor]) -> Tensor:
         if self._is_packing:
             return read()
         with self._packing():

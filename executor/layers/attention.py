@@ -15,7 +15,7 @@ from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.partial_keys import PartialKeys
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import AttentionForm, Backend
 
@@ -113,8 +113,8 @@ class Attention:
             gates.append(head_gates(context, f"{name}.g_proj", shape.num_heads))
         self.parts = parts = [
             *queries,
-            Part(f"{name}.k_proj", shape.num_kv_heads * head_dim, kv_shard),
-            Part(f"{name}.v_proj", shape.num_kv_heads * head_dim, kv_shard),
+            LinearPart(f"{name}.k_proj", shape.num_kv_heads * head_dim, kv_shard),
+            LinearPart(f"{name}.v_proj", shape.num_kv_heads * head_dim, kv_shard),
             *gates,
         ]
         self._qkv_size = (self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
@@ -198,19 +198,21 @@ def attend(
     return sequences.attend(ops, q, keys, form, num_kv_heads)
 
 
-def _query_parts(name: str, shape: AttentionShape, shard: Shard, *, is_gated: bool) -> tuple[list[Part], list[Part]]:
+def _query_parts(
+    name: str, shape: AttentionShape, shard: Shard, *, is_gated: bool
+) -> tuple[list[LinearPart], list[LinearPart]]:
     """The parts of a query projection that hold queries, and those that hold gates: turn by turn, a head each."""
     size, head_dim = shape.num_heads * shape.head_dim, shape.head_dim
     if not is_gated:
-        return [Part(name, size, shard)], []
+        return [LinearPart(name, size, shard)], []
     starts = range(2 * shard.start, 2 * shard.stop, head_dim)
-    halves = [Part(name, 2 * size, Shard(0, start, start + head_dim)) for start in starts]
+    halves = [LinearPart(name, 2 * size, Shard(0, start, start + head_dim)) for start in starts]
     return halves[::2], halves[1::2]
 
 
-def head_gates(context: ModelContext, name: str, num_heads: int) -> Part:
+def head_gates(context: ModelContext, name: str, num_heads: int) -> LinearPart:
     """The rank's part of a projection that has one output for each head."""
-    return Part(name, num_heads, context.shard(0, num_heads, "attention heads"))
+    return LinearPart(name, num_heads, context.shard(0, num_heads, "attention heads"))
 
 
 def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:

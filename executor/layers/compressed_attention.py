@@ -19,7 +19,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.ops.cache_rows import split_rows
 from quire.ops.latent import CacheRows
 
@@ -98,7 +98,7 @@ class CompressedAttention:
 
         self._q_norm = RMSNorm(context, f"{name}.q_norm", shape.q_lora_rank, style)
         q_size = shape.num_heads * shape.head_dim
-        q_part = Part(f"{name}.wq_b", q_size, context.shard(0, q_size, "query outputs"))
+        q_part = LinearPart(f"{name}.wq_b", q_size, context.shard(0, q_size, "query outputs"))
         self._q = ColumnLinear(context, [q_part], shape.q_lora_rank)
         kv_norm = f"{name}.kv_norm" if context.find(f"{name}.kv_norm.weight") is not None else f"{name}.norm"
         self._kv_norm = RMSNorm(context, kv_norm, shape.head_dim, style)
@@ -113,8 +113,8 @@ class CompressedAttention:
                 context, [whole(f"{indexer}.weights_proj", shape.index_heads)], hidden_size
             )
         inner, group_inputs = shape.num_groups * shape.group_rank, q_size // shape.num_groups
-        part = Part(f"{name}.wo_a", inner, context.shard(0, inner, "grouped outputs"))
-        weight = context.read_numbers(part, group_inputs)
+        part = LinearPart(f"{name}.wo_a", inner, context.shard(0, inner, "grouped outputs"))
+        weight = context.read_dequantized(part, group_inputs)
         self._group_output = weight.view(own_groups, shape.group_rank, group_inputs).transpose(1, 2).contiguous()
         self._output = RowLinear(
             context, f"{name}.wo_b", inner, hidden_size, context.shard(1, inner, "grouped outputs")

@@ -13,7 +13,7 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.packing import PackAtLoad, Packing
 from quire.executor.weights.quantization.cache_scheme import CacheScales
-from quire.executor.weights.quantization.scheme import LinearScheme, Part
+from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource, WeightReader
 from quire.ops.backend import Backend
@@ -89,9 +89,9 @@ class ModelContext:
         """A weight or its shard, in `dtype` or else the model's, on the rank's device."""
         return self.weights.read(name, shape, shard, dtype).to(self.device)
 
-    def read_numbers(self, part: Part, in_features: int) -> Tensor:
-        """See `LinearScheme.read_numbers`; in the model's dtype."""
-        return self.packing.numbers(lambda: self.scheme.read_numbers(self, part, in_features, self.dtype))
+    def read_dequantized(self, part: LinearPart, in_features: int) -> Tensor:
+        """See `LinearScheme.read_dequantized`; in the model's dtype."""
+        return self.packing.dequantized(lambda: self.scheme.read_dequantized(self, part, in_features, self.dtype))
 
     def read_cache_scales(self, layer: str, num_heads: int, heads: range) -> Tensor | None:
         """See `CacheScales.read`; None also if the checkpoint's format has none."""

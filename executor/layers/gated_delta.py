@@ -12,7 +12,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, parts_of, read_decay, within
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.ops.recurrent import GateActivation
 
@@ -62,10 +62,10 @@ class GatedDeltaNet(RecurrentLayer):
         context: ModelContext,
         place: LayerPlace,
         shape: DeltaShape,
-        parts: Sequence[Part],
+        parts: Sequence[LinearPart],
         eps: float,
         *,
-        conv_parts: Sequence[Part] | None = None,
+        conv_parts: Sequence[LinearPart] | None = None,
         beta_scale: float = 1.0,
         gate_activation: GateActivation = "silu",
     ) -> None:

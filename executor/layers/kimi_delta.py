@@ -11,7 +11,7 @@ from quire.executor.layers.linear import ColumnLinear, LowRankLinear, RowLinear
 from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, read_decay
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, Stored
 
 
@@ -45,15 +45,15 @@ class KimiDeltaAttention(RecurrentLayer):
         own = context.shard(0, total, "linear attention channels")
         self._size = own.stop - own.start
 
-        mixed = [Part(f"{name}.{x}_proj", total, own) for x in "qkv"]
-        self._in = ColumnLinear(context, [*mixed, Part(f"{name}.b_proj", shape.num_heads, heads)], hidden_size)
-        gates = [Part(f"{name}.f_proj", total, own), Part(f"{name}.g_proj", total, own)]
+        mixed = [LinearPart(f"{name}.{x}_proj", total, own) for x in "qkv"]
+        self._in = ColumnLinear(context, [*mixed, LinearPart(f"{name}.b_proj", shape.num_heads, heads)], hidden_size)
+        gates = [LinearPart(f"{name}.f_proj", total, own), LinearPart(f"{name}.g_proj", total, own)]
         self._gates: ColumnLinear | LowRankLinear = (
             ColumnLinear(context, gates, hidden_size)
             if shape.gate_rank is None
             else LowRankLinear(context, [[part] for part in gates], hidden_size, shape.gate_rank)
         )
-        conv_parts = [Part(f"{name}.{x}_conv1d", total, own) for x in "qkv"]
+        conv_parts = [LinearPart(f"{name}.{x}_conv1d", total, own) for x in "qkv"]
         self._conv = CausalConv1d(context, conv_parts, shape.conv_width)
         self._decay = _read_decay(context, f"{name}.A_log", shape.num_heads, heads)
         dt_bias = context.read(f"{name}.dt_bias", (total,), own, torch.float32)

@@ -24,7 +24,7 @@ from quire.executor.layers.query_heat import QueryHeat
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.layers.token_selection import TokenSelector
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import row_size
 
@@ -129,7 +129,9 @@ class LatentAttention:
             self._q_norm = RMSNorm(context, f"{name}.q_a_layernorm", shape.q_lora_rank, _NORM)
         self._down = ColumnLinear(context, down, hidden_size, bias=bias)
         q_size = shape.num_heads * shape.q_head_dim
-        self._q = ColumnLinear(context, [Part(q_name, q_size, context.shard(0, q_size, "query outputs"))], q_inputs)
+        self._q = ColumnLinear(
+            context, [LinearPart(q_name, q_size, context.shard(0, q_size, "query outputs"))], q_inputs
+        )
         self._kv_norm = (_NORM.read(context, f"{name}.kv_a_layernorm", shape.kv_lora_rank), _NORM.eps)
         self._to_latent, self._to_values = _expansions(context, f"{name}.kv_b_proj", shape)
         self._gate: ColumnLinear | None = None
@@ -218,8 +220,8 @@ def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[T
         return _separate_expansions(context, name, shape)
     head_dim = shape.nope_head_dim + shape.v_head_dim
     size = shape.num_heads * head_dim
-    part = Part(name, size, context.shard(0, size, "key and value outputs"))
-    weight = context.read_numbers(part, shape.kv_lora_rank)
+    part = LinearPart(name, size, context.shard(0, size, "key and value outputs"))
+    weight = context.read_dequantized(part, shape.kv_lora_rank)
     heads = weight.view(-1, head_dim, shape.kv_lora_rank)
     keys, values = heads.split((shape.nope_head_dim, shape.v_head_dim), dim=1)
     return keys.contiguous(), values.transpose(1, 2).contiguous()

@@ -10,7 +10,7 @@ from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.recurrent import RecurrentLayer, parts_of
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 
 _NORM = NormStyle(1e-6)
@@ -33,7 +33,7 @@ class LightningAttention(RecurrentLayer):
         ]  # stored by head: its query, key and value
         shards = [Shard(0, start, start + shape.head_dim) for start in starts]
         self._qkv = ColumnLinear(context, parts_of(f"{name}.qkv_proj", shards, 3 * total), shape.hidden_size)
-        self._gate = ColumnLinear(context, [Part(f"{name}.output_gate", total, self._own)], shape.hidden_size)
+        self._gate = ColumnLinear(context, [LinearPart(f"{name}.output_gate", total, self._own)], shape.hidden_size)
         self._norm = _NORM.read(context, f"{name}.norm", total)
         self._out = RowLinear(context, f"{name}.out_proj", total, shape.hidden_size, self._own._replace(dim=1))
         factor = 1 - place.index / (num_layers - 1 + 1e-5) + 1e-5

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.weights.quantization import cuts
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization import sharding
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import Activation, Backend, LinearWeight
 
@@ -22,7 +22,7 @@ class ColumnLinear:
     Neighbouring parts whose weights are stored alike are one product, and others one each.
     """
 
-    def __init__(self, context: ModelContext, parts: list[Part], in_features: int, *, bias: bool = False) -> None:
+    def __init__(self, context: ModelContext, parts: list[LinearPart], in_features: int, *, bias: bool = False) -> None:
         self._ops = context.ops
         self._products = context.packing.products(lambda: _read_runs(context, parts, in_features, bias))
 
@@ -40,8 +40,8 @@ class GatedLinear:
     def __init__(
         self,
         context: ModelContext,
-        gate: Part,
-        up: Part,
+        gate: LinearPart,
+        up: LinearPart,
         in_features: int,
         activation: Activation,
         *,
@@ -73,7 +73,7 @@ class AdaptedLinear:
 class LowRankLinear:
     """Layers with the same input, each a product of two thin ones (LoRA, arXiv:2106.09685): see `ColumnLinear`."""
 
-    def __init__(self, context: ModelContext, layers: list[list[Part]], in_features: int, rank: int) -> None:
+    def __init__(self, context: ModelContext, layers: list[list[LinearPart]], in_features: int, rank: int) -> None:
         """A layer is given as its parts; the thin layers of the one called `name` are `name.0` and `name.1`."""
         self._ops = context.ops
         self._rank = rank
@@ -108,9 +108,9 @@ class RowLinear:
         has_bias = bias and context.group.rank == 0
         self._packed = context.packing.linear(
             lambda: (
-                cuts.join_inputs(
+                sharding.join_inputs(
                     [
-                        context.scheme.read_weight(context, Part(name, out_features, each), in_features)
+                        context.scheme.read_weight(context, LinearPart(name, out_features, each), in_features)
                         for each in shards
                     ]
                 ),
@@ -126,17 +126,18 @@ class RowLinear:
         return self._ops.linear(x, self._packed)
 
 
-def whole(name: str, size: int) -> Part:
+def whole(name: str, size: int) -> LinearPart:
     """A layer whose outputs every rank has."""
-    return Part(name, size, Shard(0, 0, size))
+    return LinearPart(name, size, Shard(0, 0, size))
 
 
 def _read_runs(
-    context: ModelContext, parts: list[Part], in_features: int, bias: bool
+    context: ModelContext, parts: list[LinearPart], in_features: int, bias: bool
 ) -> list[tuple[LinearWeight, Tensor | None]]:
     """Weight [outputs of some parts, in] and bias of each product with the same input."""
     biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard, _ in parts] if bias else []
     weights = [context.scheme.read_weight(context, part, in_features) for part in parts]
     return [
-        (cuts.join(weights[run], context.dtype), torch.cat(biases[run]) if bias else None) for run in cuts.runs(weights)
+        (sharding.join(weights[run], context.dtype), torch.cat(biases[run]) if bias else None)
+        for run in sharding.runs(weights)
     ]

@@ -12,7 +12,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer, parts_of, read_decay, within
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class MambaMixer(RecurrentLayer):
         self._sizes = (shape.dt_rank, size, size)
         in_parts = parts_of(f"{name}.in_proj", [own, within(own, channels)], 2 * channels)
         self._in = ColumnLinear(context, in_parts, shape.hidden_size, bias=shape.bias)
-        conv_parts = [Part(f"{name}.conv1d", channels, own)]
+        conv_parts = [LinearPart(f"{name}.conv1d", channels, own)]
         self._conv = CausalConv1d(context, conv_parts, shape.conv_width, bias=shape.conv_bias)
         across = own._replace(dim=1)
         self._parameters = RowLinear(context, f"{name}.x_proj", channels, sum(self._sizes), across)
-        self._dt = ColumnLinear(context, [Part(f"{name}.dt_proj", channels, own)], shape.dt_rank)
+        self._dt = ColumnLinear(context, [LinearPart(f"{name}.dt_proj", channels, own)], shape.dt_rank)
         self._dt_bias, self._skip = (
             context.read(f"{name}.{part}", (channels,), own, torch.float32) for part in ("dt_proj.bias", "D")
         )

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import Activation, PlainActivation
 
@@ -28,7 +28,7 @@ class GatedMLP:
     ) -> None:
         shard = context.shard(0, intermediate_size, "intermediate (feed-forward) dimensions")
         self.activation_size = 3 * (shard.stop - shard.start)
-        gate, up = (Part(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj"))
+        gate, up = (LinearPart(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj"))
         self._gate_up = GatedLinear(context, gate, up, hidden_size, activation, bias=bias)
         self._down = RowLinear(
             context, f"{name}.down_proj", intermediate_size, hidden_size, Shard(1, shard.start, shard.stop), bias=bias
@@ -62,7 +62,7 @@ class SparseMLP:
         deviations: float,
     ) -> None:
         shard = context.shard(0, intermediate_size, "intermediate (feed-forward) dimensions")
-        parts = [Part(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj")]
+        parts = [LinearPart(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj")]
         self._size = shard.stop - shard.start
         self.activation_size = intermediate_size + 3 * self._size
         self._ops = context.ops
@@ -102,7 +102,9 @@ class MLP:
         self.activation_size = shard.stop - shard.start
         self._ops = context.ops
         self._activation = activation
-        self._up = ColumnLinear(context, [Part(f"{name}.up_proj", intermediate_size, shard)], hidden_size, bias=bias)
+        self._up = ColumnLinear(
+            context, [LinearPart(f"{name}.up_proj", intermediate_size, shard)], hidden_size, bias=bias
+        )
         self._down = RowLinear(
             context, f"{name}.down_proj", intermediate_size, hidden_size, Shard(1, shard.start, shard.stop), bias=bias
         )

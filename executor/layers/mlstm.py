@@ -12,7 +12,7 @@ from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.recurrent import RecurrentLayer
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,13 @@ class MatrixMemory(RecurrentLayer):
         gates = context.shard(0, shape.num_heads, "xLSTM heads")
         self._sizes = [part.stop - part.start for part in (keys, keys, values, values)]
         parts = [
-            Part(f"{name}.q", shape.key_size, keys), Part(f"{name}.k", shape.key_size, keys),
-            Part(f"{name}.v", shape.value_size, values), Part(f"{name}.ogate_preact", shape.value_size, values),
-        ]  # fmt: skip
+            LinearPart(f"{name}.q", shape.key_size, keys),
+            LinearPart(f"{name}.k", shape.key_size, keys),
+            LinearPart(f"{name}.v", shape.value_size, values),
+            LinearPart(f"{name}.ogate_preact", shape.value_size, values),
+        ]
         self._in = ColumnLinear(context, parts, shape.hidden_size)
-        gate_parts = [Part(f"{name}.{gate}_preact", shape.num_heads, gates) for gate in ("igate", "fgate")]
+        gate_parts = [LinearPart(f"{name}.{gate}_preact", shape.num_heads, gates) for gate in ("igate", "fgate")]
         self._gates = ColumnLinear(context, gate_parts, shape.hidden_size, bias=True)
         weight = NormStyle(shape.norm_eps).read(context, f"{name}.multihead_norm", shape.value_size)
         self._norm = weight.view(shape.num_heads, -1)[gates.start : gates.stop].contiguous()

@@ -11,7 +11,7 @@ from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.ops.recurrent import StateRows
 
@@ -53,7 +53,7 @@ class CausalConv1d:
     def __init__(
         self,
         context: ModelContext,
-        parts: Sequence[Part],
+        parts: Sequence[LinearPart],
         width: int,
         *,
         bias: bool = False,
@@ -91,9 +91,9 @@ def within(shard: Shard, offset: int) -> Shard:
     return Shard(shard.dim, offset + shard.start, offset + shard.stop)
 
 
-def parts_of(name: str, shards: Sequence[Shard], out_features: int) -> list[Part]:
+def parts_of(name: str, shards: Sequence[Shard], out_features: int) -> list[LinearPart]:
     """Some rows of one layer, as parts of a fused one."""
-    return [Part(name, out_features, shard) for shard in shards]
+    return [LinearPart(name, out_features, shard) for shard in shards]
 
 
 def read_decay(context: ModelContext, name: str, shape: tuple[int, ...], shard: Shard) -> Tensor:

@@ -10,7 +10,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.recurrent import CausalConv1d, RecurrentLayer
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.ops.backend import PlainActivation
 
@@ -31,10 +31,10 @@ class RecurrentUnit(RecurrentLayer):
         own = Shard(0, heads.start * size, heads.stop * size)
         self._activation: PlainActivation = activation
         self._in, self._gate = (
-            ColumnLinear(context, [Part(f"{name}.linear_{part}", channels, own)], hidden_size, bias=True)
+            ColumnLinear(context, [LinearPart(f"{name}.linear_{part}", channels, own)], hidden_size, bias=True)
             for part in "xy"
         )
-        conv_parts = [Part(f"{name}.conv_1d", channels, own)]
+        conv_parts = [LinearPart(f"{name}.conv_1d", channels, own)]
         self._conv = CausalConv1d(context, conv_parts, conv_width, bias=True, activation=None)
         self._gates = [
             context.read(f"{name}.rg_lru.{gate}_gate_weight", (num_heads, size, size), heads)

@@ -11,7 +11,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.recurrent import RecurrentLayer, read_decay
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.ops.recurrent import StateRows
 
 
@@ -57,7 +57,9 @@ class TimeMix(RecurrentLayer):
         own = context.shard(0, channels, "RWKV channels")
         parts = ("key", "value", "receptance")
         self._shifts = [TokenShift(context, f"{name}.time_mix_{part}", size) for part in parts]
-        self._projections = [ColumnLinear(context, [Part(f"{name}.{part}", channels, own)], size) for part in parts]
+        self._projections = [
+            ColumnLinear(context, [LinearPart(f"{name}.{part}", channels, own)], size) for part in parts
+        ]
         self._first = context.read(f"{name}.time_first", (channels,), own, torch.float32)
         self._log_decay = read_decay(context, f"{name}.time_decay", (channels,), own)
         self._out = RowLinear(context, f"{name}.output", channels, size, own._replace(dim=1))
@@ -86,7 +88,7 @@ class ChannelMix(RecurrentLayer):
         size, inner = shape.hidden_size, shape.inner_size
         own = context.shard(0, inner, "inner numbers")
         self._shifts = [TokenShift(context, f"{name}.time_mix_{part}", size) for part in ("key", "receptance")]
-        self._key = ColumnLinear(context, [Part(f"{name}.key", inner, own)], size)
+        self._key = ColumnLinear(context, [LinearPart(f"{name}.key", inner, own)], size)
         self._receptance = ColumnLinear(context, [whole(f"{name}.receptance", size)], size)
         self._value = RowLinear(context, f"{name}.value", inner, size, own._replace(dim=1))
         self.state = LayerState(tuple(shift.state_shape for shift in self._shifts), (context.dtype,) * 2)

@@ -10,7 +10,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.ops.backend import AttentionForm
 
 
@@ -48,7 +48,7 @@ class SharedAttention:
         self._rotary = rotary
         self._form = own_form(context, form)
         self._head_dim = head_dim
-        self._q = ColumnLinear(context, [Part(f"{name}.q_proj", size, shard)], shape.hidden_size, bias=bias)
+        self._q = ColumnLinear(context, [LinearPart(f"{name}.q_proj", size, shard)], shape.hidden_size, bias=bias)
         self._norm = (q_norm.read(context, f"{name}.q_norm", head_dim), q_norm.eps)
         self._output = RowLinear(
             context, f"{name}.o_proj", size, shape.hidden_size, shard._replace(dim=1), bias=bias

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
-from quire.executor.weights.quantization import cuts
-from quire.executor.weights.quantization.by_layer import check_mxfp4
+from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.four_bit_floats import MX_GROUP, mxfp4
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.per_layer import check_mxfp4
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource
 from quire.ops.backend import ExpertWeights
 from quire.ops.quantized import QuantizedWeight
@@ -53,8 +53,8 @@ class SeparateExperts:
         return _expert(
             context,
             context,
-            [Part(part, shape.size, shard, mixture) for part in first],
-            Part(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop), mixture),
+            [LinearPart(part, shape.size, shard, mixture) for part in first],
+            LinearPart(f"{name}.{self.down}", shape.hidden_size, Shard(1, shard.start, shard.stop), mixture),
             shape,
             self._biases(context, shape, name, [f"{part}.bias" for part in first], shard),
         )
@@ -96,8 +96,8 @@ class FusedExperts:
         return _expert(
             context,
             own,
-            [Part(part, size, shard, mixture) for part in ("gate", "up")],
-            Part("down", hidden_size, Shard(1, shard.start, shard.stop), mixture),
+            [LinearPart(part, size, shard, mixture) for part in ("gate", "up")],
+            LinearPart("down", hidden_size, Shard(1, shard.start, shard.stop), mixture),
             shape,
             self._biases(context, shape, index, shard),
         )
@@ -159,7 +159,7 @@ class Mxfp4Experts(FusedExperts):
         own = torch.cat([half[shard.start : shard.stop] for half in self._halves(rows)])
         return ExpertWeights(
             gate_up.rows(own.to(context.device)),
-            cuts.take_inputs(down, shard.start, shard.stop, context.dtype, self.down),
+            sharding.take_inputs(down, shard.start, shard.stop, context.dtype, self.down),
             *self._biases(context, shape, index, shard),
         )
 
@@ -184,15 +184,15 @@ def _mixture(*names: str) -> str:
 def _expert(
     context: ModelContext,
     source: TensorSource,
-    first: list[Part],
-    down: Part,
+    first: list[LinearPart],
+    down: LinearPart,
     shape: ExpertShape,
     biases: tuple[Tensor | None, Tensor | None],
 ) -> ExpertWeights:
     """An expert of the layers `first` (gate and up, or up alone) and `down`."""
     read = context.scheme.read_weight
     weights = [read(source, part, shape.hidden_size) for part in first]
-    gate_up, *ups = [cuts.join(weights[run], context.dtype) for run in cuts.runs(weights)]
+    gate_up, *ups = [sharding.join(weights[run], context.dtype) for run in sharding.runs(weights)]
     return ExpertWeights(gate_up, read(source, down, shape.size), *biases, *ups)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
-from quire.executor.weights.quantization import cuts
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization import sharding
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import MissingTensorError, Shard
 from quire.ops.backend import Backend, LinearWeight
 
@@ -110,7 +110,7 @@ class VocabularyWeight:
         self._bias = bias
         self._is_shared = is_shared
         shard = Shard(0, self.start, min(self.start + rows, vocab_size))
-        self._part = Part(name.removesuffix(".weight"), vocab_size, shard)
+        self._part = LinearPart(name.removesuffix(".weight"), vocab_size, shard)
 
     @functools.cached_property
     def rows(self) -> Rows:
@@ -131,7 +131,7 @@ class VocabularyWeight:
 
     def _read(self) -> LinearWeight:
         rows = self._context.scheme.read_rows(self._context, self._part, self._hidden_size)
-        return cuts.with_outputs(rows, self.num_rows)
+        return sharding.pad_outputs(rows, self.num_rows)
 
     def _read_head(self) -> tuple[LinearWeight, Tensor | None]:
         return self._context.scheme.for_head(self._read(), self._part), self._read_bias()

@@ -26,7 +26,7 @@ from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import LanguageModelHead, VocabEmbedding, VocabularyWeight
 from quire.executor.models.decoder import layer_places, size_of
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import AttentionBatch, AttentionForm, Backend
@@ -197,7 +197,7 @@ class _Attention:
         num_heads, name = context.share(heads, "attention heads"), f"{place.name}.self_attn"
         inner = heads * self._head_dim
         shard = context.shard(0, inner, "query outputs")
-        parts = [Part(f"{name}.{part}_proj", inner, shard) for part in "qkv"]
+        parts = [LinearPart(f"{name}.{part}_proj", inner, shard) for part in "qkv"]
         self._ops, self._place, self._biases = context.ops, place, biases
         self._plain = AttentionForm(self._head_dim**-0.5)
         self._form = own_form(context, self._plain._replace(distance_bias=biases.by_distance))

@@ -19,7 +19,7 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.models.bamba import mamba2_shape
 from quire.executor.models.decoder import activation_of, attention_shape, layer_places, norm_style, vocabulary_ends
 from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, MixerBlock
-from quire.executor.weights.quantization.scheme import LinearScheme, Part
+from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.readers import Shard, TensorSource, WeightReader
 from quire.ops.backend import Backend, LinearWeight
 
@@ -131,9 +131,13 @@ class _MultipliedScheme:
         self._scheme = scheme
         self._multipliers = multipliers
         # Of layers without multipliers:
-        self.read_rows, self.for_head, self.read_numbers = scheme.read_rows, scheme.for_head, scheme.read_numbers
+        self.read_rows, self.for_head, self.read_dequantized = (
+            scheme.read_rows,
+            scheme.for_head,
+            scheme.read_dequantized,
+        )
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         weight = self._scheme.read_weight(source, part, in_features)
         factors = self._factors(part).unsqueeze(1)
         if isinstance(weight, Tensor):
@@ -142,7 +146,7 @@ class _MultipliedScheme:
         offsets = None if weight.offsets is None else weight.offsets * factors
         return weight._replace(scales=weight.scales * factors, offsets=offsets)
 
-    def _factors(self, part: Part) -> Tensor:
+    def _factors(self, part: LinearPart) -> Tensor:
         """Of each of the part's outputs, float32."""
         first, last = part.shard[1:] if part.shard.dim == 0 else (0, part.out_features)
         found = _linear(self._multipliers, part.name)

@@ -14,7 +14,7 @@ from quire.executor.models.blocks import ResidualLayer
 from quire.executor.models.decoder import SelfAttention, attention_shape, mlp_maker, norm_style, vocabulary_ends
 from quire.executor.models.hybrid import Block, FeedForwardBlock, HybridDecoder, MixerBlock, layer_kinds, places_by_kind
 from quire.executor.models.olmo2 import Olmo2Attention
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, Stored
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 
@@ -78,10 +78,13 @@ def _delta_net(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> Gat
     values = context.shard(0, shape.value_size, "linear attention values")
     sizes = (shape.key_size, shape.key_size, shape.value_size)
     parts = [
-        *(Part(f"{name}.{x}_proj", size, own) for x, size, own in zip("qkv", sizes, (keys, keys, values), strict=True)),
-        Part(f"{name}.g_proj", shape.value_size, values),
-        Part(f"{name}.b_proj", shape.num_value_heads, heads),
-        Part(f"{name}.a_proj", shape.num_value_heads, heads),
+        *(
+            LinearPart(f"{name}.{x}_proj", size, own)
+            for x, size, own in zip("qkv", sizes, (keys, keys, values), strict=True)
+        ),
+        LinearPart(f"{name}.g_proj", shape.value_size, values),
+        LinearPart(f"{name}.b_proj", shape.num_value_heads, heads),
+        LinearPart(f"{name}.a_proj", shape.num_value_heads, heads),
     ]
     channels = [keys, within(keys, shape.key_size), within(values, 2 * shape.key_size)]
     stored = [
@@ -114,7 +117,7 @@ def _channels(context: ModelContext, name: str, size: int) -> int:
     return size if found is None else found.shape[0]
 
 
-def _overlaps(stored: Sequence[tuple[str, int]], wanted: Sequence[Shard]) -> list[Part]:
+def _overlaps(stored: Sequence[tuple[str, int]], wanted: Sequence[Shard]) -> list[LinearPart]:
     """The parts of `stored` layers, of so many rows each, that hold the `wanted` rows of all of them together."""
     parts = []
     for shard in wanted:
@@ -122,6 +125,6 @@ def _overlaps(stored: Sequence[tuple[str, int]], wanted: Sequence[Shard]) -> lis
         for name, size in stored:
             start, stop = max(shard.start - first, 0), min(shard.stop - first, size)
             if start < stop:
-                parts.append(Part(name, size, Shard(0, start, stop)))
+                parts.append(LinearPart(name, size, Shard(0, start, stop)))
             first += size
     return parts

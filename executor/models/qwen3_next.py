@@ -15,7 +15,7 @@ from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.models.decoder import MLPMaker, attention_shape, mlp_maker, vocabulary_ends
 from quire.executor.models.hybrid import PairedDecoder, layer_kinds, places_by_kind
 from quire.executor.models.qwen2_moe import mixture_maker, sparse_mlps
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.quantization.schemes import is_gguf
 from quire.executor.weights.readers import Shard
 
@@ -28,7 +28,7 @@ class _Qwen3NextDecoder(PairedDecoder):
         spec: ModelSpec,
         context: ModelContext,
         shape: DeltaShape,
-        delta_parts: Callable[[ModelContext, str, DeltaShape], list[Part]],
+        delta_parts: Callable[[ModelContext, str, DeltaShape], list[LinearPart]],
         make_mlp: MLPMaker,
     ) -> None:
         config, kinds = spec.hf_config, layer_kinds(_layer_types(spec), spec)
@@ -74,7 +74,7 @@ class Qwen3NextForCausalLM(_Qwen3NextDecoder):
         super().__init__(spec, context, delta_shape(spec), _parts_by_key_head, make_mlp)
 
 
-def parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
+def parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> list[LinearPart]:
     """Queries, keys and values in one projection; gates, b and a in one each."""
     heads = shape.of_value_heads(context, 1)
     return [
@@ -84,13 +84,13 @@ def parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> lis
     ]
 
 
-def _parts_by_key_head(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
+def _parts_by_key_head(context: ModelContext, name: str, shape: DeltaShape) -> list[LinearPart]:
     """By key head: its queries, keys, values and gates in one projection; its b and a in another."""
     own = context.shard(0, shape.num_key_heads, "linear attention heads")
     per_key = shape.num_value_heads // shape.num_key_heads
     values = per_key * shape.value_dim
 
-    def by_head(projection: str, sizes: tuple[int, ...]) -> list[Part]:
+    def by_head(projection: str, sizes: tuple[int, ...]) -> list[LinearPart]:
         """First the first of `sizes` rows of all heads, then the second, and so on."""
         total, shards = sum(sizes), []
         for place, size in enumerate(sizes):
@@ -104,7 +104,7 @@ def _parts_by_key_head(context: ModelContext, name: str, shape: DeltaShape) -> l
     return [*by_head("in_proj_qkvz", (shape.key_dim, shape.key_dim, values, values)), *b_and_a]
 
 
-def _mixed_and_gates(context: ModelContext, name: str, shape: DeltaShape) -> list[Part]:
+def _mixed_and_gates(context: ModelContext, name: str, shape: DeltaShape) -> list[LinearPart]:
     """Queries, keys and values in one projection, gates in another."""
     keys = context.shard(0, shape.key_size, "linear attention keys")
     values = shape.of_value_heads(context, shape.value_dim, offset=2 * shape.key_size)

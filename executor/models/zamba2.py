@@ -18,7 +18,7 @@ from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.decoder import activation_of, hand_over, norm_style, size_of, vocabulary_ends
 from quire.executor.models.hybrid import places_by_kind
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
 from quire.ops.backend import AttentionForm, Backend
 
@@ -140,7 +140,7 @@ class BlockUse:
         """The use is the `number`-th of all blocks together. `place` is that of its keys and values."""
         size, rank = spec.hidden_size, spec.hf_config["adapter_rank"]
 
-        def renamed(part: Part, name: str) -> Part:
+        def renamed(part: LinearPart, name: str) -> LinearPart:
             return part._replace(name=f"{block.name}.{name}_adapter_list.{number}")
 
         adapter = None

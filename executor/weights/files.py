@@ -32,7 +32,7 @@ class WeightFiles:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _FileNaming:
     """A naming of weight files in a folder: one file, else the files of an index, else all files of a pattern."""
 
     index: str
@@ -41,13 +41,15 @@ class _Layout:
     without: str = "\0"  # beginning of the names that belong to another layout
 
 
-_SAFETENSORS = _Layout("model.safetensors.index.json", "model.safetensors", ("*.safetensors",), "consolidated")
-_TORCH = _Layout("pytorch_model.bin.index.json", "pytorch_model.bin", ("*.bin", "*.pt", "*.pth"), "consolidated")
-_MISTRAL = _Layout("consolidated.safetensors.index.json", "consolidated.safetensors", ("consolidated*.safetensors",))
+_SAFETENSORS = _FileNaming("model.safetensors.index.json", "model.safetensors", ("*.safetensors",), "consolidated")
+_TORCH = _FileNaming("pytorch_model.bin.index.json", "pytorch_model.bin", ("*.bin", "*.pt", "*.pth"), "consolidated")
+_MISTRAL = _FileNaming(
+    "consolidated.safetensors.index.json", "consolidated.safetensors", ("consolidated*.safetensors",)
+)
 
-_GGUF = _Layout("\0", gguf_table.FILE_NAME, ())
+_GGUF = _FileNaming("\0", gguf_table.FILE_NAME, ())
 
-_LAYOUTS: dict[FileFormat, tuple[_Layout, ...]] = {
+_LAYOUTS: dict[FileFormat, tuple[_FileNaming, ...]] = {
     "auto": (_GGUF, _SAFETENSORS, _TORCH, _MISTRAL),
     "bitsandbytes": (_SAFETENSORS, _TORCH),
     "safetensors": (_SAFETENSORS,),
@@ -75,12 +77,12 @@ def find_files(folder: Path, load_format: FileFormat) -> WeightFiles:
 
 
 def _first(
-    find: Callable[[Path, _Layout], WeightFiles | None], folder: Path, layouts: Iterable[_Layout]
+    find: Callable[[Path, _FileNaming], WeightFiles | None], folder: Path, layouts: Iterable[_FileNaming]
 ) -> WeightFiles | None:
     return next((found for layout in layouts if (found := find(folder, layout)) is not None), None)
 
 
-def _find_named(folder: Path, layout: _Layout) -> WeightFiles | None:
+def _find_named(folder: Path, layout: _FileNaming) -> WeightFiles | None:
     """Finds the file or the index with the layout's usual name. A whole file wins over an index next to it."""
     is_mistral = layout is _MISTRAL
     if (folder / layout.single).is_file():
@@ -94,7 +96,7 @@ def _find_named(folder: Path, layout: _Layout) -> WeightFiles | None:
     return None
 
 
-def _find_any(folder: Path, layout: _Layout) -> WeightFiles | None:
+def _find_any(folder: Path, layout: _FileNaming) -> WeightFiles | None:
     paths = [path for pattern in layout.patterns for path in sorted(folder.glob(pattern))]
     paths = [path for path in paths if not path.name.startswith((*BESIDE_WEIGHTS, layout.without))]
     return WeightFiles(paths, has_mistral_names=layout is _MISTRAL) if paths else None

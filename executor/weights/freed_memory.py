@@ -1,6 +1,6 @@
 """Returns freed memory to the system while a model is built, after its weights were read and packed.
 
-The weights that stay lie between those that are freed, in gaps that the next layer does not always fill. Without this
+Weights that stay lie between freed ones, and the next layer does not always fill the gaps. Without this
 module a start needs half as much memory again as the model.
 """
 

@@ -244,7 +244,7 @@ class PackedState:
     def experts(self, read: ReadExperts, num_experts: int) -> Any:
         return self._next_one()
 
-    def numbers(self, read: Callable[[], Tensor]) -> Tensor:
+    def dequantized(self, read: Callable[[], Tensor]) -> Tensor:
         return self._next_one()
 
     def rows(self, read: Callable[[], LinearWeight]) -> Any:

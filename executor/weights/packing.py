@@ -37,7 +37,7 @@ class Packing(Protocol):
         """Packs a layer's experts for `Backend.experts`."""
         ...
 
-    def numbers(self, read: Callable[[], Tensor]) -> Tensor:
+    def dequantized(self, read: Callable[[], Tensor]) -> Tensor:
         """Reads a weight that stays a plain tensor, dequantized if the checkpoint has it quantized."""
         ...
 
@@ -69,7 +69,7 @@ class PackAtLoad:
     def experts(self, read: ReadExperts, num_experts: int) -> Any:
         return self._ops.pack_experts(read(), num_experts)
 
-    def numbers(self, read: Callable[[], Tensor]) -> Tensor:
+    def dequantized(self, read: Callable[[], Tensor]) -> Tensor:
         return read()
 
     def rows(self, read: Callable[[], LinearWeight]) -> Any:

@@ -22,7 +22,7 @@ from quire.executor.models.transformers.matching import (
 )
 from quire.executor.models.transformers.probe import Findings, is_linear, sizes_of
 from quire.executor.models.transformers.splits import Split
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 
 
@@ -101,7 +101,7 @@ class Exchange:
             rank, num_outputs = sizes_of(linear)
             split = self.splits[linear]
             shard = split.shard if split.style == "column" else Shard(0, 0, num_outputs)
-            weight = self.context.read_numbers(Part(names[linear], num_outputs, shard), rank)
+            weight = self.context.read_dequantized(LinearPart(names[linear], num_outputs, shard), rank)
             heads = weight.view(call.num_heads, nope_head_dim + call.value_dim, rank)
             keys, values = heads.split((nope_head_dim, call.value_dim), dim=1)
             exchanged[linear] = parts.Expansion(
@@ -163,7 +163,7 @@ class Exchange:
         own = self.context.shard(0, size, "intermediate (feed-forward) dimensions")
         starts = (0, 0) if gate is not up else (0, size) if form.is_gate_first else (size, 0)
         gate_part, up_part = (
-            Part(f"{name}.{each}", sizes_of(layers[each])[1], Shard(0, start + own.start, start + own.stop))
+            LinearPart(f"{name}.{each}", sizes_of(layers[each])[1], Shard(0, start + own.start, start + own.stop))
             for each, start in zip((form.gate, form.up), starts, strict=True)
         )
         gate_up = GatedLinear(
@@ -189,7 +189,7 @@ class Exchange:
         for (_, _, has_bias), members in groups.items():
             if len(members) < 2 or len(set(members)) < len(members):
                 continue
-            column_parts = [Part(names[each], sizes_of(each)[1], self.splits[each].shard) for each in members]
+            column_parts = [LinearPart(names[each], sizes_of(each)[1], self.splits[each].shard) for each in members]
             layer = ColumnLinear(self.context, column_parts, sizes_of(members[0])[0], bias=has_bias)
             fused = parts.FusedLinear(layer, [part.shard.stop - part.shard.start for part in column_parts])
             for index, each in enumerate(members):
@@ -204,7 +204,7 @@ class Exchange:
             if style == "split_input":
                 return parts.SplitInputLinear(row, shard.start, shard.stop)
             return parts.Linear(row, shard.stop - shard.start, num_outputs)
-        column = ColumnLinear(self.context, [Part(name, num_outputs, shard)], num_inputs, bias=has_bias)
+        column = ColumnLinear(self.context, [LinearPart(name, num_outputs, shard)], num_inputs, bias=has_bias)
         if style == "gather":
             return parts.GatheredLinear(self.context, column)
         return parts.Linear(column, num_inputs, shard.stop - shard.start)

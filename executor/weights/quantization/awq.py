@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import (
+from quire.executor.weights.quantization.bit_packing import (
     PER_WORD,
     integers,
     pack_pairs,
@@ -14,7 +14,7 @@ from quire.executor.weights.quantization.codes import (
     table,
     unpack,
 )
-from quire.executor.weights.quantization.groups import even, num_groups_of
+from quire.executor.weights.quantization.groups import equal_groups, num_groups_of
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.quantized import QuantizedWeight
 
@@ -57,13 +57,13 @@ class PackedOutputs:
         num_groups, *_ = layer.shape(self.scales, (num_groups_of(size, self.group_size), out)) or (0,)
         group = layer.group_size(self.scales, num_groups, self.group_size)
         scales = layer.read(self.scales, (num_groups, out), layer.scale_dtype(self.scales), dim=1).t()
-        scales, zeros = even(scales.contiguous(), size, group), None
+        scales, zeros = equal_groups(scales.contiguous(), size, group), None
         if self.has_zeros or layer.has(self.zeros):
             if layer.is_known and not layer.has(self.zeros):
-                raise layer.misfit(self.zeros, "zero points (zero_point: true, or symmetric: false)")
+                raise layer.mismatch(self.zeros, "zero points (zero_point: true, or symmetric: false)")
             stored = self._unpacked(layer, self.zeros, num_groups)
             if not (self.is_signed and layer.are_zero(stored)):
-                zeros = even(stored ^ 8 if self.is_signed else stored, size, group)
+                zeros = equal_groups(stored ^ 8 if self.is_signed else stored, size, group)
         if self.bits != _BITS:
             return integers(self._unpacked(layer, self.codes, size), self.bits, scales, zeros)
         pairs = self._pairs(layer, size)
@@ -118,13 +118,15 @@ class PackedInputs:
         group = size if num_groups == 1 else self.group_size
         shape = layer.shape("qzeros", (out, -(-num_groups // PER_WORD)))
         if len(shape) != 2 or shape[0] != out or shape[1] * PER_WORD < num_groups:
-            raise layer.misfit("qzeros", f"zero points of at least {num_groups} groups (gemv)")
+            raise layer.mismatch("qzeros", f"zero points of at least {num_groups} groups (gemv)")
         zeros = unpack(layer.read("qzeros", shape, torch.int32), _BITS, num_groups)
         shape = layer.shape("scales", (out, shape[1] * PER_WORD))
         if len(shape) != 2 or shape[0] != out or shape[1] < num_groups:
-            raise layer.misfit("scales", f"scales of at least {num_groups} groups (gemv)")
+            raise layer.mismatch("scales", f"scales of at least {num_groups} groups (gemv)")
         scales = layer.read("scales", shape, layer.scale_dtype("scales"))[:, :num_groups].contiguous()
-        return packed_integers(words.view(torch.uint8), _BITS, even(scales, size, group), even(zeros, size, group))
+        return packed_integers(
+            words.view(torch.uint8), _BITS, equal_groups(scales, size, group), equal_groups(zeros, size, group)
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class InterleavedRows:
     def read(self, layer: StoredLayer) -> QuantizedWeight:
         out, size = layer.out_features, layer.in_features
         if out % self._outputs or size % self._inputs:
-            raise layer.misfit("qweight", f"outputs by {self._outputs} and inputs by {self._inputs} (gemv_fast)")
+            raise layer.mismatch("qweight", f"outputs by {self._outputs} and inputs by {self._inputs} (gemv_fast)")
         words = layer.read("qweight", (out // self._outputs, size), torch.int16, per=self._outputs)
         codes = unpack(words, _BITS, size * self._outputs).view(len(words), -1, self._outputs, self._inputs)
         rows = layer.trim(codes.transpose(1, 2).reshape(-1, size), 0, self._outputs)
@@ -158,12 +160,12 @@ class InterleavedRows:
         num_groups = num_groups_of(size, self.group_size)
         shape = layer.shape("scales", (num_groups, out))
         if len(shape) != 2 or shape[0] < num_groups or shape[1] != out:
-            raise layer.misfit("scales", f"scales of at least {num_groups} groups (gemv_fast)")
+            raise layer.mismatch("scales", f"scales of at least {num_groups} groups (gemv_fast)")
         dtype = layer.scale_dtype("scales") if layer.is_known else torch.float16
         kinds = ("scales", "qzeros" if layer.has("qzeros") else "scaled_zeros")
         scales, zeros = (layer.read(kind, shape, dtype, dim=1)[:num_groups].t() for kind in kinds)
         group = size if num_groups == 1 else self.group_size
-        scales, zeros = (even(each.contiguous(), size, group) for each in (scales, zeros))
+        scales, zeros = (equal_groups(each.contiguous(), size, group) for each in (scales, zeros))
         return QuantizedWeight(pairs, scales, table(_UNSIGNED, pairs.device), zeros)
 
 

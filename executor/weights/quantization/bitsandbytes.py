@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import table
+from quire.executor.weights.quantization.bit_packing import table
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.executor.weights.readers import Shard
 from quire.ops.quantized import QuantizedWeight
@@ -61,14 +61,14 @@ class BlockFloat4:
         count = out * size
         shape = layer.shape("weight", (count // 2, 1))
         if math.prod(shape) != count // 2:
-            raise layer.misfit("weight", f"{count // 2} bytes of two codes")
+            raise layer.mismatch("weight", f"{count // 2} bytes of two codes")
         wanted = Shard(0, layer.rows.start * size // 2, layer.rows.stop * size // 2)
         packed = layer.source.read(f"{layer.name}.weight", shape, wanted, torch.uint8).view(len(layer.rows), -1)
         state = self._state(layer)
         num_blocks = math.prod(layer.shape("weight.absmax", (-(-count // self.block_size),)))
         block = 1 << max(0, -(-count // max(1, num_blocks)) - 1).bit_length()  # the last block of all may be shorter
         if num_blocks != -(-count // block) or _whole(state, "blocksize", block) != block:
-            raise layer.misfit("weight.absmax", f"numbers of blocks of {state.get('blocksize', 'as many')} numbers")
+            raise layer.mismatch("weight.absmax", f"numbers of blocks of {state.get('blocksize', 'as many')} numbers")
         magnitudes = self._magnitudes(layer, num_blocks, state)
         group = math.gcd(block, size)
         scales = magnitudes.repeat_interleave(block // group)[: count // group].view(out, -1)
@@ -106,7 +106,7 @@ class BlockFloat4:
         except ValueError:
             state = None
         if not isinstance(state, Mapping) or not _is_state(state):
-            raise layer.misfit(kind, "bitsandbytes' JSON, of sizes of blocks and an offset")
+            raise layer.mismatch(kind, "bitsandbytes' JSON, of sizes of blocks and an offset")
         return state
 
 

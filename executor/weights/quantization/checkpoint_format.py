@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization import cuts
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization import sharding
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.quantization.stored_layer import REMEDY, StoredLayer
 from quire.executor.weights.readers import Stored, TensorSource
 from quire.ops.backend import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 
 
-class Layout(Protocol):
+class LayerLayout(Protocol):
     """One way to store a quantized linear layer."""
 
     def is_in(self, layer: StoredLayer) -> bool:
@@ -69,11 +69,11 @@ class CheckpointFormat:
         excluded: the layers that are plain in that case.
     """
 
-    layouts: Sequence[Layout]
+    layouts: Sequence[LayerLayout]
     excluded: Exclusions = field(default_factory=lambda: Exclusions(()))
     dtype: torch.dtype = torch.float32
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         name, out_features, shard, _ = part
         stored = source.locate(name, out_features)
         first, last = (shard.start, shard.stop) if shard.dim == 0 else (0, out_features)
@@ -87,29 +87,29 @@ class CheckpointFormat:
         if layout is None:
             return source.read(f"{name}.weight", (out_features, in_features), shard)
         weight = layout.read(layer)
-        _check_numbers(weight, layer.name)
+        _check_finite(weight, layer.name)
         if index is not None and not torch.equal(index, torch.arange(len(rows), device=index.device)):
             weight = _take_outputs(weight, index)
         if shard.dim == 0:
             return weight
         if isinstance(weight, QuantizedWeight):
-            return cuts.take_inputs(weight, shard.start, shard.stop, self.dtype, name)
+            return sharding.take_inputs(weight, shard.start, shard.stop, self.dtype, name)
         return weight[:, shard.start : shard.stop].contiguous()
 
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
-        return cuts.plain(self.read_weight(source, part, in_features), dtype)
+    def read_dequantized(self, source: TensorSource, part: LinearPart, in_features: int, dtype: torch.dtype) -> Tensor:
+        return sharding.dequantized(self.read_weight(source, part, in_features), dtype)
 
-    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_rows(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         name = f"{part.name}.weight"
         stored = source.find(name, Stored((), self.dtype))
         if stored is not None and stored.dtype.itemsize > 1:
             return source.read(name, (part.out_features, in_features), part.shard)
         return self.read_weight(source, part, in_features)
 
-    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: LinearPart) -> LinearWeight:
         return rows
 
-    def _layout(self, layer: StoredLayer) -> Layout | None:
+    def _layout(self, layer: StoredLayer) -> LayerLayout | None:
         if not layer.is_known:
             return None if layer.name in self.excluded else self.layouts[0]
         found = next((layout for layout in self.layouts if layout.is_in(layer)), None)
@@ -123,7 +123,7 @@ class CheckpointFormat:
         return found
 
 
-def _check_numbers(weight: LinearWeight, name: str) -> None:
+def _check_finite(weight: LinearWeight, name: str) -> None:
     """Checks that scales, table and offsets are finite: one NaN spoils all outputs of its group.
 
     Raises:

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat, Exclusions, Layout
-from quire.executor.weights.quantization.codes import integers, packed_integers, unpack
+from quire.executor.weights.quantization.act_order import ordered_integers, read_order
+from quire.executor.weights.quantization.bit_packing import integers, packed_integers, unpack
+from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat, Exclusions, LayerLayout
+from quire.executor.weights.quantization.eight_bit import Float8, Int8Codes
 from quire.executor.weights.quantization.fields import block, integer, mapping, names
 from quire.executor.weights.quantization.four_bit_floats import Mxfp4, Nvfp4, Nvfp4OfE5m3
-from quire.executor.weights.quantization.groups import NV_GROUP, even, num_groups_of
-from quire.executor.weights.quantization.input_orders import ordered_integers, read_order
-from quire.executor.weights.quantization.notes import WITHOUT_ZEROS, note_kept
+from quire.executor.weights.quantization.groups import NV_GROUP, equal_groups, num_groups_of
+from quire.executor.weights.quantization.log_once import WITHOUT_ZEROS, log_expanded
 from quire.executor.weights.quantization.six_bit_floats import Mxfp6
 from quire.executor.weights.quantization.sparse_marlin import SparseMarlin
 from quire.executor.weights.quantization.stored_layer import StoredLayer
-from quire.executor.weights.quantization.whole_bytes import Float8, Int8Codes
 from quire.ops.backend import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 
@@ -39,7 +39,7 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     first = weights[0] if weights else {}
     is_nvfp4 = "nvfp4" in str(config.get("format")) or first.get("group_size") == NV_GROUP
     has_e5m3 = any("e5m3" in str(each.get("format")) for each in (config, *groups))
-    layouts: Mapping[str, Layout] = {
+    layouts: Mapping[str, LayerLayout] = {
         **({"nvfp4-e5m3": Nvfp4OfE5m3()} if has_e5m3 else {}),
         "nvfp4": Nvfp4("weight_packed", "weight_global_scale", divides=True), "mxfp4": Mxfp4(),
         "mxfp6": Mxfp6(mantissa=3, weight="weight_packed"),
@@ -131,18 +131,18 @@ class PackedIntegers:
         shape = layer.shape("weight_scale", (out, num_groups_of(size, self.group_size)))
         is_one = shape == (1,) and not layer.has("weight_zero_point")
         if shape[:1] != (out,) and not is_one:
-            raise layer.misfit("weight_scale", f"scales of each of {out} outputs, or one for all (symmetric: true)")
+            raise layer.mismatch("weight_scale", f"scales of each of {out} outputs, or one for all (symmetric: true)")
         scales = layer.read("weight_scale", shape, layer.scale_dtype("weight_scale"), dim=None if is_one else 0)
         scales = scales.expand(len(words)).unsqueeze(1).contiguous() if is_one else scales.reshape(len(words), -1)
         num_groups = scales.shape[1]
         zeros = self._zeros(layer, bits, num_groups)
         if self.is_ordered and layer.is_known and not layer.has("weight_g_idx"):
-            raise layer.misfit("weight_g_idx", "each input's group (actorder)")
+            raise layer.mismatch("weight_g_idx", "each input's group (actorder)")
         order = read_order(layer, "weight_g_idx", num_groups, self.group_size, is_expected=self.is_ordered)
         if order is not None:
             return ordered_integers(_unpack_words(words, bits, size), bits, scales, zeros, order, layer.dtype)
         group = layer.group_size("weight_scale", num_groups, self.group_size)
-        scales, zeros = even(scales, size, group), None if zeros is None else even(zeros, size, group)
+        scales, zeros = equal_groups(scales, size, group), None if zeros is None else equal_groups(zeros, size, group)
         if bits == 4 and size % 2 == 0:
             return packed_integers(words.view(torch.uint8)[:, : size // 2].contiguous(), bits, scales, zeros)
         return integers(_unpack_words(words, bits, size), bits, scales, zeros)
@@ -161,18 +161,18 @@ class PackedIntegers:
             if shape == (layer.out_features, count):
                 return bits, count
         bits_of_all = " or ".join(map(str, (self.bits, *self.other_bits)))
-        raise layer.misfit("weight_packed", f"codes of {bits_of_all} bits in words, row by row")
+        raise layer.mismatch("weight_packed", f"codes of {bits_of_all} bits in words, row by row")
 
     def _zeros(self, layer: StoredLayer, bits: int, num_groups: int) -> Tensor | None:
         kind = "weight_zero_point"
         if not layer.has(kind) and (layer.is_known or self.is_symmetric):
             if self.is_symmetric:
                 return None
-            raise layer.misfit(kind, "zero points (symmetric: false)")
+            raise layer.mismatch(kind, "zero points (symmetric: false)")
         counts = (-(-layer.out_features * bits // 32), -(-layer.out_features // (32 // bits)))  # see `_form`
         shape = layer.shape(kind, (counts[0], num_groups))
         if shape not in [(count, num_groups) for count in counts]:
-            raise layer.misfit(kind, f"zero points of {num_groups} groups in words of {bits} bits, output by output")
+            raise layer.mismatch(kind, f"zero points of {num_groups} groups in words of {bits} bits, output by output")
         words = layer.read(kind, shape, torch.int32, dim=None)
         return _unpack_words(words.t(), bits, layer.out_features).t()[layer.rows.start : layer.rows.stop]
 
@@ -202,13 +202,13 @@ class Sparse:
         out, size = layer.out_features, layer.in_features
         stored = layer.stored_dtype("compressed", layer.dtype)
         if not stored.is_floating_point:
-            raise layer.misfit("compressed", "floats")
+            raise layer.mismatch("compressed", "floats")
         dtype = stored if stored.itemsize == 1 else layer.dtype
         shape = layer.shape("compressed", (out, size // 2))
         is_flat = len(shape) == 1
         if not is_flat and shape != (out, size // 2):
-            raise layer.misfit("compressed", "two of four numbers")
-        note_kept(dtype, WITHOUT_ZEROS)
+            raise layer.mismatch("compressed", "two of four numbers")
+        log_expanded(dtype, WITHOUT_ZEROS)
         kept = layer.read("compressed", shape, dtype, dim=None if is_flat else 0).flatten()
         mask = layer.read("bitmask", (out, -(-size // 8)), torch.uint8, dim=None if is_flat else 0)
         dense = torch.zeros(len(layer.rows), size, dtype=dtype, device=kept.device)
@@ -216,7 +216,7 @@ class Sparse:
             number = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
             places = unpack(mask, 1, size).bool()
             if places.sum() != len(kept):
-                raise layer.misfit("compressed", f"{int(places.sum())} numbers, as many as bitmask has bits")
+                raise layer.mismatch("compressed", f"{int(places.sum())} numbers, as many as bitmask has bits")
             if is_flat:
                 before, places = places[: layer.rows.start], places[layer.rows.start : layer.rows.stop]
                 kept = kept[int(before.sum()) :][: int(places.sum())]

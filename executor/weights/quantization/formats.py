@@ -9,7 +9,8 @@ from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization import compressed_tensors, torchao
 from quire.executor.weights.quantization.awq import InterleavedRows, PackedInputs, awq_gemm
 from quire.executor.weights.quantization.bitsandbytes import BlockFloat4, RowInt8
-from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat, Exclusions, Layout
+from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat, Exclusions, LayerLayout
+from quire.executor.weights.quantization.eight_bit import Float8, Int8Codes
 from quire.executor.weights.quantization.fields import block, integer, mapping, names
 from quire.executor.weights.quantization.four_bit_floats import MX_INT4, Mxfp4, Nvfp4, Nvfp4OfE5m3
 from quire.executor.weights.quantization.gptq import Gptq
@@ -17,18 +18,17 @@ from quire.executor.weights.quantization.hqq import Hqq
 from quire.executor.weights.quantization.modelopt import LOW_RANK, PairedOutputs
 from quire.executor.weights.quantization.quark import quark_layouts
 from quire.executor.weights.quantization.scaled_inputs import ScaledInputs
-from quire.executor.weights.quantization.whole_bytes import Float8, Int8Codes
 
 Config = Mapping[str, Any]
 _IN_BLOCKS = {"FP8_PB_WO", "FP8_PB_REAL", "MIXED_PRECISION"}
 """ModelOpt's algorithms whose scales may be those of blocks."""
 
 
-def _gptq(config: Config) -> list[Layout]:
+def _gptq(config: Config) -> list[LayerLayout]:
     return [Gptq.of(config)]
 
 
-def _awq(config: Config) -> list[Layout]:
+def _awq(config: Config) -> list[LayerLayout]:
     version = str(config.get("version", "gemm")).lower()
     if version not in ("gemm", "exllama", "marlin", "ipex", "gemv", "gemv_fast"):
         raise ModelLoadError(f"AWQ in the order {version} is not read; take one in the order gemm, gemv or gemv_fast.")
@@ -46,7 +46,7 @@ def _awq(config: Config) -> list[Layout]:
     return [awq_gemm(bits, group_size, has_zeros=bool(config.get("zero_point", True)))]
 
 
-def _auto_round(config: Config) -> list[Layout]:
+def _auto_round(config: Config) -> list[LayerLayout]:
     """The layouts of AutoRound (arXiv:2309.05516), which writes those of other formats."""
     packing = f"{config.get('packing_format') or 'auto_round:auto_gptq'} {config.get('backend') or ''}"
     sizes = size if isinstance(size := config.get("group_size"), (list, tuple)) else None
@@ -54,7 +54,7 @@ def _auto_round(config: Config) -> list[Layout]:
         return _awq(config)
     if "llm_compressor" in packing:
         nvfp4 = Nvfp4("weight_packed", "weight_global_scale", divides=True)
-        others: list[Layout] = [
+        others: list[LayerLayout] = [
             Float8(),
             nvfp4,
             Mxfp4(),
@@ -75,7 +75,7 @@ def _auto_round(config: Config) -> list[Layout]:
     )
 
 
-def _fp8(config: Config) -> list[Layout]:
+def _fp8(config: Config) -> list[LayerLayout]:
     sizes = block(config, "weight_block_size")
     by_block, by_tensor = Float8("weight_scale_inv", sizes), Float8("weight_scale", sizes)
     if sizes is None:
@@ -88,13 +88,13 @@ def _fp8(config: Config) -> list[Layout]:
     ]  # the last two are DeepSeek V4's
 
 
-def _modelopt(config: Config) -> list[Layout]:
+def _modelopt(config: Config) -> list[LayerLayout]:
     """The layouts of NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "FP8")).upper()
     layers = mapping(config, "quantized_layers")
     algorithms = {algorithm, *(str(mapping(layers, name).get("quant_algo")).upper() for name in layers)}
     # W4A8_... rounds codes times scales to FP8 by way of `weight_scale_2` and multiplies there; here nothing is rounded
-    layouts: dict[str, Layout] = {
+    layouts: dict[str, LayerLayout] = {
         "NVFP4": Nvfp4("weight", "weight_scale_2", divides=False, group=32 if algorithm.startswith("W4A8") else 16),
         "AWQ": PairedOutputs(integer(config, "group_size", 128) or 128),
         "MXFP4": Mxfp4("weight"),
@@ -106,17 +106,17 @@ def _modelopt(config: Config) -> list[Layout]:
     return [ScaledInputs(layout, low_rank=LOW_RANK) for layout in ordered]
 
 
-def _bitsandbytes(config: Config) -> list[Layout]:
+def _bitsandbytes(config: Config) -> list[LayerLayout]:
     kind, is_nested = config.get("bnb_4bit_quant_type", "fp4"), config.get("bnb_4bit_use_double_quant", False)
     by_row, by_block = RowInt8(), BlockFloat4(kind, is_nested=is_nested)
     return [by_row, by_block] if config.get("load_in_8bit") else [by_block, by_row]
 
 
-def _hqq(config: Config) -> list[Layout]:
+def _hqq(config: Config) -> list[LayerLayout]:
     return [Hqq.of(config)]
 
 
-_LAYOUTS: Mapping[str, Callable[[Config], Sequence[Layout]]] = {
+_LAYOUTS: Mapping[str, Callable[[Config], Sequence[LayerLayout]]] = {
     "gptq": _gptq,
     "awq": _awq,
     "auto-round": _auto_round,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import FP4, powers_of_two, table, unsigned_e5m3
+from quire.executor.weights.quantization.bit_packing import FP4, powers_of_two, table, unsigned_e5m3
 from quire.executor.weights.quantization.groups import MX_GROUP, NV_GROUP
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.quantized import QuantizedWeight
@@ -68,12 +68,12 @@ class Nvfp4:
         out, size = layer.out_features, layer.in_features
         shape = layer.shape("weight_scale", (out, size // self.group))
         if layer.has("weight_scale") and not layer.has("weight_scale", torch.float8_e4m3fn):
-            raise layer.misfit("weight_scale", "scales of float8_e4m3fn (NVFP4)")
+            raise layer.mismatch("weight_scale", "scales of float8_e4m3fn (NVFP4)")
         group = next((each for each in (NV_GROUP, MX_GROUP) if shape == (out, size // each)), self.group)
         _check(layer, group)
         codes = layer.read(self.weight, (out, size // 2), torch.uint8)
         scales = layer.read("weight_scale", (out, size // group), torch.float32)
-        factor = layer.number(self.factor)
+        factor = layer.scalar(self.factor)
         scales = scales / factor if self.divides else scales * factor
         return QuantizedWeight(codes, scales, table(FP4, codes.device))
 

@@ -9,10 +9,10 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.wire.gguf_table import FILE_NAME, GgufTable, read_gguf_table
 from quire.executor.weights.gguf_names import GgufNames, stack_of_both, whole_stack
-from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.gguf_blocks import FORMATS, PLAIN, BlockFormat, unpack, with_short_scales
-from quire.executor.weights.quantization.notes import note_kept
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.log_once import log_expanded
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.quantization.unquantized import Unquantized
 from quire.executor.weights.readers import Shard, TensorSource
 from quire.ops.backend import LinearWeight
@@ -20,7 +20,7 @@ from quire.ops.quantized import QuantizedWeight
 
 
 class Gguf:
-    """Reads each layer in the format of its own tensor."""
+    """Reads each layer in its tensor's format."""
 
     def __init__(self, table: GgufTable, names: GgufNames, dtype: torch.dtype) -> None:
         """`dtype` is the model's."""
@@ -41,8 +41,8 @@ class Gguf:
         names = GgufNames(table.architecture, spec.num_layers, spec.head_dim)
         return cls(table, names, getattr(torch, spec.dtype))
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
-        """Reads a rank's part of a layer. Where a shard cuts blocks, the whole blocks are read, and the inputs kept."""
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
+        """Reads a rank's part of a layer. A block that the shard cuts is read whole."""
         name, form, shard = f"{part.name}.weight", self._format(source, part), part.shard
         shape = (part.out_features, in_features)
         if form is None:
@@ -53,27 +53,27 @@ class Gguf:
         last = -(-shard.stop // form.numbers) * form.numbers
         blocks = source.read(name, shape, Shard(1, first, last), torch.uint8)
         weight = self._unpack(blocks, form, last - first, part)
-        return cuts.take_inputs(weight, shard.start - first, shard.stop - first, self._dtype, part.name)
+        return sharding.take_inputs(weight, shard.start - first, shard.stop - first, self._dtype, part.name)
 
-    def _unpack(self, blocks: Tensor, form: BlockFormat, in_features: int, part: Part) -> QuantizedWeight:
+    def _unpack(self, blocks: Tensor, form: BlockFormat, in_features: int, part: LinearPart) -> QuantizedWeight:
         """Unpacks with scales as precise as the model's activations need."""
         weight = unpack(blocks, form, in_features)
         return weight if self._dtype == torch.float32 else with_short_scales(weight, part.name)
 
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
-        return Unquantized().read_numbers(source, part, in_features, dtype)
+    def read_dequantized(self, source: TensorSource, part: LinearPart, in_features: int, dtype: torch.dtype) -> Tensor:
+        return Unquantized().read_dequantized(source, part, in_features, dtype)
 
-    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_rows(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         return self.read_weight(source, part, in_features)
 
-    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: LinearPart) -> LinearWeight:
         return rows
 
-    def _format(self, source: TensorSource, part: Part) -> BlockFormat | None:
+    def _format(self, source: TensorSource, part: LinearPart) -> BlockFormat | None:
         """Returns the format of the blocks of a layer's weight; None: it is read in a float dtype."""
         stored = self._names.stored_name(f"{source.locate(part.name, part.out_features).name}.weight")
         stack, tensors = whole_stack(stored or ""), self._table.tensors
         tensor = tensors.get(stack) or tensors.get(stack_of_both(stack))
         if tensor is not None and tensor.type not in FORMATS and tensor.type not in PLAIN:
-            note_kept(self._dtype, f"as {tensor.type}")
+            log_expanded(self._dtype, f"as {tensor.type}")
         return None if tensor is None else FORMATS.get(tensor.type)

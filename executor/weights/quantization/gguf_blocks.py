@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import INT4, pack_pairs, table
+from quire.executor.weights.quantization.bit_packing import INT4, pack_pairs, table
 from quire.ops.quantized import QuantizedWeight
 
 _UNSIGNED = tuple(float(value) for value in range(16))
@@ -22,7 +22,7 @@ _E2M1 = tuple(map(float, (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 """Twice the values of MXFP4, as in ggml; the scales are half of MXFP4's."""
 
 
-class Layout(NamedTuple):
+class UnpackedForm(NamedTuple):
     """The form of the `QuantizedWeight` that a format's blocks become.
 
     Attributes:
@@ -57,7 +57,7 @@ class BlockFormat(NamedTuple):
 
     numbers: int
     size: int
-    layout: Layout
+    layout: UnpackedForm
     unpack: Callable[[Tensor], _Parts]
 
 
@@ -205,19 +205,19 @@ def _iq4_xs(blocks: Tensor) -> _Parts:
 
 
 FORMATS: Mapping[str, BlockFormat] = {
-    "Q4_0": BlockFormat(32, 18, Layout(INT4, 32, torch.float16), _q4_0),
-    "Q4_1": BlockFormat(32, 20, Layout(_UNSIGNED, 32, torch.float16, has_offsets=True), _q4_1),
-    "Q5_0": BlockFormat(32, 22, Layout(None, 32, torch.float16), _q5_0),
-    "Q5_1": BlockFormat(32, 24, Layout(None, 32, torch.float16, has_offsets=True), _q5_1),
-    "Q8_0": BlockFormat(32, 34, Layout(None, 32, torch.float16), _q8_0),
-    "Q2_K": BlockFormat(256, 84, Layout(_UNSIGNED, 16, torch.float32, has_offsets=True), _q2_k),
-    "Q3_K": BlockFormat(256, 110, Layout(INT4, 16, torch.float32), _q3_k),
-    "Q4_K": BlockFormat(256, 144, Layout(_UNSIGNED, 32, torch.float32, has_offsets=True), _q4_k),
-    "Q5_K": BlockFormat(256, 176, Layout(None, 32, torch.float32, has_offsets=True), _q5_k),
-    "Q6_K": BlockFormat(256, 210, Layout(None, 16, torch.float32), _q6_k),
-    "IQ4_NL": BlockFormat(32, 18, Layout(_NON_LINEAR, 32, torch.float16), _q4_0),
-    "IQ4_XS": BlockFormat(256, 136, Layout(_NON_LINEAR, 32, torch.float32), _iq4_xs),
-    "MXFP4": BlockFormat(32, 17, Layout(_E2M1, 32, torch.bfloat16), _mxfp4),
+    "Q4_0": BlockFormat(32, 18, UnpackedForm(INT4, 32, torch.float16), _q4_0),
+    "Q4_1": BlockFormat(32, 20, UnpackedForm(_UNSIGNED, 32, torch.float16, has_offsets=True), _q4_1),
+    "Q5_0": BlockFormat(32, 22, UnpackedForm(None, 32, torch.float16), _q5_0),
+    "Q5_1": BlockFormat(32, 24, UnpackedForm(None, 32, torch.float16, has_offsets=True), _q5_1),
+    "Q8_0": BlockFormat(32, 34, UnpackedForm(None, 32, torch.float16), _q8_0),
+    "Q2_K": BlockFormat(256, 84, UnpackedForm(_UNSIGNED, 16, torch.float32, has_offsets=True), _q2_k),
+    "Q3_K": BlockFormat(256, 110, UnpackedForm(INT4, 16, torch.float32), _q3_k),
+    "Q4_K": BlockFormat(256, 144, UnpackedForm(_UNSIGNED, 32, torch.float32, has_offsets=True), _q4_k),
+    "Q5_K": BlockFormat(256, 176, UnpackedForm(None, 32, torch.float32, has_offsets=True), _q5_k),
+    "Q6_K": BlockFormat(256, 210, UnpackedForm(None, 16, torch.float32), _q6_k),
+    "IQ4_NL": BlockFormat(32, 18, UnpackedForm(_NON_LINEAR, 32, torch.float16), _q4_0),
+    "IQ4_XS": BlockFormat(256, 136, UnpackedForm(_NON_LINEAR, 32, torch.float32), _iq4_xs),
+    "MXFP4": BlockFormat(32, 17, UnpackedForm(_E2M1, 32, torch.bfloat16), _mxfp4),
 }
 """ggml's name of a type → its format. Other types of blocks are dequantized."""
 

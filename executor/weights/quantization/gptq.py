@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import integers, packed_integers, unpack
+from quire.executor.weights.quantization.act_order import ordered_integers, read_order
+from quire.executor.weights.quantization.bit_packing import integers, packed_integers, unpack
 from quire.executor.weights.quantization.fields import integer
-from quire.executor.weights.quantization.groups import even, num_groups_of
-from quire.executor.weights.quantization.input_orders import ordered_integers, read_order
+from quire.executor.weights.quantization.groups import equal_groups, num_groups_of
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
@@ -67,12 +67,12 @@ class Gptq:
         scales = layer.read("scales", (num_groups, out), layer.scale_dtype("scales"), dim=1).t().contiguous()
         zeros = self._zeros(layer, bits, num_groups)
         if self.is_ordered and layer.is_known and not layer.has("g_idx"):
-            raise layer.misfit("g_idx", "each input's group (desc_act: true)")
+            raise layer.mismatch("g_idx", "each input's group (desc_act: true)")
         order = read_order(layer, "g_idx", num_groups, self.group_size, is_expected=self.is_ordered)
         if order is not None:
             return ordered_integers(unpack(words, bits, size), bits, scales, zeros, order, layer.dtype)
         group = layer.group_size("scales", num_groups, self.group_size)
-        scales, zeros = even(scales, size, group), None if zeros is None else even(zeros, size, group)
+        scales, zeros = equal_groups(scales, size, group), None if zeros is None else equal_groups(zeros, size, group)
         if bits == 4:
             return packed_integers(words.view(torch.uint8), bits, scales, zeros)
         return integers(unpack(words, bits, size), bits, scales, zeros)
@@ -88,7 +88,7 @@ class Gptq:
         found = next((bits for bits in (self.bits, *_BITS) if shapes.get(bits) == stored), None)
         if found is None:
             wanted = ", ".join(f"{list(shape)} for {bits} bits" for bits, shape in shapes.items())
-            raise layer.misfit("qweight", f"GPTQ's words: {wanted}")
+            raise layer.mismatch("qweight", f"GPTQ's words: {wanted}")
         return found, shapes[found]
 
     def _zeros(self, layer: StoredLayer, bits: int, num_groups: int) -> Tensor | None:
@@ -96,7 +96,7 @@ class Gptq:
         if layer.is_known and not layer.has("qzeros"):
             if self.is_symmetric:
                 return None
-            raise layer.misfit("qzeros", "zero points (sym: false)")
+            raise layer.mismatch("qzeros", "zero points (sym: false)")
         words = layer.read("qzeros", (num_groups, -(-layer.out_features * bits // 32)), torch.int32, dim=None)
         stored = unpack(words, bits, layer.out_features).t()[layer.rows.start : layer.rows.stop]
         zeros = (stored + self.zero_shift) & ((1 << bits) - 1)

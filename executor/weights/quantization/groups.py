@@ -37,7 +37,7 @@ def find_group(size: int, num_groups: int, expected: int | None) -> int | None:
     return size // num_groups if size % num_groups == 0 else None
 
 
-def even(numbers: Tensor, size: int, group: int) -> Tensor:
+def equal_groups(numbers: Tensor, size: int, group: int) -> Tensor:
     """Repeats each value of `numbers` [out, groups] so that all groups have one size.
 
     Args:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import integers
+from quire.executor.weights.quantization.bit_packing import integers
 from quire.executor.weights.quantization.fields import integer, mapping
-from quire.executor.weights.quantization.notes import note_kept
+from quire.executor.weights.quantization.log_once import log_expanded
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
@@ -68,7 +68,7 @@ class Hqq:
         is_grouped = len(shape) == 2 and shape[1] == 1
         num_groups = math.prod(shape)
         if len(shape) != 2 or 1 not in shape or not num_groups or out * size % num_groups:
-            raise layer.misfit("scale", f"[groups, 1] (axis 1) or [1, groups] (axis 0), groups of {group} numbers")
+            raise layer.mismatch("scale", f"[groups, 1] (axis 1) or [1, groups] (axis 0), groups of {group} numbers")
         group = out * size // num_groups
         bits, codes = self._codes(layer, (num_groups, group) if is_grouped else (group, num_groups))
         scales, zeros = (layer.read(kind, shape, torch.float32, dim=None) for kind in ("scale", "zero"))
@@ -76,7 +76,7 @@ class Hqq:
         if is_grouped and size % group == 0:
             scales, zeros = (each.view(out, -1)[rows].contiguous() for each in (scales, zeros))
             return integers(codes.view(out, size)[rows], bits, scales, zeros)
-        note_kept(layer.dtype, "in groups that are not neighbouring inputs of one output (axis 0)")
+        log_expanded(layer.dtype, "in groups that are not neighbouring inputs of one output (axis 0)")
         return ((codes.float() - zeros) * scales).view(out, size)[rows].to(layer.dtype)
 
     def _codes(self, layer: StoredLayer, shape: tuple[int, int]) -> tuple[int, Tensor]:
@@ -89,7 +89,7 @@ class Hqq:
         fitting = [bits for bits, size in sizes.items() if size == stored and dtype == _DTYPES.get(bits, torch.uint8)]
         if not fitting:
             named = " or ".join(map(str, self.all_bits))
-            raise layer.misfit("W_q", f"HQQ's codes of {named} bits, {count} x {width} numbers")
+            raise layer.mismatch("W_q", f"HQQ's codes of {named} bits, {count} x {width} numbers")
         bits = fitting[0]
         packed = layer.read("W_q", stored, dtype, dim=None)
         num_parts = _PER_WORD if bits == 3 else 8 // bits

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.executor.weights.quantization.codes import pack_pairs, packed_integers
+from quire.executor.weights.quantization.bit_packing import pack_pairs, packed_integers
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.quantized import QuantizedWeight
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from quire.core.logging import get_logger
-from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization import sharding
+from quire.executor.weights.quantization.bit_packing import FP4, INT4, pack_pairs, table
 from quire.executor.weights.quantization.bitsandbytes import NF4
-from quire.executor.weights.quantization.codes import FP4, INT4, pack_pairs, table
 from quire.executor.weights.quantization.int8 import quantize as to_int8
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import TensorSource
 from quire.ops.backend import LinearWeight
 from quire.ops.quantized import QuantizedWeight
@@ -41,46 +41,46 @@ class Online:
         rounding: rounds a layer.
         group_size: inputs that share a scale; None: all. A layer whose inputs are no multiple of it stays unquantized.
         block_outputs: outputs that share a scale; None: all of a layer. The last block may be shorter.
-        plain: the names of layers that stayed unquantized, as they are read, or as a dry build pretends to read them.
+        unquantized: the names of layers that stayed so, as they are read, or as a dry build pretends to read them.
     """
 
     rounding: Rounding
     group_size: int | None = None
     block_outputs: int | None = 1
-    plain: set[str] = field(default_factory=set, compare=False)
+    unquantized: set[str] = field(default_factory=set, compare=False)
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         name, shape, shard = f"{part.name}.weight", (part.out_features, in_features), part.shard
         if self.group_size is not None and in_features % self.group_size:
-            self.plain.add(part.name)
+            self.unquantized.add(part.name)
             return source.read(name, shape, shard)
         per, size = (self.block_outputs, self.group_size)[shard.dim], shape[shard.dim]
         if _cuts_none((shard.start, shard.stop), size if per is None else per, size):
             return self._rounded(source.read(name, shape, shard))
         rounded = self._rounded(source.read(name, shape))
         if shard.dim == 1:
-            return cuts.take_inputs(rounded, shard.start, shard.stop, torch.float32, part.name)
+            return sharding.take_inputs(rounded, shard.start, shard.stop, torch.float32, part.name)
         rows = rounded.rows(slice(shard.start, shard.stop))
         return rows._replace(codes=rows.codes.clone(), scales=rows.scales.clone())  # views would keep the whole layer
 
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+    def read_dequantized(self, source: TensorSource, part: LinearPart, in_features: int, dtype: torch.dtype) -> Tensor:
         return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard, dtype)
 
-    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+    def read_rows(self, source: TensorSource, part: LinearPart, in_features: int) -> Tensor:
         return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard)
 
-    def for_head(self, rows: LinearWeight, part: Part) -> QuantizedWeight:
+    def for_head(self, rows: LinearWeight, part: LinearPart) -> QuantizedWeight:
         """Quantizes the head to int8 in all formats, because its rounding shows in every logit."""
         assert isinstance(rows, Tensor), "see read_rows"
         return to_int8(rows)
 
-    def say_plain(self) -> None:
+    def log_unquantized(self) -> None:
         """Logs how many layers stay unquantized, if any do. Called once the model has been built, or dry-built."""
-        if self.plain:
+        if self.unquantized:
             logger.warning(
                 "%d linear layers stay as the checkpoint has them, such as %s: their inputs are no multiple of %d; "
                 "--quantization int8 or fp8 takes any number",
-                *(len(self.plain), min(self.plain), self.group_size),
+                *(len(self.unquantized), min(self.unquantized), self.group_size),
             )
 
     def _rounded(self, weight: Tensor) -> QuantizedWeight:
@@ -91,7 +91,7 @@ class Online:
         if weight.is_meta or len(weight) <= size or self.block_outputs is None:
             return self.rounding(weight)
         rounded = [self.rounding(part) for part in weight.split(size)]
-        joined = cuts.join(rounded, torch.float32)
+        joined = sharding.join(rounded, torch.float32)
         assert isinstance(joined, QuantizedWeight)
         return joined
 

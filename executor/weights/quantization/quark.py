@@ -9,14 +9,14 @@ import torch
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.awq import GEMM, PackedOutputs
-from quire.executor.weights.quantization.checkpoint_format import Layout
-from quire.executor.weights.quantization.codes import PER_WORD
+from quire.executor.weights.quantization.bit_packing import PER_WORD
+from quire.executor.weights.quantization.checkpoint_format import LayerLayout
+from quire.executor.weights.quantization.eight_bit import Float8, Int8Codes
 from quire.executor.weights.quantization.fields import block, integer, mapping
 from quire.executor.weights.quantization.four_bit_floats import Mxfp4, Nvfp4
-from quire.executor.weights.quantization.quark_integers import Columns, PackedRows, PackedThrees
+from quire.executor.weights.quantization.quark_integers import Columns, PackedInt3, PackedRows
 from quire.executor.weights.quantization.six_bit_floats import Mxfp6
 from quire.executor.weights.quantization.stored_layer import StoredLayer
-from quire.executor.weights.quantization.whole_bytes import Float8, Int8Codes
 from quire.ops.backend import LinearWeight
 
 _Numbers = Mapping[str, Any]
@@ -35,7 +35,7 @@ _INT4_OF_FP8 = (("fp8_e4m3", "int4"), ("fp8_e4m3", "uint4"))
 """Weights that are rounded to the first dtype, then to the second, with scales of both."""
 
 
-def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
+def quark_layouts(config: Mapping[str, Any]) -> Sequence[LayerLayout]:
     """Lists the layouts that the layers may have; first the one that the config describes.
 
     Raises:
@@ -66,10 +66,10 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     is_signed = not int4 or int4[0]["dtype"] == "int4"
     has_zeros = bool(int4) and all(each.get("symmetric", is_signed) is False for each in int4)
     group_size, is_of_groups = integer(weight, "group_size", 128), weight.get("qscheme") == "per_group"
-    layouts: dict[str, Layout] = {
+    layouts: dict[str, LayerLayout] = {
         "rows": PackedRows(places, is_signed=is_signed, has_zeros=has_zeros, is_of_fp8=bool(more)),
         "columns": Columns(_COLUMNS.get(dtype, torch.int8), group_size, _is_asymmetric(of_all)),
-        "int3": PackedThrees(group_size if is_of_groups else None, _is_asymmetric(of_all)),
+        "int3": PackedInt3(group_size if is_of_groups else None, _is_asymmetric(of_all)),
         "fp4": Mxfp4("weight"),
         "nvfp4": Nvfp4("weight", "weight_scale_2", divides=False),
         "fp6": Mxfp6(mantissa=3 if "fp6_e2m3" in dtypes else 2),
@@ -89,7 +89,7 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     first = layouts.get(kind, layouts["int8"])
     ordered = [first, *(layout for layout in layouts.values() if layout is not first)]
     needs = {pattern: _needs(mapping(of_layers, pattern)) for pattern in of_layers}
-    return [Complete(layout, needs, _needs(of_all)) for layout in ordered]
+    return [CheckedLayout(layout, needs, _needs(of_all)) for layout in ordered]
 
 
 def _needs(setting: _Numbers) -> Mapping[str, str]:
@@ -107,7 +107,7 @@ def _is_asymmetric(setting: _Numbers) -> bool:
 
 
 @dataclass(frozen=True)
-class Complete:
+class CheckedLayout:
     """Another layout, with a check that each layer has the tensors which its configuration asks for.
 
     Attributes:
@@ -115,7 +115,7 @@ class Complete:
         of_others: needed tensors of layers that match none.
     """
 
-    layout: Layout
+    layout: LayerLayout
     of_layers: Mapping[str, Mapping[str, str]]
     of_others: Mapping[str, str]
 
@@ -126,7 +126,7 @@ class Complete:
         needs = self._needs(layer.name)
         for kind, what in needs.items():
             if layer.is_known and not layer.has(kind):
-                raise layer.misfit(kind, what)
+                raise layer.mismatch(kind, what)
         return self.layout.read(replace(layer, is_symmetric=_ZEROS not in needs))
 
     def _needs(self, name: str) -> Mapping[str, str]:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import (
+from quire.executor.weights.quantization.bit_packing import (
     INT4,
     PER_WORD,
     integers,
     integers_around_zero,
     unpack,
 )
-from quire.executor.weights.quantization.groups import even, num_groups_of
+from quire.executor.weights.quantization.groups import equal_groups, num_groups_of
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.quantized import QuantizedWeight
 
@@ -51,7 +51,7 @@ class PackedRows:
         kind, zeros = "weight_zero_point", None
         if self.has_zeros or layer.has(kind):
             if layer.is_known and not layer.has(kind):
-                raise layer.misfit(kind, "zero points (symmetric: false)")
+                raise layer.mismatch(kind, "zero points (symmetric: false)")
             words = layer.read(kind, (-(-out // PER_WORD),), torch.int32, dim=None)
             stored = self._unpacked(words.unsqueeze(0)).t()[layer.rows.start : layer.rows.stop]
             if not (self.is_signed and layer.are_zero(stored)):
@@ -95,7 +95,7 @@ class Columns:
             shape = layer.shape(_SCALES, (num_groups_of(size, self.group_size), out))
             stored = layer.read(_ZEROS, shape, layer.stored_dtype(_ZEROS, dtype), dim=1).t().float()
             is_middle = dtype != torch.uint8 and layer.are_zero(stored)
-            zeros = None if is_middle else even(stored.contiguous(), size, group)
+            zeros = None if is_middle else equal_groups(stored.contiguous(), size, group)
         if dtype == torch.uint8:
             return integers(codes, 8, scales, zeros if zeros is not None else torch.zeros_like(scales))
         if dtype == torch.int8 or size % 2:
@@ -105,7 +105,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class PackedThrees:
+class PackedInt3:
     """int3: `weight` uint8 [out, in * 3 / 8], each row a stream from the lowest bit on.
 
     With `weight_scale` [out] and zero points uint8 [out * 3 / 8]; in groups, [groups, out] and [out, groups * 3 / 8].
@@ -136,7 +136,7 @@ class PackedThrees:
             if is_of_groups:
                 num_groups, *_ = layer.shape(_SCALES, (num_groups_of(size, self.group_size or -1), out))
                 packed = layer.read(_ZEROS, (out, num_groups * 3 // 8), torch.uint8)
-                zeros = even(unpack(packed, 3, num_groups), size, group)
+                zeros = equal_groups(unpack(packed, 3, num_groups), size, group)
             else:
                 packed = layer.read(_ZEROS, (out * 3 // 8,), torch.uint8, dim=None)
                 zeros = unpack(packed, 3, out)[layer.rows.start : layer.rows.stop].unsqueeze(1)
@@ -150,4 +150,4 @@ def _group_scales(layer: StoredLayer, group_size: int) -> tuple[torch.Tensor, in
     num_groups, *_ = layer.shape(_SCALES, (num_groups_of(size, group_size), out))
     group = layer.group_size(_SCALES, num_groups, group_size)
     scales = layer.read(_SCALES, (num_groups, out), layer.scale_dtype(_SCALES), dim=1).t()
-    return even(scales.contiguous(), size, group), group
+    return equal_groups(scales.contiguous(), size, group), group

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.executor.weights.quantization import cuts
-from quire.executor.weights.quantization.checkpoint_format import Layout
-from quire.executor.weights.quantization.notes import note_kept
+from quire.executor.weights.quantization import sharding
+from quire.executor.weights.quantization.checkpoint_format import LayerLayout
+from quire.executor.weights.quantization.log_once import log_expanded
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
@@ -25,7 +25,7 @@ class ScaledInputs:
         low_rank: kinds of two tensors [rank, in] and [out, rank], whose product is added to the weight.
     """
 
-    layout: Layout
+    layout: LayerLayout
     factors: str = "pre_quant_scale"
     low_rank: Sequence[tuple[str, str]] = ()
 
@@ -37,15 +37,15 @@ class ScaledInputs:
         low_rank = next((kinds for kinds in self.low_rank if layer.has(kinds[0])), None)
         if low_rank is None and not layer.has(self.factors):
             return weight
-        plain = cuts.plain(weight, torch.float32)
+        plain = sharding.dequantized(weight, torch.float32)
         if low_rank is not None:
-            note_kept(layer.dtype, "beside a weight of low rank")
+            log_expanded(layer.dtype, "beside a weight of low rank")
             plain += self._product(layer, *low_rank)
         if layer.has(self.factors):
-            note_kept(layer.dtype, "with a factor for each input")
+            log_expanded(layer.dtype, "with a factor for each input")
             shape = layer.shape(self.factors, (layer.in_features,))
             if math.prod(shape) not in (1, layer.in_features):
-                raise layer.misfit(self.factors, "a factor for each input, or one for all")
+                raise layer.mismatch(self.factors, "a factor for each input, or one for all")
             plain *= layer.read(self.factors, shape, torch.float32, dim=None).reshape(1, -1)
         return plain.to(layer.dtype)
 

@@ -13,7 +13,7 @@ from quire.executor.weights.readers import Shard, TensorSource
 from quire.ops.backend import LinearWeight
 
 
-class Part(NamedTuple):
+class LinearPart(NamedTuple):
     """A linear layer of a checkpoint, alone or inside a fused one.
 
     Attributes:
@@ -32,19 +32,19 @@ class Part(NamedTuple):
 class LinearScheme(Protocol):
     """Reads the weights of linear layers. A scheme does not cover biases: they are plain tensors in all of them."""
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         """Reads this rank's weight [out, in] of a layer with `in_features` inputs (of all ranks together)."""
         ...
 
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+    def read_dequantized(self, source: TensorSource, part: LinearPart, in_features: int, dtype: torch.dtype) -> Tensor:
         """Reads this rank's weight, dequantized, of a layer that is not used as a linear product."""
         ...
 
-    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_rows(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         """Reads this rank's rows of an embedding or a language-model head, as the checkpoint has them."""
         ...
 
-    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: LinearPart) -> LinearWeight:
         """Converts the result of `read_rows` to the head's format. An embedding that is also the head's weight takes
         it, too.
         """

@@ -12,11 +12,11 @@ import torch
 from quire.core.config.quantization import Quantization, QuantizationConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.by_layer import ByLayer
 from quire.executor.weights.quantization.fields import mapping
 from quire.executor.weights.quantization.formats import NAMES, canonical, read_format
 from quire.executor.weights.quantization.gguf import Gguf
 from quire.executor.weights.quantization.online import ONLINE, Online
+from quire.executor.weights.quantization.per_layer import PerLayer
 from quire.executor.weights.quantization.scheme import LinearScheme
 from quire.executor.weights.quantization.unquantized import Unquantized
 
@@ -76,7 +76,7 @@ def choose_scheme(spec: ModelSpec, quantization: Quantization | None) -> LinearS
 
 
 def is_gguf(spec: ModelSpec) -> bool:
-    """Returns True if the tensors are those of GGUF files, some of which llama.cpp's converter splits or transposes."""
+    """Returns True if the tensors are in GGUF files, where llama.cpp's converter splits or transposes some."""
     return own_config(spec)[0] == OF_GGUF
 
 
@@ -115,7 +115,7 @@ def _made_at_load(spec: ModelSpec, quantization: Quantization | None) -> LinearS
     if quantization is None:
         return Unquantized()
     if isinstance(quantization, QuantizationConfig):
-        return _by_layer(quantization)
+        return _per_layer(quantization)
     if _ALIASES.get(quantization, quantization) not in ONLINE:
         raise ModelLoadError(
             f"{spec.name} is not quantized, and --quantization {quantization} names a format of checkpoints: leave the "
@@ -124,15 +124,15 @@ def _made_at_load(spec: ModelSpec, quantization: Quantization | None) -> LinearS
     return _online(quantization)
 
 
-def _by_layer(config: QuantizationConfig) -> ByLayer:
+def _per_layer(config: QuantizationConfig) -> PerLayer:
     formats = functools.cache(_online)  # layers of one format are counted together
     linear, experts = (formats(each if isinstance(each, str) else None) for each in (config.linear, config.moe))
     rules = {**dict.fromkeys(config.ignore), **(config.targets or {})}
-    return ByLayer(linear, experts, {name: formats(each) for name, each in rules.items()})
+    return PerLayer(linear, experts, {name: formats(each) for name, each in rules.items()})
 
 
 def _online(name: str | None) -> Online | Unquantized:
     """Builds the scheme that quantizes at load; None: no quantization. It collects the names of one model's layers."""
     if name is None:
         return Unquantized()
-    return dataclasses.replace(ONLINE[_ALIASES.get(name, name)], plain=set())
+    return dataclasses.replace(ONLINE[_ALIASES.get(name, name)], unquantized=set())

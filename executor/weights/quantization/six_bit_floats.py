@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import powers_of_two, unpack
+from quire.executor.weights.quantization.bit_packing import powers_of_two, unpack
 from quire.executor.weights.quantization.groups import MX_GROUP
 from quire.executor.weights.quantization.stored_layer import EXPONENTS, StoredLayer
 from quire.ops.quantized import QuantizedWeight
@@ -38,7 +38,7 @@ class Mxfp6:
         codes = unpack(layer.read(self.weight, (out, size * _BITS // 8), torch.uint8), _BITS, size)
         dtype = layer.stored_dtype("weight_scale", torch.uint8)
         if dtype not in EXPONENTS:
-            raise layer.misfit("weight_scale", "bytes (MXFP6)")
+            raise layer.mismatch("weight_scale", "bytes (MXFP6)")
         scales = powers_of_two(layer.read("weight_scale", (out, size // MX_GROUP), dtype))
         kind = torch.float8_e5m2 if self.mantissa == 2 else torch.float8_e4m3fn
         values = fp6_values(self.mantissa).to(kind).view(torch.uint8).to(codes.device)

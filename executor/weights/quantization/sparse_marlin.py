@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.executor.weights.quantization.codes import integers, unpack
+from quire.executor.weights.quantization.bit_packing import integers, unpack
 from quire.executor.weights.quantization.groups import num_groups_of
-from quire.executor.weights.quantization.notes import WITHOUT_ZEROS, note_kept
+from quire.executor.weights.quantization.log_once import WITHOUT_ZEROS, log_expanded
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.quantized import QuantizedWeight
 
@@ -37,13 +37,13 @@ class SparseMarlin:
     def read(self, layer: StoredLayer) -> QuantizedWeight:
         out, size = layer.out_features, layer.in_features
         if out % _OUTPUTS or size % _INPUTS:
-            raise layer.misfit("weight_packed", f"outputs by {_OUTPUTS} and inputs by {_INPUTS} (marlin-24)")
+            raise layer.mismatch("weight_packed", f"outputs by {_OUTPUTS} and inputs by {_INPUTS} (marlin-24)")
         shapes = {bits: (size // _INPUTS, out * bits // 2) for bits in (self.bits, 4, 8)}
         stored = layer.shape("weight_packed", shapes[self.bits])
         bits = next((each for each, shape in shapes.items() if shape == stored), None)
         if bits is None:
-            raise layer.misfit("weight_packed", f"{list(shapes[4])} for 4 bits or {list(shapes[8])} for 8")
-        note_kept(f"{bits} bits", WITHOUT_ZEROS)
+            raise layer.mismatch("weight_packed", f"{list(shapes[4])} for 4 bits or {list(shapes[8])} for 8")
+        log_expanded(f"{bits} bits", WITHOUT_ZEROS)
         kept = _kept(unpack(layer.read("weight_packed", stored, torch.int32, dim=None), bits, out * 16), bits)
         meta = layer.read("meta", (size // _INPUTS, 2 * out), torch.int16, dim=None)
         dense = torch.full((out, size // 4, 4), 1 << (bits - 1), dtype=torch.uint8, device=kept.device)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.codes import powers_of_two
-from quire.executor.weights.quantization.groups import even, find_group
+from quire.executor.weights.quantization.bit_packing import powers_of_two
+from quire.executor.weights.quantization.groups import equal_groups, find_group
 from quire.executor.weights.readers import Shard, Stored, TensorSource
 
 EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
@@ -70,7 +70,7 @@ class StoredLayer:
         Args:
             shape: of the whole tensor.
             dim: the dimension of the outputs; None: the tensor has none, and is read whole.
-            per: outputs that share an index of that dimension. The first and the last index may include unwanted outputs,
+            per: outputs that share an index of that dimension. The first and the last may include unwanted outputs,
                 which `trim` cuts off.
         """
         name = f"{self.name}.{kind}"
@@ -112,10 +112,10 @@ class StoredLayer:
         if shape == (self.out_features, -(-self.in_features // group)):
             block = (1, group)
         elif shape != blocks:
-            raise self.misfit(kind, f"powers of two of blocks {list(blocks)}, or of groups of {group} inputs")
+            raise self.mismatch(kind, f"powers of two of blocks {list(blocks)}, or of groups of {group} inputs")
         return powers_of_two(self.per_group(kind, block, dtype))
 
-    def number(self, kind: str) -> Tensor:
+    def scalar(self, kind: str) -> Tensor:
         """Reads the only element of a tensor of any shape, [] float32.
 
         Raises:
@@ -123,17 +123,17 @@ class StoredLayer:
         """
         shape = self.shape(kind, ())
         if math.prod(shape) != 1 or (self.is_known and not self.has(kind)):
-            raise self.misfit(kind, "one number")
+            raise self.mismatch(kind, "one number")
         number = self.read(kind, shape, torch.float32, dim=None).reshape(())
         if not number.is_meta and not number.isfinite():
-            raise self.misfit(kind, f"one finite number; it is {float(number)}")
+            raise self.mismatch(kind, f"one finite number; it is {float(number)}")
         return number
 
     def per_group(self, kind: str, block: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
-        """Reads the value of each group of each output, [outputs, groups], whatever shares a value in the checkpoint.
+        """Reads the value of each group of each output, [outputs, groups]. The checkpoint may have fewer.
 
         Args:
-            block: outputs and inputs that share a value, as the configuration says. The tensor may have one value for the
+            block: outputs and inputs that share a value, as the configuration says. The tensor may have one for the
                 layer, an output or another group instead, but no other blocks, because their size would be ambiguous.
 
         Raises:
@@ -147,12 +147,16 @@ class StoredLayer:
         if shape[0] == self.out_features:
             num_groups = math.prod(shape[1:])
             group = self.group_size(kind, num_groups, None if block is None else columns)
-            return even(self.read(kind, shape, dtype).reshape(len(self.rows), num_groups), self.in_features, group)
+            return equal_groups(
+                self.read(kind, shape, dtype).reshape(len(self.rows), num_groups), self.in_features, group
+            )
         if block is None or (shape[0], math.prod(shape[1:])) != blocks:
             has = "no blocks" if block is None else f"blocks of {rows} x {columns}"
-            raise self.misfit(kind, f"numbers of the layer, its outputs, groups of inputs, or blocks ({has})")
+            raise self.mismatch(kind, f"numbers of the layer, its outputs, groups of inputs, or blocks ({has})")
         found = self.read(kind, shape, dtype, per=rows).reshape(-1, blocks[1])
-        return even(self.trim(found.repeat_interleave(rows, 0), 0, rows).contiguous(), self.in_features, columns)
+        return equal_groups(
+            self.trim(found.repeat_interleave(rows, 0), 0, rows).contiguous(), self.in_features, columns
+        )
 
     def group_size(self, kind: str, num_groups: int, expected: int | None) -> int:
         """Finds the inputs that share a value of `kind`. The last of the `num_groups` groups may have fewer.
@@ -166,10 +170,10 @@ class StoredLayer:
         group = find_group(self.in_features, num_groups, expected)
         if group is None:
             has = "no groups" if expected is None or expected < 1 else f"groups of {expected}"
-            raise self.misfit(kind, f"numbers of its outputs or of groups of inputs ({has})")
+            raise self.mismatch(kind, f"numbers of its outputs or of groups of inputs ({has})")
         return group
 
-    def misfit(self, kind: str, expected: str) -> ModelLoadError:
+    def mismatch(self, kind: str, expected: str) -> ModelLoadError:
         """Builds the error of a tensor that does not match the configuration."""
         found = self.find(kind)
         stored = "missing" if found is None else f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"

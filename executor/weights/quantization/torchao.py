@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.checkpoint_format import Layout
-from quire.executor.weights.quantization.codes import (
+from quire.executor.weights.quantization.bit_packing import (
     FP4,
     INT4,
     integers,
@@ -21,8 +20,9 @@ from quire.executor.weights.quantization.codes import (
     powers_of_two,
     table,
 )
+from quire.executor.weights.quantization.checkpoint_format import LayerLayout
 from quire.executor.weights.quantization.fields import block, integer, is_on
-from quire.executor.weights.quantization.groups import MX_GROUP, NV_GROUP, even
+from quire.executor.weights.quantization.groups import MX_GROUP, NV_GROUP, equal_groups
 from quire.executor.weights.quantization.scaled_inputs import ScaledInputs
 from quire.executor.weights.quantization.stored_layer import EXPONENTS, StoredLayer
 from quire.ops.quantized import QuantizedWeight
@@ -32,7 +32,7 @@ _FACTORS = "_weight_act_pre_scale"
 _FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
+def layouts(config: Mapping[str, Any]) -> Sequence[LayerLayout]:
     """Lists the layouts that the layers may have; first the one that the config describes."""
     found = list(_types(config.get("quant_type")))
     name, given = found[0] if found else ("", {})
@@ -46,10 +46,10 @@ def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
     is_symmetric = str(_inner(given, "mapping_type") or "SYMMETRIC").startswith("SYMMETRIC")
     # Int8DynamicActivationInt8WeightConfig, and that of intx; not Float8DynamicActivation...
     have_byte_inputs = bool(found) and all(each.startswith("Int8DynamicActivation") for each, _ in found)
-    plain_inputs: list[Layout] = [
-        Bytes(torch.int8, sizes, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
-        Bytes(torch.float8_e4m3fn, sizes),
-        Pairs(group or 128), Tiles(group or 128), Blocked(needs_factor=has_factor), Unread(),
+    plain_inputs: list[LayerLayout] = [
+        ByteCodes(torch.int8, sizes, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
+        ByteCodes(torch.float8_e4m3fn, sizes),
+        NibbleCodes(group or 128), TiledCodes(group or 128), BlockScaled(needs_factor=has_factor), Unsupported(),
     ]  # fmt: skip
     every = [ScaledInputs(layout, _FACTORS) for layout in plain_inputs]
     if name.startswith("Int4"):
@@ -58,7 +58,7 @@ def layouts(config: Mapping[str, Any]) -> Sequence[Layout]:
         is_nv = name.startswith("NV")
         is_short = is_nv or "float4" in str(given.get("weight_dtype"))
         dtype = torch.uint8 if is_short else torch.float8_e4m3fn
-        first = ScaledInputs(Blocked(dtype, has_factor=is_nv, needs_factor=has_factor), _FACTORS)
+        first = ScaledInputs(BlockScaled(dtype, has_factor=is_nv, needs_factor=has_factor), _FACTORS)
     else:
         first = every[1] if name.startswith("Float8") else every[0]
     return [first, *(layout for layout in every if layout is not first)]
@@ -89,7 +89,7 @@ def _inner(given: Mapping[str, Any], field: str) -> Any:
 
 
 def _block(given: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Returns the outputs and inputs that share a scale. Of two granularities, the first one is for activations."""
+    """Returns the outputs and inputs that share a scale. Of two granularities, the last is for weights."""
     granularity = given.get("granularity")
     last = granularity[-1] if isinstance(granularity, list) and granularity else granularity
     inner = _inner({"granularity": last}, "granularity")
@@ -100,7 +100,7 @@ def _block(given: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteCodes:
     """Int8Tensor, IntxUnpackedToInt8Tensor and Float8Tensor: `_weight_qdata` [out, in], one byte an element.
 
     With `_weight_scale` of the tensor, an output, groups or blocks, and perhaps `_weight_zero_point` of its shape.
@@ -146,17 +146,17 @@ class Bytes:
     def _zeros(self, layer: StoredLayer, scales: Tensor) -> Tensor | None:
         if not layer.has(_ZEROS) and (layer.is_known or self.is_symmetric):
             if not self.is_symmetric:
-                raise layer.misfit(_ZEROS, "zero points (mapping_type: ASYMMETRIC)")
+                raise layer.mismatch(_ZEROS, "zero points (mapping_type: ASYMMETRIC)")
             return None
         zeros = layer.per_group(_ZEROS, self.block, layer.stored_dtype(_ZEROS, torch.int8)).float()
         if zeros.shape[1] not in (1, scales.shape[1]):
-            raise layer.misfit(_ZEROS, f"as many zero points as {_SCALES}")
+            raise layer.mismatch(_ZEROS, f"as many zero points as {_SCALES}")
         is_middle = self.is_symmetric if zeros.is_meta else not zeros.any()
         return None if is_middle else zeros.expand(scales.shape)
 
 
 @dataclass(frozen=True)
-class Pairs:
+class NibbleCodes:
     """Int4Tensor: `_weight_qdata` int8 [out, in / 2], the even inputs in the lower halves, from -8 to 7.
 
     With `_weight_scale` and `_weight_zero_point` [groups, out]; a value is `code * scale + zero_point`.
@@ -175,14 +175,14 @@ class Pairs:
         num_groups, *_ = layer.shape(_SCALES, (-(-size // self.group_size), out))
         group = layer.group_size(_SCALES, num_groups, self.group_size)
         scales, zeros = (
-            even(layer.read(kind, (num_groups, out), layer.scale_dtype(kind), dim=1).t(), size, group)
+            equal_groups(layer.read(kind, (num_groups, out), layer.scale_dtype(kind), dim=1).t(), size, group)
             for kind in (_SCALES, _ZEROS)
         )
         return _with_offsets(pairs, scales, zeros)
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TiledCodes:
     """Int4TilePackedTo4dTensor, the order of NVIDIA's tensor cores.
 
     `_weight_qdata` int32 [out / 8, in / 16n, 32, n / 2], of weights padded to 8 outputs and 1024 inputs. The word [o,
@@ -204,15 +204,15 @@ class Tiles:
         shape = layer.shape(_CODES, (padded_out // 8, padded_in // 128, 32, 4))
         padded_in = shape[1] * shape[3] * 32
         if shape[0] * 8 != padded_out or shape[2] != 32 or padded_in != -(-size // 1024) * 1024:
-            raise layer.misfit(_CODES, f"tiles of {padded_out} outputs and {-(-size // 1024) * 1024} inputs")
+            raise layer.mismatch(_CODES, f"tiles of {padded_out} outputs and {-(-size // 1024) * 1024} inputs")
         words = layer.read(_CODES, shape, torch.int32, per=self._per)
         both = layer.shape(kind, (padded_in // self.group_size, padded_out, 2))
         if both[1:] != (padded_out, 2) or not both[0] or padded_in % both[0]:
-            raise layer.misfit(kind, f"scales and zeros of groups, [groups, {padded_out}, 2]")
+            raise layer.mismatch(kind, f"scales and zeros of groups, [groups, {padded_out}, 2]")
         numbers = layer.read(kind, both, torch.float32, dim=None)[:, layer.rows.start : layer.rows.stop]
         scales, zeros = numbers.permute(2, 1, 0)
         group = padded_in // both[0]
-        scales, zeros = (even(each[:, : -(-size // group)], size, group) for each in (scales, zeros))
+        scales, zeros = (equal_groups(each[:, : -(-size // group)], size, group) for each in (scales, zeros))
         return _with_offsets(self._pairs(layer, words)[:, : size // 2].contiguous(), scales, zeros)
 
     def _pairs(self, layer: StoredLayer, words: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Blocked:
+class BlockScaled:
     """MXTensor and NVFP4Tensor: 4-bit codes two a byte, the lower half first, or float8.
 
     `_weight_scale` is [out, groups], or in the order of NVIDIA's tensor cores: pieces of 128 outputs and 4 groups, one
@@ -251,18 +251,18 @@ class Blocked:
         out, size, factor = layer.out_features, layer.in_features, "_weight_per_tensor_scale"
         dtype = layer.stored_dtype(_CODES, self.dtype)
         if dtype not in (torch.uint8, *_FLOATS):
-            raise layer.misfit(_CODES, "codes of FP4, two a byte, or float8")
+            raise layer.mismatch(_CODES, "codes of FP4, two a byte, or float8")
         codes = layer.read(_CODES, (out, size // 2 if dtype == torch.uint8 else size), dtype)
         expected = torch.float8_e4m3fn if self.has_factor else torch.float8_e8m0fnu
         kind = layer.stored_dtype(_SCALES, expected)
         if kind not in (torch.float8_e4m3fn, *EXPONENTS):
-            raise layer.misfit(_SCALES, "scales of float8_e4m3fn or float8_e8m0fnu")
+            raise layer.mismatch(_SCALES, "scales of float8_e4m3fn or float8_e8m0fnu")
         groups = size // (NV_GROUP if kind == torch.float8_e4m3fn else MX_GROUP)
         scales = self._in_order(layer, layer.shape(_SCALES, (out, groups)), kind, groups)
         scales = scales.float() if kind == torch.float8_e4m3fn else powers_of_two(scales)
         is_missing = self.needs_factor and layer.is_known and kind == torch.float8_e4m3fn
         if is_missing or layer.has(factor) or (not layer.is_known and self.has_factor):
-            scales = scales * layer.number(factor)
+            scales = scales * layer.scalar(factor)
         return QuantizedWeight(codes, scales, table(FP4, codes.device) if dtype == torch.uint8 else None)
 
     def _in_order(self, layer: StoredLayer, shape: tuple[int, ...], kind: torch.dtype, groups: int) -> Tensor:
@@ -270,7 +270,7 @@ class Blocked:
             return layer.read(_SCALES, shape, kind)
         padded = (-(-layer.out_features // 128) * 128) * (-(-groups // 4) * 4)
         if math.prod(shape) != padded:
-            raise layer.misfit(_SCALES, f"[{layer.out_features}, {groups}] scales, or {padded} in NVIDIA's order")
+            raise layer.mismatch(_SCALES, f"[{layer.out_features}, {groups}] scales, or {padded} in NVIDIA's order")
         stored = layer.read(_SCALES, shape, kind, dim=None)
         if stored.is_meta:
             return stored.new_empty((len(layer.rows), groups))
@@ -280,7 +280,7 @@ class Blocked:
 
 
 @dataclass(frozen=True)
-class Unread:
+class Unsupported:
     """All other classes, which are refused."""
 
     def is_in(self, layer: StoredLayer) -> bool:

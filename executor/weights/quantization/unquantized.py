@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import TensorSource
 from quire.ops.backend import LinearWeight
 
@@ -15,7 +15,7 @@ _SCALES = ("weight_scale", "weight_scale_inv", "scale")
 class Unquantized:
     """Weights in the model's dtype: one tensor a layer, `weight`."""
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> Tensor:
         stored = source.find(f"{part.name}.weight")
         if stored is not None and stored.dtype.itemsize == 1:
             for kind in _SCALES:
@@ -26,11 +26,11 @@ class Unquantized:
                     )
         return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard)
 
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
+    def read_dequantized(self, source: TensorSource, part: LinearPart, in_features: int, dtype: torch.dtype) -> Tensor:
         return source.read(f"{part.name}.weight", (part.out_features, in_features), part.shard, dtype)
 
-    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+    def read_rows(self, source: TensorSource, part: LinearPart, in_features: int) -> Tensor:
         return self.read_weight(source, part, in_features)
 
-    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: LinearPart) -> LinearWeight:
         return rows

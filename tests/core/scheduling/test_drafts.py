@@ -153,12 +153,12 @@ def test_a_request_preempted_with_drafts_in_flight_goes_on_after_the_accepted_on
     steps.plan()
     steps.result([50], [60], drafts=[0, 2])
     assert rows(steps.plan()) == [(6, 1, 1), (6, 3, 3)]
-    num_ahead = 0
+    num_mtp = 0
     while steps.scheduler.stats().num_preemptions == 0:  # a takes page after page
         assert [row[1:] for row in rows(steps.plan())] == [(1, 1)]
-        num_ahead += 1
+        num_mtp += 1
     assert [delta.token_ids for delta in steps.result([51], [61, 62], drafts=[0, 3])] == [[51], [61, 62]]
-    for _ in range(num_ahead):
+    for _ in range(num_mtp):
         steps.result([52])
     steps.scheduler.abort(["a"])
     plan = steps.plan()

@@ -269,8 +269,8 @@ OPTIONS: list[dict[str, Any]] = [
 def test_nothing_is_read_while_the_device_works(folder: Path, options: dict[str, Any]) -> None:
     drive, device = run_late(folder, plain_requests(), **options)
     assert device.waits == []
-    num_ahead = launched_ahead(drive.events)
-    assert num_ahead > 20 if options["depth"] > 1 else num_ahead == 0
+    num_mtp = launched_ahead(drive.events)
+    assert num_mtp > 20 if options["depth"] > 1 else num_mtp == 0
     assert what_came(drive.deltas) == what_came(generate(start_worker(engine_config(folder)), plain_requests()))
 
 
@@ -284,8 +284,8 @@ def test_masks_that_follow_outputs_wait_for_the_last_step_alone(
     assert all(before < launching for launching, before in device.waits)
     assert sum(before == launching - 1 for launching, before in device.waits) >= 0.9 * len(device.waits)
     assert waited_for == sorted(set(waited_for))  # each at most once, in order
-    num_ahead = launched_ahead(drive.events)
-    assert len(device.waits) > 20 and num_ahead > 20 if options["depth"] > 1 else device.waits == []
+    num_mtp = launched_ahead(drive.events)
+    assert len(device.waits) > 20 and num_mtp > 20 if options["depth"] > 1 else device.waits == []
     expected = what_came(generate(start_worker(engine_config(folder)), requests, depth=1))
     assert what_came(drive.deltas) == expected
     assert any(failures for _, _, failures, *_ in expected.values())

@@ -15,9 +15,9 @@ from quire.core.errors import ModelLoadError
 from quire.executor.weights.file_weights import FileWeights
 from quire.executor.weights.files import WeightFiles
 from quire.executor.weights.names import HubNames
-from quire.executor.weights.quantization import cuts
+from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.formats import canonical, read_format
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from tests.executor.weights.stored_formats import Format
 from tests.executor.weights.test_quantized_checkpoints import FORMATS
@@ -51,7 +51,9 @@ def read(path: Path, config: dict[str, Any]) -> Tensor:
     source = FileWeights(WeightFiles([path]), HubNames(), torch.float32)
     try:
         scheme = read_format(canonical(str(config.get("quant_method"))), config, torch.float32)
-        return cuts.plain(scheme.read_weight(source, Part(NAME, OUT, Shard(0, 0, OUT)), IN), torch.float32)
+        return sharding.dequantized(
+            scheme.read_weight(source, LinearPart(NAME, OUT, Shard(0, 0, OUT)), IN), torch.float32
+        )
     finally:
         source.close()
 

@@ -17,7 +17,7 @@ from quire.executor.layers.vocabulary import VocabularyWeight
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantization.gguf_blocks import FORMATS, unpack, with_short_scales
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.frontend.checkpoint.gguf import make_folder, parts_of
 from quire.ops.quantized import QuantizedWeight, dequantize
@@ -276,7 +276,7 @@ def test_experts_of_gpt_oss_stay_in_four_bits(served: Served) -> None:
     expected = logits(same)
     context = model_context(read_spec(folder))
     with contextlib.closing(context.weights):
-        part = Part("model.layers.0.mlp.experts.1.up_proj", 64, Shard(0, 0, 64))
+        part = LinearPart("model.layers.0.mlp.experts.1.up_proj", 64, Shard(0, 0, 64))
         weight = context.scheme.read_weight(context, part, 64)
     assert isinstance(weight, QuantizedWeight)
     assert weight.codes.shape == (64, 32)
@@ -335,7 +335,7 @@ def test_a_shard_that_cuts_a_block_is_cut_after_unpacking(served: Served) -> Non
         parts = []
         for path in (folder, same):
             context = model_context(read_spec(path), group=ParallelGroup(rank, 2))
-            part = Part("model.layers.0.mlp.down_proj", 64, Shard(1, 48 * rank, 48 * rank + 48))
+            part = LinearPart("model.layers.0.mlp.down_proj", 64, Shard(1, 48 * rank, 48 * rank + 48))
             with contextlib.closing(context.weights):
                 parts.append(context.scheme.read_weight(context, part, 96))
         assert isinstance(parts[0], QuantizedWeight)
@@ -350,7 +350,7 @@ def test_scales_are_short_beside_short_activations(dtype: str, bits: int, served
     spec = read_spec(folder, dtype=dtype)
     for rank in range(2):
         context = model_context(spec, group=ParallelGroup(rank, 2))
-        part = Part("model.layers.0.mlp.down_proj", 256, Shard(1, 128 * rank, 128 * rank + 128))
+        part = LinearPart("model.layers.0.mlp.down_proj", 256, Shard(1, 128 * rank, 128 * rank + 128))
         with contextlib.closing(context.weights):
             weight = context.scheme.read_weight(context, part, 256)
         assert isinstance(weight, QuantizedWeight)

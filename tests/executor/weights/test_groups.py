@@ -9,7 +9,7 @@ import torch
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantization.groups import even, find_group
+from quire.executor.weights.quantization.groups import equal_groups, find_group
 from tests.executor.paged_driver import Checkpoints, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
 from tests.executor.weights.stored_formats import Format, gptq, packed_integers
@@ -89,10 +89,10 @@ def test_the_size_of_groups_follows_from_their_number(
 
 def test_a_short_group_keeps_its_number() -> None:
     numbers = torch.arange(6.0).view(2, 3)
-    spread = even(numbers, 80, 32)
+    spread = equal_groups(numbers, 80, 32)
     assert spread.shape == (2, 5)
     assert torch.equal(spread.repeat_interleave(16, 1), numbers.repeat_interleave(32, 1)[:, :80])
-    assert even(numbers, 96, 32) is numbers
+    assert equal_groups(numbers, 96, 32) is numbers
 
 
 def test_a_number_of_groups_that_none_explains_is_refused(checkpoint: Checkpoints, tmp_path: Path) -> None:

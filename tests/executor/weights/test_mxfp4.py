@@ -16,14 +16,14 @@ from quire.core.config.quantization import Quantization
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantization import notes
+from quire.executor.weights.quantization import log_once
 from quire.executor.weights.quantization.four_bit_floats import mxfp4
 from quire.ops.quantized import dequantize
 from tests.executor.memory.test_dry_build import dry_model
 from tests.executor.models.test_models import expected_logprobs
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
 from tests.executor.thread_group import on_every_rank
-from tests.executor.weights.test_by_layer import asked
+from tests.executor.weights.test_per_layer import asked
 
 torch.set_num_threads(1)
 
@@ -129,7 +129,7 @@ def test_other_gates_are_computed_by_the_class_of_transformers(
 def test_experts_stay_and_the_log_says_so(
     quantization: Quantization | None, says: bool, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    notes._say.cache_clear()  # another test may have heard it
+    log_once._log.cache_clear()  # another test may have heard it
     caplog.set_level("INFO")
     load_model(read_spec(folders[0]), quantization=quantization)
     said = [record.getMessage() for record in caplog.records if "experts" in record.getMessage()]

@@ -18,7 +18,7 @@ from quire.executor.weights.dummy import DummyWeights
 from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat
 from quire.executor.weights.quantization.int8 import quantize
 from quire.executor.weights.quantization.online import ONLINE, Online
-from quire.executor.weights.quantization.scheme import LinearScheme, Part
+from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.executor.weights.quantization.unquantized import Unquantized
 from quire.executor.weights.readers import Shard, TensorSource
@@ -66,12 +66,12 @@ def test_an_output_with_a_bad_weight_is_no_number(bad: float) -> None:
 def test_ranks_hold_the_numbers_of_the_whole() -> None:
     reader, scheme = DummyWeights(torch.bfloat16, seed=0), ONLINE["int8"]
     shards = ((0, 16), (0, 8), (8, 16))
-    column, first, second = (scheme.read_weight(reader, Part("q", 16, Shard(0, *ends)), 20) for ends in shards)
+    column, first, second = (scheme.read_weight(reader, LinearPart("q", 16, Shard(0, *ends)), 20) for ends in shards)
     for tensor, one, two in zip(column[:2], first[:2], second[:2], strict=True):
         assert torch.equal(tensor, torch.cat((one, two)))
 
     row, *rows = (
-        scheme.read_weight(reader, Part("o", 16, Shard(1, start, stop)), 20)
+        scheme.read_weight(reader, LinearPart("o", 16, Shard(1, start, stop)), 20)
         for start, stop in ((0, 20), (0, 10), (10, 20))
     )
     assert torch.equal(row.codes, torch.cat([part.codes for part in rows], dim=1))
@@ -85,11 +85,11 @@ PROMPT = list(range(5, 69))
 class Widened(Online):
     """The same numbers, in float32."""
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> Tensor:
         weight = super().read_weight(source, part, in_features)
         return widened(weight) if isinstance(weight, QuantizedWeight) else weight
 
-    def for_head(self, rows: LinearWeight, part: Part) -> Tensor:
+    def for_head(self, rows: LinearWeight, part: LinearPart) -> Tensor:
         return widened(super().for_head(rows, part))
 
 
@@ -278,7 +278,7 @@ def test_layers_that_stay_plain_are_named(
         for _ in range(2):  # as a dry build before a real one
             dry_build(spec, context)
     assert isinstance(context.scheme, Online)
-    context.scheme.say_plain()
+    context.scheme.log_unquantized()
     assert caplog.text.count("stay as the checkpoint has them") == (plain > 0)
     assert f"{plain or ''} linear layers" in caplog.text or not plain
 

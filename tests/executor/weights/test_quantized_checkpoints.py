@@ -18,9 +18,9 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.linear import GatedLinear
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantization import cuts, notes
+from quire.executor.weights.quantization import log_once, sharding
 from quire.executor.weights.quantization.formats import canonical, read_format
-from quire.executor.weights.quantization.scheme import Part
+from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.ops import bind
 from quire.ops.cpu.widened import WidenedWeight
@@ -213,7 +213,7 @@ PLAIN_LAYERS = {
 def test_what_cannot_stay_short_is_said_once(
     name: str, checkpoint: Checkpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notes._say.cache_clear()  # another test may have heard it
+    log_once._log.cache_clear()  # another test may have heard it
     num_ranks, message = PLAIN_LAYERS[name]
     form = Format(FORMATS["gptq-order"].config, uneven_groups) if name == "uneven" else FORMATS[name]
     packed, plain = write(checkpoint("qwen3"), tmp_path, form, LINEAR)
@@ -238,7 +238,7 @@ def test_gates_and_ups_that_differ_are_products_of_their_own(
     for got in (logprobs_of(packed)(ParallelGroup()), *on_every_rank(2, logprobs_of(packed))):
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
     context = model_context(spec)
-    gate, up = (Part(f"model.layers.0.mlp.{name}_proj", 96, Shard(0, 0, 96)) for name in ("gate", "up"))
+    gate, up = (LinearPart(f"model.layers.0.mlp.{name}_proj", 96, Shard(0, 0, 96)) for name in ("gate", "up"))
     with contextlib.closing(context.weights):
         mixed = GatedLinear(context, gate, up, 64, "silu", bias=True)
     assert held_bytes(mixed) < 96 * 64 * 4 * 1.25, "floats of one of both, and codes"
@@ -269,12 +269,12 @@ class _OneLayer:
 def test_a_format_is_multiplied_by_in_its_codes_or_says_that_it_is_not(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notes._say.cache_clear()
+    log_once._log.cache_clear()
     form, ops = FORMATS[name], bind("cpu")
     tensors, numbers = form.write(64, 128, torch.Generator().manual_seed(0))
     scheme = read_format(canonical(form.config["quant_method"]), form.config, torch.float32)
     with caplog.at_level("INFO", logger="quire"):
-        weight = scheme.read_weight(_OneLayer(tensors), Part("x", 64, Shard(0, 0, 64)), 128)
+        weight = scheme.read_weight(_OneLayer(tensors), LinearPart("x", 64, Shard(0, 0, 64)), 128)
         packed = ops.pack_linear(weight)
     is_as_stored = isinstance(weight, QuantizedWeight) and isinstance(packed, WidenedWeight)
     said = re.search("some layers are stored|widened in plain torch", caplog.text)
@@ -289,8 +289,8 @@ def test_words_of_awq_may_end_after_the_last_code(bits: int, out: int) -> None:
     form = FORMATS["awq-5"]
     tensors, numbers = stored_formats.awq_wide(bits)(out, 64, torch.Generator().manual_seed(0))
     scheme = read_format("awq", form.config | {"bits": bits}, torch.float32)
-    weight = scheme.read_weight(_OneLayer(tensors), Part("x", out, Shard(0, 0, out)), 64)
-    torch.testing.assert_close(cuts.plain(weight, torch.float32), numbers)
+    weight = scheme.read_weight(_OneLayer(tensors), LinearPart("x", out, Shard(0, 0, out)), 64)
+    torch.testing.assert_close(sharding.dequantized(weight, torch.float32), numbers)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("quark-int4", (4, 8)), ("quark-int4-channel", (8,))])
@@ -299,10 +299,10 @@ def test_zero_points_that_are_zero_cost_nothing(name: str, shape: tuple[int, ...
     tensors, numbers = FORMATS[name].write(64, 128, torch.Generator().manual_seed(0))
     tensors["weight_zero_point"] = torch.zeros(shape, dtype=torch.int32)
     scheme = read_format("quark", FORMATS[name].config, torch.float32)
-    weight = scheme.read_weight(_OneLayer(tensors), Part("x", 64, Shard(0, 0, 64)), 128)
+    weight = scheme.read_weight(_OneLayer(tensors), LinearPart("x", 64, Shard(0, 0, 64)), 128)
     assert isinstance(weight, QuantizedWeight)
     assert weight.offsets is None
-    torch.testing.assert_close(cuts.plain(weight, torch.float32), numbers)
+    torch.testing.assert_close(sharding.dequantized(weight, torch.float32), numbers)
 
 
 def uneven_groups(out: int, size: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
@@ -343,7 +343,7 @@ def test_checkpoints_say_whether_activations_have_8_bits(
     form = FORMATS[name]
     packed, _ = write(checkpoint("llama"), tmp_path, form._replace(config=form.config | config))
     context = model_context(read_spec(packed))
-    part = Part("model.layers.0.mlp.gate_proj", 96, Shard(0, 0, 96))
+    part = LinearPart("model.layers.0.mlp.gate_proj", 96, Shard(0, 0, 96))
     with contextlib.closing(context.weights):
         weight = context.scheme.read_weight(context.weights, part, 64)
     assert isinstance(weight, QuantizedWeight)

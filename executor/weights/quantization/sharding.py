@@ -9,32 +9,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.notes import note_kept
+from quire.executor.weights.quantization.log_once import log_expanded
 from quire.ops.backend import LinearWeight
 from quire.ops.quantized import QuantizedWeight, dequantize
 
 
-def plain(weight: LinearWeight, dtype: torch.dtype) -> Tensor:
+def dequantized(weight: LinearWeight, dtype: torch.dtype) -> Tensor:
     """Dequantizes a weight, [out, in]."""
     return dequantize(weight, dtype) if isinstance(weight, QuantizedWeight) else weight.to(dtype)
 
 
 def take_inputs(weight: QuantizedWeight, start: int, stop: int, dtype: torch.dtype, name: str) -> LinearWeight:
-    """Takes the inputs `start:stop` of a weight. Where they begin or end inside a group, its scale is repeated.
+    """Takes the inputs `start:stop` of a weight. A group that the slice cuts keeps its scale on both sides.
 
     A weight whose inputs are in another order has groups of different lengths after the cut: it is dequantized to
     `dtype`.
 
     Raises:
-        ModelLoadError: two codes of one byte would go to different ranks, and their values are no whole numbers.
+        ModelLoadError: two codes of one byte would go to different ranks, and their values are not integers.
     """
     if (start, stop) == (0, weight.shape[1]):
         return weight
     if weight.input_order is not None:
-        note_kept(dtype, "in an order of their inputs that ranks cut")
+        log_expanded(dtype, "in an order of their inputs that ranks cut")
         return dequantize(weight, dtype)[:, start:stop].contiguous()
     if start % 2 or stop % 2:
-        weight = in_bytes(weight)
+        weight = unpack_to_int8(weight)
     per = 1 if weight.table is None else 2
     if start % per or stop % per:
         raise ModelLoadError(
@@ -53,7 +53,7 @@ def take_inputs(weight: QuantizedWeight, start: int, stop: int, dtype: torch.dty
     )
 
 
-def with_outputs(weight: LinearWeight, count: int) -> LinearWeight:
+def pad_outputs(weight: LinearWeight, count: int) -> LinearWeight:
     """Pads a weight with outputs of zeros, to `count` in all."""
     missing = count - weight.shape[0]
     if not missing:
@@ -79,7 +79,7 @@ def regroup(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
 
 
 def runs(weights: Sequence[LinearWeight]) -> list[slice]:
-    """Slices of neighbouring `weights` of one form, each of which `join` makes one weight. All have the same inputs."""
+    """Groups neighbouring `weights` of one form, for `join`, into slices. All have the same inputs."""
     breaks = [index for index, pair in enumerate(pairwise(weights), 1) if not _are_alike(*pair)]
     return [slice(start, stop) for start, stop in pairwise([0, *breaks, len(weights)])]
 
@@ -90,7 +90,7 @@ def join(weights: Sequence[LinearWeight], dtype: torch.dtype) -> LinearWeight:
         return weights[0]
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     if len(quantized) < len(weights):
-        return torch.cat([plain(weight, dtype) for weight in weights])
+        return torch.cat([dequantized(weight, dtype) for weight in weights])
     group_size = math.gcd(*(weight.group_size for weight in quantized))
     quantized = [regroup(weight, group_size) for weight in quantized]
     scales = [weight.scales for weight in quantized]
@@ -132,8 +132,8 @@ def join_inputs(weights: Sequence[LinearWeight]) -> LinearWeight:
     )
 
 
-def in_bytes(weight: QuantizedWeight) -> QuantizedWeight:
-    """Unpacks 4-bit codes of whole numbers to int8; returns any other weight unchanged."""
+def unpack_to_int8(weight: QuantizedWeight) -> QuantizedWeight:
+    """Unpacks 4-bit codes of integers to int8; returns any other weight unchanged."""
     if weight.table is None:
         return weight
     if weight.table.is_meta:

@@ -10,7 +10,7 @@ _FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"
 _LAYER = re.compile(r"(?:^|\.)mtp(?:_block|_layers|\.layers)\.(\d+)\.")
 
 
-def num_layers_ahead(config: Mapping[str, Any], names: Iterable[str]) -> int:
+def num_mtp_layers(config: Mapping[str, Any], names: Iterable[str]) -> int:
     """Counts them, by config.json or else by the `names` of the checkpoint's tensors."""
     stated = next((config[field] for field in _FIELDS if config.get(field)), 0)
     return stated or len({found[1] for name in names if (found := _LAYER.search(name))})

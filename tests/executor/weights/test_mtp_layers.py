@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.core.wire.rank import Rank
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.ahead import num_layers_ahead
+from quire.executor.weights.mtp_layers import num_mtp_layers
 from quire.executor.worker import Worker
 from tests.executor.models.test_hybrid_models import folder  # noqa: F401
 from tests.executor.models.test_models import expected_logprobs
@@ -57,5 +57,5 @@ def test_they_are_told_and_left_out(
 
 
 def test_a_checkpoint_without_them_has_none() -> None:
-    assert num_layers_ahead({"num_nextn_predict_layers": 0}, ["model.layers.0.mlp.weight", "smtp.layers.0.w"]) == 0
-    assert num_layers_ahead({}, [f"mtp.layers.{index}.{name}" for index in (0, 2) for name in ("a.weight", "b")]) == 2
+    assert num_mtp_layers({"num_nextn_predict_layers": 0}, ["model.layers.0.mlp.weight", "smtp.layers.0.w"]) == 0
+    assert num_mtp_layers({}, [f"mtp.layers.{index}.{name}" for index in (0, 2) for name in ("a.weight", "b")]) == 2

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.executor.weights.quantization import cuts
-from quire.executor.weights.quantization.codes import integers
-from quire.executor.weights.quantization.groups import even, find_group
-from quire.executor.weights.quantization.notes import note_kept
+from quire.executor.weights.quantization import sharding
+from quire.executor.weights.quantization.bit_packing import integers
+from quire.executor.weights.quantization.groups import equal_groups, find_group
+from quire.executor.weights.quantization.log_once import log_expanded
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.backend import LinearWeight
 
@@ -52,7 +52,7 @@ def read_order(
     if (groups < 0).any():
         return None  # a negative value means that the checkpoint has no order
     if (largest := int(groups.max())) != num_groups - 1:
-        raise layer.misfit(kind, f"groups below {num_groups}, as many as have scales, and the largest is {largest}")
+        raise layer.mismatch(kind, f"groups below {num_groups}, as many as have scales, and the largest is {largest}")
     if group is not None and torch.equal(groups, _neighbours(groups, group)):
         return None
     inputs = groups.argsort(stable=True)
@@ -74,8 +74,11 @@ def ordered_integers(
     """
     groups, inputs, size = order.groups.to(codes.device), order.inputs.to(codes.device), order.group_size
     if size is not None:
-        scales, zeros = even(scales, len(inputs), size), None if zeros is None else even(zeros, len(inputs), size)
+        scales, zeros = (
+            equal_groups(scales, len(inputs), size),
+            None if zeros is None else equal_groups(zeros, len(inputs), size),
+        )
         return integers(codes[:, inputs], bits, scales, zeros, inputs)
-    note_kept(dtype, "in groups of different lengths")
+    log_expanded(dtype, "in groups of different lengths")
     wide = None if zeros is None else zeros[:, groups]
-    return cuts.plain(integers(codes, bits, scales[:, groups], wide), dtype)
+    return sharding.dequantized(integers(codes, bits, scales[:, groups], wide), dtype)

@@ -13,8 +13,8 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.quantization import QuantizationConfig, QuantizationName
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build
-from quire.executor.weights.quantization.by_layer import ByLayer
-from quire.executor.weights.quantization.scheme import LinearScheme, Part
+from quire.executor.weights.quantization.per_layer import PerLayer
+from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.executor.weights.readers import TensorSource
 from quire.frontend.launch.keywords import read_keywords
@@ -37,12 +37,12 @@ class Recorded:
 
     def __init__(self, scheme: LinearScheme) -> None:
         self.found: dict[str, set[str]] = {}
-        self.read_rows, self.read_numbers, self._scheme = scheme.read_rows, scheme.read_numbers, scheme
+        self.read_rows, self.read_dequantized, self._scheme = scheme.read_rows, scheme.read_dequantized, scheme
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         return self._put(part.mixture or part.name, self._scheme.read_weight(source, part, in_features))
 
-    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: LinearPart) -> LinearWeight:
         return self._put(HEAD, self._scheme.for_head(rows, part))
 
     def _put(self, name: str, weight: LinearWeight) -> LinearWeight:
@@ -124,8 +124,8 @@ def test_patterns_for_no_layer_are_named(checkpoint: Checkpoints, caplog: pytest
     context = model_context(spec, quantization=asked("int8", ignore=["o_proj", "attention.o"]))
     with contextlib.closing(context.weights), torch.inference_mode():
         dry_build(spec, context)
-    assert isinstance(context.scheme, ByLayer)
-    context.scheme.say_plain()
+    assert isinstance(context.scheme, PerLayer)
+    context.scheme.log_unquantized()
     [said] = [record.getMessage() for record in caplog.records]
     assert said.endswith("no linear layer and no experts are called attention.o")
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.weights.quantization.checkpoint_format import Exclusions
-from quire.executor.weights.quantization.notes import note_experts
+from quire.executor.weights.quantization.log_once import log_mxfp4_experts
 from quire.executor.weights.quantization.online import Online, to_mxfp4
-from quire.executor.weights.quantization.scheme import LinearScheme, Part
+from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.quantization.unquantized import Unquantized
 from quire.executor.weights.readers import TensorSource
 from quire.ops.backend import LinearWeight
@@ -23,7 +23,7 @@ Scheme = Online | Unquantized
 
 
 @dataclass(frozen=True)
-class ByLayer:
+class PerLayer:
     """A scheme for each kind of layer or name. Embeddings stay as the checkpoint has them.
 
     Attributes:
@@ -38,18 +38,18 @@ class ByLayer:
     rules: Mapping[str, Scheme]
     used: set[str] = field(default_factory=set, compare=False)
 
-    def read_weight(self, source: TensorSource, part: Part, in_features: int) -> LinearWeight:
+    def read_weight(self, source: TensorSource, part: LinearPart, in_features: int) -> LinearWeight:
         names = [part.mixture] if part.mixture else [part.name, source.locate(part.name, part.out_features).name]
         scheme = self._scheme(names, self.experts if part.mixture else self.linear)
         return scheme.read_weight(source, part, in_features)
 
-    def read_numbers(self, source: TensorSource, part: Part, in_features: int, dtype: torch.dtype) -> Tensor:
-        return Unquantized().read_numbers(source, part, in_features, dtype)
+    def read_dequantized(self, source: TensorSource, part: LinearPart, in_features: int, dtype: torch.dtype) -> Tensor:
+        return Unquantized().read_dequantized(source, part, in_features, dtype)
 
-    def read_rows(self, source: TensorSource, part: Part, in_features: int) -> Tensor:
+    def read_rows(self, source: TensorSource, part: LinearPart, in_features: int) -> Tensor:
         return Unquantized().read_weight(source, part, in_features)
 
-    def for_head(self, rows: LinearWeight, part: Part) -> LinearWeight:
+    def for_head(self, rows: LinearWeight, part: LinearPart) -> LinearWeight:
         return self._scheme([part.name, "lm_head"], self.linear).for_head(rows, part)
 
     def check_mxfp4(self, mixture: str) -> None:
@@ -60,16 +60,16 @@ class ByLayer:
                 "which stay so: let moe and targets leave them out, or take a checkpoint of 16 bits."
             )
 
-    def shortens_others(self, mixture: str) -> bool:
+    def quantizes_others(self, mixture: str) -> bool:
         """Returns True if layers other than the experts of `mixture` may be quantized."""
         for_others = (self.rules[rule] for rule, layers in self._layers.items() if mixture not in layers)
         return any(isinstance(scheme, Online) for scheme in (self.linear, *for_others))
 
-    def say_plain(self) -> None:
+    def log_unquantized(self) -> None:
         """Logs which layers stay unquantized, and warns of names and patterns that match no layer."""
         for scheme in {id(each): each for each in (self.linear, self.experts, *self.rules.values())}.values():
             if isinstance(scheme, Online):
-                scheme.say_plain()
+                scheme.log_unquantized()
         for name in self.rules.keys() - self.used:
             logger.warning("--quantization-config: no linear layer and no experts are called %s", name)
 
@@ -96,7 +96,7 @@ def check_mxfp4(scheme: LinearScheme, mixture: str) -> None:
     Raises:
         ModelLoadError: the scheme has another format for these experts than for layers in general.
     """
-    if isinstance(scheme, ByLayer):
+    if isinstance(scheme, PerLayer):
         scheme.check_mxfp4(mixture)
-    if isinstance(scheme, Online) or (isinstance(scheme, ByLayer) and scheme.shortens_others(mixture)):
-        note_experts()
+    if isinstance(scheme, Online) or (isinstance(scheme, PerLayer) and scheme.quantizes_others(mixture)):
+        log_mxfp4_experts()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.executor.weights.quantization.codes import integers_around_zero
+from quire.executor.weights.quantization.bit_packing import integers_around_zero
 from quire.executor.weights.quantization.groups import MX_GROUP
 from quire.executor.weights.quantization.stored_layer import StoredLayer
 from quire.ops.quantized import QuantizedWeight
@@ -61,13 +61,13 @@ class Int8Codes:
         scales = layer.scales("weight_scale", block)
         if not layer.has(kind) and (layer.is_known or self.is_symmetric):
             if not self.is_symmetric:
-                raise layer.misfit(kind, "zero points (symmetric: false)")
+                raise layer.mismatch(kind, "zero points (symmetric: false)")
             return QuantizedWeight(codes, scales)
         if layer.stored_dtype(kind, torch.int8) not in _SIGNED:
-            raise layer.misfit(kind, "whole numbers with a sign")
+            raise layer.mismatch(kind, "whole numbers with a sign")
         zeros = layer.per_group(kind, block, layer.stored_dtype(kind, torch.int8))
         if zeros.shape[1] not in (1, scales.shape[1]):
-            raise layer.misfit(kind, "as many zero points as weight_scale")
+            raise layer.mismatch(kind, "as many zero points as weight_scale")
         if layer.are_zero(zeros):
             return QuantizedWeight(codes, scales)
         return integers_around_zero(codes, 8, scales, zeros.float().expand(scales.shape) + 128)

@@ -15,22 +15,22 @@ WITHOUT_ZEROS = "without zeros"
 _lock = threading.Lock()
 
 
-def note_kept(kept: torch.dtype | str, how: str) -> None:
+def log_expanded(kept: torch.dtype | str, how: str) -> None:
     """Logs that layers stored in the way `how` become tensors of a dtype or a width."""
     kind = str(kept).removeprefix("torch.")
-    _say_once("some layers are stored %s: they are kept in %s, which takes more memory and time", how, kind)
+    _log_once("some layers are stored %s: they are kept in %s, which takes more memory and time", how, kind)
 
 
-def note_experts() -> None:
+def log_mxfp4_experts() -> None:
     """Logs that experts are not quantized again."""
-    _say_once("experts stay in MXFP4, as the checkpoint has them: other linear layers are made smaller")
+    _log_once("experts stay in MXFP4, as the checkpoint has them: other linear layers are made smaller")
 
 
-def _say_once(message: str, *values: str) -> None:
+def _log_once(message: str, *values: str) -> None:
     with _lock:  # the cache alone calls twice if two threads ask at the same time
-        _say(message, *values)
+        _log(message, *values)
 
 
 @functools.cache
-def _say(message: str, *values: str) -> None:
+def _log(message: str, *values: str) -> None:
     logger.info(message, *values)
