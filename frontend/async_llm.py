@@ -347,7 +347,7 @@ def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> AfterRe
     Raises:
         ConfigError: there is no parser of that name, or a plugin cannot be loaded.
     """
-    if not model.reasoning.reasoning_parser or tokenizer is None or model.structured_outputs.enable_in_reasoning:
+    if model.reasoning.parser_name is None or tokenizer is None or model.structured_outputs.enable_in_reasoning:
         return None
     # Imported here, because most engines have no parser.
     from quire.frontend.parsing.constraints import ConstraintsAfterReasoning

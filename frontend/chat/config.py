@@ -117,7 +117,7 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
 
         return OutputParsers(
             self.tool_call_parser,
-            reasoning.reasoning_parser,
+            reasoning.parser_name,
             tool_plugin=self.tool_parser_plugin,
             reasoning_plugin=reasoning.reasoning_parser_plugin,
             auto_tools=self.enable_auto_tool_choice,

@@ -46,7 +46,7 @@ class Conversations:
         self._reader = AnswerReader(
             parsers,
             engine.tokenizer,
-            may_think=bool(reasoning.reasoning_parser),
+            may_think=reasoning.parser_name is not None,
             thinks_freely=not engine.model.structured_outputs.enable_in_reasoning,
             template_variables=config.template_variables,
             searches=self.searches,

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 HARMLESS = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "session_id"),
-    *("prompt_cache_key", "prompt_cache_retention", "prediction"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prediction"),
 )
 """Fields about billing, storage, routing and speed: accepted, and without effect on the answer.
 
@@ -39,8 +39,12 @@ UNSUPPORTED: dict[str, Refused] = {
     "return_prompt_text": Refused("the prompt's text comes from the render endpoints", (False,)),
     "return_token_offsets": Refused("offsets come from the render endpoints, not with an answer", (False,)),
     "routed_experts_prompt_start": Refused(_NO_EXPERTS, (0,)),
-    "verbosity": Refused("models here have no such setting; ask for it in the prompt"),
     "watermarking": Refused("no watermark is configured here", (False,)),
     "web_search_options": Refused("this server does not search; offer a tool that does"),
 }
 """Refused fields by name."""
+
+
+def is_usual_verbosity(verbosity: Any) -> bool:
+    """Whether this asks for nothing. Other values are ignored in plain sight: models here have no such setting."""
+    return verbosity in (None, "medium")

@@ -15,6 +15,7 @@ from quire.core.wire.sampling_params import MAX_COMPLETIONS
 from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import with_functions
+from quire.frontend.chat.refused_fields import is_usual_verbosity
 from quire.frontend.chat.tool_fields import ignored_tools, read_tool_set
 from quire.frontend.openai.answers import WeightVersionSpan
 from quire.frontend.openai.beams import refuse_with_beams
@@ -34,7 +35,7 @@ _NOT_WITH_EMBEDS = {
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a stream carries besides text. `include_obfuscation` pads nothing here, so only false is accepted."""
+    """What a stream carries besides text. `include_obfuscation` pads nothing here, and is ignored in plain sight."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -94,6 +95,7 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: Any = None
     session_id: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     prediction: Any = None
     # Not supported yet.
@@ -115,6 +117,12 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
             return UNSET
         return [WeightVersionSpan("default", 0, num_tokens)] if num_tokens else []
 
+    def ignored_parts(self) -> Iterator[str]:
+        """As of the fields about the answer's form; also padding of a stream's events."""
+        yield from super().ignored_parts()
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            yield "stream_options.include_obfuscation"
+
     def check(self) -> None:
         """Refuses what this server cannot honour.
 
@@ -124,11 +132,8 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
         refuse_unsupported(self)
         check_priority(self.priority)
         check_salt(self.cache_salt)
-        if self.stream_options is not None:
-            if not self.stream:
-                raise ParameterError("stream_options needs stream=true.", param="stream_options")
-            if self.stream_options.include_obfuscation:
-                raise ParameterError("include_obfuscation is not supported yet.", param="stream_options")
+        if self.stream_options is not None and not self.stream:
+            raise ParameterError("stream_options needs stream=true.", param="stream_options")
         if self.prompt_logprobs and self.stream:
             raise ParameterError(
                 "prompt_logprobs come with the whole answer; leave stream out, or use echo with logprobs.",
@@ -198,6 +203,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Any = None  # ignored in plain sight
     # Not supported yet.
     audio: Any = None
     function_call: Any = None
@@ -206,12 +212,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
     mm_processor_kwargs: Any = None
     modalities: Any = None
     return_prompt_text: Any = None
-    verbosity: Any = None
     web_search_options: Any = None
 
     def ignored_parts(self) -> Iterator[str]:
-        """As for all requests; also what is ignored among the tools."""
+        """As for all requests; also a style that models here do not know, and what is ignored among the tools."""
         yield from super().ignored_parts()
+        if not is_usual_verbosity(self.verbosity):
+            yield "verbosity"
         yield from ignored_tools(self.tools)
 
     def check(self) -> None:

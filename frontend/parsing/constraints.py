@@ -76,7 +76,7 @@ class ConstraintsAfterReasoning:
         """
         parsers = OutputParsers(
             None,
-            options.reasoning_parser,
+            options.parser_name,
             reasoning_plugin=options.reasoning_parser_plugin,
             checkpoint=read_marks(tokenizer),
         )

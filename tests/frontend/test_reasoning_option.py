@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.core.config.reasoning import ReasoningConfig
 from quire.core.errors import ConfigError
+from quire.frontend.chat.config import ChatConfig
+from quire.frontend.checkpoint.serving_defaults import ServingDefaults
+from quire.frontend.cli import serve
+from quire.frontend.flags.parser import CommandParser
 from quire.frontend.parsing.constraints import ConstraintsAfterReasoning
 from quire.frontend.parsing.parsers import OutputParsers
 
@@ -59,3 +64,23 @@ def test_a_wrong_name_is_told_before_the_engine_starts(checkpoint: Callable[...,
         LLM(checkpoint("llama"), reasoning_parser="nobodys")
     with pytest.raises(ConfigError, match="--reasoning-parser"):
         LLM(checkpoint("llama"), structured_outputs_config={"reasoning_parser": "qwen3"})
+
+
+@pytest.mark.parametrize("name", ["none", "NONE"])
+def test_none_is_no_parser_whatever_the_checkpoint_says(name: str) -> None:
+    """vLLM takes `none` in any case, too, as it takes no name."""
+    parser = CommandParser("quire serve", "Serve.")
+    serve.add_arguments(parser)
+    asked = parser.parse_args(["--reasoning-parser", name]).engine_args.reasoning
+    checkpoint = ServingDefaults(reasoning_parser="qwen3")
+    for reasoning in (asked, checkpoint.complete(asked)):
+        parsers = ChatConfig(tool_call_parser="hermes").make_output_parsers(reasoning)
+        assert not parsers.reads_reasoning
+        assert parsers.reads_calls
+    assert checkpoint.complete(ReasoningConfig()).parser_name == "qwen3"
+
+
+def test_without_a_parser_reasoning_stays_in_the_text(checkpoint: Callable[..., Path]) -> None:
+    with LLM(checkpoint("llama"), reasoning_parser="none", device="cpu", num_gpu_blocks_override=64) as llm:
+        [output] = llm.generate(THINKING, DIGITS)
+    assert output.outputs[0].text.isdigit()

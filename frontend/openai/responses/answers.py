@@ -68,12 +68,14 @@ OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class InputTokensDetails(Struct):
-    """Prompt tokens that the prefix cache already held. A response is one turn, so that the lists stay empty."""
+    """Prompt tokens that the prefix cache already held.
+
+    vLLM's lists of the tokens of each turn are absent here and in the output's details: a response is one turn, and
+    OpenAI's agents library for JavaScript takes numbers alone.
+    """
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
-    input_tokens_per_turn: list[int] = []
-    cached_tokens_per_turn: list[int] = []
 
 
 class OutputTokensDetails(Struct):
@@ -81,8 +83,6 @@ class OutputTokensDetails(Struct):
 
     reasoning_tokens: int = 0
     tool_output_tokens: int = 0
-    output_tokens_per_turn: list[int] = []
-    tool_output_tokens_per_turn: list[int] = []
 
 
 class ResponseUsage(Struct, kw_only=True):
@@ -114,6 +114,14 @@ class ResponseConversation(Struct):
     id: str
 
 
+class AppliedCacheOptions(Struct):
+    """What a request says of prompt caching, with OpenAI's defaults. Caching here is always on, whatever it says."""
+
+    mode: str
+    ttl: str
+    comparison_response_id: str | None
+
+
 class RawMessage(Struct, kw_only=True, tag_field="type", tag="raw_message_tokens"):
     """What the model read or wrote, as text and as tokens."""
 
@@ -140,7 +148,11 @@ class Response(Struct, kw_only=True):
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt: None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: AppliedCacheOptions | UnsetType = UNSET
+    prompt_cache_retention: str | None = None
     reasoning: Any = None
+    safety_identifier: str | None = None
     service_tier: str = "default"
     store: bool = True
     temperature: float | None = None

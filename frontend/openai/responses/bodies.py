@@ -7,7 +7,13 @@ import msgspec
 from msgspec import Struct
 
 from quire.frontend.chat.partly_read import PartlyRead
-from quire.frontend.openai.responses.schema import ConversationReference, Reasoning, ResponsesRequest, TextConfig
+from quire.frontend.openai.responses.schema import (
+    ConversationReference,
+    PromptCacheOptions,
+    Reasoning,
+    ResponsesRequest,
+    TextConfig,
+)
 
 
 class _PromptRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
@@ -48,8 +54,9 @@ class CompactRequest(_PromptRequest, forbid_unknown_fields=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     # Without effect on a server of one's own.
-    service_tier: Literal["auto", "default", "fast", "flex", "scale", "priority"] | None = None
+    service_tier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: str | None = None
 
     def as_response(self) -> ResponsesRequest:

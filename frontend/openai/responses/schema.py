@@ -13,15 +13,17 @@ from quire.core.errors import ParameterError
 from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.partly_read import PartlyRead
-from quire.frontend.chat.refused_fields import UNSUPPORTED
+from quire.frontend.chat.refused_fields import is_usual_verbosity
 from quire.frontend.chat.tool_fields import read_tool_set
 from quire.frontend.openai.output_format import OutputFields
+from quire.frontend.openai.responses.answers import AppliedCacheOptions
 from quire.frontend.openai.responses.items import ignored_items
 from quire.frontend.openai.responses.tools import OfferedTools, ignored_response_tools
 from quire.frontend.requests.request_fields import check_priority, check_salt
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
+INPUT_IMAGES = "message.input_image.image_url"
 CALL_PREFIX = "call_"
 """Prefix of the ids of calls; the items of calls have ids of their own."""
 
@@ -74,6 +76,25 @@ class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+class PromptCacheOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How OpenAI's servers are to cache the prompt; told again, and without effect here."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
+    comparison_response_id: str | None = None
+    prewarm: bool | None = None
+
+    def applied(self) -> AppliedCacheOptions:
+        """The form that a response tells."""
+        return AppliedCacheOptions(self.mode or "implicit", self.ttl or "30m", self.comparison_response_id)
+
+
+class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream carries besides events. `include_obfuscation` pads nothing here, and is ignored in plain sight."""
+
+    include_obfuscation: bool | None = None
+
+
 class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/responses."""
 
@@ -83,6 +104,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     previous_response_id: str | None = None
     conversation: str | ConversationReference | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
     include: list[str] | None = None
@@ -127,10 +149,11 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     # Without effect on a server of one's own.
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: str | None = None
     session_id: str | None = None
     # Not supported.
@@ -159,11 +182,17 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
         return what in (self.include or ())
 
     def ignored_parts(self) -> Iterator[str]:
-        """What is about tools that a server would run."""
+        """What is about tools that a server would run, images, padding, or a style that models here do not know."""
+        if self.text is not None and not is_usual_verbosity(self.text.verbosity):
+            yield "text.verbosity"
+        if self.stream_options is not None and self.stream_options.include_obfuscation:
+            yield "stream_options.include_obfuscation"
+        if self.prompt_cache_options is not None and self.prompt_cache_options.prewarm:
+            yield "prompt_cache_options.prewarm"
         yield from ignored_response_tools(self.tools)
         if not isinstance(self.input, str):
             yield from ignored_items(self.input)
-        yield from (f"include.{what}" for what in self.include or () if _is_of_hosted_tools(what))
+        yield from (f"include.{what}" for what in self.include or () if _is_never_there(what))
 
     def check(self) -> None:
         """Refuses fields that this server cannot honour, and fields that contradict each other.
@@ -174,15 +203,12 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
         refuse_unsupported(self)
         check_priority(self.priority)
         check_salt(self.cache_salt)
-        if self.text is not None and self.text.verbosity not in (None, "medium"):
-            reason = UNSUPPORTED["verbosity"].reason
-            raise ParameterError(f"text.verbosity is refused: {reason}.", param="text.verbosity")
         for name, harmless in _UNSUPPORTED.items():
             value = getattr(self, name)
             if value is not None and value not in harmless:
                 raise ParameterError(f"{name} is not supported yet; leave it out.", param=name)
         for what in self.include or ():
-            if what not in (OUTPUT_LOGPROBS, ENCRYPTED_REASONING) and not _is_of_hosted_tools(what):
+            if what not in (OUTPUT_LOGPROBS, ENCRYPTED_REASONING) and not _is_never_there(what):
                 raise ParameterError(
                     f"include can name {OUTPUT_LOGPROBS} and {ENCRYPTED_REASONING}; got {what!r}.", param="include"
                 )
@@ -244,9 +270,9 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
         raise ParameterError(f"metadata may have {MAX_METADATA} entries.", param="metadata")
 
 
-def _is_of_hosted_tools(what: str) -> bool:
-    """Whether an entry of `include` is about tools that a server would run: `web_search_call.results`."""
-    return what.partition(".")[0].removesuffix("_output").endswith("_call")
+def _is_never_there(what: str) -> bool:
+    """Whether an entry of `include` names what no response here has: results of tools that a server runs, or images."""
+    return what == INPUT_IMAGES or what.partition(".")[0].removesuffix("_output").endswith("_call")
 
 
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:

@@ -5,6 +5,8 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from msgspec import UNSET
+
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
@@ -188,7 +190,11 @@ def _new_response(request: ResponsesRequest, response_id: str, model: str, engin
         model=model,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        prompt_cache_options=UNSET if request.prompt_cache_options is None else request.prompt_cache_options.applied(),
+        prompt_cache_retention=_retention(request.prompt_cache_retention),
         reasoning=request.reasoning,
+        safety_identifier=request.safety_identifier,
         store=request.is_stored,
         temperature=_given(request.temperature, defaults.get("temperature", 1.0)),
         text=request.text or {"format": {"type": "text"}},
@@ -202,6 +208,11 @@ def _new_response(request: ResponsesRequest, response_id: str, model: str, engin
         user=request.user,
         metadata=request.metadata or {},
     )
+
+
+def _retention(asked: str | None) -> str | None:
+    """`prompt_cache_retention` as responses spell it; older clients send "in-memory"."""
+    return "in_memory" if asked == "in-memory" else asked
 
 
 def _given(value: float | None, default: float) -> float:

@@ -1,5 +1,6 @@
 """Every field of the Responses and Messages APIs reaches the engine, is refused by name, or is known to be harmless."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.http.json_request import decode_body
 from quire.frontend.openai.responses.schema import OUTPUT_LOGPROBS, ResponsesRequest
 from quire.frontend.openai.responses.tools import OfferedTools
+from quire.frontend.openai.schema import ChatRequest
 
 FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object"}}
 SCHEMA: dict[str, Any] = {"type": "object", "title": "t"}
@@ -104,6 +106,7 @@ MESSAGES_REFUSE: dict[str, Any] = {**REFUSED_BY_BOTH, "thread": {"type": "create
 
 RESPONSES_HARMLESS = {
     *("service_tier", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "session_id"),
+    *("prompt_cache_options", "stream_options"),
 }
 MESSAGES_HARMLESS = {"metadata", "service_tier", "cache_control", "context_management"}
 RESPONSES_OWN = {
@@ -116,7 +119,8 @@ VLLM_RESPONSES = """
     background include input instructions max_output_tokens max_tool_calls metadata model logit_bias parallel_tool_calls
     previous_response_id prompt reasoning include_reasoning service_tier store stream temperature text tool_choice tools
     top_logprobs top_p top_k min_p truncation user skip_special_tokens include_stop_str_in_output presence_penalty
-    frequency_penalty prompt_cache_key watermarking request_id session_id media_io_kwargs mm_processor_kwargs priority
+    frequency_penalty prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier watermarking
+    request_id session_id media_io_kwargs mm_processor_kwargs priority
     mm_payload return_mm_kwargs cache_salt enable_response_messages previous_input_messages structured_outputs
     repetition_penalty seed stop stop_token_ids ignore_eos vllm_xargs kv_transfer_params ec_transfer_params
     chat_template_kwargs
@@ -127,7 +131,7 @@ VLLM_MESSAGES = """
     chat_template_kwargs
 """
 VLLM_COUNT_TOKENS = "model messages output_config system thinking tool_choice tools chat_template_kwargs"
-"""What vLLM 0.32's OpenAPI document lists."""
+"""What vLLM 0.33's OpenAPI document lists."""
 
 
 def respond(**fields: Any) -> ChatInput:
@@ -145,6 +149,19 @@ def message(**fields: Any) -> ChatInput:
     request = decode_body(msgspec.json.encode(body), MessagesRequest)
     request.check()
     return request.to_chat_input()
+
+
+def test_an_unknown_effort_is_refused_by_name_everywhere() -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "reasoning_effort": "ultra"}
+    asked: dict[str, Callable[[], Any]] = {
+        "reasoning_effort": lambda: decode_body(msgspec.json.encode(chat), ChatRequest),
+        "reasoning.effort": lambda: respond(reasoning={"effort": "ultra"}),
+        "output_config.effort": lambda: message(output_config={"effort": "ultra"}),
+    }
+    for name, ask in asked.items():
+        with pytest.raises(ParameterError, match="ultra") as caught:
+            ask()
+        assert caught.value.param == name
 
 
 def found(chat: ChatInput, place: str) -> Any:

@@ -40,6 +40,37 @@ def test_unknown_fields_are_ignored_and_listed(
     assert answer.headers[HEADER] == "max_token, client_metadata"
 
 
+PADDED: dict[str, Any] = {"stream": True, "stream_options": {"include_obfuscation": True}}
+STYLES: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"verbosity": "low"}, "verbosity"),
+    ("/v1/responses", {"text": {"verbosity": "low"}}, "text.verbosity"),
+    ("/v1/responses", {"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+    ("/v1/responses", {"include": ["message.input_image.image_url"]}, "include.message.input_image.image_url"),
+    *((path, PADDED, "stream_options.include_obfuscation") for path, _ in ROUTES[:3]),
+]
+SILENT: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"verbosity": "medium", "prompt_cache_options": {"mode": "explicit"}}),
+    ("/v1/responses", {"text": {"verbosity": "medium"}, "service_tier": "ultrafast"}),
+    *((path, {"stream": True, "stream_options": {"include_obfuscation": False}}) for path, _ in ROUTES[:3]),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "named"), STYLES, ids=lambda value: str(value)[:40])
+def test_a_style_that_no_model_knows_is_ignored_and_listed(
+    server: ServerProcess, path: str, fields: dict[str, Any], named: str
+) -> None:
+    answer = httpx.post(server.base_url + path, json={**dict(ROUTES)[path], **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[HEADER] == named
+
+
+@pytest.mark.parametrize(("path", "fields"), SILENT, ids=lambda value: str(value)[:40])
+def test_what_asks_for_the_usual_is_not_listed(server: ServerProcess, path: str, fields: dict[str, Any]) -> None:
+    answer = httpx.post(server.base_url + path, json={**dict(ROUTES)[path], **fields})
+    assert answer.status_code == 200, answer.text
+    assert HEADER not in answer.headers
+
+
 def test_an_error_about_something_else_lists_them_too(server: ServerProcess) -> None:
     body = {"prompt": "a", "colour": "red", "temperature": -1}
     answer = httpx.post(server.base_url + "/v1/completions", json=body)

@@ -46,6 +46,29 @@ def test_a_text_in_and_out(client: openai.OpenAI) -> None:
     assert response.usage.input_tokens_details.cache_write_tokens == 0
 
 
+def test_what_a_request_says_of_caching_and_its_user_is_told_again(client: openai.OpenAI) -> None:
+    told: Any = {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s"}
+    options: Any = {"mode": "explicit", "prewarm": False, "comparison_response_id": "resp_1"}
+    response = ask(client, "Hi.", **told, prompt_cache_options=options, max_output_tokens=2)
+    assert {name: getattr(response, name) for name in told} == told
+    cached = response.prompt_cache_options
+    assert (cached.mode, cached.ttl, cached.comparison_response_id) == ("explicit", "30m", "resp_1")
+    assert client.responses.retrieve(response.id).prompt_cache_key == "k"
+    older = ask(client, "Hi.", prompt_cache_retention="in-memory", max_output_tokens=2)
+    assert older.prompt_cache_retention == "in_memory"
+    assert "prompt_cache_options" not in older.model_fields_set
+    assert (older.prompt_cache_key, older.safety_identifier) == (None, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_details_of_usage_are_numbers_alone(client: openai.OpenAI, stream: bool) -> None:
+    """OpenAI's agents library for JavaScript takes nothing else."""
+    answer = ask(client, "Hi.", max_output_tokens=2, stream=stream)
+    usage = (list(answer)[-1].response if stream else answer).usage
+    for details in (usage.input_tokens_details, usage.output_tokens_details):
+        assert {type(value) for value in details.model_dump(exclude_unset=True).values()} == {int}
+
+
 def test_agent_loop(client: openai.OpenAI) -> None:
     first = ask(client, QUESTION, tools=[WEATHER])
     [call] = first.output
