@@ -4,18 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.frontend.grammar.characters import PLAIN, Ranges, common, has, in_json, union
-from quire.frontend.grammar.patterns import (
+from quire.frontend.grammar.pattern_reader import PatternError
+from quire.frontend.grammar.pattern_tree import (
     Chars,
     Either,
     Node,
-    PatternError,
     Repeat,
     Sequence,
     is_any_text,
     matches,
-    read_pattern,
     texts_of,
 )
+from quire.frontend.grammar.patterns import read_pattern
 from quire.frontend.grammar.schema import walk
 
 _SPECIAL = set("\\.+*?()|[]{}^$-&~#/")

@@ -11,7 +11,8 @@ from typing import Any
 from msgspec import Struct
 
 from quire.frontend.grammar.pattern_notations import as_regex
-from quire.frontend.grammar.patterns import PatternError, is_anchored, read_pattern
+from quire.frontend.grammar.pattern_reader import PatternError
+from quire.frontend.grammar.patterns import is_anchored, read_pattern
 from quire.frontend.grammar.schema import ANNOTATIONS, LARK
 from quire.frontend.parsing.literals import PYTHON, Notation
 from quire.frontend.parsing.typed_values import schema_types, target_of

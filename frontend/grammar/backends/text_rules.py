@@ -14,7 +14,8 @@ from typing import Any
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.characters import ALL, Ranges, common, complement, in_json
 from quire.frontend.grammar.pattern_notations import as_json_regex, as_regex, plain_regex
-from quire.frontend.grammar.patterns import Node, read_pattern
+from quire.frontend.grammar.pattern_tree import Node
+from quire.frontend.grammar.patterns import read_pattern
 from quire.frontend.grammar.schema import LARK, walk
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z_][\w.-]*[(\[]?|\s+|.', re.DOTALL)

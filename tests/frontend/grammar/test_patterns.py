@@ -9,7 +9,9 @@ from jsonschema import Draft202012Validator
 from quire.core.wire.structured_outputs import GrammarBackend
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.pattern_notations import finds, whole_regex
-from quire.frontend.grammar.patterns import PatternError, read_pattern, texts_of
+from quire.frontend.grammar.pattern_reader import PatternError
+from quire.frontend.grammar.pattern_tree import texts_of
+from quire.frontend.grammar.patterns import read_pattern
 from tests.frontend.grammar.libraries import Grammar
 
 pytest.importorskip("outlines_core")
