@@ -364,6 +364,11 @@ class Scheduler:
             for index, message, kind in faults
             if requests[index].status is not RequestStatus.FINISHED
         ]
+        failed += [
+            self._cut(requests[index], message)
+            for index, message in result.dead_ends
+            if requests[index].status is not RequestStatus.FINISHED
+        ]
         scores = [
             RequestDelta(scored[slot].request_id, [], prompt_logprobs=part)
             for slot, part in result.prompt_logprobs
@@ -429,6 +434,13 @@ class Scheduler:
         self._end(request)
         self._kv.disown(request)
         return request.last_delta(FinishReason.ERROR, RequestFailure(kind, message))
+
+    def _cut(self, request: Request, message: str) -> RequestDelta:
+        """Ends an output that its grammar does not let go on; a request without any output is refused."""
+        if not request.output_token_ids:
+            return self._fail(request, message, "invalid")
+        self._end(request)
+        return request.last_delta(FinishReason.LENGTH, RequestFailure("dead_end", message))
 
     def _end(self, request: Request) -> None:
         """Frees all that the request holds. `_drop_finished` removes it from `_running` later, a step's all at once."""

@@ -176,7 +176,10 @@ class PromptLogprobs(Struct, array_like=True):
 
 
 class RequestFailure(Struct, array_like=True):
-    """Why one request failed. `kind` is "invalid" (400), "overloaded" (429) or "internal" (500)."""
+    """Why one request failed. `kind` is "invalid" (400), "overloaded" (429) or "internal" (500).
+
+    A "dead_end" is no failure of the request: its output ends there, because the grammar cannot go on.
+    """
 
     kind: str
     message: str
@@ -345,8 +348,8 @@ class StepResult(Struct, array_like=True, tag="result"):
     asked. `failures` has (index into token_ids, message) for rows whose first token cannot be chosen because the logits
     are unusable (NaN): only those requests fail, and their rows' tokens are dropped. A row whose later logits are
     unusable brings the tokens before, and fails in its request's next step. `refusals` are failures that the request
-    itself caused: it left no token to choose from. `spans` are the step's own times, when timelines are recorded (see
-    `quire.core.trace`).
+    itself caused: it left no token to choose from. `dead_ends` are rows for which a grammar left none: their requests'
+    outputs end. `spans` are the step's own times, when timelines are recorded (see `quire.core.trace`).
 
     `prompt_logprobs` has (slot, values) for rows that computed a part of a prompt whose log-probabilities are wanted.
 
@@ -365,6 +368,7 @@ class StepResult(Struct, array_like=True, tag="result"):
     refusals: list[tuple[int, str]] = []
     num_drafts: list[int] = []
     expert_balancedness: float | None = None
+    dead_ends: list[tuple[int, str]] = []
 
 
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):

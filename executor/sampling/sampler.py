@@ -13,7 +13,7 @@ from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
 from quire.executor.sampling.custom import CustomFeature
 from quire.executor.sampling.feature import Feature, FollowingMask, Mask, SampleBatch
-from quire.executor.sampling.grammar.masks import GrammarMasks
+from quire.executor.sampling.grammar.masks import DeadEnd, GrammarMasks
 from quire.executor.sampling.logit_bias import LogitBias
 from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
@@ -51,7 +51,7 @@ class Sampled:
         self.slots = slots
         self.token_ids, self.usable = chosen
         self.logprobs = logprobs
-        self.reasons: dict[int, str | None] = {}
+        self.reasons: dict[int, str | DeadEnd | None] = {}
         self.forbidden: list[int] = []
         self._transfer = transfers.to_host(chosen)
 
@@ -61,7 +61,7 @@ class Sampled:
         token_ids, usable = self._transfer.values()
         return token_ids.tolist(), usable.tolist()
 
-    def release(self, slots: list[int], why_nothing_fits: Callable[[int], str | None]) -> None:
+    def release(self, slots: list[int], why_nothing_fits: Callable[[int], str | DeadEnd | None]) -> None:
         """The requests in `slots` are gone; the slots' next requests have no row in this step."""
         rows = np.flatnonzero(np.isin(self.slots, slots))
         self.reasons |= {int(row): why_nothing_fits(int(self.slots[row])) for row in rows}
@@ -172,8 +172,8 @@ class Sampler:
         """Which of the requests in `slots` may have a position sampled again after other tokens: [num_slots] bool."""
         return self._wanted[slots] & self._one_way == 0
 
-    def why_unusable(self, sampled: Sampled, row: int) -> str | None:
-        """The message for the request of an unusable row; None if the model's logits are at fault."""
+    def why_unusable(self, sampled: Sampled, row: int) -> str | DeadEnd | None:
+        """See `why_nothing_fits`, for the request of an unusable row."""
         if row in sampled.reasons:
             return sampled.reasons[row]
         return self.why_nothing_fits(int(sampled.slots[row]))
@@ -189,12 +189,14 @@ class Sampler:
     def _bits(self, *kinds: type) -> int:
         return sum(1 << place for place, feature in enumerate(self._features) if isinstance(feature, kinds))
 
-    def why_nothing_fits(self, slot: int) -> str | None:
-        """The message for a request that made its own row unusable; None if the model's logits are at fault."""
-        judges: list[CustomFeature | GrammarMasks] = [*self._custom, self.grammar]
-        for judge in judges:
-            if (reason := judge.why_nothing_fits(slot)) is not None:
-                return reason
+    def why_nothing_fits(self, slot: int) -> str | DeadEnd | None:
+        """Says why a request left itself no token: in a message, or where its grammar led; None if the model did."""
+        for feature in self._custom:
+            if (message := feature.why_nothing_fits(slot)) is not None:
+                return message
+        limits = self._wanted[slot] & (self._masking | self._bits(CustomFeature))
+        if (dead_end := self.grammar.why_nothing_fits(slot, has_other_limits=bool(limits))) is not None:
+            return dead_end
         if self._wanted[slot] & self._masking:
             return "No token is left to sample: allowed_token_ids, bad_words and min_tokens rule out each other."
         return None

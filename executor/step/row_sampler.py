@@ -7,6 +7,7 @@ import torch
 
 from quire.core.wire.protocol import StepResult, TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.grammar.masks import DeadEnd
 from quire.executor.sampling.sampler import Sampled, Sampler
 from quire.executor.step.drafts import Drafter, num_accepted
 from quire.executor.step.input_batch import InputBatch
@@ -98,7 +99,7 @@ class RowSampler:
             self._blame(sampled, [(row, first) for row, first in enumerate(firsts) if not usable[first]], result)
         for place in sampled.forbidden:  # of requests that get no drafts: the place is its row's first
             message = "A logits processor brought back a token that the grammar forbids."
-            result.failures.append((firsts.index(place), message))
+            result.dead_ends.append((firsts.index(place), message))
 
     @staticmethod
     def _logprobs(rows: SampledRows, tokens: list[list[int]]) -> list[tuple[int, list[TokenLogprobs]]]:
@@ -116,8 +117,10 @@ class RowSampler:
     def _blame(self, sampled: Sampled, unusable: list[tuple[int, int]], result: StepResult) -> None:
         """Notes in `result` why rows have no token; `unusable` are (row, its first place) pairs."""
         for row, first in unusable:
-            reason = self._sampler.why_unusable(sampled, first)
-            if reason is not None:
-                result.refusals.append((row, reason))
-            else:
-                result.failures.append((row, "The model's logits were NaN or infinite for this request."))
+            match self._sampler.why_unusable(sampled, first):
+                case None:
+                    result.failures.append((row, "The model's logits were NaN or infinite for this request."))
+                case DeadEnd(message):
+                    result.dead_ends.append((row, message))
+                case str(message):
+                    result.refusals.append((row, message))

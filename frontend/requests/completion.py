@@ -75,6 +75,8 @@ class Completion:
         self.stop_reason = delta.stop_token_id
         if delta.finish_reason is FinishReason.REPETITION:
             self.stop_reason = "repetition_detected"
+        elif delta.failure is not None:
+            self.stop_reason = "grammar_dead_end"
         token_ids = delta.token_ids
         count = len(token_ids) if self._detokenizer is None else self._add_text(delta)
         self._token_ids += token_ids if count == len(token_ids) else token_ids[:count]

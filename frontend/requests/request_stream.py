@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from quire.core.errors import EngineError, OverloadedError, ParameterError, QuireError
+from quire.core.logging import get_logger
 from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.request_metrics import FinishedRequest, RequestMetrics
@@ -20,6 +21,8 @@ from quire.frontend.requests.token_logprobs import PromptRows
 
 if TYPE_CHECKING:
     import numpy as np
+
+logger = get_logger(__name__)
 
 
 class RequestStream:
@@ -102,8 +105,10 @@ class RequestStream:
         if completion.finish_reason is not None or self._finished_at is not None:
             return
         if delta.failure is not None:
-            self._fail(delta.failure)
-            return
+            if delta.failure.kind != "dead_end":
+                self._fail(delta.failure)
+                return
+            logger.warning("the output of request %s ends early: %s", self.request_id, delta.failure.message)
         if delta.prompt_logprobs is not None:
             assert self._prompt_rows is not None
             self._prompt_rows.add(delta.prompt_logprobs)

@@ -10,6 +10,7 @@ from quire.core.wire.protocol import EngineRequest
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.grammar.output_length import check_min_tokens
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.completion import Completion
 from quire.frontend.requests.ids import reply_id_of
@@ -90,7 +91,10 @@ class RunningRequests:
         if log is not None:
             log.add(request_id, prompt, sampling)
         constraint = sampling.structured_outputs
-        grammar = await self._grammars.compile(constraint) if constraint is not None else None
+        grammar = None
+        if constraint is not None:
+            check_min_tokens(constraint, sampling.min_tokens)
+            grammar = await self._grammars.compile(constraint)
         if priority and not self._takes_priority:
             _say_once_that_priority_is_idle()
             priority = 0

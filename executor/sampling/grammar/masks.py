@@ -7,6 +7,7 @@ chosen token is looked up in its mask; its matcher goes forward just before the 
 
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,12 @@ from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 from quire.ops.backend import Backend
 
 logger = get_logger(__name__)
+
+
+class DeadEnd(NamedTuple):
+    """Why a grammar lets an output neither end nor go on."""
+
+    message: str
 
 
 class GrammarMasks(FollowingMask):
@@ -35,6 +42,7 @@ class GrammarMasks(FollowingMask):
         self._loading: dict[int, Future[Matcher]] = {}  # by slot
         self._matchers: dict[int, Matcher] = {}  # by slot; since the first mask
         self._faults: dict[int, str] = {}  # by slot; why there is no mask
+        self._stuck: set[int] = set()  # slots whose last mask allowed nothing
         self._chosen: dict[int, int] = {}  # by slot; the token that its matcher has not accepted yet
         self._bitmask = np.zeros((0, self._num_words), np.int32)  # of the step that is under way
         self._masked: dict[int, int] = {}  # slot to row of the bitmask
@@ -65,6 +73,7 @@ class GrammarMasks(FollowingMask):
     def _drop(self, slot: int) -> None:
         self._loading.pop(slot, None)
         self._faults.pop(slot, None)
+        self._stuck.discard(slot)
         self._let_go(slot)
 
     def _start(self, request: NewSlot, output: list[int]) -> Matcher:
@@ -146,6 +155,8 @@ class GrammarMasks(FollowingMask):
                 broken.append(row)
                 self._let_go(slot)
             elif not is_usable or token_id in self._eos_token_ids:
+                if not self._bitmask[place].any():
+                    self._stuck.add(slot)
                 self._let_go(slot)
             else:
                 self._chosen[slot] = token_id
@@ -158,13 +169,19 @@ class GrammarMasks(FollowingMask):
         self._chosen.pop(slot, None)
         self._active[slot] = False
 
-    def why_nothing_fits(self, slot: int) -> str | None:
-        """The message for a request whose grammar left no token; None for one without a grammar."""
+    def why_nothing_fits(self, slot: int, *, has_other_limits: bool) -> DeadEnd | None:
+        """Says how the grammar of a request left no token; None if it did not.
+
+        Args:
+            has_other_limits: other features may have taken away the tokens that the grammar allowed.
+        """
         if slot in self._faults:
-            return f"The grammar of structured_outputs cannot be followed here: {self._faults[slot]}."
-        if slot in self._loading:
-            return (
+            return DeadEnd(f"The grammar of structured_outputs cannot be followed here: {self._faults[slot]}.")
+        if slot in self._stuck:
+            return DeadEnd("The grammar of structured_outputs allows neither a token nor the end here.")
+        if slot in self._loading and has_other_limits:
+            return DeadEnd(
                 "No token fits both structured_outputs and the request's other limits on tokens "
-                "(min_tokens, allowed_token_ids, bad_words, logit_bias); loosen one of them."
+                "(min_tokens, allowed_token_ids, bad_words); loosen one of them."
             )
         return None

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from quire.core.errors import EngineError
-from quire.core.wire.protocol import FinishReason, StepResult, TokenLogprobs
+from quire.core.wire.protocol import FinishReason, RequestFailure, StepResult, TokenLogprobs
 from tests.core.scheduling.fake_worker import EOS, FULL, NAN_MESSAGE, Harness, alone, is_nan, make_request
 
 
@@ -173,6 +174,28 @@ def test_broken_logits_fail_one_request_and_leave_nothing_in_the_cache(depth: in
     assert last is not None
     assert last.num_cached_tokens == 0
     assert not is_nan(8, 1)
+
+
+def test_a_dead_end_ends_an_output_and_refuses_a_request_without_any() -> None:
+    """What was sampled stands, and the other request of the step goes on."""
+    harness = Harness()
+    harness.add("begun", 4, max_tokens=9)
+    harness.add("other", 4, max_tokens=9)
+    harness.step()
+    harness.add("new", 4, max_tokens=9)
+    dead_ends = [(0, "no way on"), (2, "no way in")]
+    harness.on_result = lambda result: msgspec.structs.replace(result, dead_ends=dead_ends)
+    harness.step()
+    harness.on_result = lambda result: result
+    harness.run()
+    begun, other, new = (harness.streams[each] for each in ("begun", "other", "new"))
+    assert begun.last is not None
+    assert new.last is not None
+    assert (len(begun.token_ids), begun.finish_reason) == (1, FinishReason.LENGTH)
+    assert begun.last.failure == RequestFailure("dead_end", "no way on")
+    assert (len(other.token_ids), other.finish_reason) == (9, FinishReason.LENGTH)
+    assert (new.token_ids, new.finish_reason) == ([], FinishReason.ERROR)
+    assert new.last.failure == RequestFailure("invalid", "no way in")
 
 
 def test_logprobs_go_to_the_request_that_asked() -> None:

@@ -18,7 +18,7 @@ from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.grammar.guidance_matcher import GuidanceMatcher
 from quire.executor.sampling.grammar.library import GrammarLibrary
-from quire.executor.sampling.grammar.masks import GrammarMasks
+from quire.executor.sampling.grammar.masks import DeadEnd, GrammarMasks
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 from quire.executor.sampling.grammar.xgrammar_matcher import XGrammarMatcher, xgrammar
 from quire.executor.sampling.sampler import Sampler
@@ -153,6 +153,11 @@ class Bench:
         for slot in slots:
             self.lengths[slot] += 1
         return sampled.on_host
+
+    def dead_end(self, slot: int, *, has_other_limits: bool = True) -> str:
+        """Why the grammar of a request left no token; empty if it did not."""
+        found = self.masks.why_nothing_fits(slot, has_other_limits=has_other_limits)
+        return found.message if found else ""
 
 
 def preferring(*token_ids: int) -> torch.Tensor:
@@ -291,7 +296,7 @@ def test_a_row_that_nothing_fits_is_refused_alone(grammar: Callable[..., Grammar
     token_ids, usable = bench.step(torch.cat([preferring(ord("z"))] * 2), [0, 1])
     assert usable == [False, True]
     assert token_ids[1] in (ord("a"), 257)
-    assert "structured_outputs" in (bench.masks.why_nothing_fits(0) or "")
+    assert "other limits" in bench.dead_end(0)
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines", "lm-format-enforcer"])
@@ -338,7 +343,35 @@ def test_a_matcher_that_gives_up_takes_none_of_its_library_along(
     token_ids, usable = bench.step(logits, [0, 1, 2])
     assert usable == [True, False, True]
     assert token_ids[::2] == [ord("z")] * 2
-    assert "too complex" in (bench.masks.why_nothing_fits(1) or "")
+    assert "too complex" in bench.dead_end(1)
+
+
+def test_a_grammar_is_blamed_for_what_it_did(grammar: Callable[..., Grammar]) -> None:
+    """A mask that is empty, or leaves what other limits take away; not logits that the model broke."""
+    bench = Bench()
+    bench.admit(0, grammar("ab"))
+    bench.admit(1, grammar("ab"), allowed_token_ids=[ord("z")])
+    broken = torch.full((1, VOCAB_SIZE), torch.nan)
+    assert bench.step(torch.cat([broken, preferring(ord("a"))]), [0, 1])[1] == [False, False]
+    assert bench.sampler.why_nothing_fits(0) is None
+    assert isinstance(bench.sampler.why_nothing_fits(1), DeadEnd)
+    assert "other limits" in bench.dead_end(1)
+
+
+def test_a_mask_without_tokens_is_a_dead_end(grammar: Callable[..., Grammar], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trap(Tiring):
+        """Allows one token, then neither a token nor the end."""
+
+        def fill(self, bitmask: np.ndarray, row: int) -> None:
+            self.num_times -= 1
+            bitmask[row] = -(self.num_times >= 0)
+
+    monkeypatch.setattr(GrammarLibrary, "matcher", lambda library, grammar: Trap(1))
+    bench = Bench()
+    bench.admit(0, grammar("a+"))
+    assert bench.step(preferring(ord("z")), [0]) == ([ord("z")], [True])
+    assert bench.step(preferring(ord("z")), [0])[1] == [False]
+    assert "neither a token nor the end" in bench.dead_end(0, has_other_limits=False)
 
 
 def test_a_token_that_came_back_after_the_mask_is_told(grammar: Callable[..., Grammar]) -> None:
@@ -362,7 +395,7 @@ def test_a_grammar_that_cannot_be_loaded_fails_its_own_request(grammar: Callable
     token_ids, usable = bench.step(torch.cat([preferring(ord("z"))] * 2), [0, 1])
     assert usable == [False, True]
     assert token_ids[1] == ord("b")
-    assert "cannot be followed" in (bench.masks.why_nothing_fits(0) or "")
+    assert "cannot be followed" in bench.dead_end(0)
 
 
 def test_min_tokens_waits_with_the_end_where_the_grammar_lets_it(grammar: Callable[..., Grammar]) -> None:

@@ -69,6 +69,7 @@ ENDS: list[tuple[Finish, tuple[str, str | None, str], tuple[str, str | None] | N
     (Finish("stop", 7), ("completed", None, "completed"), ("end_turn", None)),
     (STOPPED, ("completed", None, "completed"), ("stop_sequence", "END")),
     (Finish("length"), ("incomplete", "max_output_tokens", "incomplete"), ("max_tokens", None)),
+    (Finish("length", "grammar_dead_end"), ("incomplete", "max_output_tokens", "incomplete"), ("max_tokens", None)),
     (
         Finish("repetition", "repetition_detected"),
         ("incomplete", "max_output_tokens", "incomplete"),

@@ -190,11 +190,25 @@ def test_a_preempted_request_goes_on_in_its_grammar(checkpoint: Callable[..., Pa
     assert any(output.metrics.num_preemptions for output in outputs if output.metrics)
 
 
-def test_what_leaves_no_token_is_the_requests_own_fault(llm: LLM) -> None:
-    constraint = StructuredOutputsParams(choice=["yes"])
-    with pytest.raises(ParameterError, match="structured_outputs"):
-        generate(llm, [sampling(0, constraint, min_tokens=50)])
-    assert generate(llm, [sampling(0, constraint)]) == [("yes", "stop")]
+@pytest.mark.parametrize("constraint", [{"choice": ["yes", "no"]}, {"regex": "[a-z]{1,3}x?|no"}])
+def test_more_tokens_than_the_longest_output_has_are_refused_at_once(llm: LLM, constraint: dict[str, Any]) -> None:
+    asked = StructuredOutputsParams(**constraint)
+    with pytest.raises(ParameterError, match="lower min_tokens") as caught:
+        generate(llm, [sampling(0, asked, min_tokens=50)])
+    assert caught.value.param == "min_tokens"
+    assert generate(llm, [sampling(0, asked)])[0][1] == "stop"
+
+
+def test_an_output_that_may_neither_end_nor_go_on_is_cut_short(llm: LLM) -> None:
+    """The text so far is delivered, and the other requests of the steps go on. Without any text, it is an error."""
+    constraint = StructuredOutputsParams(json={"const": "yes"})
+    stuck, other = sampling(0, constraint, min_tokens=50), sampling(1, StructuredOutputsParams(choice=["left"]))
+    first, second = llm.generate(["Answer:"] * 2, [stuck, other], use_tqdm=False)
+    end = first.outputs[0]
+    assert (end.text, end.finish_reason, end.stop_reason) == ('"yes"', "length", "grammar_dead_end")
+    assert (second.outputs[0].text, second.outputs[0].finish_reason) == ("left", "stop")
+    with pytest.raises(ParameterError, match="loosen one of them"):
+        generate(llm, [sampling(0, constraint, allowed_token_ids=[5])])
 
 
 # ------------------------------------------------------------------------------------------------------------- HTTP
@@ -242,6 +256,17 @@ def test_completions_take_patterns_and_choices(client: openai.OpenAI) -> None:
     assert text(guided_regex="[0-9]{4}").isdigit()
     assert set(text(guided_grammar='root ::= "ab" root | "c"')) <= set("abc")
     assert text(structured_outputs={"choice": ["only"]}) == "only"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_dead_end_is_no_error_to_a_client(client: openai.OpenAI, stream: bool) -> None:
+    fields = {"structured_outputs": {"json": {"const": "yes"}}, "min_tokens": 50}
+    asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 60, "extra_body": fields}
+    answer = client.chat.completions.create(**asked, stream=stream)
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    texts = [choice.delta.content if stream else choice.message.content for choice in choices]
+    assert "".join(filter(None, texts)) == '"yes"'
+    assert (choices[-1].finish_reason, choices[-1].stop_reason) == ("length", "grammar_dead_end")
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,23 @@ def test_tokens_before_a_failure_reach_a_reader_of_any_speed(is_slow: bool) -> N
     on_loop(work())
 
 
+@pytest.mark.parametrize("kind", [DELTA, FINAL_ONLY])
+def test_a_dead_end_ends_the_output_as_a_limit_does(kind: RequestOutputKind, caplog: pytest.LogCaptureFixture) -> None:
+    """The text so far is delivered, and the log names the cause."""
+
+    async def work() -> None:
+        engine = Engine(output_kind=kind)
+        engine.give(encode("ab"))
+        engine.give([], FinishReason.LENGTH, failure=RequestFailure("dead_end", "no way on"))
+        outputs = await engine.rest()
+        last = outputs[-1].outputs[0]
+        assert "".join(each.outputs[0].text for each in outputs) == "ab"
+        assert (last.finish_reason, last.stop_reason) == ("length", "grammar_dead_end")
+
+    on_loop(work())
+    assert caplog.messages == ["the output of request r ends early: no way on"]
+
+
 def test_abort_gives_a_last_output_and_close_none() -> None:
     async def work() -> None:
         engine = Engine(output_kind=DELTA)
