@@ -10,6 +10,7 @@ from quire.frontend.anthropic.errors import PING, AnthropicErrors, error_frame
 from quire.frontend.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.chat.client_headers import ClientHeaders
+from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.http.answers import HttpAnswers, documented
 from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.json_request import JsonRequest
@@ -33,5 +34,13 @@ def anthropic_routes(messages: Messages, answers: HttpAnswers, errors: ErrorRepo
         answers.check_ready()
         return await answers.whole(messages.count_tokens(data), request)
 
+    @post("/render", status_code=200, responses=documented(RenderedRequest, ErrorAnswer), summary="Render a message")
+    async def render_message(request: JsonRequest, data: MessagesRequest) -> ASGIApp:
+        """Token ids and sampling parameters of a conversation; nothing is generated."""
+        answers.check_ready()
+        return await answers.whole(messages.render(data, ClientHeaders.read(request.headers)), request)
+
     handlers: dict[int | type[Exception], Any] = {Exception: AnthropicErrors(errors).handle}
-    return Router("/v1/messages", route_handlers=[create_message, count_tokens], exception_handlers=handlers)
+    return Router(
+        "/v1/messages", route_handlers=[create_message, count_tokens, render_message], exception_handlers=handlers
+    )

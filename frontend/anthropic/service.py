@@ -14,6 +14,7 @@ from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
+from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.chat.turn import Turn
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.http.event_stream import Accepted
@@ -60,6 +61,11 @@ class Messages:
         """Tokens of the prompt. Raises RequestError."""
         _, prompt = await self._render(self._read(request))
         return TokenCount(len(prompt.token_ids), ContextManagement(len(prompt.token_ids)))
+
+    async def render(self, request: MessagesRequest, headers: ClientHeaders = ClientHeaders()) -> RenderedRequest:
+        """The message as a body of /inference/v1/generate. Raises RequestError."""
+        chat, prompt = await self._render(self._read(request))
+        return await self._conversations.rendered(chat, prompt, f"chatcmpl-{headers.choose_id(None)}")
 
     def _read(self, request: CountTokensRequest) -> ChatInput:
         if not request.model:

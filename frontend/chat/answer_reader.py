@@ -58,6 +58,11 @@ class AnswerReader:
         """Whether reasoning is separated from the answer."""
         return self._parsers.reads_reasoning
 
+    @property
+    def parses(self) -> bool:
+        """Whether there is a parser of reasoning or calls."""
+        return self._parsers.reads_reasoning or self._parsers.reads_calls
+
     def tells_tokens(self, chat: ChatInput) -> bool:
         """Whether the client sees token ids and log-probabilities. Not when it leaves reasoning out: parsers separate
         reasoning as text, so nobody knows which tokens belong to it."""
@@ -68,15 +73,25 @@ class AnswerReader:
     def sampling_fields(self, chat: ChatInput, prompt_text: str) -> dict[str, Any]:
         """SamplingParams keywords that reading adds to the client's: a grammar for required calls, the special tokens
         that parsers look for, the marks of reasoning."""
-        functions, choice = chat.tools.functions, chat.tools.choice
-        fields: dict[str, Any] = {"structured_outputs": self._constraint(chat, prompt_text)}
-        if special_ids := self._special_ids(self._parsers.markers(functions, choice)):
+        fields = self.rendered_fields(chat, prompt_text)
+        if (asked := fields["structured_outputs"]) is not None:
+            fields["structured_outputs"] = constraints.after_reasoning(asked, self._marks(chat, prompt_text))
+        return fields
+
+    def rendered_fields(self, chat: ChatInput, prompt_text: str) -> dict[str, Any]:
+        """As `sampling_fields`, but the constraint is that of the answer alone, without the reasoning before it."""
+        fields: dict[str, Any] = {"structured_outputs": self._constraint(chat)}
+        if special_ids := self.shown_special_ids(chat):
             fields["shown_special_token_ids"] = special_ids
         if chat.sampling.get("thinking_token_budget") is not None:
             fields["thinking"] = self.thinking_marks(prompt_text)
         if not self.tells_tokens(chat):
             fields |= {"logprobs": None, "logprob_token_ids": None}
         return fields
+
+    def shown_special_ids(self, chat: ChatInput) -> list[int]:
+        """The special tokens that parsers look for; texts leave out all others."""
+        return self._special_ids(self._parsers.markers(chat.tools.functions, chat.tools.choice))
 
     def thinking_marks(self, prompt_text: str) -> ThinkingMarks | None:
         """The marks around reasoning, for a request with a thinking budget and a prompt of any kind."""
@@ -85,7 +100,29 @@ class AnswerReader:
         encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
         return self._parsers.thinking_marks(prompt_text, encode)
 
-    def _constraint(self, chat: ChatInput, prompt_text: str) -> StructuredOutputsParams | None:
+    def reasoning_ended(self, chat: ChatInput, prompt_text: str) -> bool | None:
+        """Whether a constraint on the answer holds from the first token on; None where no reasoning is told apart."""
+        return self._marks(chat, prompt_text) is None if self.reads_reasoning else None
+
+    def after_reasoning(
+        self,
+        asked: StructuredOutputsParams,
+        prompt_text: str,
+        *,
+        template_variables: dict[str, Any] | None = None,
+    ) -> StructuredOutputsParams:
+        """A constraint on the answer as one on the whole output: the reasoning before it stays free.
+
+        Args:
+            template_variables: what the prompt was rendered with, which tells whether the model may think by itself;
+                None if it may.
+        """
+        if template_variables is None:
+            return constraints.after_reasoning(asked, self._parsers.reasoning_marks(prompt_text))
+        chat = ChatInput(names={}, messages=[], template_variables=template_variables)
+        return constraints.after_reasoning(asked, self._marks(chat, prompt_text))
+
+    def _constraint(self, chat: ChatInput) -> StructuredOutputsParams | None:
         """The constraint on answers after the reasoning: the client's format, or calls, or either of the two."""
         asked = _asked(chat)
         functions, choice = chat.tools.functions, chat.tools.choice
@@ -94,12 +131,12 @@ class AnswerReader:
                 asked = constraints.or_calls(asked, tag)
         elif functions and (calls := self._parsers.constraint(functions, choice)) is not None:
             asked = constraints.of_calls(calls)
-        if asked is None or not self._thinks_freely:
-            return asked
-        return constraints.after_reasoning(asked, self._marks(chat, prompt_text))
+        return asked
 
     def _marks(self, chat: ChatInput, prompt_text: str) -> ReasoningMarks | None:
         """The marks of the reasoning after which a format begins; None if it begins with the first token."""
+        if not self._thinks_freely:
+            return None
         marks = self._parsers.reasoning_marks(prompt_text)
         if marks is not None and marks.begin is not None and not (self._may_think or chat.asks_to_think):
             return None
@@ -119,7 +156,7 @@ class AnswerReader:
         return "whole" if self._marks(chat, prompt_text) is None else "answer"
 
     def _find_special_ids(self, markers: tuple[str, ...]) -> list[int]:
-        """The special tokens in `markers`; texts leave out all others."""
+        """The special tokens in `markers`."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return []

@@ -5,14 +5,17 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
+from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.answer_reader import AnswerReader
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.config import ChatConfig
 from quire.frontend.chat.renaming import renamed
+from quire.frontend.chat.rendered import ParseContext, ReasoningParserKwargs, RenderedRequest, StreamOptions
 from quire.frontend.chat.renderer import Renderer
-from quire.frontend.chat.turn import Turn
+from quire.frontend.chat.rendering import PromptRendering
+from quire.frontend.chat.turn import Choice, Turn
 from quire.frontend.checkpoint.serving_defaults import read_serving_defaults
 from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.parsing.checkpoint_marks import read_marks
@@ -43,6 +46,8 @@ class Conversations:
         counts = parsers.reads_calls and engine.metrics is not None
         self.searches = ToolCallSearches(engine.model.name) if counts else None
         self._renderer = Renderer(engine.chat_templates, engine.async_tokenizer, parsers, config)
+        self._prompts = PromptRendering(engine)
+        self._template_variables = config.template_variables
         self._reader = AnswerReader(
             parsers,
             engine.tokenizer,
@@ -65,9 +70,84 @@ class Conversations:
         with renamed(**chat.names), renamed(prompt="messages"):
             return await self._renderer.render(chat, must_fit=must_fit)
 
-    def sampling(self, chat: ChatInput) -> SamplingParams:
-        """Sampling parameters of the answer, without those that tools need. Raises ParameterError."""
-        return SamplingParams(**self._asked(chat))
+    async def rendered(
+        self,
+        chat: ChatInput,
+        prompt: Prompt,
+        request_id: str,
+        *,
+        stream_options: StreamOptions | None = None,
+        return_token_ids: bool | None = None,
+        wants_offsets: bool = False,
+        param: str = "messages",
+    ) -> RenderedRequest:
+        """The conversation as a request that another server may generate an answer to.
+
+        Args:
+            prompt: the rendered conversation.
+            wants_offsets: tell which characters of the prompt each token is.
+            param: the client's name of the conversation.
+
+        Raises:
+            ParameterError: the conversation cannot be served as asked, by the client's name of the field.
+        """
+        if chat.beams is not None:
+            raise ParameterError("A beam search cannot be rendered; leave it out.", param="use_beam_search")
+        text, variables = prompt.text or "", self._template_variables(chat)
+        with renamed(**chat.names):
+            sampling = SamplingParams(**{**self._asked(chat), **self._reader.rendered_fields(chat, text)})
+        rendered = await self._prompts.of_prompt(
+            prompt,
+            sampling,
+            request_id,
+            has_special_tokens=chat.add_special_tokens,
+            truncation=chat.truncation,
+            lowers_max_tokens=chat.lowers_max_tokens,
+            wants_offsets=wants_offsets,
+            param=param,
+        )
+        rendered.reasoning_ended = self._reader.reasoning_ended(chat, text)
+        if self._reader.reads_reasoning:
+            rendered.reasoning_parser_kwargs = ReasoningParserKwargs(chat_template_kwargs=variables)
+        rendered.parse_context = ParseContext.of(chat, variables)
+        rendered.stream, rendered.stream_options = chat.streams, stream_options
+        rendered.return_token_ids = return_token_ids
+        rendered.cache_salt, rendered.priority = chat.cache_salt, chat.priority
+        return rendered
+
+    @property
+    def parses(self) -> bool:
+        """Whether reasoning or calls are told apart from the rest of an answer."""
+        return self._reader.parses
+
+    def tells_tokens(self, chat: ChatInput) -> bool:
+        """Whether the client sees token ids and log-probabilities of the answer."""
+        return self._reader.tells_tokens(chat)
+
+    def shown_special_ids(self, chat: ChatInput) -> list[int]:
+        """The special tokens that a text must show, so that it can be read."""
+        return self._reader.shown_special_ids(chat)
+
+    async def choices(self, chat: ChatInput, prompt_token_ids: list[int]) -> list[Choice] | None:
+        """Readers of an answer that came from elsewhere, one for each sequence; None where each text is the answer."""
+        return await self._reader.choices(chat, self._text_of(prompt_token_ids))
+
+    def after_reasoning(
+        self,
+        asked: StructuredOutputsParams,
+        prompt_token_ids: list[int],
+        *,
+        template_variables: dict[str, Any] | None = None,
+    ) -> StructuredOutputsParams:
+        """See `AnswerReader.after_reasoning`."""
+        return self._reader.after_reasoning(
+            asked, self._text_of(prompt_token_ids), template_variables=template_variables
+        )
+
+    def _text_of(self, token_ids: list[int]) -> str:
+        if self._engine.tokenizer is None:
+            return ""
+        return self._engine.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def thinking_marks(self, prompt_text: str) -> ThinkingMarks | None:
         """The marks around reasoning, for a request with a thinking budget and a prompt of any kind."""

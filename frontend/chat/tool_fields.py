@@ -16,7 +16,8 @@ class ToolSet(Struct, frozen=True, kw_only=True):
     Functions stand for custom tools, too. Tools that a server would run are left out, because this one runs none.
     """
 
-    described: list[dict[str, Any]] | None = None  # as the client wrote them, for templates
+    given: list[dict[str, Any]] = []  # as the client wrote them, without those that it may not call
+    described: list[dict[str, Any]] | None = None  # all as functions, for templates
     functions: list[Tool] = []
     custom: frozenset[str] = frozenset()  # names of the functions that stand for custom tools
     choice: ToolChoice = ToolChoice(mode="none")
@@ -41,7 +42,9 @@ def read_tool_set(
     offered, choice = _allowed(_offered(tools or ()), choice)
     functions = read_tools(offered)
     custom = {tool["custom"]["name"]: tool["custom"] for tool in tools or () if tool.get("type") == "custom"}
+    names = {tool.name for tool in functions}
     return ToolSet(
+        given=[tool for tool in tools or () if name_in(tool) in names],
         described=None if tools is None else offered,
         functions=[with_lark(tool, custom[tool.name]) if tool.name in custom else tool for tool in functions],
         custom=frozenset(custom),

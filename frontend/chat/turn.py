@@ -95,6 +95,13 @@ class Choice:
             events.append(Finish(reason, stop_reason))  # type: ignore[arg-type]
         return events
 
+    def read_whole(self, output: CompletionOutput) -> list[Event]:
+        """Events of an output that is the whole answer, where reasoning that is the answer is told as that alone."""
+        events = self.read(output)
+        if self.answers_with_reasoning:
+            return [event for event in events if not isinstance(event, ReasoningDelta)]
+        return events
+
     def _parsed(self, parser: OutputParser, output: CompletionOutput) -> list[Event]:
         """The events of an output's text, which may have been taken before."""
         if self._error is not None:

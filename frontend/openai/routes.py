@@ -12,6 +12,7 @@ from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.http.answers import HttpAnswers, documented, documented_empty, json_answer
 from quire.frontend.http.json_request import JsonRequest, decode_body
 from quire.frontend.http.load_report import LoadReport
@@ -31,16 +32,10 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.generate import (
-    AbortRequest,
-    GenerateLogprobs,
-    GenerateRequest,
-    GenerateResponse,
-    TokenGeneration,
-)
+from quire.frontend.openai.generate import TokenGeneration
 from quire.frontend.openai.generative_scoring import GenerativeScoring, ScoringRequest, ScoringResponse
 from quire.frontend.openai.models import ModelCards
-from quire.frontend.openai.render import RenderedRequest, Rendering
+from quire.frontend.openai.render import Rendering
 from quire.frontend.openai.responses.compaction import Compactions
 from quire.frontend.openai.responses.conversation_routes import conversation_routes
 from quire.frontend.openai.responses.conversations import KeptConversations
@@ -51,6 +46,7 @@ from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from quire.frontend.openai.token_bodies import AbortRequest, GenerateLogprobs, GenerateRequest, GenerateResponse
 from quire.frontend.openai.tokenize import DetokenizeRequest, Tokenization, TokenizeRequest
 
 R = TypeVar("R", ChatRequest, CompletionRequest, GenerateRequest, contravariant=True)
@@ -108,7 +104,7 @@ def openai_routes(
     return [
         Router("/v1", route_handlers=handlers),
         _invocation_route(chat, text, answers, load),
-        *_generate_routes(TokenGeneration(engine, server), answers),
+        *_generate_routes(TokenGeneration(engine, server, conversations), answers),
         _scoring_route(GenerativeScoring(engine), answers),
         *_tokenizer_routes(tokenization, answers),
         *([_tokenizer_info_route(tokenization, server, answers)] if server.enable_tokenizer_info_endpoint else []),
@@ -138,7 +134,7 @@ def _chat_routes(chat: ChatCompletions, rendering: Rendering, answers: HttpAnswe
     async def render_chat_completion(request: JsonRequest, data: ChatRequest) -> ASGIApp:
         """Token ids and sampling parameters of a conversation; nothing is generated."""
         answers.check_ready()
-        return await answers.whole(rendering.chat(data), request)
+        return await answers.whole(rendering.chat(data, ClientHeaders.read(request.headers)), request)
 
     return [create_chat_completion, create_chat_completions, render_chat_completion]
 
@@ -160,7 +156,7 @@ def _completion_routes(
     async def render_completion(request: JsonRequest, data: CompletionRequest) -> ASGIApp:
         """Token ids and sampling parameters of each prompt; nothing is generated."""
         answers.check_ready()
-        return await answers.whole(rendering.completion(data), request)
+        return await answers.whole(rendering.completion(data, ClientHeaders.read(request.headers)), request)
 
     return [create_completion, render_completion]
 

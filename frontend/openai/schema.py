@@ -7,7 +7,7 @@ Every known field is honoured, refused by name with a reason, or without effect 
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType
 
 from quire.core.errors import ParameterError
 from quire.core.wire.repetition import RepetitionDetection
@@ -16,6 +16,7 @@ from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import with_functions
 from quire.frontend.chat.refused_fields import is_usual_verbosity
+from quire.frontend.chat.rendered import StreamOptions
 from quire.frontend.chat.tool_fields import ignored_tools, read_tool_set
 from quire.frontend.openai.answers import WeightVersionSpan
 from quire.frontend.openai.beams import refuse_with_beams
@@ -32,14 +33,6 @@ _NOT_WITH_EMBEDS = {
     "use_beam_search": False,
 }
 """Fields that need the prompt's text or token ids, and the values that ask for nothing."""
-
-
-class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a stream carries besides text. `include_obfuscation` pads nothing here, and is ignored in plain sight."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):

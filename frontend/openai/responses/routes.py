@@ -10,6 +10,7 @@ from litestar.params import Parameter
 from litestar.types import ASGIApp
 
 from quire.frontend.chat.client_headers import ClientHeaders
+from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.errors import Problem
 from quire.frontend.http.event_stream import Accepted
@@ -63,6 +64,12 @@ def response_routes(responses: Responses, compactions: Compactions, answers: Htt
             numbered = _Numbered(responses.stream(data, headers))
             return answers.stream(numbered.frames(), numbered.error_frame)
         return await answers.whole(responses.create(data, headers), request)
+
+    @post("/responses/render", status_code=200, responses=documented(RenderedRequest), summary="Render a response")
+    async def render_response(request: JsonRequest, data: ResponsesRequest) -> ASGIApp:
+        """Token ids and sampling parameters of a response; nothing is generated."""
+        answers.check_ready()
+        return await answers.whole(responses.render(data), request)
 
     @get("/responses/{response_id:str}", responses=documented(Response), summary="Response")
     async def retrieve_response(
@@ -119,6 +126,7 @@ def response_routes(responses: Responses, compactions: Compactions, answers: Htt
 
     return [
         create_response,
+        render_response,
         count_input_tokens,
         compact_conversation,
         retrieve_response,

@@ -9,9 +9,11 @@ from msgspec import UNSET
 
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
+from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.openai.responses.answers import (
     DeletedResponse,
     InputTokenCount,
@@ -23,12 +25,13 @@ from quire.frontend.openai.responses.builder import ResponseBuilder
 from quire.frontend.openai.responses.item_page import ItemPage, item_page, told_item
 from quire.frontend.openai.responses.items import encrypt
 from quire.frontend.openai.responses.jobs import Job, Jobs
-from quire.frontend.openai.responses.reading import RequestReader
+from quire.frontend.openai.responses.reading import ReadRequest, RequestReader
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
 from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.responses.stored import StoredResponse
 from quire.frontend.openai.responses.truncation import fit
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS
+from quire.frontend.requests.prompt import Prompt
 
 
 class Opening(list[bytes]):
@@ -116,6 +119,14 @@ class Responses:
             prompt = await self._conversations.render((await self._reader.read(response)).chat)
         return InputTokenCount(input_tokens=len(prompt.token_ids))
 
+    async def render(self, request: ResponsesRequest) -> RenderedRequest:
+        """A response as a body of /inference/v1/generate. Raises RequestError."""
+        request.check()
+        self._engine.model.check_name(request.model)
+        with renamed(**NAMES):
+            _, chat, prompt = await self._prompt(request)
+            return await self._conversations.rendered(chat, prompt, _response_id(request), param="input")
+
     async def cancel(self, response_id: str) -> Response:
         """Ends a response that is made in the background; a cancelled one stays as it is.
 
@@ -138,6 +149,19 @@ class Responses:
 
     # ------------------------------------------------------------------------------------------------------ requests
 
+    async def _prompt(self, request: ResponsesRequest) -> tuple[ReadRequest, ChatInput, Prompt]:
+        """The conversation, shortened if the request allows it, and its prompt."""
+        read = await self._reader.read(request)
+        if request.truncation != "auto":
+            return read, read.chat, await self._conversations.render(read.chat)
+        chat, prompt = await fit(
+            read.chat,
+            self._conversations,
+            max_model_len=self._engine.max_model_len,
+            max_text_length=self._engine.async_tokenizer.max_text_length,
+        )
+        return read, chat, prompt
+
     async def _open(self, request: ResponsesRequest, headers: ClientHeaders) -> Job:
         """Checks the request and hands it to the engine."""
         request.check()
@@ -150,17 +174,7 @@ class Responses:
         if request.background:
             await self._store.check_room()
         with renamed(**NAMES):
-            read = await self._reader.read(request)
-            chat = read.chat
-            if request.truncation == "auto":
-                chat, prompt = await fit(
-                    chat,
-                    self._conversations,
-                    max_model_len=self._engine.max_model_len,
-                    max_text_length=self._engine.async_tokenizer.max_text_length,
-                )
-            else:
-                prompt = await self._conversations.render(chat)
+            read, chat, prompt = await self._prompt(request)
             turn = await self._conversations.open(chat, response_id, headers, prompt=prompt)
         response = _new_response(request, response_id, self._engine.model.name, self._engine)
         builder = ResponseBuilder(response, read.tools, encrypt if request.includes(ENCRYPTED_REASONING) else None)
