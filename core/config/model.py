@@ -7,7 +7,10 @@ from msgspec import Meta, Struct
 from quire.core.config.quantization import QuantizationConfig, QuantizationName
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
-TokenizerMode = Literal["auto", "hf", "slow", "mistral", "deepseek_v32", "deepseek_v4", "deepseek_v41", "inkling"]
+TokenizerMode = Literal[
+    *("auto", "hf", "slow", "mistral"),
+    *("cohere", "deepseek_v32", "deepseek_v4", "deepseek_v41", "inkling", "kimi_k3"),
+]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
@@ -26,11 +29,17 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         Meta(
             description="auto and hf read tokenizer.json, or else convert SentencePiece, tiktoken, tekken.json or "
             "vocabulary files; slow converts those, and mistral tekken.json, even where tokenizer.json is there. "
-            "deepseek_v32, deepseek_v4, deepseek_v41 and inkling write messages as these models' makers describe; "
-            "auto chooses these for checkpoints of the models without a chat template.",
+            "cohere, deepseek_v32, deepseek_v4, deepseek_v41, inkling and kimi_k3 write messages as the models' makers "
+            "describe; auto chooses these, without cohere, for checkpoints of the models without a chat template.",
             extra={
-                "otherwise": "These modes of vLLM's write prompts by a model's own code; --chat-template takes a "
-                "template for any model.",
+                "refused": {
+                    "alpamayo2_super": "It adds tokens to a model that reads images, which is not served; for a model "
+                    "of text, take auto.",
+                    "kimi_audio": "It reads tiktoken.model for a model of audio, which is not served; for a model of "
+                    "text, take auto, which converts tiktoken.model, and --chat-template.",
+                    "terratorch": "It stands for the tokenizer of models that read images alone, which are not served; "
+                    "for a model of text, take auto.",
+                },
             },
         ),
     ] = "auto"

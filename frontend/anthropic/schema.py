@@ -156,6 +156,7 @@ class CountTokensRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
             ),
             template_variables={**_thinks(self.thinking), **(self.chat_template_kwargs or {})},
             reasoning_effort=self.output_config.effort if self.output_config else None,
+            response_format=None if form is None else {"type": "json_schema", "json_schema": {"schema": form.json}},
             sampling={**sampling, "logprobs": None, "structured_outputs": form},
             call_prefix=CALL_PREFIX,
             **answer,

@@ -27,6 +27,7 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     template_variables: dict[str, Any] = {}
     reasoning_effort: str | None = None
+    response_format: dict[str, Any] | None = None  # as in OpenAI's chat completions, for templates that write it
     truncation: Truncation | None = None  # of a prompt that is too long; None refuses it
     include_reasoning: bool = True  # the client gets the reasoning
     sampling: dict[str, Any] = {}  # SamplingParams keywords without max_tokens
@@ -48,6 +49,13 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     def asks_to_think(self) -> bool:
         """Whether the client wants reasoning."""
         return bool(self.template_variables.get("enable_thinking", self.reasoning_effort not in (None, "none")))
+
+    @property
+    def request_variables(self) -> dict[str, Any]:
+        """`request`, a template variable: the tool_choice and the response_format of a request that has them."""
+        mode = self.tools.choice.mode if self.tools.described else None
+        told = {"tool_choice": mode, "response_format": self.response_format}
+        return {"request": {name: value for name, value in told.items() if value is not None}}
 
     @property
     def num_characters(self) -> int:

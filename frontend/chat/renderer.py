@@ -67,5 +67,5 @@ class Renderer:
             continue_final_message=chat.continue_final_message,
             chat_template=chat.chat_template or self._own_template,
             content_format=config.chat_template_content_format,
-            chat_template_kwargs=config.template_variables(chat),
+            chat_template_kwargs={**chat.request_variables, **config.template_variables(chat)},
         )

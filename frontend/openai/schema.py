@@ -257,6 +257,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             chat_template=self.chat_template,
             template_variables=self.chat_template_kwargs or {},
             reasoning_effort=self.reasoning_effort,
+            response_format=self.response_format,
             truncation=self.truncation,
             include_reasoning=self.include_reasoning is not False,
             sampling=sampling,

@@ -2,6 +2,8 @@
 
 _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("apertus", ("<|tools_prefix|>",)),
+    ("cohere_command4", ("<|START_ACTION|>", "<|START_TEXT|>")),
+    ("cohere_command3", ("<|START_ACTION|>",)),
     ("deepseek_v32", ("｜DSML｜", "function_calls")),
     ("deepseek_v41", ("｜DSML｜ calls",)),
     ("deepseek_v4", ("｜DSML｜", "tool_calls")),
@@ -10,6 +12,8 @@ _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("functiongemma", ("<start_function_call>",)),
     ("glm45", ("<arg_key>",)),
     ("granite", ("<|tool_call|>",)),
+    ("inkling", ("<|content_invoke_tool_json|>",)),
+    ("kimi_k3", ("<|open|>", "<|close|>")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("lfm2", ("<|tool_call_start|>",)),
     ("longcat", ("<longcat_tool_call>",)),

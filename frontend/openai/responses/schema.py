@@ -249,6 +249,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
             tools=read_tool_set(tools.chat or None, tools.chat_choice(self.tool_choice), max_calls=max_calls),
             template_variables=self.chat_template_kwargs or {},
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
+            response_format=form.response_format,
             include_reasoning=self.include_reasoning is not False,
             sampling={
                 **read_sampling(self),

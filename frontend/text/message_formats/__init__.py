@@ -19,6 +19,8 @@ _SOURCES = {
     "deepseek_v32": _Source("deepseek_v32.jinja"),
     "deepseek_v4": _Source("deepseek_v4.jinja"),
     "deepseek_v41": _Source("deepseek_v4.jinja", "{#- Calls stand in <｜DSML｜ calls>. -#}{%- set is_v41 = true %}"),
+    "cohere": _Source("cohere.jinja"),
+    "kimi_k3": _Source("kimi_k3.jinja"),
     "inkling": _Source("inkling.jinja", spellings={"<|content_xml|>": "<|unused_200024|>"}),
 }
 NAMES = frozenset(_SOURCES)
@@ -30,6 +32,7 @@ _OF_ARCHITECTURE = {
     "DeepseekV41ForCausalLM": "deepseek_v41",
     "InklingForCausalLM": "inkling",
     "InklingForConditionalGeneration": "inkling",
+    "KimiK3ForConditionalGeneration": "kimi_k3",
 }
 
 

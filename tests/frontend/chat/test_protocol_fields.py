@@ -194,6 +194,23 @@ def test_a_messages_field_has_an_effect(name: str) -> None:
     assert found(message(), place) != expected
 
 
+def test_a_template_is_told_the_choice_and_the_format() -> None:
+    tool = {"type": "function", "function": FUNCTION}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool], "tool_choice": "required"}
+    told = decode_body(msgspec.json.encode({**body, "response_format": form}), ChatRequest).to_chat_input()
+    assert told.request_variables == {"request": {"tool_choice": "required", "response_format": form}}
+    text = {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}
+    told = respond(tools=[{"type": "function", **FUNCTION}], tool_choice="none", text=text)
+    assert told.request_variables["request"]["tool_choice"] == "none"
+    assert told.request_variables["request"]["response_format"]["json_schema"]["schema"] == SCHEMA
+    tools, form = [{"name": "f", "input_schema": {"type": "object"}}], {"type": "json_schema", "schema": SCHEMA}
+    told = message(tools=tools, tool_choice={"type": "any"}, output_config={"format": form})
+    assert told.request_variables["request"]["tool_choice"] == "required"
+    assert told.request_variables["request"]["response_format"]["json_schema"]["schema"] == SCHEMA
+    assert message().request_variables == {"request": {}}
+
+
 @pytest.mark.parametrize("name", RESPONSES_REFUSE)
 def test_a_responses_field_is_refused_by_name(name: str) -> None:
     with pytest.raises(ParameterError) as caught:

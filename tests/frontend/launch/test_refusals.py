@@ -103,7 +103,9 @@ def test_a_flag_without_its_value_is_told(capsys: pytest.CaptureFixture[str]) ->
     ("flag", "value", "instead"),
     [
         ("load-format", "runai_streamer", "use safetensors"),
-        ("tokenizer-mode", "kimi_k3", "--chat-template"),
+        ("tokenizer-mode", "kimi_audio", "model of audio, which is not served; for a model of text, take auto"),
+        ("tokenizer-mode", "alpamayo2_super", "reads images, which is not served; for a model of text, take auto"),
+        ("tokenizer-mode", "terratorch", "images alone, which are not served; for a model of text, take auto"),
         ("quantization", "nvfp4_per_token", "take mxfp4"),
     ],
 )

@@ -18,6 +18,9 @@ from quire.frontend.text.tokenizer_files import read_tokenizer_files
 from tests.frontend.text import tokenizers_zoo
 
 RECORDED = json.loads(Path(__file__).with_name("message_formats.json").read_text(encoding="utf-8"))
+REFUSED = (
+    "refused the messages: (messages.1. is the result|a (role|result|message)|reasoning_eff|cohere_f|ground|templ)"
+)
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
 
 
@@ -27,7 +30,9 @@ def test_prompts_are_those_of_the_makers_encoders(name: str) -> None:
     for recorded, title, with_tools, variables, prompt in RECORDED["prompts"]:
         if recorded == name:
             messages, tools = RECORDED["conversations"][title], RECORDED["tools"] if with_tools else None
-            assert template.render(messages, tools=tools, variables=variables) == prompt, (title, variables, with_tools)
+            others = {key: value for key, value in variables.items() if key != "documents"}
+            written = template.render(messages, tools=tools, documents=variables.get("documents"), variables=others)
+            assert written == prompt, (title, variables, with_tools)
             num_compared += 1
     assert num_compared > 40
 
@@ -36,7 +41,9 @@ def test_prompts_are_those_of_the_makers_encoders(name: str) -> None:
 def test_parts_of_a_message_are_joined(name: str) -> None:
     template, parts = ChatTemplate(template_of(name), {}), [{"type": "text", "text": text} for text in "ab"]
     joined = {
+        "cohere": "<|USER_TOKEN|><|START_TEXT|>ab<|END_TEXT|>",
         "deepseek_v32": "<｜User｜>a\nb<｜Assistant｜>",
+        "kimi_k3": '<|open|>message role="user"<|sep|>a\nb<|close|>message<|sep|>',
         "inkling": "<|message_user|><|content_text|>a<|end_message|><|message_user|><|content_text|>b<|end_message|>",
     }
     prompt = template.render([{"role": "user", "content": parts}])
@@ -62,10 +69,17 @@ def test_an_answer_is_begun_or_gone_on_with(name: str) -> None:
         ("deepseek_v41", QUESTION, {"reasoning_effort": "medium"}),
         ("deepseek_v41", QUESTION, {"reasoning_effort": 101}),
         ("inkling", QUESTION, {"reasoning_effort": 1}),
+        ("kimi_k3", QUESTION, {"reasoning_effort": "medium"}),
+        ("kimi_k3", [*QUESTION, {"role": "tool", "content": "r", "tool_call_id": "x"}], {}),
+        ("cohere", QUESTION, {"cohere_format": "cmd5"}),
+        ("cohere", QUESTION, {"grounding": "often"}),
+        ("cohere", QUESTION, {"template_id": "cmd4@1"}),
+        ("cohere", [*QUESTION, {"role": "tool", "content": "r"}], {}),
+        ("cohere", [{"role": "robot", "content": "r"}], {}),
     ],
 )
 def test_what_a_format_has_not_is_refused(name: str, messages: list[Any], variables: dict[str, Any]) -> None:
-    with pytest.raises(ParameterError, match=r"refused the messages: (messages.1. is the result|a role|reasoning_eff)"):
+    with pytest.raises(ParameterError, match=REFUSED):
         ChatTemplate(template_of(name), {}).render(messages, variables=variables)
 
 
@@ -80,12 +94,13 @@ def test_a_model_without_a_template_has_its_makers_format(tmp_path: Path) -> Non
         "DeepseekV32ForCausalLM": "deepseek_v32",
         "DeepseekV4ForCausalLM": "deepseek_v4",
         "DeepseekV41ForCausalLM": "deepseek_v41",
+        "InklingForCausalLM": "inkling",
+        "KimiK3ForConditionalGeneration": "kimi_k3",
     }.items():
         (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
         assert chosen(tmp_path) == {"default": template_of(name)}
         assert recognize(template_of(name)) == name
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["InklingForCausalLM"]}))
-    assert chosen(tmp_path) == {"default": template_of("inkling")}
+    assert recognize(template_of("cohere")) == "cohere_command4"
     assert chosen(tmp_path, "hf") == {}
     (tmp_path / "chat_template.jinja").write_text("own")
     assert chosen(tmp_path) == {"default": "own"}
