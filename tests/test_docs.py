@@ -40,6 +40,9 @@ OF_USERS = [
 
 CODE = re.compile(r"`([^`\n]+)`")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SOURCE_FILE = re.compile(r"^[\w./]+\.(?:py|cpp|h)(?=:|$)")
+"""A file of ours, alone between backquotes."""
+SOURCES = ("core", "executor", "frontend", "ops", "scripts", "tests", "quire/demo_model")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+(?=[=. ,`]|$)")
 
 
@@ -214,3 +217,11 @@ def test_runs_of_benchmarks_have_the_fields_that_the_page_describes() -> None:
     assert [run for run in runs if not re.fullmatch(r"\d{4}-\d\d-\d\d", run["date"]) or not run["command"]] == []
     assert [run for run in runs if not (run["runs"] or "median" in run)] == []
     assert [value for run in runs for value in run["runs"] if not isinstance(value, int | float)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """A name may begin below any folder: `http/errors.py`, or `errors.py` alone."""
+    files = ["/" + str(path.relative_to(ROOT)) for folder in SOURCES for path in (ROOT / folder).rglob("*.*")]
+    named = {name for code in CODE.findall(FENCE.sub("", text(page))) for name in SOURCE_FILE.findall(code)}
+    assert [name for name in named if not any(file.endswith("/" + name.removeprefix("quire/")) for file in files)] == []
