@@ -37,6 +37,12 @@ OF_USERS = [
     Path("docs/examples/README.md"),
 ]
 """Pages that name no flags but Quire's."""
+OF_DEVELOPERS = [
+    Path("CONTRIBUTING.md"),
+    *(Path("docs") / name for name in ("architecture.md", "cpu_kernels.md", "failure.md")),
+    *sorted(page.relative_to(ROOT) for page in (ROOT / "docs/design").glob("*.md")),
+]
+"""Pages about the code."""
 
 CODE = re.compile(r"`([^`\n]+)`")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -225,3 +231,16 @@ def test_files_that_are_named_exist(page: Path) -> None:
     files = ["/" + str(path.relative_to(ROOT)) for folder in SOURCES for path in (ROOT / folder).rglob("*.*")]
     named = {name for code in CODE.findall(FENCE.sub("", text(page))) for name in SOURCE_FILE.findall(code)}
     assert [name for name in named if not any(file.endswith("/" + name.removeprefix("quire/")) for file in files)] == []
+
+
+@pytest.mark.parametrize("page", OF_DEVELOPERS, ids=str)
+def test_classes_that_are_named_exist(page: Path) -> None:
+    defined = {
+        name
+        for folder in SOURCES
+        for path in (ROOT / folder).rglob("*.py")
+        for names in re.findall(r"^ *(?:class (\w+)|(\w+)(?::.*)? = )", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in names
+    }
+    quoted = (re.fullmatch(r"([A-Z]\w*[a-z]\w*)(?:\.\w+)?", code) for code in CODE.findall(FENCE.sub("", text(page))))
+    assert [match[1] for match in quoted if match and match[1] not in defined] == []
