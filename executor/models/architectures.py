@@ -85,5 +85,6 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
 """config.json's architecture → (module of this folder, class)."""
 
 UNDER_OTHER_NAMES = {"exaone": "ExaoneForCausalLM", "sarvam_moe": "SarvamMoEForCausalLM"}
-"""Model types whose config.json, as Transformers writes it, names the class of another family, with other names of
-tensors: model type → architecture above."""
+"""Model types whose config.json, as Transformers writes it, names another family's class, and whose tensors have other
+names: model type → architecture above.
+"""

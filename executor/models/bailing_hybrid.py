@@ -21,7 +21,7 @@ _NAMES = (
 
 
 class BailingHybridForCausalLM(PairedDecoder):
-    """One layer of `layer_group_size` is attention. A gate multiplies each head of it."""
+    """One of `layer_group_size` layers is attention. A gate multiplies each head."""
 
     SIZES = ("intermediate_size", "moe_intermediate_size")
 
@@ -50,13 +50,13 @@ class BailingHybridForCausalLM(PairedDecoder):
 
 
 def _pieces() -> dict[str, Piece]:
-    """By the name in the model; A_log and dt_bias are the attention's own."""
+    """Maps names in the model to stored pieces; A_log and dt_bias are stored in the attention."""
     named = {f"self_attn.{name}": Piece(f"attention.{name}") for name in _NAMES}
     return {**named, "self_attn": Piece("attention"), "self_attn.o_proj": Piece("attention.dense")}
 
 
 def _delta_shape(spec: ModelSpec) -> KimiDeltaShape:
-    """In what Transformers stores, `head_dim` is another one's."""
+    """Reads the sizes from the fields of the delta rule: in Transformers' files, `head_dim` is the attention's."""
     config = spec.hf_config
     return KimiDeltaShape(
         spec.hidden_size,

@@ -44,7 +44,7 @@ class BambaForCausalLM(PairedDecoder):
 
 
 def mamba2_shape(spec: ModelSpec, **differences: Any) -> Mamba2Shape:
-    """The mixers that config.json describes in its `mamba_` fields, but for what a family says itself.
+    """The shape of the mixers in config.json's `mamba_` fields; `differences` are the family's own.
 
     Raises:
         ModelLoadError: heads whose sizes do not make up the mixers' outputs.
@@ -71,5 +71,5 @@ def mamba2_shape(spec: ModelSpec, **differences: Any) -> Mamba2Shape:
 
 
 def _number(value: Any) -> float:
-    """A number of config.json, where infinity is a text, or `{"__float__": "Infinity"}` (transformers 5)."""
+    """Parses a number of config.json, where infinity is a string, or `{"__float__": "Infinity"}` (transformers 5)."""
     return float(value["__float__"] if isinstance(value, dict) else value)

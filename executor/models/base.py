@@ -28,25 +28,25 @@ class Model(Protocol):
     """A decoder on one rank. All sizes are this rank's own."""
 
     kv_layers: Sequence[AttentionKV]
-    """The keys and values that each layer keeps of a sequence; layers that keep none have no place here."""
+    """The layers that keep keys and values of a sequence, in order."""
 
     state_layers: Sequence[LayerState]
-    """The states that the recurrent layers keep of a sequence, in a numbering of their own."""
+    """The recurrent layers, with the states that each keeps of a sequence. They are numbered separately."""
 
     activation_size: int
-    """The most numbers that a layer makes of each token; the residual stream does not count."""
+    """The most values that a layer computes for each token; the residual stream does not count."""
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """Hidden states of one step, [num_tokens, hidden], or [num_wanted, hidden] of the tokens that are wanted if
+        """Computes the hidden states of one step: [num_tokens, hidden], or [num_wanted, hidden] of the wanted tokens if
         this rank has the last layer that mixes tokens.
 
-        Writes the new keys and values of all tokens into the step's caches. `token_ids` is [num_tokens] int64. Rows
-        that the step gives replace the embeddings of their tokens, whatever the ids.
+        Writes the new keys and values of all tokens into the step's caches. `token_ids` is [num_tokens] int64. Rows in
+        the step replace the embeddings of their tokens.
         """
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """`hidden` [num_sampled, hidden] → logits [num_sampled, vocab_size]: the whole vocabulary, on every rank."""
+        """Maps `hidden` [num_sampled, hidden] to logits [num_sampled, vocab_size], the whole vocabulary on each rank."""
         ...
 
 
@@ -54,10 +54,10 @@ class Model(Protocol):
 class StagedModel(Model, Protocol):
     """A model that can build a range of its layers, as a pipeline stage.
 
-    In a stage before the last, `forward` returns what the next stage needs of each token, as one message of
-    `num_tokens * handover_size` numbers of the model's type. The next one finds it in `StepContext.received`.
+    In a stage before the last, `forward` returns the next stage's input as one message of `num_tokens * handover_size`
+    values in the model's dtype. The next stage finds it in `StepContext.received`.
     """
 
     def handover_size(self, hidden_size: int) -> int:
-        """Numbers of each token in such a message; `hidden_size` is the model's."""
+        """Counts the values of each token in such a message; `hidden_size` is the model's."""
         ...

@@ -1,4 +1,4 @@
-"""Layers of decoders: where the norms of a layer stand, and what its two blocks read."""
+"""The layers of decoders: the places of a layer's norms, and the inputs of its two blocks."""
 
 from torch import Tensor
 
@@ -9,9 +9,10 @@ from quire.ops.backend import Backend
 
 
 class ResidualLayer:
-    """`x + after(attention(before(x)))`, then `x + after(mlp(before(x)))`. Any of the four norms may be missing.
+    """Computes `x + after(attention(before(x)))`, then `x + after(mlp(before(x)))`. Any of the four norms may be
+    missing.
 
-    `multiplier` multiplies what each block adds.
+    `multiplier` multiplies each block's output.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ResidualLayer:
 
 
 class ParallelLayer:
-    """`x + attention(norm(x)) + mlp(mlp_norm(x))`; without `mlp_norm`, both blocks read the same norm."""
+    """Computes `x + attention(norm(x)) + mlp(mlp_norm(x))`; without `mlp_norm`, both blocks read the same norm."""
 
     def __init__(
         self, ops: Backend, attention: SelfAttention, mlp: FeedForward, norm: Norm, mlp_norm: Norm | None = None
@@ -73,10 +74,10 @@ class ParallelLayer:
 
 
 class PostNormLayer:
-    """`n = norm(x + attention(x))`, then `n + mlp(n)`, whose norm the next layer begins with."""
+    """Computes `n = norm(x + attention(x))`, then `n + mlp(n)`, whose norm the next layer begins with."""
 
     def __init__(self, before: Norm | None, attention: SelfAttention, between: Norm, mlp: FeedForward) -> None:
-        """`before` is the norm of what comes in: that which ends the layer before, or the embedding's, if any."""
+        """Takes as `before` the norm of the layer's input: the previous layer's last norm, or the embedding's."""
         self.attention = attention
         self.mlp = mlp
         self._before = before

@@ -28,7 +28,7 @@ from quire.ops.backend import AttentionForm
 
 
 class CohereAttention(Attention):
-    """Each head of queries and keys may have a layer norm of its own."""
+    """Attention in which each head of queries and keys may have its own layer norm."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class CohereAttention(Attention):
         for name, num_heads in (("q", shape.num_heads), ("k", shape.num_kv_heads)):
             rows = kv_head_shard(context, num_heads, 1)
             stored = context.read(f"{place.name}.self_attn.{name}_norm.weight", (num_heads, shape.head_dim), rows)
-            weights.append(stored.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1))  # as the projections' outputs
+            weights.append(
+                stored.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1)
+            )  # in the order of the projections' outputs
         self._head_norm = torch.cat(weights), norm.eps
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
@@ -62,7 +64,7 @@ class CohereAttention(Attention):
 
 
 class CohereForCausalLM(Decoder):
-    """Both blocks of a layer read the same layer norm, neighbouring numbers are rotated, logits are scaled."""
+    """Both blocks of a layer read the same layer norm, neighbouring elements are rotated, logits are scaled."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
@@ -91,11 +93,11 @@ class CohereForCausalLM(Decoder):
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
 
     def windows(self, spec: ModelSpec) -> list[int | None]:
-        """Each layer's window."""
+        """Returns each layer's window."""
         return [None] * spec.num_layers
 
     def is_rotated(self, window: int | None) -> bool:
-        """Whether layers with this window know positions."""
+        """Returns True if layers with this window encode positions."""
         return True
 
 
@@ -103,7 +105,7 @@ class Cohere2ForCausalLM(CohereForCausalLM):
     """Three of four layers have a window; the others have no positions."""
 
     def windows(self, spec: ModelSpec) -> list[int | None]:
-        """Each layer's window: from `layer_types`, or every `sliding_window_pattern`-th layer has none."""
+        """Returns each layer's window: from `layer_types`, or every `sliding_window_pattern`-th layer has none."""
         config, types = spec.hf_config, spec.hf_config.get("layer_types")
         if types is None:
             pattern = config.get("sliding_window_pattern", 4)
@@ -111,5 +113,5 @@ class Cohere2ForCausalLM(CohereForCausalLM):
         return layer_windows(types, config["sliding_window"], spec.num_layers)
 
     def is_rotated(self, window: int | None) -> bool:
-        """Whether layers with this window know positions."""
+        """Returns True if layers with this window encode positions."""
         return window is not None

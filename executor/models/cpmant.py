@@ -1,11 +1,11 @@
-"""CPM-Ant (https://github.com/OpenBMB/CPM-Live/tree/cpm-ant): prompts that see all of themselves, and learned tokens.
+"""CPM-Ant (https://github.com/OpenBMB/CPM-Live/tree/cpm-ant): prompts with attention in both directions, soft prompts.
 
-Every sequence begins with a soft prompt, learned tokens of the model's own (arXiv:2104.08691). These and the prompt all
-see each other; an output token sees what comes before it. Scores have a bias: by distance within the soft prompt and
-within the text (arXiv:1910.10683), and one number between the two.
+Every sequence begins with a soft prompt of learned tokens (arXiv:2104.08691). All tokens of the soft prompt and the
+prompt see each other; an output token sees the tokens before it. Scores have a bias: by distance within the soft prompt
+and within the text (arXiv:1910.10683), and a single value between the two.
 
-What a layer keeps of a soft prompt depends on the prompt, and is of fixed size. So it is a state, laid out as one page
-of a KV cache for each slot, and attention to soft prompt and text is two parts that are merged.
+The keys and values of a soft prompt depend on the prompt, and have a fixed size. So they are a state, laid out as one
+page of a KV cache for each slot. Attention to the soft prompt and to the text is two parts that are merged.
 """
 
 import math
@@ -44,15 +44,15 @@ _PIECES = {
 }
 _ENDS = {"model.embed_tokens": "cpmant.input_embedding", "model.norm": "cpmant.encoder.output_layernorm"}
 _TASK = 2
-"""Of the soft prompts that a checkpoint has, the one for text that goes on."""
+"""The checkpoint's soft prompt for continuing a text."""
 _SOFT, _TEXT = 0, 2
-"""Segments: of the soft prompt, and of all other tokens."""
+"""The segments: the soft prompt, and all other tokens."""
 
 
 class CpmAntForCausalLM:
-    """See `Model`.
+    """CPM-Ant on one rank. Implements `quire.executor.models.base.Model`.
 
-    The library takes tokens with the id 0 for padding, and hides as many leading tokens; here they are tokens.
+    Transformers treats tokens with the id 0 as padding and hides that many leading tokens; here they are tokens.
     """
 
     SIZES = (
@@ -102,12 +102,12 @@ class CpmAntForCausalLM:
 
 @dataclass(frozen=True)
 class _Biases:
-    """What is added to the scores of a rank's heads.
+    """The biases that are added to the scores of a rank's heads.
 
     Attributes:
         by_distance: [all num_heads, 2 * reach + 1], within the soft prompt and within the text.
         to_soft: [num_heads], of the text's queries to the soft prompt's keys.
-        to_text: [num_heads], the other way round.
+        to_text: [num_heads], of the soft prompt's queries to the text's keys.
     """
 
     by_distance: Tensor
@@ -127,7 +127,7 @@ class _Biases:
 
 
 def _buckets(distances: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each of `distances` [n] int64, key less query: one for each near one, wider ones farther off."""
+    """Maps `distances` [n] int64, key minus query, to buckets: one for each near distance, wider ones farther off."""
     half = num_buckets // 2
     near = half // 2
     size = distances.abs()
@@ -137,15 +137,15 @@ def _buckets(distances: Tensor, num_buckets: int, max_distance: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _SoftPrompts:
-    """The soft prompts of a step's sequences. Those of new ones are computed behind the step's tokens.
+    """The soft prompts of a step's sequences. Those of new sequences are computed after the step's tokens.
 
     Attributes:
         num_new: sequences that begin in this step.
-        places: [num_new * length] int64, where the keys of new soft prompts lie in a layer's state.
+        places: [num_new * length] int64, the slots of new soft prompts' keys in a layer's state.
         seen: each wanted token's soft prompt, in the last layer.
-        seen_by_all: each token's.
-        among: new soft prompts, by their own tokens.
-        prompts: the prompts of new sequences, by the tokens of their soft prompts.
+        seen_by_all: each token's soft prompt.
+        among: new soft prompts, for their own tokens.
+        prompts: the prompts of new sequences, for the tokens of their soft prompts.
     """
 
     num_new: int
@@ -162,7 +162,7 @@ class _SoftPrompts:
         places = torch.from_numpy((slots[new, None] * length + np.arange(length)).ravel()).to(step.positions.device)
 
         def whole(tables: np.ndarray, lengths: np.ndarray, block_size: int) -> AttentionBatch:
-            """Single queries, of which each sees all of so many keys."""
+            """Builds a batch of single queries, each of which sees all keys of its row."""
             return ops.attention_batch(np.ones_like(lengths), lengths, tables, places, block_size=block_size)
 
         of_tokens = np.repeat(slots, step.rows.starts.diff().cpu().numpy())[:, None]
@@ -188,8 +188,8 @@ class _Attention:
     """Attention to the text and to the soft prompt.
 
     Attributes:
-        kv: what it keeps of a sequence's text.
-        state: what it keeps of its soft prompt.
+        kv: the cached keys and values of a sequence's text.
+        state: the cached keys and values of its soft prompt.
     """
 
     def __init__(self, spec: ModelSpec, context: ModelContext, place: LayerPlace, biases: _Biases, length: int) -> None:
@@ -210,7 +210,7 @@ class _Attention:
         self.activation_size = 6 * num_heads * self._head_dim
 
     def __call__(self, x: Tensor, soft: _SoftPrompts, step: StepContext) -> Tensor:
-        """`x` [num_tokens + new soft tokens, hidden] → the same rows, or those that `rows_of` selects."""
+        """Maps `x` [num_tokens + new soft tokens, hidden] to the same rows, or to those that `rows_of` selects."""
         cache = step.caches[self._place.number]
         (kept,) = step.states[self._place.number]
         text, num_tokens = step.attention[cache.group], len(step.positions)
@@ -231,7 +231,7 @@ class _Attention:
         return self._output(out.flatten(1))
 
     def rows_of(self, x: Tensor, step: StepContext) -> Tensor:
-        """The rows of `x` with an output: all, or in the last layer those of the wanted tokens."""
+        """Selects the rows of `x` with an output: all, or in the last layer those of the wanted tokens."""
         if not self._place.is_last:
             return x
         return x[: len(step.positions)] if step.wanted is None else self._ops.take_rows(x, step.wanted.tokens)
@@ -242,7 +242,7 @@ class _Attention:
     def _attend(
         self, q: Tensor, own: tuple[Tensor, AttentionBatch], other: tuple[Tensor, AttentionBatch], bias: Tensor
     ) -> Tensor:
-        """Attention of `q` to its own segment, with biases by distance, and to the other, with `bias` [num_heads]."""
+        """Attends from `q` to its own segment, with biases by distance, and to the other, with `bias` [num_heads]."""
         out, total = self._ops.partial_attention(q, *other, self._plain)
         return self._ops.merge_attention(
             [self._ops.partial_attention(q, *own, self._form), (out, total + bias)]
@@ -250,7 +250,7 @@ class _Attention:
 
 
 class _Layer:
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    """Computes `x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(
         self,

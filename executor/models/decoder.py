@@ -1,7 +1,7 @@
 """The parts that decoders share: embedding, sequence of layers, final norm and head; and the Llama family's layer.
 
-A family's file puts these parts together and defines how its layers differ. The names of weights are those that all
-families here share.
+A family's file combines these parts and defines how its layers differ. The names of weights are common to all families
+here.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,20 +35,20 @@ from quire.ops.backend import PlainActivation
 
 
 class SettingError(ModelLoadError):
-    """A setting of config.json that the family's file here does not read. Its class of Transformers may."""
+    """A setting of config.json that the family's file here does not support. Its Transformers class may."""
 
 
 class Mixer(Protocol):
-    """What mixes the tokens of a sequence: a `SelfAttention`, a `RecurrentLayer`, or several side by side."""
+    """A layer that mixes the tokens of a sequence: a `SelfAttention`, a `RecurrentLayer`, or several side by side."""
 
     activation_size: int
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
+        """Maps `x` [num_tokens, hidden] to [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         ...
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """The `rows` [num_tokens, size] of tokens with an output."""
+        """Selects the `rows` [num_tokens, size] of tokens with an output."""
         ...
 
 
@@ -57,7 +57,7 @@ class SelfAttention(Mixer, Protocol):
 
     @property
     def kv(self) -> AttentionKV | None:
-        """See `Attention.kv`; None: the layer reads the keys and values of another one."""
+        """The keys and values that the layer caches; None: it reads those of another layer."""
         ...
 
 
@@ -78,12 +78,12 @@ class DecoderLayer(Protocol):
 
     @property
     def attention(self) -> SelfAttention:
-        """What mixes tokens."""
+        """The block that mixes tokens."""
         ...
 
     @property
     def mlp(self) -> FeedForward:
-        """What does not."""
+        """The block that computes each token by itself."""
         ...
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,7 @@ class Decoder:
         return leave_stage(self._norm, x, residual, step)
 
     def handover_size(self, hidden_size: int) -> int:
-        """See `StagedModel.handover_size`: output and residual."""
+        """Counts output and residual."""
         return 2 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Decoder:
 
 
 def enter_stage(embed: Embedding, token_ids: Tensor, step: StepContext) -> tuple[Tensor, Tensor | None]:
-    """The input of a stage's first layer, see `DecoderLayer`: embeddings, or what the stage before hands over."""
+    """Returns the input of a stage's first layer (see `DecoderLayer`): embeddings, or the previous stage's message."""
     if step.received is None:
         return embed(token_ids, step), None
     x, residual = step.received.view(2, len(token_ids), -1)
@@ -130,7 +130,7 @@ def enter_stage(embed: Embedding, token_ids: Tensor, step: StepContext) -> tuple
 
 
 def leave_stage(norm: Norm, x: Tensor, residual: Tensor | None, step: StepContext) -> Tensor:
-    """The result of a stage after its last layer: hidden states, or what the stage after needs."""
+    """Returns the result of a stage after its last layer: hidden states, or the message for the next stage."""
     assert residual is not None
     if step.hands_over:
         return hand_over(x, residual)
@@ -138,12 +138,12 @@ def leave_stage(norm: Norm, x: Tensor, residual: Tensor | None, step: StepContex
 
 
 def hand_over(*tensors: Tensor) -> Tensor:
-    """One message of `tensors`, each [num_tokens, ...] or [..., num_tokens, size], one after the other."""
+    """Packs `tensors`, each [num_tokens, ...] or [..., num_tokens, size], into one message, one after the other."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 class PreNormLayer:
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    """Computes `x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(
         self, input_norm: RMSNorm, attention: SelfAttention, post_attention_norm: RMSNorm, mlp: FeedForward
@@ -169,7 +169,7 @@ class PreNormDecoder(Decoder):
         make_attention: Callable[[LayerPlace], SelfAttention],
         make_mlp: MLPMaker | None = None,
     ) -> None:
-        """The makers build the blocks of one layer; without `make_mlp`, that is a `GatedMLP`."""
+        """Takes makers that build the blocks of one layer; without `make_mlp`, the second is a `GatedMLP`."""
         size, style = spec.hidden_size, norm_style(spec)
         make_mlp = make_mlp or mlp_maker(spec, context)
         layers = [
@@ -201,13 +201,13 @@ def vocabulary_ends(
     softcap: float | None = None,
     head_bias: bool = False,
 ) -> tuple[Embedding, Head]:
-    """A model's embedding, which multiplies by `scale`, and its head.
+    """Builds a model's embedding, which multiplies by `scale`, and its head.
 
-    `is_tied` says whether the two have the same weight, if the checkpoint does not say otherwise: see `stored_ends`.
-    `logit_scale`, `softcap` and `head_bias` are the head's. A pipeline stage reads the end that it has.
+    `is_tied` is True if the two share a weight, unless the checkpoint shows otherwise: see `stored_ends`.
+    `logit_scale`, `softcap` and `head_bias` are the head's. A pipeline stage reads only the end that it has.
 
     Raises:
-        MissingTensorError: the checkpoint has one of two that are not tied.
+        MissingTensorError: the checkpoint has one of two weights that are not tied.
     """
     size, bias = (spec.vocab_size, spec.hidden_size), "lm_head.bias" if head_bias else None
     embed_name, head_name = "model.embed_tokens", "lm_head"
@@ -227,24 +227,24 @@ def vocabulary_ends(
 
 
 def layer_places(spec: ModelSpec, context: ModelContext) -> list[LayerPlace]:
-    """The places of the layers that this rank builds, in order."""
+    """Lists the places of the layers that this rank builds, in order."""
     return [
         LayerPlace(index, number, is_last=index == spec.num_layers - 1) for number, index in enumerate(context.layers)
     ]
 
 
 def attention_shape(spec: ModelSpec) -> AttentionShape:
-    """The sizes that a model's attention layers share."""
+    """Returns the sizes that a model's attention layers share."""
     return AttentionShape(spec.hidden_size, spec.num_attention_heads, spec.num_kv_heads, spec.head_dim)
 
 
 def norm_style(spec: ModelSpec) -> NormStyle:
-    """Plain norms, with the families' common default where config.json has no eps."""
+    """Returns plain norms, with the families' common default where config.json has no eps."""
     return NormStyle(spec.hf_config.get("rms_norm_eps", 1e-6))
 
 
 def activation_of(spec: ModelSpec, field: str, default: str = "silu") -> PlainActivation:
-    """The activation that config.json names in `field`, or else the family's `default`.
+    """Returns the activation that config.json names in `field`, or else the family's `default`.
 
     Raises:
         SettingError: an activation that no layer here has.
@@ -262,7 +262,7 @@ def activation_of(spec: ModelSpec, field: str, default: str = "silu") -> PlainAc
 
 
 def layer_windows(types: Sequence[str], window: int | None, num_layers: int) -> list[int | None]:
-    """Each layer's window, from config.json's `layer_types` and `sliding_window`.
+    """Returns each layer's window, from config.json's `layer_types` and `sliding_window`.
 
     Raises:
         ModelLoadError: other types than full_attention and sliding_attention, or too few of them.
@@ -277,7 +277,7 @@ def layer_windows(types: Sequence[str], window: int | None, num_layers: int) -> 
 
 
 def size_of(spec: ModelSpec, *fields: str) -> int:
-    """A size that config.json must have, in one of `fields`.
+    """Reads a size that config.json must have, in one of `fields`.
 
     Raises:
         ModelLoadError: it has none.
@@ -290,7 +290,7 @@ def size_of(spec: ModelSpec, *fields: str) -> int:
 
 
 SIZES = ("intermediate_size", "max_position_embeddings")
-"""Fields of config.json that a model reads, if its class does not name others as `SIZES`."""
+"""Fields of config.json that a model reads, unless its class names others as `SIZES`."""
 
 
 def check_supported(spec: ModelSpec, sizes: Sequence[str] = SIZES) -> None:

@@ -50,7 +50,7 @@ class Mistral4ForCausalLM(PreNormDecoder):
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         rope = spec.hf_config.get("rope_parameters") or {}
-        # Of a head, which has parts that are not rotated; the rotated part is rotated whole.
+        # The field is the rotated share of a whole head; here the rotated part is a tensor by itself.
         config = {**spec.hf_config, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}}
         spec = msgspec.structs.replace(spec, hf_config=config)
         if (config.get("n_group") or 1) > 1:
@@ -64,13 +64,14 @@ class Mistral4ForCausalLM(PreNormDecoder):
 
 
 SelectorMaker = Callable[[LayerPlace, RotaryEmbedding], TokenSelector]
-"""Builds what chooses the tokens that a layer sees; it may rotate as the layer does."""
+"""Builds the selector of the tokens that a layer sees; it may rotate as the layer does."""
 
 
 class LatentAttentionMaker:
     """Builds the attention of each layer, as config.json describes it for DeepSeek V2 and its relatives.
 
-    `is_interleaved` says how families rotate whose config.json does not; `has_head_gates` as for `LatentAttention`.
+    `is_interleaved` is the rotation of families whose config.json does not name one; `has_head_gates` as in
+    `LatentAttention`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class LatentAttentionMaker:
 
 
 def latent_shape(spec: ModelSpec) -> LatentShape:
-    """The sizes of latent attention in config.json.
+    """Reads the sizes of latent attention from config.json.
 
     Raises:
         ModelLoadError: a size is missing.
@@ -121,7 +122,7 @@ def latent_shape(spec: ModelSpec) -> LatentShape:
 
 
 def _softmax_routing(spec: ModelSpec) -> Routing:
-    """DeepSeek V2's choice of experts.
+    """Returns DeepSeek V2's routing.
 
     Raises:
         ModelLoadError: another method than the two of its checkpoints.
@@ -144,10 +145,10 @@ def _softmax_routing(spec: ModelSpec) -> Routing:
 
 
 def _heat(spec: ModelSpec, context: ModelContext) -> QueryHeat | None:
-    """What Mistral's models multiply queries by.
+    """Builds the factors by position that multiply the queries of Mistral's models.
 
     Raises:
-        ModelLoadError: the positions after which they grow are missing.
+        ModelLoadError: `original_max_position_embeddings` is missing.
     """
     rope = spec.hf_config.get("rope_parameters") or {}
     beta, period = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
@@ -162,6 +163,6 @@ def _heat(spec: ModelSpec, context: ModelContext) -> QueryHeat | None:
 
 
 def _temperature(config: Mapping[str, Any]) -> float:
-    """YaRN's factor of queries and of keys where it concerns all dimensions; cosines and sines have the rest."""
+    """Computes YaRN's factor of queries and keys for all dimensions; cosines and sines contain the rest."""
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return yarn_mscale(settings.get("factor") or 1.0, settings.get("mscale_all_dim") or 0.0)

@@ -1,4 +1,4 @@
-"""DeepSeekMoE (arXiv:2401.06066): Llama's attention, and small experts beside those that all tokens share."""
+"""DeepSeekMoE (arXiv:2401.06066): Llama's attention, small routed experts, and shared experts."""
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.context import ModelContext

@@ -27,7 +27,7 @@ class DeepseekV32ForCausalLM(PreNormDecoder):
 
 
 class GlmMoeDsaForCausalLM(PreNormDecoder):
-    """GLM 5: some layers share the choice of an earlier one's indexer, and indexers rotate neighbours."""
+    """GLM 5: some layers reuse the selection of an earlier indexer, and indexers rotate neighbours."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         pairs = Pairs(size_of(spec, "index_head_dim"), size_of(spec, "qk_rope_head_dim"))
@@ -40,7 +40,7 @@ class GlmMoeDsaForCausalLM(PreNormDecoder):
 
 
 def selector_maker(spec: ModelSpec, context: ModelContext, types: Sequence[str]) -> SelectorMaker:
-    """Builds each layer's indexer, or what stands for one where `types` says "shared".
+    """Builds each layer's indexer, or a `SharedSelection` where `types` has "shared".
 
     Raises:
         ModelLoadError: a size is missing.
@@ -69,7 +69,8 @@ def selector_maker(spec: ModelSpec, context: ModelContext, types: Sequence[str])
 
 
 def indexer_types(spec: ModelSpec) -> Sequence[str]:
-    """For each layer "full", or "shared" if it has no indexer: a list, a pattern of F and S, or every n-th is full.
+    """Returns "full" for each layer, or "shared" if it has no indexer. config.json has a list, a pattern of F and S, or
+    an interval of full ones.
 
     Raises:
         ModelLoadError: config.json says something else, or leaves the first layer without an indexer.

@@ -31,7 +31,7 @@ _SLIDING, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", 
 _RATES = {_SPARSE: 4, _HEAVY: 128}
 _KINDS = {0: _SLIDING, **{rate: kind for kind, rate in _RATES.items()}}
 _ROTATED = 0.125
-"""The part of a head that is rotated where config.json says neither a part nor a size."""
+"""The rotated part of a head, if config.json has neither a fraction nor a size."""
 _NUM_HASHED = 3
 
 
@@ -86,7 +86,7 @@ class DeepseekV4ForCausalLM:
         return self._norm(self._collapse(streams))
 
     def handover_size(self, hidden_size: int) -> int:
-        """See `StagedModel.handover_size`: all streams."""
+        """Counts all streams."""
         return self._num_streams * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class _Layer:
         self._before_mlp = RMSNorm(context, f"{name}.ffn_norm", size, _norm(spec))
 
     def __call__(self, streams: Tensor, token_ids: Tensor, step: StepContext, places: StepPlaces) -> Tensor:
-        """`streams` [num_tokens, num_streams, hidden]; the last layer returns those of the wanted tokens alone."""
+        """Maps `streams` [num_tokens, num_streams, hidden]; the last layer returns only those of the wanted tokens."""
         share, mix, x = self._around_attention.collapse(streams)
         own = [places.of(self._place.number + number) for number in range(len(self.attention.kv))]
         out = self.attention(self._before_attention(x), step, own)
@@ -161,14 +161,16 @@ class _Mixture:
         return self._group.all_reduce(total)
 
     def _hashed(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts `ids` [num_tokens, top_k] and their weights, as `Backend.route` weights what it chooses."""
+        """Returns the experts `ids` [num_tokens, top_k] and their weights, as `Backend.route` does for those that it
+        chooses.
+        """
         routing = self._router.routing
         weights = F.softplus(F.linear(x.float(), self._router.weight)).sqrt().gather(1, ids)
         return ids, weights / weights.sum(-1, keepdim=True).clamp_(min=routing.floor) * routing.scale
 
 
 def _own_names(context: ModelContext) -> RearrangedWeights:
-    """The checkpoint's weights; layers that all families have are called as in other families."""
+    """Maps the checkpoint's names of common layers to those of other families."""
     shared = {f"ffn.shared_experts.{kind}_proj": f"w{number}" for kind, number in (("gate", 1), ("down", 2), ("up", 3))}
     pieces = {name: Piece(f"ffn.shared_experts.{stored}") for name, stored in shared.items()}
     ends = {"lm_head": "head"}
@@ -178,7 +180,7 @@ def _own_names(context: ModelContext) -> RearrangedWeights:
 
 
 def _head_name(context: ModelContext) -> str:
-    """As DeepSeek calls the weights of `StreamHead`, or as Transformers does."""
+    """Returns the stored name of `StreamHead`'s weights, which DeepSeek and Transformers name differently."""
     return "model.hc_head" if context.find("model.hc_head_fn") is not None else "model.hc_head.hc"
 
 
@@ -187,7 +189,7 @@ def _norm(spec: ModelSpec) -> NormStyle:
 
 
 def _streams(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `HyperConnection` and `StreamHead` take of config.json."""
+    """Returns the arguments of `HyperConnection` and `StreamHead` from config.json."""
     return {
         "num_streams": config["hc_mult"],
         "eps": config["hc_eps"],
@@ -196,7 +198,10 @@ def _streams(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotary(spec: ModelSpec, context: ModelContext, kind: str) -> RotaryEmbedding:
-    """Of layers without rows ("main") or with rows ("compress"), whose settings config.json has apart or together."""
+    """Builds the rotation of layers without compressed rows ("main") or with them ("compress").
+
+    config.json has the two kinds' settings separately or together.
+    """
     config = spec.hf_config
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if kind in settings:
@@ -214,7 +219,7 @@ def _rotary(spec: ModelSpec, context: ModelContext, kind: str) -> RotaryEmbeddin
 
 
 def _shapes(spec: ModelSpec) -> list[CompressedShape]:
-    """The sizes of each layer's attention.
+    """Reads the sizes of each layer's attention.
 
     Raises:
         ModelLoadError: config.json names other kinds of layers, or too few.
@@ -250,7 +255,7 @@ def _shapes(spec: ModelSpec) -> list[CompressedShape]:
 
 
 def _hashed_layers(spec: ModelSpec) -> list[bool]:
-    """Which layers choose experts by a token's id.
+    """Returns True for each layer that chooses experts by a token's id.
 
     Raises:
         ModelLoadError: config.json names other kinds of experts, or too few.

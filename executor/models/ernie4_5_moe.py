@@ -17,7 +17,7 @@ from quire.ops.routing import Routing
 
 
 class Ernie4_5_MoeForCausalLM(LlamaForCausalLM):
-    """Llama with neighbouring numbers rotated, and experts on some of the layers."""
+    """Llama with neighbouring elements rotated, and experts on some of the layers."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         if spec.hf_config.get("use_bias"):

@@ -20,7 +20,7 @@ _PIECES = {
 
 
 class ExaoneForCausalLM(LlamaForCausalLM):
-    """config.json has the fields as EXAONE or as Llama names them."""
+    """config.json has either EXAONE's field names or Llama's."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         weights = RearrangedWeights(context.weights, _PIECES, layer="transformer.h.{}", ends=_ENDS)

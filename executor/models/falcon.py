@@ -22,8 +22,10 @@ _ENDS = {"model.embed_tokens": "transformer.word_embeddings", "model.norm": "tra
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """[num_heads] float32, as the paper's code chooses them (arXiv:2108.12409): a geometric sequence, and every other
-    member of the next finer one for heads beyond a power of two."""
+    """Computes the slopes [num_heads] float32 as the paper's code does (arXiv:2108.12409).
+
+    They are a geometric sequence. Heads beyond a power of two get every other member of the next finer sequence.
+    """
     power = 2 ** math.floor(math.log2(num_heads))
     coarse = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     fine = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (num_heads - power), 2)]
@@ -31,7 +33,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 class FalconForCausalLM(Decoder):
-    """Few KV heads, both blocks of a layer side by side, no biases; smaller ones differ, and may have ALiBi."""
+    """Few KV heads, both blocks of a layer in parallel, no biases; smaller models differ, and may have ALiBi."""
 
     SIZES = ("hidden_size",)
 
@@ -75,7 +77,7 @@ class FalconForCausalLM(Decoder):
 
 
 def _pieces(shape: AttentionShape, is_gguf: bool) -> dict[str, Piece]:
-    """Each KV head is stored after the queries that read it; in GGUF files, all keys follow all queries."""
+    """Maps layers to pieces. A KV head is stored after its queries; in GGUF files, all keys follow all queries."""
     num_blocks = 1 if is_gguf else shape.num_kv_heads
     queries, keys = (heads * shape.head_dim // num_blocks for heads in (shape.num_heads, shape.num_kv_heads))
     q, k, v = fused("self_attention.query_key_value", queries, keys, keys, num_blocks=num_blocks)

@@ -25,7 +25,7 @@ from quire.ops.backend import Backend, LinearWeight
 
 
 class FalconH1ForCausalLM(HybridDecoder):
-    """The multipliers of config.json become part of the weights when these are read."""
+    """config.json's multipliers become part of the weights at load."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size
@@ -84,13 +84,13 @@ class _SideBySide:
 
 
 class _Multiplier(NamedTuple):
-    """What multiplies a linear layer's inputs, and its outputs: by sections, each (its end, its factor)."""
+    """The factors of a linear layer's inputs, and of its outputs: by sections, each (its end, its factor)."""
 
     inputs: float
     outputs: Sequence[tuple[float, float]]
 
     def output_factor(self, output: int) -> float:
-        """What multiplies one of the outputs."""
+        """Returns the factor of one of the outputs."""
         return next(factor for end, factor in self.outputs if output < end)
 
 
@@ -99,7 +99,7 @@ def _whole(inputs: float, outputs: float) -> _Multiplier:
 
 
 def _multipliers(spec: ModelSpec, shape: Mamba2Shape) -> dict[str, _Multiplier]:
-    """By the name of a layer within its decoder layer."""
+    """Maps the name of a layer within its decoder layer to its factors."""
     config = spec.hf_config
     gate, down = config.get("mlp_multipliers") or (1.0, 1.0)
     into, out = config["attention_in_multiplier"], config["attention_out_multiplier"]
@@ -125,12 +125,12 @@ def _linear(multipliers: Mapping[str, _Multiplier], layer: str) -> _Multiplier:
 
 
 class _MultipliedScheme:
-    """See `LinearScheme`. A part of a layer with several sections lies in one of them."""
+    """Multiplies the weights that another scheme reads. A part of a layer with several sections lies in one of them."""
 
     def __init__(self, scheme: LinearScheme, multipliers: Mapping[str, _Multiplier]) -> None:
         self._scheme = scheme
         self._multipliers = multipliers
-        # Of layers without multipliers:
+        # These are for layers without multipliers.
         self.read_rows, self.for_head, self.read_dequantized = (
             scheme.read_rows,
             scheme.for_head,
@@ -142,12 +142,12 @@ class _MultipliedScheme:
         factors = self._factors(part).unsqueeze(1)
         if isinstance(weight, Tensor):
             return weight.mul_(factors.to(weight.device))
-        factors = factors.to(weight.scales.device)  # in float32, because float16 does not hold scales much smaller
+        factors = factors.to(weight.scales.device)  # in float32, because smaller scales may underflow in float16
         offsets = None if weight.offsets is None else weight.offsets * factors
         return weight._replace(scales=weight.scales * factors, offsets=offsets)
 
     def _factors(self, part: LinearPart) -> Tensor:
-        """Of each of the part's outputs, float32."""
+        """Returns the factor of each of the part's outputs, float32."""
         first, last = part.shard[1:] if part.shard.dim == 0 else (0, part.out_features)
         found = _linear(self._multipliers, part.name)
         return torch.full((last - first,), found.inputs * found.output_factor(first))

@@ -22,17 +22,17 @@ from quire.ops.backend import AttentionForm
 
 
 def gemma_norm(spec: ModelSpec) -> NormStyle:
-    """Norms store the weight minus 1."""
+    """Returns norms that store the weight minus 1."""
     return NormStyle(spec.hf_config["rms_norm_eps"], is_offset=True)
 
 
 def gemma_factor(spec: ModelSpec, context: ModelContext) -> float:
-    """The factor of the embeddings, as if it were stored with the weights, in their type."""
+    """Returns the factor of the embeddings, rounded to the weights' dtype, as if it were stored with them."""
     return torch.tensor(spec.hidden_size**0.5, dtype=context.dtype).item()
 
 
 class GemmaForCausalLM(Decoder):
-    """Llama with scaled embeddings, wide heads and an approximated GeGLU, whichever of them config.json names."""
+    """Llama with scaled embeddings, wide heads and the approximated GeGLU, which config.json may name differently."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, style = spec.hf_config, gemma_norm(spec)

@@ -64,7 +64,7 @@ class Gemma3ForCausalLM(Decoder):
 
 
 def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
-    """`layer_types`, or for older checkpoints: every `sliding_window_pattern`-th layer sees all tokens."""
+    """Returns `layer_types`, or for older checkpoints: every `sliding_window_pattern`-th layer sees all tokens."""
     types = config.get("layer_types")
     if types is not None:
         return types
@@ -73,7 +73,7 @@ def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
 
 
 def gemma_rope(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """`config` with the rotation of one type of layer where other models have that of all layers."""
+    """Returns `config` with one layer type's rotation in the fields that other models have for all layers."""
     older = {
         "sliding_attention": {"rope_theta": config["rope_local_base_freq"]},
         "full_attention": {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})},

@@ -1,4 +1,4 @@
-"""Gemma 3n, text: streams of AltUp, embeddings of each layer, sparse gates, and layers that share keys and values."""
+"""Gemma 3n, text: AltUp's streams, per-layer embeddings, sparse gates, and layers that share keys and values."""
 
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
@@ -34,7 +34,9 @@ from quire.ops.backend import AttentionForm
 
 
 class Gemma3nLayer:
-    """Attention beside a learned augmentation of the residual (Laurel, arXiv:2411.07501), on one of several streams."""
+    """Attention in parallel with a learned augmentation of the residual (Laurel, arXiv:2411.07501), on one of the
+    streams.
+    """
 
     def __init__(
         self, spec: ModelSpec, context: ModelContext, place: LayerPlace, attention: SelfAttention, mlp: FeedForward
@@ -65,9 +67,10 @@ class Gemma3nLayer:
         self._per_layer = PerLayerBlock(context, name, place.index, size, input_size, style, activation)
 
     def __call__(self, streams: Tensor, inputs: Tensor, step: StepContext) -> tuple[Tensor, Tensor]:
-        """`streams` [num_streams, num_tokens, hidden], `inputs` [num_tokens, ...] as `PerLayerInputs` makes them.
+        """Takes `streams` [num_streams, num_tokens, hidden] and `inputs` [num_tokens, ...] as `PerLayerInputs` computes
+        them.
 
-        Returns both; the last layer that keeps keys and values returns those of the wanted tokens alone.
+        Returns both. The last layer with keys and values returns only those of the wanted tokens.
         """
         ops = self._ops
         predicted = self._altup.predict(streams)
@@ -89,7 +92,7 @@ class Gemma3nLayer:
 
 
 class Gemma3nForCausalLM:
-    """The last layers have no keys and values of their own. Implements `quire.executor.models.base.StagedModel`."""
+    """The last layers reuse earlier keys and values. Implements `quire.executor.models.base.StagedModel`."""
 
     SIZES = ("max_position_embeddings",)
 
@@ -147,7 +150,7 @@ class Gemma3nForCausalLM:
         return self._norm(self._ends.collapse(streams))
 
     def handover_size(self, hidden_size: int) -> int:
-        """See `StagedModel.handover_size`: the layers' inputs, and all streams."""
+        """Counts the layers' inputs and all streams."""
         return self._inputs_size + self._num_streams * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -159,13 +162,13 @@ def _norm(spec: ModelSpec) -> NormStyle:
 
 
 def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
-    """`layer_types`, or every fifth layer sees all tokens."""
+    """Returns `layer_types`, or the default: every fifth layer sees all tokens."""
     types = ["full_attention" if index % 5 == 4 else "sliding_attention" for index in range(num_layers)]
     return config.get("layer_types") or types
 
 
 def _mlp_maker(spec: ModelSpec, context: ModelContext) -> MLPMaker:
-    """Builds the feed-forward block of a layer, whose size and share of gates that are zero config.json lists."""
+    """Builds the feed-forward block of a layer, whose size and fraction of zero gates config.json lists."""
     config = spec.hf_config
     sizes = _by_layer(spec, "intermediate_size", config["intermediate_size"])
     sparsity = config.get("activation_sparsity_pattern")
@@ -184,7 +187,7 @@ def _mlp_maker(spec: ModelSpec, context: ModelContext) -> MLPMaker:
 
 
 def _by_layer(spec: ModelSpec, field: str, value: Any) -> Sequence[Any]:
-    """One value a layer, of a list or of one number for all.
+    """Returns one value a layer, from a list or a single value.
 
     Raises:
         ModelLoadError: a list that is too short.

@@ -1,4 +1,4 @@
-"""Gemma 4, text: wide heads on layers that see all tokens, embeddings of each layer, and experts beside the network."""
+"""Gemma 4, text: wide heads on layers that see all tokens, per-layer embeddings, and experts parallel to the MLP."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ from quire.ops.routing import Routing
 
 
 class Gemma4Experts:
-    """Experts beside a layer's network: they read the residual stream by a norm of their own, the router by another."""
+    """Experts in parallel with a layer's MLP. They and the router read the residual stream through different norms."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext, name: str, style: NormStyle) -> None:
         size = spec.hidden_size
@@ -60,13 +60,13 @@ class Gemma4Experts:
         self.activation_size = self._experts.activation_size + 2 * size
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` [num_tokens, hidden], the residual stream before the layer's network → the same shape."""
+        """Maps `x` [num_tokens, hidden], the residual stream before the layer's MLP, to the same shape."""
         ids, weights = self._ops.route(self._ops.rms_norm(x, *self._router_norm), self._router)
         return self._after(self._group.all_reduce(self._experts.partial(self._before(x), ids, weights)))
 
 
 def _expert_pieces(shape: ExpertShape) -> dict[str, Piece]:
-    """Of each expert, whose gate and up are one layer."""
+    """Maps each expert's gate and up to pieces of one stored layer."""
     pieces: dict[str, Piece] = {}
     for index in range(shape.num_experts):
         gate, up = fused(f"experts.{index}.gate_up_proj", shape.size, shape.size)
@@ -75,7 +75,7 @@ def _expert_pieces(shape: ExpertShape) -> dict[str, Piece]:
 
 
 class Gemma4Layer:
-    """Both blocks are normalized on both sides; a layer ends with its own embedding and a factor."""
+    """Both blocks have norms on both sides; a layer ends with its per-layer embedding and a factor."""
 
     def __init__(
         self, spec: ModelSpec, context: ModelContext, place: LayerPlace, attention: SelfAttention, ffn_size: int
@@ -107,9 +107,9 @@ class Gemma4Layer:
         )
 
     def __call__(self, x: Tensor, inputs: Tensor | None, step: StepContext) -> tuple[Tensor, Tensor | None]:
-        """`x` [num_tokens, hidden], `inputs` as `PerLayerInputs` makes them, if the model has any.
+        """Takes `x` [num_tokens, hidden], and `inputs` as `PerLayerInputs` computes them, if the model has any.
 
-        Returns both; the last layer that keeps keys and values returns those of the wanted tokens alone.
+        Returns both. The last layer with keys and values returns only those of the wanted tokens.
         """
         ops = self._ops
         attended = self._after_attention(self.attention(self._before_attention(x), step))
@@ -144,7 +144,7 @@ class Gemma4ForCausalLM:
         }
         alike = replace(
             context, weights=RearrangedWeights(context.weights, {"self_attn.v_proj": Piece("self_attn.k_proj")})
-        )  # of layers whose values are their keys, before the norms
+        )  # for layers whose values are the keys before their norms
         num_shared, bias = config["num_kv_shared_layers"], config["attention_bias"]
 
         def layer(place: LayerPlace) -> Gemma4Layer:
@@ -196,7 +196,7 @@ class Gemma4ForCausalLM:
         return self._norm(x)
 
     def handover_size(self, hidden_size: int) -> int:
-        """See `StagedModel.handover_size`: the layers' inputs, and the residual stream."""
+        """Counts the layers' inputs and the residual stream."""
         return self._inputs_size + hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -214,19 +214,19 @@ def _norm(spec: ModelSpec) -> NormStyle:
 
 
 def _input_size(spec: ModelSpec) -> int:
-    """The size of a layer's own embedding; 0: there is none, as in the unified models."""
+    """Returns the size of a per-layer embedding; 0: there is none, as in the unified models."""
     default = 0 if spec.architecture.startswith("Gemma4Unified") else 256
     return spec.hf_config.get("hidden_size_per_layer_input", default) or 0
 
 
 def _layer_types(config: Mapping[str, Any], num_layers: int) -> list[str]:
-    """`layer_types`, or every sixth layer sees all tokens, and the last one."""
+    """Returns `layer_types`, or the default: every sixth layer sees all tokens, and the last one."""
     types = ["full_attention" if index % 6 == 5 else "sliding_attention" for index in range(num_layers)]
     return config.get("layer_types") or [*types[:-1], "full_attention"]
 
 
 def _shape(spec: ModelSpec, index: int, kind: str) -> AttentionShape:
-    """A layer's sizes: those of `per_layer_config`, or the global ones of layers that see all tokens."""
+    """Returns a layer's sizes: those of `per_layer_config`, or the global ones for layers that see all tokens."""
     config, own = spec.hf_config, {}
     if config.get("per_layer_config") is not None:
         own = config["per_layer_config"].get(str(index), {})

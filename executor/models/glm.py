@@ -1,4 +1,4 @@
-"""GLM-4 (arXiv:2406.12793): neighbouring numbers of a part of each head are rotated."""
+"""GLM-4 (arXiv:2406.12793): neighbouring elements in a part of each head are rotated."""
 
 from dataclasses import replace
 

@@ -24,7 +24,7 @@ _ENDS = {"model.embed_tokens": "gpt_neox.embed_in", "model.norm": "gpt_neox.fina
 
 
 class GPTNeoXForCausalLM(Decoder):
-    """Both blocks of a layer read the same sum, each with a layer norm of its own; a part of each head is rotated."""
+    """Both blocks of a layer read the same sum through different layer norms; a part of each head is rotated."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size

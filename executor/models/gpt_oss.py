@@ -14,7 +14,7 @@ from quire.ops.routing import Routing
 
 
 class GptOssForCausalLM(PreNormDecoder):
-    """A gate and its up are neighbours in a checkpoint, whose experts are MXFP4 or plain numbers."""
+    """The rows of gate and up alternate in a checkpoint, whose experts are MXFP4 or unquantized."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config
@@ -56,7 +56,7 @@ def _stored_experts(spec: ModelSpec, name: str) -> StoredExperts:
 
 
 def _check_gates(spec: ModelSpec) -> None:
-    """Leaves gates that the kernels do not know to the class of Transformers, which reads experts of plain numbers.
+    """Leaves unknown gates to the Transformers class, if the experts are unquantized.
 
     Raises:
         SettingError: another slope or limit than that of all published models.

@@ -18,7 +18,7 @@ from quire.ops.backend import AttentionForm
 
 
 class GraniteForCausalLM(Decoder):
-    """Embeddings, scores and what each block adds are multiplied; logits are divided."""
+    """Embeddings, scores and each block's output are multiplied; logits are divided."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext, make_mlp: MLPMaker | None = None) -> None:
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size

@@ -21,7 +21,7 @@ from quire.ops.routing import Routing
 
 
 class GraniteMoeHybridForCausalLM(PairedDecoder):
-    """Positions are rotated only where `position_embedding_type` says "rope"; with no experts, it is dense."""
+    """Positions are rotated only if `position_embedding_type` is "rope"; without experts the model is dense."""
 
     SIZES = ("intermediate_size", "shared_intermediate_size", "max_position_embeddings")
 
@@ -52,7 +52,9 @@ class GraniteMoeHybridForCausalLM(PairedDecoder):
 
 
 def _pieces(spec: ModelSpec) -> dict[str, Piece]:
-    """What all tokens share is fused; GGUF files have its parts, under the names of a dense model where it is alone."""
+    """Maps the shared MLP, stored as one layer. GGUF files have its parts, named as a dense MLP if there are no
+    experts.
+    """
     if is_gguf(spec):
         name = "mlp.shared_expert" if spec.hf_config.get("num_local_experts") else "mlp"
         return {f"shared_mlp.{part}_proj": Piece(f"{name}.{part}_proj") for part in ("gate", "up", "down")}
@@ -62,7 +64,7 @@ def _pieces(spec: ModelSpec) -> dict[str, Piece]:
 
 
 def _feed_forward(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> FeedForward:
-    """What all tokens share, and the experts among which a router chooses, if there are any."""
+    """Builds the MLP that all tokens share, and the routed experts, if there are any."""
     activation, num_experts = activation_of(spec, "hidden_act"), spec.hf_config["num_local_experts"]
     shared_size = size_of(spec, "shared_intermediate_size")
     shared = GatedMLP(context, f"{place.name}.shared_mlp", spec.hidden_size, shared_size, activation)

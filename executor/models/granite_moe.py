@@ -30,7 +30,7 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 
 
 def granite_experts(spec: ModelSpec, name: str) -> StoredExperts:
-    """The experts of the mixture called `name`, all in one tensor, or one by one in GGUF files."""
+    """Returns the experts of the mixture `name`: all in one tensor, or one by one in GGUF files."""
     if is_gguf(spec):
         return SeparateExperts(f"{name}.experts.{{}}", "w1", "w3", "w2")
     return FusedExperts(f"{name}.input_linear.weight", f"{name}.output_linear.weight")

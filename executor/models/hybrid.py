@@ -1,4 +1,4 @@
-"""The parts of decoders whose layers differ in kind: attention, recurrent and feed-forward layers in any order."""
+"""The parts of decoders with layers of several kinds: attention, recurrent and feed-forward layers in any order."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
@@ -28,7 +28,7 @@ LayerKind = Literal["attention", "recurrent", "feed_forward"]
 
 
 class Block(Protocol):
-    """What adds to the residual stream."""
+    """A layer that adds to the residual stream."""
 
     activation_size: int
 
@@ -36,7 +36,7 @@ class Block(Protocol):
 
 
 class MixerBlock:
-    """`x + after(mixer(norm(x)))`."""
+    """Computes `x + after(mixer(norm(x)))`."""
 
     def __init__(self, norm: Norm, mixer: Mixer, after: Norm | None = None) -> None:
         self._norm = norm
@@ -51,7 +51,7 @@ class MixerBlock:
 
 
 class FeedForwardBlock:
-    """`x + after(feed_forward(norm(x)))`."""
+    """Computes `x + after(feed_forward(norm(x)))`."""
 
     def __init__(self, norm: Norm, feed_forward: FeedForward, after: Norm | None = None) -> None:
         self._norm = norm
@@ -66,7 +66,7 @@ class FeedForwardBlock:
 
 
 class ScaledBlock:
-    """Multiplies what a block adds."""
+    """Multiplies a block's output."""
 
     def __init__(self, ops: Backend, block: Block, factor: float) -> None:
         self._ops = ops
@@ -90,7 +90,7 @@ class HybridDecoder:
         head: Head,
         mixers: Sequence[SelfAttention | RecurrentLayer],
     ) -> None:
-        """`mixers` are those of all blocks, in the order of their places."""
+        """Takes as `mixers` those of all blocks, in the order of their places."""
         self._embed = embed
         self._blocks = blocks
         self._norm = norm
@@ -107,7 +107,7 @@ class HybridDecoder:
         return leave_stage(self._norm, x, residual, step)
 
     def handover_size(self, hidden_size: int) -> int:
-        """See `StagedModel.handover_size`: output and residual."""
+        """Counts output and residual."""
         return 2 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class HybridDecoder:
 
 
 class PairedDecoder(HybridDecoder):
-    """Every layer is a mixer, then a feed-forward network, each on a norm of its own."""
+    """Every layer is a mixer, then a feed-forward network, each after its norm."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class PairedDecoder(HybridDecoder):
         final_norm: str = "norm",
         multiplier: float = 1.0,
     ) -> None:
-        """`norm_names` are those within a layer; `multiplier` multiplies what each block adds."""
+        """Takes the `norm_names` within a layer, and a `multiplier` of each block's output."""
 
         def make_norm(name: str) -> Norm:
             return (norm or norm_style(spec)).layer(context, name, spec.hidden_size)
@@ -154,7 +154,7 @@ _KINDS: dict[str, LayerKind] = {
 
 
 def layer_kinds(names: Sequence[str], spec: ModelSpec) -> list[LayerKind]:
-    """The kinds of a model's layers, by the names that config.json has for them.
+    """Returns the kinds of a model's layers, by their names in config.json.
 
     Raises:
         ModelLoadError: another name, or too few of them.
@@ -169,7 +169,7 @@ def layer_kinds(names: Sequence[str], spec: ModelSpec) -> list[LayerKind]:
 
 
 def places_by_kind(context: ModelContext, kinds: Sequence[LayerKind], prefix: str = "model.layers") -> list[LayerPlace]:
-    """The places of the layers that this rank builds, in order; attention and recurrent layers are numbered apart."""
+    """Lists the places of this rank's layers, in order; attention and recurrent layers are numbered separately."""
     last = max((index for index, kind in enumerate(kinds) if kind != "feed_forward"), default=-1)
     own = [kinds[index] for index in context.layers]
     return [

@@ -1,4 +1,4 @@
-"""Kimi Linear (arXiv:2510.26692): Kimi Delta Attention in most layers, latent attention without positions in others."""
+"""Kimi Linear (arXiv:2510.26692): most layers are Kimi Delta Attention, others latent attention without positions."""
 
 from dataclasses import replace
 
@@ -19,14 +19,14 @@ _FIELDS = {
     "n_routed_experts": "num_experts", "num_experts_per_tok": "num_experts_per_token",
     "norm_topk_prob": "moe_renormalize", "n_group": "num_expert_group", "n_shared_experts": "num_shared_experts",
 }  # fmt: skip
-"""DeepSeek V3's names of what config.json calls otherwise."""
+"""DeepSeek V3's field names, and Kimi's."""
 
 _GATES = {f"self_attn.{x}_proj.{i}": f"self_attn.{x}_{half}_proj" for x in "fg" for i, half in enumerate("ab")}
 _EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 class KimiLinearForCausalLM(PairedDecoder):
-    """The experts are those of DeepSeek V3. The delta rules' order alone tells a token its position."""
+    """The experts are those of DeepSeek V3. Only the order of the delta rules encodes positions."""
 
     SIZES = ("intermediate_size", "moe_intermediate_size")
 
@@ -47,14 +47,14 @@ class KimiLinearForCausalLM(PairedDecoder):
 
 
 def in_terms_of_deepseek(spec: ModelSpec) -> ModelSpec:
-    """`spec` with DeepSeek V3's names of the experts' fields."""
+    """Returns `spec` with DeepSeek V3's names of the experts' fields."""
     config = spec.hf_config
     renamed = {name: config[own] for name, own in _FIELDS.items() if own in config}
     return msgspec.structs.replace(spec, hf_config={**config, **renamed})
 
 
 def _pieces(spec: ModelSpec, context: ModelContext) -> dict[str, Piece]:
-    """Only layers with experts are called `block_sparse_moe`; Transformers stores dense ones so, too."""
+    """Maps `block_sparse_moe`, the name of layers with experts; Transformers stores dense layers under it, too."""
     block, names = "block_sparse_moe", {**_GATES, "mlp.gate": "block_sparse_moe.gate"}
     for part, own in _EXPERT.items():
         names[f"mlp.shared_experts.{part}"] = f"{block}.shared_experts.{part}"
@@ -66,7 +66,9 @@ def _pieces(spec: ModelSpec, context: ModelContext) -> dict[str, Piece]:
 
 
 def _layer_types(spec: ModelSpec) -> list[str]:
-    """`layer_types`, or else the layers that `linear_attn_config` counts from 1; of others, every fourth has none."""
+    """Returns `layer_types`, or reads `linear_attn_config`, which counts layers from 1; by default every fourth
+    attends.
+    """
     config = spec.hf_config
     listed = config.get("linear_attn_config") or {}
     types, attending = config.get("layer_types"), listed.get("full_attn_layers")

@@ -33,7 +33,7 @@ _KINDS: dict[str, LayerKind] = {"conv": "recurrent", "full_attention": "attentio
 
 
 class _ConvolutionalDecoder(HybridDecoder):
-    """A convolution or attention, then a feed-forward network; the final norm is called that of the embedding."""
+    """A layer is a convolution or attention, then a feed-forward network. The final norm has the embedding's name."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class _ConvolutionalDecoder(HybridDecoder):
         *,
         has_norms_after: bool = False,
     ) -> None:
-        """`types` are the layers', of `_KINDS`. If `has_norms_after`, what a block adds is normalized, too."""
+        """Takes the layers' `types`, of `_KINDS`. With `has_norms_after`, the outputs of blocks are normalized, too."""
         config, size = spec.hf_config, spec.hidden_size
         width, bias = config["conv_L_cache"], config["conv_bias"]
 
@@ -85,7 +85,7 @@ class Lfm2ForCausalLM(_ConvolutionalDecoder):
 
 
 class Lfm2MoeForCausalLM(_ConvolutionalDecoder):
-    """Experts with sigmoid scores and corrections of them (arXiv:2412.19437), but for the first layers."""
+    """Experts with sigmoid scores and corrections of them (arXiv:2412.19437), except in the first layers."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, context = spec.hf_config, _renamed(context, _LFM2_NAMES)
@@ -109,7 +109,7 @@ class Lfm2MoeForCausalLM(_ConvolutionalDecoder):
 
 
 class Lfm3ForCausalLM(_ConvolutionalDecoder):
-    """Every second attention has a window and a rotation of its own; heads have gates; blocks have norms after them."""
+    """Every second attention has a window and another rotation; heads have gates; blocks have norms after them."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, context = spec.hf_config, _renamed(context, _LFM3_NAMES)
@@ -149,7 +149,7 @@ def _lfm2_attention(spec: ModelSpec, context: ModelContext) -> Callable[[LayerPl
 
 
 def _lfm2_types(spec: ModelSpec) -> list[str]:
-    """The kind of each layer: `layer_types`, or in older configs the list of those with attention."""
+    """Returns the kind of each layer: `layer_types`, or in older configs the list of layers with attention."""
     config = spec.hf_config
     attending = config.get("full_attn_idxs")
     attending = range(spec.num_layers) if attending is None else attending
@@ -160,7 +160,7 @@ def _lfm2_types(spec: ModelSpec) -> list[str]:
 
 
 def _lfm3_type(index: int) -> str:
-    """Where config.json does not say it: two convolutions between any two layers with attention."""
+    """Returns a layer's default type: two convolutions between any two layers with attention."""
     if index % 4 == 2:
         return "full_attention"
     return "sliding_attention" if index % 4 == 0 and index else "conv"
@@ -178,7 +178,7 @@ def _checked(spec: ModelSpec, types: list[str], *known: str) -> list[str]:
 
 
 def _feed_forward_size(config: Mapping[str, Any]) -> int:
-    """Two thirds of the stated size, times a factor, rounded up; unless it is stated as it is."""
+    """Returns two thirds of the stated size times a factor, rounded up, unless config.json states the exact size."""
     stated = config.get("block_ff_dim", config["intermediate_size"])
     if not config["block_auto_adjust_ff_dim"]:
         return stated

@@ -22,7 +22,7 @@ class LlamaForCausalLM(PreNormDecoder):
         *,
         windows: Sequence[int | None] | None = None,
     ) -> None:
-        """`windows` are the layers'; None: there are none."""
+        """Takes each layer's window in `windows`; None: no layer has one."""
         bias = spec.hf_config.get("attention_bias", False)
         rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
@@ -37,13 +37,13 @@ class LlamaForCausalLM(PreNormDecoder):
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """`layer_types` says which layers have a window, or else all have: Ministral, and Mistral before it."""
+    """`layer_types` names the layers with a window (Ministral); without it, all have one (Mistral)."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         super().__init__(spec, context, windows=_windows(spec.hf_config, spec.num_layers))
 
 
 def _windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
-    """The layers' windows. A `sliding_window` of null means none, and a missing one means 4096."""
+    """Returns the layers' windows. A `sliding_window` of null means none, and a missing one means 4096."""
     window = config.get("sliding_window", 4096)
     return layer_windows(config.get("layer_types") or ["sliding_attention"] * num_layers, window, num_layers)

@@ -32,7 +32,7 @@ class Llama4Attention(Attention):
         form = AttentionForm(spec.head_dim**-0.5, chunk=chunk)
         super().__init__(context, place, shape, rotary, qkv_bias=bias, output_bias=bias, form=form)
         if rotary is not None and config["use_qk_norm"]:
-            # A rotation multiplies the length of a head by its scale, which the norm before it makes good.
+            # A rotation multiplies the length of a head by its scale, for which the norm before it compensates.
             shape_of_heads = (self._num_heads + self.kv.num_kv_heads, spec.head_dim)
             weight = torch.full(shape_of_heads, 1 / rotary.scale, dtype=context.dtype, device=context.device)
             self._qk_norm = (weight, config["rms_norm_eps"] / rotary.scale**2)
@@ -47,7 +47,7 @@ class Llama4Attention(Attention):
 
 
 class Llama4ForCausalLM(PreNormDecoder):
-    """Neighbouring numbers of a head are rotated; the score of a routed expert multiplies what it reads."""
+    """Neighbouring elements of a head are rotated; the score of a routed expert multiplies its input."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config

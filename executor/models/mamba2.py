@@ -41,7 +41,7 @@ class Mamba2ForCausalLM(HybridDecoder):
 
 
 def _limits(spec: ModelSpec) -> tuple[float, float]:
-    """The least and the most that a step of time may be; infinity may be written as `{"__float__": "Infinity"}`."""
+    """Returns the least and the largest time step; infinity may be written as `{"__float__": "Infinity"}`."""
     stored = spec.hf_config["time_step_limit"]
     low, high = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in stored)
     return low, high

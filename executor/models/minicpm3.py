@@ -9,7 +9,7 @@ from quire.executor.models.deepseek import LatentAttentionMaker
 
 
 class MiniCPM3ForCausalLM(Decoder):
-    """Embeddings and what each block adds are multiplied; hidden states are divided before the head."""
+    """Embeddings and each block's output are multiplied; hidden states are divided before the head."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size

@@ -17,7 +17,7 @@ from quire.ops.backend import AttentionForm, Backend
 
 
 class MiniMaxForCausalLM(HybridDecoder):
-    """A block adds to its norm, not to what it normalizes, and both sides have a factor."""
+    """A block's output is added to the norm's output, not to its input, and both terms have a factor."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config = spec.hf_config
@@ -52,7 +52,7 @@ class MiniMaxForCausalLM(HybridDecoder):
 
 
 class _Tokenwise:
-    """A feed-forward network as a `Mixer`, which mixes nothing."""
+    """Adapts a feed-forward network to `Mixer`; it mixes nothing."""
 
     def __init__(self, feed_forward: FeedForward) -> None:
         self._feed_forward = feed_forward
@@ -66,7 +66,7 @@ class _Tokenwise:
 
 
 class _Block:
-    """`alpha * norm(x) + beta * mixer(norm(x))`."""
+    """Computes `alpha * norm(x) + beta * mixer(norm(x))`."""
 
     def __init__(self, ops: Backend, norm: Norm, mixer: Mixer, alpha: float, beta: float) -> None:
         self._ops = ops

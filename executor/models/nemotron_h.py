@@ -84,13 +84,15 @@ class LatentExperts:
         self.activation_size = self._experts.activation_size + 2 * latent
 
     def partial(self, x: Tensor) -> Tensor:
-        """See `PartialLayer`. What leaves the latent space is linear, so that ranks' parts may be added after it."""
+        """Computes a rank's part. The projection out of the latent space is linear, so ranks' parts are summed after
+        it.
+        """
         ids, weights = self._ops.route(x, self._router)
         return self._leave.partial(self._experts.partial(self._enter(x), ids, weights))
 
 
 def _feed_forward(spec: ModelSpec, context: ModelContext, name: str, kind: str) -> FeedForward:
-    """A network, or experts without gates that a router chooses as in DeepSeek V3, and one that all tokens share."""
+    """Builds an MLP, or experts without gates, routed as in DeepSeek V3, with a shared one."""
     config, size = spec.hf_config, spec.hidden_size
     activation, bias = activation_of(spec, "mlp_hidden_act", "relu2"), config["mlp_bias"]
     if kind == "mlp":
@@ -126,7 +128,7 @@ def _mamba2_shape(spec: ModelSpec, norm_eps: float) -> Mamba2Shape:
 
 
 def _layer_types(spec: ModelSpec) -> list[str]:
-    """Each layer's type, by its name or by its letter in `hybrid_override_pattern`."""
+    """Returns each layer's type, by its name or by its letter in `hybrid_override_pattern`."""
     config = spec.hf_config
     types = config.get("layers_block_type") or config.get("layer_types")
     if types is None:

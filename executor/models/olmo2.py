@@ -26,7 +26,7 @@ from quire.ops.backend import AttentionForm
 
 
 class ProjectionNorm:
-    """A norm over all heads of queries or keys, of which each rank has some."""
+    """A norm over all heads of queries or keys, which are divided among ranks."""
 
     def __init__(self, context: ModelContext, name: str, num_heads: int, head_dim: int, style: NormStyle) -> None:
         self._ops = context.ops
@@ -36,7 +36,7 @@ class ProjectionNorm:
         self._eps = style.eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x` [num_tokens, the rank's heads * head_dim] → the same shape."""
+        """Maps `x` [num_tokens, the rank's heads * head_dim] to the same shape."""
         if self._group.size == 1:
             return self._ops.rms_norm(x, self._weight, self._eps)
         size, first = x.shape[1], self._group.rank // self._copies * x.shape[1]
@@ -74,7 +74,7 @@ class Olmo2Attention(Attention):
 
 
 class Olmo2ForCausalLM(Decoder):
-    """What a block adds is normalized, not what it reads."""
+    """A block's output is normalized, not its input."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, style, size = spec.hf_config, norm_style(spec), spec.hidden_size
@@ -99,11 +99,11 @@ class Olmo2ForCausalLM(Decoder):
         super().__init__(embed, layers, style.layer(context, "model.norm", size), head)
 
     def layer_types(self, spec: ModelSpec) -> tuple[list[str], list[int | None]]:
-        """Each layer's type and window."""
+        """Returns each layer's type and window."""
         return ["full_attention"] * spec.num_layers, [None] * spec.num_layers
 
     def rotary(self, spec: ModelSpec, context: ModelContext, kind: str) -> RotaryEmbedding:
-        """The rotation of layers of one type."""
+        """Builds the rotation of layers of one type."""
         return RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
 
@@ -111,14 +111,14 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
     """Three of four layers have a window; only the others stretch their rotation."""
 
     def layer_types(self, spec: ModelSpec) -> tuple[list[str], list[int | None]]:
-        """Each layer's type and window."""
+        """Returns each layer's type and window."""
         types = spec.hf_config.get("layer_types") or [
             "full_attention" if index % 4 == 3 else "sliding_attention" for index in range(spec.num_layers)
         ]
         return types, layer_windows(types, spec.hf_config["sliding_window"], spec.num_layers)
 
     def rotary(self, spec: ModelSpec, context: ModelContext, kind: str) -> RotaryEmbedding:
-        """The rotation of layers of one type; before transformers 5, `rope_scaling` is that of full layers."""
+        """Builds the rotation of layers of one type; before transformers 5, `rope_scaling` is for full layers."""
         config = {"rope_theta": 500_000.0, **spec.hf_config}
         if kind == "sliding_attention" and not config.get("rope_parameters"):
             config["rope_scaling"] = None

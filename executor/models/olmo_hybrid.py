@@ -21,11 +21,11 @@ from quire.executor.weights.rearranged import Piece, RearrangedWeights
 _PIECES = {"linear_attn.norm": Piece("linear_attn.o_norm"), "linear_attn.out_proj": Piece("linear_attn.o_proj")}
 
 _EPS = 1e-5
-"""Of the norms behind delta rules, which does not follow config.json."""
+"""The eps of the norms after delta rules, which is not in config.json."""
 
 
 class OlmoHybridForCausalLM(HybridDecoder):
-    """Delta rules read norms, and so do the networks after them; in the other layers, what is added is normalized.
+    """Delta rules and the MLPs after them have norms before them; in attention layers, the outputs are normalized.
 
     Without a base for the rotation, nothing is rotated.
     """
@@ -39,7 +39,7 @@ class OlmoHybridForCausalLM(HybridDecoder):
         bias = config["attention_bias"]
 
         def norm(name: str, *other_names: str) -> Norm:
-            """The norm that has one of these names in the checkpoint."""
+            """Reads the norm under whichever of these names the checkpoint has."""
             found = [other for other in other_names if context.find(f"{other}.weight") is not None]
             return norm_style(spec).layer(context, found[0] if found else name, spec.hidden_size)
 
@@ -65,13 +65,13 @@ class OlmoHybridForCausalLM(HybridDecoder):
 
 
 def _default_types(num_layers: int) -> list[str]:
-    """Where config.json does not say it: every fourth layer is attention, or else the last."""
+    """Returns the default types: every fourth layer is attention, or else the last."""
     types = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(num_layers)]
     return types if num_layers > 3 else [*types[:-1], "full_attention"]
 
 
 def _delta_net(spec: ModelSpec, context: ModelContext, place: LayerPlace) -> GatedDeltaNet:
-    """With a projection and a convolution each for what a delta rule reads."""
+    """Builds a delta rule, with a projection and a convolution for each of its inputs."""
     shape, name = _delta_shape(spec), f"{place.name}.linear_attn"
     heads = context.shard(0, shape.num_value_heads, "linear attention heads")
     keys = context.shard(0, shape.key_size, "linear attention keys")
@@ -112,13 +112,13 @@ def _delta_shape(spec: ModelSpec) -> DeltaShape:
 
 
 def _channels(context: ModelContext, name: str, size: int) -> int:
-    """How many channels the convolution called `name` has. Transformers stores the three cut into equal parts."""
+    """Counts the channels of the convolution `name`. Transformers splits the three into equal parts."""
     found = context.find(name, Stored((size,), context.dtype))
     return size if found is None else found.shape[0]
 
 
 def _overlaps(stored: Sequence[tuple[str, int]], wanted: Sequence[Shard]) -> list[LinearPart]:
-    """The parts of `stored` layers, of so many rows each, that hold the `wanted` rows of all of them together."""
+    """Returns the parts of `stored` layers (name, rows) with the `wanted` rows, counted over all of them."""
     parts = []
     for shard in wanted:
         first = 0

@@ -31,7 +31,7 @@ class OpenAIGPTLMHeadModel(Decoder):
         weights = RearrangedWeights(context.weights, pieces, layer="transformer.h.{}", ends=ends)
         context = replace(context, weights=weights)
         style = NormStyle(config["layer_norm_epsilon"], is_centred=True, has_bias=True)
-        # The library's "gelu" of this family is the approximation by tanh.
+        # In this family, the library's "gelu" is the approximation by tanh.
         activation = "gelu_tanh" if config["afn"] == "gelu" else activation_of(spec, "afn")
 
         def norm(index: int, name: str) -> Norm:

@@ -28,7 +28,7 @@ _PIECES = {
     "mlp.down_proj": Piece("fc2"),
 }
 _ENDS = {"model.embed_tokens": "model.decoder.embed_tokens", "model.norm": "model.decoder.final_layer_norm"}
-_FIRST_POSITION = 2  # the rows before it belonged to padding
+_FIRST_POSITION = 2  # the rows before it are for padding
 
 
 class OPTForCausalLM(Decoder):

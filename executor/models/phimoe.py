@@ -21,7 +21,7 @@ from quire.ops.routing import Routing
 
 
 class PhimoeForCausalLM(Decoder):
-    """Layer norms, biases, and the weight of an expert that is its share among those with a score near its own."""
+    """Layer norms, biases. An expert's weight is its share among the experts with a score close to its own."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         config, size = spec.hf_config, spec.hidden_size

@@ -22,7 +22,7 @@ class Qwen2ForCausalLM(PreNormDecoder):
         *,
         windows: Sequence[int | None] | None = None,
     ) -> None:
-        """`windows` are the layers', if not as `sliding_windows` reads them."""
+        """Takes each layer's window in `windows`; None: as `sliding_windows` reads them."""
         windows = windows or sliding_windows(spec.hf_config, spec.num_layers)
         bias = spec.hf_config.get("qkv_bias", True)
         make = rotated_attention(context, spec.hf_config, spec.head_dim)
@@ -35,7 +35,7 @@ class Qwen2ForCausalLM(PreNormDecoder):
 
 
 def sliding_windows(config: Mapping[str, Any], num_layers: int) -> list[int | None]:
-    """Each layer's window, as Qwen checkpoints write it: `layer_types`, or every layer from `max_window_layers` on."""
+    """Returns each layer's window in Qwen checkpoints: `layer_types`, or every layer from `max_window_layers` on."""
     window = config["sliding_window"] if config.get("use_sliding_window") else None
     first = config["max_window_layers"]
     types = config.get("layer_types")

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): many small experts, and a shared one that each token weights."""
+"""Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): many small experts, and a shared one with a gate for each token."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ from quire.ops.routing import Routing
 
 
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
-    """Qwen2 with mixtures on the layers that `decoder_sparse_step` and `mlp_only_layers` leave to them."""
+    """Qwen2 with mixtures on the layers that `decoder_sparse_step` and `mlp_only_layers` select."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         mlps = sparse_mlps(spec, context, mixture_maker(spec, context))
@@ -24,12 +24,12 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
 def mixture_maker(
     spec: ModelSpec, context: ModelContext, *, renormalize: bool | None = None
 ) -> Callable[[LayerPlace], Mixture]:
-    """Builds the experts of a layer: those that are routed, and a shared one that each token weights.
+    """Builds the experts of a layer: routed ones, and a shared one with a gate for each token.
 
     `renormalize` as for `routed_experts`.
     """
     shape = ExpertShape(1, spec.hidden_size, size_of(spec, "shared_expert_intermediate_size"))
-    cut = replace(context, experts=None)  # an expert that all tokens share is divided as any other layer
+    cut = replace(context, experts=None)  # a shared expert is divided like any other layer
 
     def mixture(place: LayerPlace) -> Mixture:
         name = f"{place.name}.mlp"
@@ -43,7 +43,7 @@ def mixture_maker(
 
 
 def _windows(spec: ModelSpec) -> list[int | None]:
-    """Without `layer_types`, every second layer before `max_window_layers` has a window, from the first on."""
+    """Returns each layer's window. Without `layer_types`, every second layer before `max_window_layers` has one."""
     config = spec.hf_config
     if config.get("layer_types") is not None or not config.get("use_sliding_window"):
         return sliding_windows(config, spec.num_layers)
@@ -54,9 +54,9 @@ def _windows(spec: ModelSpec) -> list[int | None]:
 def routed_experts(
     spec: ModelSpec, context: ModelContext, name: str, *, renormalize: bool | None = None
 ) -> RoutedExperts:
-    """The experts among which a router chooses in the block called `name`, as Qwen describes them in config.json.
+    """Builds the routed experts of the block `name`, from Qwen's fields in config.json.
 
-    `renormalize`: whether the weights of a token's experts sum to 1; None: as config.json says.
+    `renormalize`: the weights of a token's experts sum to 1; None: as config.json says.
     """
     num_experts = size_of(spec, "num_experts", "num_local_experts")
     shape = ExpertShape(num_experts, spec.hidden_size, size_of(spec, "moe_intermediate_size"))
@@ -68,7 +68,9 @@ def routed_experts(
 
 
 def sparse_mlps(spec: ModelSpec, context: ModelContext, mixture: MLPMaker) -> MLPMaker:
-    """`mixture` on every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name; others are dense."""
+    """Returns `mixture` for every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name; others are
+    dense.
+    """
     step, dense = spec.hf_config.get("decoder_sparse_step", 1), spec.hf_config.get("mlp_only_layers") or []
     mlp = mlp_maker(spec, context)
 

@@ -12,7 +12,7 @@ from quire.ops.backend import AttentionForm
 
 
 class Qwen3ForCausalLM(PreNormDecoder):
-    """Qwen2 without the biases, each head of queries and keys normalized before rotation."""
+    """Qwen2 without the biases; each head of queries and keys is normalized before rotation."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Qwen3ForCausalLM(PreNormDecoder):
         *,
         windows: Sequence[int | None] | None = None,
     ) -> None:
-        """`windows` are the layers', if not as `sliding_windows` reads them."""
+        """Takes each layer's window in `windows`; None: as `sliding_windows` reads them."""
         config = spec.hf_config
         windows = windows or sliding_windows(config, spec.num_layers)
         bias = config["attention_bias"]

@@ -50,7 +50,7 @@ class _Qwen3NextDecoder(PairedDecoder):
 
 
 class Qwen3_5ForCausalLM(_Qwen3NextDecoder):
-    """Dense, with a projection each for what a delta rule reads."""
+    """Dense, with one projection for each input of a delta rule."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         super().__init__(spec, context, _shape_of_qwen3_5(spec), parts_one_by_one, mlp_maker(spec, context))
@@ -67,7 +67,7 @@ class Qwen3_5MoeForCausalLM(_Qwen3NextDecoder):
 
 
 class Qwen3NextForCausalLM(_Qwen3NextDecoder):
-    """Two projections for what a delta rule reads, each ordered by key head; mixtures of experts as in Qwen2-MoE."""
+    """Two projections for the inputs of a delta rule, each ordered by key head; mixtures of experts as in Qwen2-MoE."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         make_mlp = sparse_mlps(spec, context, mixture_maker(spec, context))
@@ -75,7 +75,7 @@ class Qwen3NextForCausalLM(_Qwen3NextDecoder):
 
 
 def parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> list[LinearPart]:
-    """Queries, keys and values in one projection; gates, b and a in one each."""
+    """Returns queries, keys and values from one projection, and gates, b and a from one each."""
     heads = shape.of_value_heads(context, 1)
     return [
         *_mixed_and_gates(context, name, shape),
@@ -85,13 +85,13 @@ def parts_one_by_one(context: ModelContext, name: str, shape: DeltaShape) -> lis
 
 
 def _parts_by_key_head(context: ModelContext, name: str, shape: DeltaShape) -> list[LinearPart]:
-    """By key head: its queries, keys, values and gates in one projection; its b and a in another."""
+    """Returns each key head's queries, keys, values and gates from one projection, its b and a from another."""
     own = context.shard(0, shape.num_key_heads, "linear attention heads")
     per_key = shape.num_value_heads // shape.num_key_heads
     values = per_key * shape.value_dim
 
     def by_head(projection: str, sizes: tuple[int, ...]) -> list[LinearPart]:
-        """First the first of `sizes` rows of all heads, then the second, and so on."""
+        """Lists the first of `sizes` rows of all heads, then the second, and so on."""
         total, shards = sum(sizes), []
         for place, size in enumerate(sizes):
             starts = [head * total + sum(sizes[:place]) for head in range(own.start, own.stop)]
@@ -105,7 +105,7 @@ def _parts_by_key_head(context: ModelContext, name: str, shape: DeltaShape) -> l
 
 
 def _mixed_and_gates(context: ModelContext, name: str, shape: DeltaShape) -> list[LinearPart]:
-    """Queries, keys and values in one projection, gates in another."""
+    """Returns queries, keys and values from one projection, gates from another."""
     keys = context.shard(0, shape.key_size, "linear attention keys")
     values = shape.of_value_heads(context, shape.value_dim, offset=2 * shape.key_size)
     gates = shape.of_value_heads(context, shape.value_dim)
@@ -118,7 +118,7 @@ def _mixed_and_gates(context: ModelContext, name: str, shape: DeltaShape) -> lis
 
 
 def delta_shape(spec: ModelSpec) -> DeltaShape:
-    """The sizes that a model's delta rules share.
+    """Reads the sizes of a model's delta rules.
 
     Raises:
         ModelLoadError: value heads cannot be divided among key heads.
@@ -141,12 +141,12 @@ def delta_shape(spec: ModelSpec) -> DeltaShape:
 
 
 def _shape_of_qwen3_5(spec: ModelSpec) -> DeltaShape:
-    """See `delta_shape`; llama.cpp's converter changes the order of value heads."""
+    """Reads the sizes; llama.cpp's converter changes the order of value heads."""
     return replace(delta_shape(spec), is_tiled=is_gguf(spec))
 
 
 def _layer_types(spec: ModelSpec) -> list[str]:
-    """`layer_types`, or for older checkpoints: every fourth layer is attention."""
+    """Returns `layer_types`, or for older checkpoints: every fourth layer is attention."""
     types, interval = spec.hf_config.get("layer_types"), spec.hf_config.get("full_attention_interval", 4)
     if types is not None:
         return types

@@ -1,4 +1,4 @@
-"""Qwen4-Exp, text: Gated DeltaNets and attention to chosen blocks, in streams that some layers give n-grams to."""
+"""Qwen4-Exp, text: Gated DeltaNets and attention to selected blocks, in streams to which some layers add n-grams."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -84,7 +84,7 @@ class Qwen4ExpForCausalLM:
         return self._collapse(streams)[0]
 
     def handover_size(self, hidden_size: int) -> int:
-        """See `StagedModel.handover_size`: all streams."""
+        """Counts all streams."""
         return self._num_streams * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Qwen4ExpForCausalLM:
 
 
 class _Layer:
-    """N-grams, if the layer has them; then a mixer of tokens, and experts: each reads a mean of the streams."""
+    """N-grams, if the layer has them; then a mixer of tokens, then experts. Each reads a mean of the streams."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _Layer:
         )
 
     def __call__(self, streams: Tensor, token_ids: Tensor, step: StepContext, places: StepPlaces) -> Tensor:
-        """`streams` [num_tokens, num_streams, hidden]; the last layer returns those of the wanted tokens alone."""
+        """Maps `streams` [num_tokens, num_streams, hidden]; the last layer returns only those of the wanted tokens."""
         mixer = self._mixer
         if self._ngram is not None:
             streams = self._ngram(streams, token_ids, step)
@@ -163,7 +163,7 @@ def _output_gate(spec: ModelSpec) -> GateActivation:
 
 
 def _attending_layers(spec: ModelSpec) -> Sequence[bool]:
-    """Which layers attend: those that `layer_types` names, or every fourth.
+    """Returns True for each layer with attention: those that `layer_types` names, or every fourth.
 
     Raises:
         ModelLoadError: config.json names other kinds of layers, or too few.

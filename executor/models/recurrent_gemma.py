@@ -20,7 +20,7 @@ _NAMES = {"recurrent": "linear_attention", "sliding_attention": "attention"}
 
 
 class RecurrentGemmaForCausalLM(PairedDecoder):
-    """Norms store the weight minus 1; the embedding's factor is rounded to bfloat16, whatever the model's type."""
+    """Norms store the weight minus 1; the embedding's factor is rounded to bfloat16, also with other dtypes."""
 
     SIZES = ("intermediate_size",)
 

@@ -1,4 +1,4 @@
-"""Builds the model of a checkpoint: the file here that implements it, or its class of Transformers."""
+"""Builds a checkpoint's model: from the file here that implements it, or from its Transformers class."""
 
 import importlib
 from collections.abc import Callable
@@ -18,17 +18,16 @@ logger = get_logger(__name__)
 
 
 def is_native(model: Model) -> bool:
-    """Whether a file here implements the model, and not Transformers' class."""
+    """Returns True if a file here implements the model, False for a Transformers class."""
     return not type(model).__module__.startswith(f"{__package__}.transformers.")
 
 
 def build_model(spec: ModelSpec, context: ModelContext) -> Model:
-    """The model of `spec.architecture` with its weights loaded, in the implementation that `spec` asks for.
+    """Builds the model of `spec.architecture` with its weights loaded, in the implementation that `spec` asks for.
 
     Raises:
-        ModelLoadError: an architecture that neither a file here nor Transformers has, a checkpoint that does not fit
-            it, a class without pipeline stages that is to build one, or experts that are to be divided where there are
-            none.
+        ModelLoadError: neither a file here nor Transformers has the architecture; the checkpoint does not fit it; the
+            class cannot be divided into pipeline stages; or there are no experts to divide over ranks.
     """
     model = _build(spec, context)
     if len(context.layers) < spec.num_layers and not isinstance(model, StagedModel):
@@ -72,13 +71,13 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
     if not has_file:
         raise ModelLoadError(explain_unknown(spec, ARCHITECTURES))
     module_name, class_name = ARCHITECTURES[_own_architecture(spec)]
-    module = importlib.import_module(f"quire.executor.models.{module_name}")  # on demand: only one family is needed
+    module = importlib.import_module(f"quire.executor.models.{module_name}")  # lazy: only one family is needed
     model_class = getattr(module, class_name)
     check_supported(spec, getattr(model_class, "SIZES", SIZES))
     try:
         return model_class(spec, context)
     except (SettingError, MissingTensorError) as refusal:
-        is_divided = len(context.layers) < spec.num_layers  # then other stages may have found their tensors
+        is_divided = len(context.layers) < spec.num_layers  # in that case other stages may have found their tensors
         if spec.implementation == "quire" or (isinstance(refusal, MissingTensorError) and is_divided):
             raise
         try:
@@ -92,12 +91,12 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
 
 
 def _own_architecture(spec: ModelSpec) -> str:
-    """The architecture whose file here reads the checkpoint."""
+    """Returns the architecture whose file here reads the checkpoint."""
     return UNDER_OTHER_NAMES.get(str(spec.hf_config.get("model_type")), spec.architecture)
 
 
 def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
-    # Imported here: it takes a second, for these models only.
+    # Imported here because it takes a second, and few models need it.
     from quire.executor.models.transformers.model import UnknownModelError, build_transformers_model
 
     if context.experts is not None and context.experts.num_engines > 1:

@@ -1,4 +1,4 @@
-"""RWKV 4 (arXiv:2305.13048): averages over a sequence that are computed token by token, instead of attention."""
+"""RWKV 4 (arXiv:2305.13048): running averages over a sequence instead of attention."""
 
 from dataclasses import replace
 
@@ -20,10 +20,10 @@ _ENDS = {"model.embed_tokens": "rwkv.embeddings", "model.norm": "rwkv.ln_out", "
 
 
 class RwkvForCausalLM(HybridDecoder):
-    """Both blocks of a layer keep a state.
+    """Both blocks of a layer have a state.
 
-    The library halves hidden states after every `rescale_every` layers, for the sake of float16. Norms undo that, but
-    for their eps; so here eps grows instead.
+    Transformers halves hidden states after every `rescale_every` layers, to stay in float16's range. Norms undo that,
+    except for their eps; so here eps grows instead.
     """
 
     SIZES = ()

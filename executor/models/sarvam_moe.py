@@ -1,4 +1,4 @@
-"""Sarvam 30B (sarvamai/sarvam-30b on the hub): GLM 4.5 with fused projections and names of its own."""
+"""Sarvam 30B (sarvamai/sarvam-30b on the hub): GLM 4.5 with fused projections and other names."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 
 
 class SarvamMoEForCausalLM(Glm4MoeForCausalLM):
-    """config.json has the fields as Sarvam or as GLM names them."""
+    """config.json has either Sarvam's field names or GLM's."""
 
     correction = "expert_bias"
 
@@ -21,7 +21,7 @@ class SarvamMoEForCausalLM(Glm4MoeForCausalLM):
 
 
 def _pieces(spec: ModelSpec) -> dict[str, Piece]:
-    """By the name in the model."""
+    """Maps names in the model to stored pieces."""
     size, kv_size = spec.num_attention_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     parts = dict(zip("qkv", fused("attention.query_key_value", size, kv_size, kv_size), strict=True))
     return {

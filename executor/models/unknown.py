@@ -1,4 +1,4 @@
-"""Answers for architectures that have no file here: what they may be instead, and who knows them."""
+"""Error texts for architectures that have no file here: likely alternatives, and programs that support them."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from quire.core.config.resolved import ModelSpec
 
 
 def explain_unknown(spec: ModelSpec, known: Iterable[str]) -> str:
-    """What to do about a checkpoint whose architecture is none of `known`."""
+    """Explains what to do about a checkpoint whose architecture is not in `known`."""
     # Imported here: the tables are a large import, and only this error needs them.
     import transformers
     from transformers.models.auto import modeling_auto
@@ -46,5 +46,5 @@ def explain_unknown(spec: ModelSpec, known: Iterable[str]) -> str:
 
 
 def _code_names(spec: ModelSpec) -> list[str]:
-    """Classes of the checkpoint's own code, as `file.Class` or `repository--file.Class`."""
+    """Lists the classes of the checkpoint's own code, as `file.Class` or `repository--file.Class`."""
     return [name for name in spec.hf_config["auto_map"].values() if isinstance(name, str)]

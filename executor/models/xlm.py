@@ -1,4 +1,4 @@
-"""XLM (arXiv:1901.07291) where config.json says `causal`: a decoder."""
+"""XLM (arXiv:1901.07291) as a decoder, if config.json has `causal`."""
 
 from dataclasses import replace
 
@@ -72,7 +72,7 @@ class XLMWithLMHeadModel(Decoder):
 
 
 class _LanguageEmbedding:
-    """An embedding, and the language that all tokens are in: [num_tokens] → [num_tokens, hidden]."""
+    """Adds the embedding of the language that all tokens are in: [num_tokens] → [num_tokens, hidden]."""
 
     def __init__(self, embed: Embedding, row: Tensor) -> None:
         self._embed = embed

@@ -1,4 +1,4 @@
-"""Zamba2 (arXiv:2411.15242): Mamba 2 mixers, some of which read what one of a few shared transformer blocks adds."""
+"""Zamba2 (arXiv:2411.15242): Mamba 2 mixers, some of them after one of a few shared transformer blocks."""
 
 import math
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ class Zamba2ForCausalLM:
         return self._norm.add(x, residual)[0]
 
     def handover_size(self, hidden_size: int) -> int:
-        """See `StagedModel.handover_size`: output, residual and embedding."""
+        """Counts output, residual and embedding."""
         return 3 * hidden_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Zamba2ForCausalLM:
 
 
 class Zamba2Layer:
-    """`x + mixer(norm(x + use(x)))`, or without the use of a shared block `x + mixer(norm(x))`."""
+    """Computes `x + mixer(norm(x + use(x)))`, or without a shared block `x + mixer(norm(x))`."""
 
     def __init__(self, ops: Backend, norm: Norm, mixer: Mamba2Mixer, use: "BlockUse | None") -> None:
         self.mixer = mixer
@@ -96,7 +96,9 @@ class Zamba2Layer:
     def __call__(
         self, x: Tensor, residual: Tensor | None, embedded: Tensor, step: StepContext
     ) -> tuple[Tensor, Tensor]:
-        """See `DecoderLayer`; `embedded` [num_tokens, hidden] are the tokens' embeddings."""
+        """Takes and returns x and residual as a `DecoderLayer`; `embedded` [num_tokens, hidden] are the tokens'
+        embeddings.
+        """
         if self.use is None:
             normal, residual = self._norm.add(x, residual)
         else:
@@ -109,7 +111,9 @@ class SharedBlock:
     """The weights that all uses of one block share: attention, then a feed-forward network, each on a norm."""
 
     def __init__(self, spec: ModelSpec, context: ModelContext, index: int) -> None:
-        """`index` is the layer that uses the block first, under whose name a checkpoint has the weights."""
+        """Takes the `index` of the layer that uses the block first. The checkpoint has the weights under that layer's
+        name.
+        """
         config, size, heads = spec.hf_config, spec.hidden_size, spec.num_attention_heads
         self.name = f"model.layers.{index}.shared_transformer"
         shape = AttentionShape(2 * size, heads, spec.num_kv_heads, 2 * size // heads, output_size=size)
@@ -128,16 +132,16 @@ class SharedBlock:
 
 
 class BlockUse:
-    """One use of a shared block: the block's weights with low-rank adapters, and a projection, of its own.
+    """One use of a shared block: the block's weights with this use's low-rank adapters and projection.
 
     Attributes:
-        activation_size: numbers that the use makes of each token.
+        activation_size: values that the use computes for each token.
     """
 
     def __init__(
         self, spec: ModelSpec, context: ModelContext, block: SharedBlock, place: LayerPlace, number: int
     ) -> None:
-        """The use is the `number`-th of all blocks together. `place` is that of its keys and values."""
+        """Takes the use's `number` over all blocks. `place` is that of its keys and values."""
         size, rank = spec.hidden_size, spec.hf_config["adapter_rank"]
 
         def renamed(part: LinearPart, name: str) -> LinearPart:
@@ -158,7 +162,7 @@ class BlockUse:
         self.activation_size = self.attention.activation_size + 4 * size + block.feed_forward_size
 
     def __call__(self, x: Tensor, embedded: Tensor, step: StepContext) -> Tensor:
-        """What the block adds to `x`; it reads `embedded`, too. All are [num_tokens, hidden]."""
+        """Computes the block's addition to `x`, from `x` and `embedded`. All are [num_tokens, hidden]."""
         block, ops = self._block, self._ops
         x = self.attention(block.input_norm(ops.join([x, embedded])), step)
         x = block.feed_forward_norm(x)
@@ -166,7 +170,7 @@ class BlockUse:
 
 
 def _hybrid_layers(spec: ModelSpec) -> Sequence[int]:
-    """The layers that use a shared block.
+    """Lists the layers that use a shared block.
 
     Raises:
         ModelLoadError: config.json names no types of layers, or too few.
