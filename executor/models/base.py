@@ -46,7 +46,7 @@ class Model(Protocol):
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Maps `hidden` [num_sampled, hidden] to logits [num_sampled, vocab_size], the whole vocabulary on each rank."""
+        """Maps `hidden` [num_sampled, hidden] to logits [num_sampled, vocab_size], complete on each rank."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""Decoders that have no file here: the checkpoint's class of the Transformers library, with its parts exchanged."""
+"""Decoders without a file here: the checkpoint's Transformers class, with its layers replaced by ours."""

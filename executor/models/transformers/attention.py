@@ -27,20 +27,20 @@ _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_attention
 
 
 class PagedAttention:
-    """Knows the layers by the order in which a forward pass calls it: each call has its own cache.
+    """Identifies layers by the order of their calls in a forward pass: each call has its own cache.
 
     Attributes:
-        kv: the keys and values, or latents, that each layer keeps of a sequence.
+        kv: the keys and values, or latents, that each layer caches.
         states: none.
-        exchanged_size: numbers that a layer makes of each token for ranks that divide sequences, and gets from them; of
-            the layer with the most.
-        run_part: how a call of attention is run while a program is made (see `tracing.py`), else None.
+        exchanged_size: values of a token that a layer sends to ranks which divide sequences, and receives from them;
+            the maximum over layers.
+        run_part: runs a call of attention while a program is traced (see `tracing.py`), else None.
     """
 
     def __init__(
         self, context: ModelContext, calls: list[AttentionCall], expansions: Mapping[nn.Module, parts.Expansion]
     ) -> None:
-        """`calls` are those of a dry run on this rank; `expansions` stand for the layers that expand latents.
+        """Takes the `calls` of a dry run on this rank, and the `expansions` that replace the layers expanding latents.
 
         Raises:
             ModelLoadError: attention of a form that the operations lack, or ranks that divide sequences.
@@ -74,7 +74,7 @@ class PagedAttention:
         self.run_part: RunPart | None = None
 
     def forward(self, backbone: nn.Module, step: StepContext, token_ids: Tensor, embeds: Tensor | None) -> Tensor:
-        """Hidden states of all tokens, [num_tokens, hidden]; `embeds` are rows instead of those of `token_ids`."""
+        """Returns hidden states of all tokens, [num_tokens, hidden]; `embeds` replaces the rows of `token_ids`."""
         self._step, self._next = step, 0
         arguments = {} if embeds is None else {"inputs_embeds": embeds.unsqueeze(0)}
         given_ids = token_ids.unsqueeze(0) if embeds is None else None
@@ -89,7 +89,9 @@ class PagedAttention:
         attention_mask: object = None,
         **arguments: Any,
     ) -> tuple[Tensor, None]:
-        """`query` [1, heads, num_tokens, size], keys and values likewise → [1, num_tokens, heads, size of values]."""
+        """Attends from `query` [1, heads, num_tokens, size], keys and values alike, to [1, num_tokens, heads, size of
+        values].
+        """
         assert self._step is not None
         layer, self._next = self._layers[self._next], self._next + 1
         sinks = arguments.get("s_aux")
@@ -100,13 +102,13 @@ class PagedAttention:
         return attend(*heads) if self.run_part is None else self.run_part(layer, attend, heads), None
 
     def _own(self, sinks: Tensor, num_heads: int) -> Tensor:
-        """The sinks of this rank's heads, of which there are `num_heads`."""
+        """Returns the sinks of this rank's `num_heads` heads."""
         sinks = sinks.flatten().to(torch.float32)
         return sinks if len(sinks) == num_heads else sinks[self._rank * num_heads : (self._rank + 1) * num_heads]
 
 
 class FlatCode:
-    """The code of a class that calls `attention`, for `FastPath`."""
+    """Code of a class that calls `attention`, for `FastPath`."""
 
     def __init__(self, attention: PagedAttention, backbone: nn.Module) -> None:
         self._attention = attention
@@ -120,21 +122,21 @@ class FlatCode:
             self._attention.run_part = None
 
     def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
-        """Nothing: the code calls ours."""
+        """Does nothing: the code calls our attention."""
 
 
 def is_latent(call: AttentionCall) -> bool:
-    """Whether our latent attention computes what the call asks for."""
+    """Returns True if our latent attention can compute the call."""
     form = form_of(call)
     return call.expansion is not None and call.arguments.get("s_aux") is None and form == AttentionForm(form.scale)
 
 
 def form_of(call: AttentionCall) -> AttentionForm:
-    """The form that one call of attention has. Raises ModelLoadError for one that the operations lack."""
+    """Returns the form of one call of attention. Raises ModelLoadError if the operations lack it."""
     arguments = {name: value for name, value in call.arguments.items() if value is not None}
     if arguments.pop("is_causal", True) is False:
         raise ModelLoadError(f"{type(call.module).__name__} attends to later tokens, which is not supported.")
-    arguments.pop("s_aux", None)  # sinks are weights, which a dry run does not have
+    arguments.pop("s_aux", None)  # sinks are weights, which do not exist in a dry run
     visible = call.mask or Visible(arguments.get("sliding_window"))
     scale, softcap = arguments.pop("scaling", call.key_dim**-0.5), arguments.pop("softcap", None)
     biases = sorted(name for name, value in arguments.items() if isinstance(value, Tensor) and name not in _HARMLESS)

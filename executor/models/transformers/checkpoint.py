@@ -1,6 +1,6 @@
-"""A checkpoint under the names of Transformers' modules: renamed, fused and split as the library's own loader would.
+"""Reads a checkpoint under the names of Transformers' modules: renamed, fused and split as the library's loader would.
 
-The rules are Transformers' (`conversion_mapping`); only the reading is ours, so a rank still reads its shard alone.
+The rules are Transformers' (`conversion_mapping`). Only the reading is ours, so that a rank reads just its shard.
 """
 
 import copy
@@ -26,8 +26,8 @@ from quire.executor.weights.readers import MissingTensorError, Shard, Stored, St
 
 
 class ModuleWeights:
-    """See `WeightReader`; names are those of a model's modules. A tied weight that is not stored is the other one; two
-    that are stored are read as they are, as Transformers reads them.
+    """A reader by the names of a model's modules. A tied weight that is not stored is read as the other one. Two tied
+    weights that are both stored are read separately, as in Transformers.
 
     Args:
         transposed: names of weights that the model has as [in, out] and its reader as [out, in].
@@ -39,17 +39,19 @@ class ModuleWeights:
         self._transposed = frozenset(transposed)
         self._tied: Mapping[str, str] = dict(model.all_tied_weights_keys)
         self._untied = {} if self._tied else _both_ways(model._tied_weights_keys)
-        self._model = types.SimpleNamespace(get_parameter=model.state_dict().__getitem__)  # for conversions
+        self._model = types.SimpleNamespace(
+            get_parameter=model.state_dict().__getitem__
+        )  # the conversions read its parameters' shapes
         self._sources: dict[str, str] = {}  # stored name, by the module's
         self._conversions: dict[str, tuple[WeightConverter, str, list[tuple[str, str]]]] = {}
-        self._converted: dict[str, Tensor] = {}  # not read yet
-        self._instead: dict[str, str] = {}  # the name that is stored, by that of a tied one that is not
+        self._converted: dict[str, Tensor] = {}  # results that nothing has read yet
+        self._instead: dict[str, str] = {}  # tied weight that is not stored → the stored one
         if weights.shapes is not None:
             self._map_names(model, weights.shapes)
             self._map_tied()
 
     def has(self, name: str) -> bool:
-        """Whether `read` finds the tensor."""
+        """Returns True if `read` finds the tensor."""
         return self._weights.shapes is None or name in self._instead or self._is_stored(name)
 
     def read(
@@ -71,8 +73,7 @@ class ModuleWeights:
         return StoredRows(self, layer, out_features)
 
     def are_same(self, name: str, other: str) -> bool:
-        """See `WeightReader.are_same`; so are two that are tied and of which one is not stored. Others are not asked
-        for."""
+        """Returns True for equal tensors, and for a tied pair with only one stored. Only tied pairs are compared."""
         if other not in (self._tied.get(name), self._instead.get(name)) and self._tied.get(other) != name:
             return False
         if self._weights.shapes is None or not (self._is_stored(name) and self._is_stored(other)):
@@ -80,7 +81,7 @@ class ModuleWeights:
         return self._weights.are_same(self._sources.get(name, name), self._sources.get(other, other))
 
     def close(self) -> None:
-        """The reader below is closed by whoever opened it."""
+        """Does nothing: the owner of the inner reader closes it."""
 
     def _read(self, name: str, shape: tuple[int, ...], shard: Shard | None, dtype: torch.dtype | None) -> Tensor:
         if name in self._conversions:
@@ -122,7 +123,7 @@ class ModuleWeights:
             for target in converter.target_patterns:
                 self._conversions[name.replace(converter.target_patterns[0], target)] = (converter, name, sources)
         for name in wanted.keys() - self._sources.keys() - self._conversions.keys():
-            if self._weights.find(name) is not None:  # in files with names of their own, such as GGUF
+            if self._weights.find(name) is not None:  # in files with other names, such as GGUF
                 self._sources[name] = name
 
     def _map_tied(self) -> None:
@@ -131,7 +132,7 @@ class ModuleWeights:
                 self._instead[name] = other
             elif self._is_stored(name) and not self._is_stored(other):
                 self._instead[other] = name
-        for name, other in self._tied.items():  # several that are tied to one, which is not stored itself
+        for name, other in self._tied.items():  # several weights may be tied to one that is not stored
             if other in self._instead and not self._is_stored(name):
                 self._instead[name] = self._instead[other]
 
@@ -139,7 +140,7 @@ class ModuleWeights:
         return name in self._sources or name in self._conversions
 
     def _convert(self, name: str) -> Tensor:
-        """A tensor that is made of others; those made with it wait until they are read."""
+        """Builds a tensor from several stored ones. Other results of the same conversion wait until they are read."""
         if name not in self._converted:
             converter, first, sources = self._conversions[name]
             conversion = copy.deepcopy(converter)
@@ -153,14 +154,14 @@ class ModuleWeights:
 
 
 def _both_ways(names: object) -> dict[str, str]:
-    """The other one of each of two that a class could tie. Code from before Transformers 5 has no such pairs."""
+    """Maps each name of a pair that a class could tie to the other. Code from before Transformers 5 has no pairs."""
     if not isinstance(names, Mapping):
         return {}
     return {**names, **{other: name for name, other in names.items()}}
 
 
 def fill(model: PreTrainedModel, weights: ModuleWeights, device: torch.device) -> None:
-    """Reads the parameters and buffers that `model` still has of its own.
+    """Reads the parameters and buffers that have not been replaced in `model`.
 
     Those that a checkpoint may lack, such as tables of sines, are computed as Transformers computes them.
     """

@@ -1,4 +1,4 @@
-"""Modules of a class that stay without weights: those of other pipeline stages, and what computes no text."""
+"""Modules that keep no weights: those of other pipeline stages, and those that text does not need."""
 
 from collections.abc import Callable, Container
 from typing import Any
@@ -9,18 +9,19 @@ from transformers import PreTrainedModel
 
 
 class Elsewhere(nn.Module):
-    """A module without weights: another stage has them, or nobody needs them. It computes with zeros, for code that
-    needs a result of some shape."""
+    """A module without weights: another stage has them, or text does not need them. It computes with zeros where the
+    class's code needs a result of some shape.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._module = (module,)  # no part of this one, so that nothing is read for it
+        self._module = (module,)  # in a tuple, so that it is no submodule and its weights are not read
         if (first := next(module.parameters(), None)) is not None:  # classes ask any parameter for their own dtype
             self.number = nn.Parameter(torch.zeros((), dtype=first.dtype), requires_grad=False)
         self._apply(lambda zero: zero)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """One number stands for a whole weight, on whichever device."""
+        """Applies `fn` to one element, and expands that to the shape of a whole weight."""
         for owner in self._module[0].modules():
             for name, parameter in owner._parameters.items():
                 if parameter is not None:
@@ -39,9 +40,9 @@ class Elsewhere(nn.Module):
 
 
 def leave_out_towers(model: nn.Module, called: Container[nn.Module]) -> None:
-    """Takes the weights from what `model` has for images and sounds: models inside that a dry run on text never called.
+    """Removes the weights of `model`'s towers for images and audio: inner models that a dry run on text never called.
 
-    So do those of the layers between such a model and the text's.
+    The layers between such a tower and the text model lose theirs, too.
     """
     for parent in list(model.modules()):
         idle = {

@@ -1,4 +1,4 @@
-"""Puts our layers in the places of a Transformers model's own."""
+"""Replaces layers of a Transformers model by ours."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from quire.executor.weights.readers import Shard
 
 @dataclass(frozen=True)
 class Exchange:
-    """The exchange of one model's parts, whose weights `context` reads under their modules' names."""
+    """Replaces one model's layers; `context` reads their weights under the modules' names."""
 
     model: PreTrainedModel
     context: ModelContext
@@ -36,9 +36,9 @@ class Exchange:
     splits: Mapping[nn.Module, Split]
 
     def run(self) -> dict[nn.Module, parts.Expansion]:
-        """Exchanges all parts that have a counterpart. Others stay, with their parameters on the meta device.
+        """Replaces all layers that have a counterpart. Others stay, with their parameters on the meta device.
 
-        Returns what stands for the layers that expand latents into keys and values.
+        Returns the replacements of the layers that expand latents into keys and values.
         """
         names = {module: name for name, module in self.model.named_modules()}
         routers = self._exchange_experts(names)
@@ -48,7 +48,7 @@ class Exchange:
         self._exchange_fused(names)
         for name, module in list(self.model.named_modules()):
             if module in routers:
-                continue  # its weights are read as they are, see `routing.py`
+                continue  # its weights are read unchanged, see `routing.py`
             if module in self.splits and is_linear(module) and name:
                 self._put(name, self._linear(name, module))
             elif name and (form := read_norm(module)) is not None:
@@ -62,7 +62,7 @@ class Exchange:
     def _norm(self, name: str, module: nn.Module, form: NormForm) -> nn.Module:
         shape = tuple(module.get_parameter("weight").shape)
         weight = self.context.read(f"{name}.weight", shape)
-        # In place, on a copy: a sum that makes a new tensor imports torch's compiler in a dry build.
+        # In place, on a copy: in a dry build, an out-of-place sum imports torch's compiler.
         weight = weight.to(torch.float32, copy=True).add_(1) if form.is_offset else weight
         if not form.is_centred:
             return parts.RMSNorm(self.context.ops, weight, form.eps)
@@ -76,7 +76,7 @@ class Exchange:
     # ------------------------------------------------------------------------------------------------- experts
 
     def _exchange_experts(self, names: Mapping[nn.Module, str]) -> set[nn.Module]:
-        """Exchanges the experts of mixtures; returns the linear layers beside them that may score them."""
+        """Replaces the experts of mixtures. Returns the linear layers in the same blocks that may be their routers."""
         routers = set()
         for module, top_k in self.findings.top_k.items():
             form = read_experts(module, self.context.ops)
@@ -92,7 +92,7 @@ class Exchange:
     # ------------------------------------------------------------------------------------------------- latents
 
     def _exchange_expansions(self, names: Mapping[nn.Module, str]) -> dict[nn.Module, parts.Expansion]:
-        """The layers that expand latents into keys and values."""
+        """Replaces the layers that expand latents into keys and values."""
         exchanged: dict[nn.Module, parts.Expansion] = {}
         for call in self.findings.calls:
             if call.expansion is None or call.expansion.linear in exchanged:
@@ -113,7 +113,7 @@ class Exchange:
     # ---------------------------------------------------------------------------------------------- vocabulary
 
     def _exchange_ends(self, names: Mapping[nn.Module, str]) -> None:
-        """The embedding of tokens and the head over them."""
+        """Replaces the token embedding and the head."""
         embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         rows = None
         if embedding in names and (scale := _embedding_scale(embedding)) is not None:
@@ -133,7 +133,9 @@ class Exchange:
             self._put(name, parts.Head(self.context, read, head.out_features))
 
     def _vocabulary_rows(self, name: str, shape: torch.Size) -> tuple[Tensor, int]:
-        """This rank's rows, and the index of their first one; equally many on each rank, zeros past the end."""
+        """Returns this rank's rows and the index of the first. All ranks have equally many; past the end they are
+        zeros.
+        """
         group = self.context.group
         count = -(-shape[0] // group.size)
         start = min(group.rank * count, shape[0])
@@ -175,7 +177,7 @@ class Exchange:
         )
 
     def _exchange_fused(self, names: Mapping[nn.Module, str]) -> None:
-        """Fuses linear layers of one module that get the same tensor."""
+        """Fuses linear layers of one module that read the same tensor."""
         groups: dict[tuple[str, int, bool], list[nn.Module]] = {}
         for module, x in self.findings.inputs:
             is_current = module in self.splits and self.model.get_submodule(names[module].rpartition(".")[0])
@@ -211,7 +213,7 @@ class Exchange:
 
 
 def transposed_weights(model: nn.Module, splits: Mapping[nn.Module, Split]) -> list[str]:
-    """Names of the weights that Transformers keeps as [in, out], of layers that will be exchanged."""
+    """Lists the weights that Transformers stores as [in, out], of layers that are replaced."""
     return [f"{name}.weight" for name, module in model.named_modules() if type(module) is Conv1D and module in splits]
 
 
@@ -220,7 +222,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _is_there(model: nn.Module, name: str, module: nn.Module) -> bool:
-    """Whether the module is still the model's own, and its parents are."""
+    """Returns True if the module and its parents have not been replaced."""
     try:
         return model.get_submodule(name) is module
     except AttributeError:
@@ -228,7 +230,7 @@ def _is_there(model: nn.Module, name: str, module: nn.Module) -> bool:
 
 
 def _embedding_scale(embedding: nn.Module) -> float | None:
-    """What an embedding multiplies its rows by; None if it does something else."""
+    """Returns the factor by which an embedding multiplies its rows; None if it does something else."""
     if type(embedding) is nn.Embedding:
         return 1.0
     if not isinstance(embedding, nn.Embedding) or len(list(embedding.parameters())) != 1:
@@ -238,7 +240,7 @@ def _embedding_scale(embedding: nn.Module) -> float | None:
     twin.__dict__ = {**embedding.__dict__, "_parameters": {"weight": small.weight.detach()}}
     try:
         factors = twin(torch.tensor([1, 2])) / small(torch.tensor([1, 2]))
-    except Exception:  # a subclass of any code that needs more than token ids
+    except Exception:  # a subclass whose code needs more than token ids
         return None
     factor = factors.flatten()[0].item()
     return factor if torch.allclose(factors, torch.full_like(factors, factor)) else None

@@ -19,11 +19,11 @@ from quire.ops.backend import Activation, Backend, PlainActivation
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 _NUM_TOKENS, _HIDDEN, _SIZE = 5, 8, 6
-"""Of the small copy that is compared."""
+"""Sizes of the small copy that is compared."""
 
 
 class ExpertsForm(NamedTuple):
-    """How a module stores its experts, see `FusedExperts`, and what is between their layers."""
+    """The storage of a module's experts (see `FusedExperts`), and the activation between their layers."""
 
     shape: ExpertShape
     is_transposed: bool
@@ -36,7 +36,7 @@ _ACTIVATIONS: tuple[Activation, ...] = (*get_args(PlainActivation), "clamped_swi
 
 
 def read_experts(module: nn.Module, ops: Backend) -> ExpertsForm | None:
-    """The form of a module `(x, ids, weights) → weighted sum of each token's experts`, or None if it is another."""
+    """Returns the form of a module `(x, ids, weights) → weighted sum of each token's experts`; None for others."""
     sizes = {name: tuple(value.shape) for name, value in module._parameters.items() if value is not None}
     biases = {f"{GATE_UP}_bias", f"{DOWN}_bias"}
     has_bias = biases <= set(sizes)
@@ -57,7 +57,7 @@ def read_experts(module: nn.Module, ops: Backend) -> ExpertsForm | None:
 
 
 def _computes(module: nn.Module, form: ExpertsForm, ops: Backend, scale: float) -> bool:
-    """Whether a small copy of `module` computes what a form says, with inputs up to `scale`."""
+    """Returns True if a small copy of `module` computes the form's formula, with inputs up to `scale`."""
     num_experts, hidden_size, size = form.shape
     small_size = _HIDDEN if size == hidden_size else _SIZE
     gate_up = examples(num_experts, 2 * small_size, _HIDDEN) * 2
@@ -73,7 +73,7 @@ def _computes(module: nn.Module, form: ExpertsForm, ops: Backend, scale: float) 
     ids = torch.tensor([[i % num_experts, (3 * i + 1) % num_experts] for i in range(_NUM_TOKENS)])
     try:
         got = small(x, ids, shares)
-    except Exception:  # a module of any code that wants something else
+    except Exception:  # the module's code may raise anything for these inputs
         return False
     inner = torch.einsum("td,tkod->tko", x, gate_up[ids]) + (gate_up_bias[ids] if form.has_bias else 0)
     if form.is_interleaved:
@@ -84,7 +84,7 @@ def _computes(module: nn.Module, form: ExpertsForm, ops: Backend, scale: float) 
 
 
 def _small(module: nn.Module, weights: Mapping[str, Tensor], sizes: Mapping[int, int]) -> nn.Module:
-    """A copy with other weights, and `sizes` in the places of the numbers that it keeps."""
+    """Copies the module with other weights, and with its stored sizes mapped by `sizes`."""
     twin = copy.copy(module)
     own = {
         name: sizes.get(value, value) if type(value) is int and "expert" not in name else value
@@ -96,7 +96,7 @@ def _small(module: nn.Module, weights: Mapping[str, Tensor], sizes: Mapping[int,
 
 
 def load_experts(context: ModelContext, name: str, form: ExpertsForm, top_k: int) -> Experts:
-    """The experts of the module called `name`; GGUF files have a stack for each layer, whose members are read."""
+    """Builds the experts of the module `name`. GGUF files have a stack for each layer, whose members are read."""
     if isinstance(context.scheme, Gguf) and not form.is_interleaved and not form.has_bias:
         return Experts(context, SeparateExperts(f"{name}.{{}}"), form.shape, top_k, form.activation)
     stored = FusedExperts(
@@ -106,13 +106,13 @@ def load_experts(context: ModelContext, name: str, form: ExpertsForm, top_k: int
         is_interleaved=form.is_interleaved,
         has_bias=form.has_bias,
     )
-    # Tensors that are made of others as they are read are made once for all experts.
+    # A tensor that is converted from several stored ones is converted once for all experts.
     held = replace(context, weights=_Held(context, _own_rows(context, form.shape.num_experts)))
     return Experts(held, stored, form.shape, top_k, form.activation)
 
 
 def _own_rows(context: ModelContext, num_experts: int) -> Shard:
-    """The experts between this rank's first and its last one."""
+    """Returns the range of experts from this rank's first to its last one."""
     own: Sequence[int] = range(num_experts)
     if context.experts is not None:
         own = context.experts.place(num_experts, context.device).own or [0]
@@ -120,7 +120,7 @@ def _own_rows(context: ModelContext, num_experts: int) -> Shard:
 
 
 class _Held:
-    """See `WeightReader`: the tensors of one module, of each of which `rows` are read when it is wanted."""
+    """Reads the wanted `rows` of each tensor of one module once, when the first of them is asked for."""
 
     shapes = None
 
@@ -147,4 +147,4 @@ class _Held:
         return self._context.weights.are_same(name, other)
 
     def close(self) -> None:
-        """The reader below is closed by whoever opened it."""
+        """Does nothing: the owner of the inner reader closes it."""

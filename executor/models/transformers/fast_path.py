@@ -1,7 +1,7 @@
-"""A class of Transformers without its code: the programs that compute its hidden states and logits.
+"""Runs a Transformers class without its code: by traced programs that compute its hidden states and logits.
 
-The programs are made when the first step comes, because that takes a few steps of all ranks together. They are used
-if they compute what the class's code does; otherwise the code itself goes on running.
+The programs are traced at the first step, because tracing runs a few steps of all ranks together. They are used if they
+compute the same as the class's code; otherwise the code itself keeps running.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,30 +30,30 @@ from quire.ops.backend import Backend
 logger = get_logger(__name__)
 
 _TRACED = (7, 12)
-"""Numbers of tokens with which a class's code runs twice."""
+"""The two token counts with which a class's code is traced."""
 _CHECKED: tuple[dict[int, int], ...] = ({0: 5, 1: 3}, {1: 5, 0: 3})
-"""The tokens of the steps in which programs and code are compared."""
+"""The tokens of the steps that compare programs and code."""
 _TOLERANCES = {torch.float32: 1e-4}
-_TOLERANCE = 0.1  # of 16 bits: the code rounds more often
+_TOLERANCE = 0.1  # for 16-bit dtypes, where the code rounds more often than the program
 
 
 class CodeModel(Model, Protocol):
     """A model that runs a class's code."""
 
     def run_code(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """Hidden states of all tokens, [num_tokens, hidden]."""
+        """Returns hidden states of all tokens, [num_tokens, hidden]."""
         ...
 
     def run_head(self, hidden: Tensor) -> Tensor:
-        """Logits [num_tokens, vocab] of hidden states."""
+        """Returns the logits [num_tokens, vocab] of hidden states."""
         ...
 
 
 class TracedCode(Protocol):
-    """How a class's code is run to be traced."""
+    """A way to run a class's code for a trace."""
 
     def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
-        """Hidden states [num_tokens, hidden] of one sequence's first tokens; some calls are made by `run_part`.
+        """Returns hidden states [num_tokens, hidden] of one sequence's first tokens; `run_part` runs some calls.
 
         Raises:
             Untraceable: the code does not run this way.
@@ -61,7 +61,7 @@ class TracedCode(Protocol):
         ...
 
     def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
-        """Puts our attention where the code computes it, unless it is there already.
+        """Replaces the attention in the code by ours, unless that is done already.
 
         Raises:
             Untraceable: the attention has an unknown form.
@@ -70,7 +70,7 @@ class TracedCode(Protocol):
 
 
 class EmbedTokens(InStep):
-    """Embeddings of tokens [1, num_tokens], or the rows that a step gives."""
+    """Embeds tokens [1, num_tokens], or takes the rows that a step provides."""
 
     def __init__(self, embed: nn.Module) -> None:
         self.embed = embed
@@ -83,7 +83,7 @@ class EmbedTokens(InStep):
 
 
 class FastPath:
-    """The programs of one model, made of the code that runs it until then.
+    """The programs of one model, traced from its code, which runs the model until then.
 
     Attributes:
         programs: for hidden states, and, in the last pipeline stage, for logits; None until the first step, and if
@@ -100,7 +100,7 @@ class FastPath:
         vocab_size: int,
         part: StagePart,
     ) -> None:
-        """`model` runs `code`, in any step; `modules` are all of it, `embed` among them."""
+        """Takes a `model` that runs `code` in any step; `modules` are all of its modules, including `embed`."""
         self._model = model
         self._code = code
         self._embed = embed
@@ -113,14 +113,14 @@ class FastPath:
 
     @torch.inference_mode()
     def _build(self) -> None:
-        """Makes the programs, if there are any that compute what the code does."""
+        """Traces the programs, and keeps them if they compute the same as the code."""
         try:
             runner, logits = self._make()
             difference = self._difference(runner, logits)
         except Untraceable as error:
             logger.info("steps run the class's own code, and are not recorded: %s", error)
             return
-        except Exception as error:  # what the code of a class passes to our operations may be anything
+        except Exception as error:  # a class's code may pass anything to our operations
             logger.info("steps run the class's own code: without it, %s is raised: %s", type(error).__name__, error)
             return
         if not difference <= _TOLERANCES.get(self._context.dtype, _TOLERANCE):  # NaN differs
@@ -129,14 +129,14 @@ class FastPath:
         self.programs = runner, logits
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor | None:
-        """Hidden states [num_outputs, hidden] of the wanted tokens, or None if there is no program."""
+        """Returns hidden states [num_outputs, hidden] of the wanted tokens, or None if there is no program."""
         if not self._is_built:
             self._is_built = True
             self._build()
         return None if self.programs is None else _hidden(self.programs[0], token_ids, step)
 
     def compute_logits(self, hidden: Tensor) -> Tensor | None:
-        """Logits [num_tokens, vocab], or None if there is no program."""
+        """Returns logits [num_tokens, vocab], or None if there is no program."""
         runner = None if self.programs is None else self.programs[1]
         return None if runner is None else runner.run([hidden], len(hidden))
 
@@ -173,10 +173,10 @@ class FastPath:
         return [hidden], lambda _: self._model.run_head(hidden)
 
     def _difference(self, runner: Runner, logits: Runner | None) -> float:
-        """How far a token's logits, or what is handed over of it, are from the code's, relative to their norm.
+        """Measures how far a token's logits, or a stage's message, are from the code's, relative to their norm.
 
-        Of each step, the median of its tokens: where scores of experts are rounded in other ways, a token may get
-        another expert.
+        The result is the maximum over steps of the median over tokens. A median, because rounding of router scores may
+        give single tokens another expert.
         """
         num_rows, num_tokens = len(_CHECKED[0]), sum(max(step.values()) for step in _CHECKED)
         own, ours = (self._sequences(num_rows, num_tokens) for _ in range(2))
@@ -201,6 +201,6 @@ def _hidden(runner: Runner, token_ids: Tensor, step: StepContext) -> Tensor:
 
 
 def _inputs(token_ids: Tensor, step: StepContext) -> list[Tensor]:
-    """What a program for hidden states is given."""
+    """Returns the inputs of a program for hidden states."""
     received = [] if step.received is None else [step.received]
     return [token_ids, step.positions, *received]

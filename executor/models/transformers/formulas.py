@@ -1,4 +1,4 @@
-"""What a few calls of a program compute, in float32 and on numbers of our choice, to be compared with formulas.
+"""Evaluates calls of a program in float32 on example values, to compare them with formulas.
 
 Formulas are compared on the CPU, wherever the program runs.
 """
@@ -16,10 +16,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def evaluated(calls: Sequence[Call], given: Mapping[int, Tensor], num_tokens: int) -> dict[int, Tensor]:
-    """All values of `calls`, which run on `given`. What is of 16 bits in the program is of 32 here.
+    """Computes all values of `calls` from `given`, in float32 also where the program has 16-bit dtypes.
 
     Raises:
-        Exception: whatever the calls raise when they cannot run this way.
+        Exception: any error that the calls raise when they cannot run this way.
     """
     values: dict[int, Any] = dict(given)
     for call in calls:
@@ -34,24 +34,24 @@ def evaluated(calls: Sequence[Call], given: Mapping[int, Tensor], num_tokens: in
 
 
 def is_layer(call: Call) -> bool:
-    """Whether a call is a layer with weights: what it makes is where a formula starts."""
+    """Returns True if a call is a layer with weights, whose output is the start of a formula."""
     is_part = isinstance(call.function, parts.Part) and not isinstance(call.function, parts.RMSNorm)
     return is_part or isinstance(call.function, InStep)
 
 
 def examples(*shape: int) -> Tensor:
-    """Numbers between -1 and 1, none like another."""
+    """Returns values between -1 and 1, all different."""
     generator = torch.Generator().manual_seed(0)
     return torch.rand(shape, generator=generator).mul_(2).sub_(1)
 
 
 def agree(x: Tensor, y: Tensor) -> bool:
-    """Whether two results are the same but for rounding."""
+    """Returns True if two results differ only by rounding."""
     return x.shape == y.shape and bool(torch.allclose(x.float(), y.float(), rtol=1e-4, atol=2e-5))
 
 
 def constants_of(arguments: Any) -> list[Tensor]:
-    """The tensors among nested arguments."""
+    """Lists the tensors among nested arguments."""
     if isinstance(arguments, Mapping):
         arguments = tuple(arguments.values())
     if isinstance(arguments, Tensor):

@@ -1,4 +1,4 @@
-"""Products of a program with gates: one operation of ours, from the gate's numbers on."""
+"""Fuses gates in a program: a product with an activated gate becomes one operation of ours."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ _ACTIVATIONS: dict[Callable[..., Any], PlainActivation] = {F.silu: "silu", F.rel
 
 
 def activation_of(call: Call) -> PlainActivation | None:
-    """The function that a call computes of each number, if it is one of ours."""
+    """Returns the elementwise function of a call, if it is one of ours."""
     if isinstance(call.function, parts.Activation):
         return call.function.activation
     if call.function is F.gelu:
@@ -34,7 +34,7 @@ def activation_of(call: Call) -> PlainActivation | None:
 
 
 def fuse_gates(program: Program, ops: Backend) -> None:
-    """Exchanges the products that operations of ours compute."""
+    """Replaces the products that operations of ours compute."""
     made = program.producers()
     for place, call in enumerate(program.calls):
         if call.function not in MULTIPLY or call.kwargs or not all(isinstance(each, Ref) for each in call.args):
@@ -51,7 +51,7 @@ def fuse_gates(program: Program, ops: Backend) -> None:
 
 
 def _halved(program: Program, made: Mapping[int, Call], x: Ref, factor: Ref) -> tuple[Ref, PlainActivation] | None:
-    """The value whose first half becomes `factor` by an activation, and whose second half is `x`."""
+    """Finds the value whose first half becomes `factor` by an activation, and whose second half is `x`."""
     activated = made.get(factor.index)
     activation = None if activated is None else activation_of(activated)
     if activated is None or activation is None or not activated.args:
@@ -61,7 +61,7 @@ def _halved(program: Program, made: Mapping[int, Call], x: Ref, factor: Ref) -> 
 
 
 def _half(program: Program, made: Mapping[int, Call], x: Any) -> tuple[Ref, int] | None:
-    """The value of which `x` is a half in the last dimension, and which half."""
+    """Returns the value that `x` is a half of, in the last dimension, and which half it is."""
     call = made.get(x.index) if program.is_hidden(x) else None
     if call is None or not call.args or not program.is_hidden(call.args[0]):
         return None
@@ -74,7 +74,7 @@ def _half(program: Program, made: Mapping[int, Call], x: Any) -> tuple[Ref, int]
 
 
 def _gate(program: Program, made: Mapping[int, Call], x: Ref, factor: Ref) -> tuple[Ref, GateActivation] | None:
-    """The numbers that become `factor`, one for each number or each of several equal parts of `x`."""
+    """Finds the gate that becomes `factor`: one value for each element of `x`, or for each of several equal parts."""
     source, activation = factor, None
     while (call := made.get(source.index)) is not None and call.args and isinstance(call.args[0], Ref):
         is_spread = call.function is Tensor.unsqueeze and call.args[1:] == (-1,)

@@ -1,4 +1,4 @@
-"""Attention in a program: from one projection to the attended heads in our operations, where the formula is ours."""
+"""Fuses attention in a program, from one projection to the attended heads, where the formula is ours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,19 @@ from quire.ops.backend import AttentionForm, Backend
 
 @dataclass(eq=False)
 class Attention(AttendingStep):
-    """`query` [1, heads, num_tokens, size], keys and values likewise → [1, num_tokens, heads, size of values]."""
+    """Attends from `query` [1, heads, num_tokens, size], keys and values alike, to [1, num_tokens, heads, size of
+    values].
+    """
 
     ops: Backend
     number: int  # of the layer's cache
     form: AttentionForm
-    head_dim: int  # that the cache has
+    head_dim: int  # in the cache
     num_kv_heads: int
     sequences: ContextParallel | None
 
     def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What it is called with, of what the class's code attends to."""
+        """Selects this operation's arguments from those of the class's attention call."""
         return query, key, value
 
     def __call__(
@@ -46,7 +48,7 @@ class Attention(AttendingStep):
 
 @dataclass(eq=False)
 class RotatedAttention(AttendingStep):
-    """The same of a projection [1, num_tokens, (query heads, KV heads, KV heads) * size], and cosines and sines."""
+    """Attends from a projection [1, num_tokens, (query heads, KV heads, KV heads) * size], with cosines and sines."""
 
     ops: Backend
     number: int
@@ -71,7 +73,7 @@ class RotatedAttention(AttendingStep):
 
 @dataclass(eq=False)
 class HeadsFirst(AttendingStep):
-    """`Attention` of queries [1, heads, num_tokens, size], or without the first dimension, perhaps in float32.
+    """Runs `Attention` for queries [1, heads, num_tokens, size] or [heads, num_tokens, size], perhaps in float32.
 
     Its results are [1, heads, num_tokens, size] if `has_batch`, else [heads, num_tokens, size].
     """
@@ -90,7 +92,7 @@ class HeadsFirst(AttendingStep):
 
 @dataclass(eq=False)
 class RotatedHeadsFirst(AttendingStep):
-    """`RotatedAttention` with the results of `HeadsFirst`."""
+    """Runs `RotatedAttention`, with results as those of `HeadsFirst`."""
 
     attention: RotatedAttention
     has_batch: bool
@@ -103,7 +105,7 @@ class RotatedHeadsFirst(AttendingStep):
 
 
 def attended(layer: Attention | RotatedAttention, step: StepContext, q: Tensor, *, is_last: bool) -> Tensor:
-    """Attention of `q` [num_tokens, heads, size], or of the wanted tokens among them."""
+    """Attends from `q` [num_tokens, heads, size], or from the wanted tokens among them."""
     pages, group = step.caches[layer.number]
     own: StepContext | Wanted = step
     if is_last:
@@ -114,11 +116,11 @@ def attended(layer: Attention | RotatedAttention, step: StepContext, q: Tensor, 
 
 
 class _Form(NamedTuple):
-    """What happens to heads before attention.
+    """The operations on heads before attention.
 
     Attributes:
         source: a projection of all heads.
-        factor: what queries are multiplied by.
+        factor: multiplies queries.
     """
 
     source: int
@@ -128,7 +130,7 @@ class _Form(NamedTuple):
 
 
 def fuse_heads(program: Program, ops: Backend, positions: Positions, device: torch.device) -> None:
-    """Puts rotation and attention where they compute what the class does."""
+    """Puts rotation and attention where they compute the same as the class."""
     rotations = Rotations(program, ops, device)
     for call in list(program.calls):
         heads_first = call.function if isinstance(call.function, HeadsFirst) else None
@@ -152,7 +154,7 @@ def fuse_heads(program: Program, ops: Backend, positions: Positions, device: tor
 
 
 def _read_form(program: Program, call: Call, cache_dim: int, positions: Positions) -> _Form | None:
-    """The form of the heads that a call of attention gets, or None if it is none of ours."""
+    """Reads the form of the heads that enter a call of attention; None if it is none of ours."""
     sizes = [program.metas[ref.index].shape for ref in call.args]
     if any(len(size) != 4 for size in sizes):
         return None
@@ -186,7 +188,7 @@ def _read_form(program: Program, call: Call, cache_dim: int, positions: Position
 def _read_norm(
     program: Program, call: Call, calls: Sequence[Call], num_heads: int, num_kv_heads: int
 ) -> tuple[Tensor, float] | None:
-    """The weights of the norms of queries and keys, [num_heads + num_kv_heads, size], and their eps."""
+    """Returns the weights of the norms of queries and keys, [num_heads + num_kv_heads, size], and their eps."""
     norms = []
     for ref, count in zip(call.args[:2], (num_heads, num_kv_heads), strict=True):
         own, _ = program.slice_to([ref.index], is_layer)
@@ -201,5 +203,5 @@ def _read_norm(
 
 
 def _padded(x: Tensor, head_dim: int) -> Tensor:
-    """`x` [num_tokens, heads, size] with zeros after each head; they change no score."""
+    """Pads each head of `x` [num_tokens, heads, size] with zeros, which change no score."""
     return x if x.shape[2] == head_dim else F.pad(x, (0, head_dim - x.shape[2]))

@@ -1,8 +1,8 @@
-"""Multi-head latent attention of a class (arXiv:2405.04434, section 2.1), computed in the latent space.
+"""Computes a class's multi-head latent attention (arXiv:2405.04434, section 2.1) in the latent space.
 
-The class expands a latent of each token into the keys and values of all heads by one linear layer, and puts one more
-key, which all heads share, behind each head's key. The cache holds the latent and that key alone; the expansion is
-applied to queries and outputs instead, as in `quire.executor.layers.latent_attention`.
+The class expands a token's latent into the keys and values of all heads by one linear layer, and appends one shared key
+to each head's key. The cache holds only the latent and the shared key. The expansion is applied to queries and outputs
+instead, as in `quire.executor.layers.latent_attention`.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,11 @@ from quire.ops.backend import Backend
 
 @dataclass(eq=False)
 class LatentAttention(AttendingStep):
-    """`query` [1, heads, num_tokens, size], latents [1, num_tokens, rank], the shared key [1, 1, num_tokens, rest].
+    """Attends from `query` [1, heads, num_tokens, size] to latents [1, num_tokens, rank], shared key [1, 1, num_tokens,
+    rest].
 
-    Returns [1, num_tokens, heads, size of values]. What a head's query has of `size` before the last `rest` numbers
-    meets the key that is made of the latent.
+    Returns [1, num_tokens, heads, size of values]. The last `rest` elements of a head's query meet the shared key, the
+    others the key that is expanded from the latent.
     """
 
     ops: Backend
@@ -46,11 +47,11 @@ class LatentAttention(AttendingStep):
 
     @property
     def kv(self) -> LatentKV:
-        """What the layer keeps of a sequence."""
+        """The layer's cached rows."""
         return LatentKV((self.expansion.rank, self.expansion.shared_size))
 
     def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What it is called with, of what the class's code attends to; the values are zeros."""
+        """Selects this operation's arguments from those of the class's attention call; its values are zeros."""
         shared = key[:, :1, :, key.shape[3] - self.expansion.shared_size :]
         return query, self.expansion.take(), shared
 
@@ -66,7 +67,7 @@ class LatentAttention(AttendingStep):
 
 @dataclass(eq=False)
 class RotatedLatentAttention(AttendingStep):
-    """The same of projections [1, num_tokens, heads * size] and [1, num_tokens, rank + rest], and cosines and sines."""
+    """Attends from projections [1, num_tokens, heads * size], [1, num_tokens, rank + rest], cosines and sines."""
 
     ops: Backend
     number: int
@@ -92,9 +93,9 @@ class RotatedLatentAttention(AttendingStep):
 def attended(
     layer: LatentAttention | RotatedLatentAttention, step: StepContext, q: Tensor, rest: Tensor, *, is_last: bool
 ) -> Tensor:
-    """Attention of `q` [num_tokens, heads, size] and `rest`, its part that meets the shared key, whose rows are stored.
+    """Attends from `q` [num_tokens, heads, size] and `rest`, the part for the shared key, to rows that are stored.
 
-    Returns [1, num_tokens, heads, size of values], or those of the wanted tokens.
+    Returns [1, num_tokens, heads, size of values], or only those of the wanted tokens.
     """
     pages, group = step.caches[layer.number]
     latent = layer.ops.latent
@@ -112,20 +113,20 @@ def attended(
 
 
 class Expansion(NamedTuple):
-    """The layer that expands latents into keys and values, and how much of a head's outputs is its key."""
+    """The layer that expands latents into keys and values, and the size of the key in a head's outputs."""
 
     linear: nn.Module
     nope_head_dim: int
 
     def split(self, expanded: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-        """All heads' keys and values [heads, num_tokens, size], of its outputs for one sequence."""
+        """Splits its outputs for one sequence into all heads' keys and values [heads, num_tokens, size]."""
         heads = expanded.reshape(-1, num_heads, expanded.shape[-1] // num_heads).transpose(0, 1)
         keys, values = heads.tensor_split((self.nope_head_dim,), dim=2)
         return keys, values
 
 
 def find_expansion(outputs: Sequence[tuple[nn.Module, Tensor]], key: Tensor, value: Tensor) -> Expansion | None:
-    """The layer of which a class made `key` and `value` [1, heads, num_tokens, size], if it is latent attention.
+    """Finds the layer that computed a class's `key` and `value` [1, heads, num_tokens, size] in latent attention.
 
     Args:
         outputs: linear layers of the class's attention, with their outputs in the dry run.
@@ -149,12 +150,12 @@ def find_expansion(outputs: Sequence[tuple[nn.Module, Tensor]], key: Tensor, val
 
 
 class _Form(NamedTuple):
-    """What happens to queries, latents and shared keys before attention.
+    """The operations on queries, latents and shared keys before attention.
 
     Attributes:
         queries: a projection of all heads.
         latents: a projection to latents and shared keys.
-        factor: what queries are multiplied by.
+        factor: multiplies queries.
     """
 
     queries: int
@@ -165,7 +166,7 @@ class _Form(NamedTuple):
 
 
 def fuse_latents(program: Program, ops: Backend, positions: Positions, device: torch.device) -> None:
-    """Puts norm, rotation and attention where they compute what the class does; see `heads.fuse_heads`."""
+    """Puts norm, rotation and attention where they compute the same as the class; see `heads.fuse_heads`."""
     rotations = Rotations(program, ops, device)
     for call in list(program.calls):
         layer = call.function
@@ -185,7 +186,7 @@ def fuse_latents(program: Program, ops: Backend, positions: Positions, device: t
 
 
 def _read_form(program: Program, call: Call, expansion: parts.Expansion, positions: Positions) -> _Form | None:
-    """The form of what a call of attention gets, or None if it is none of ours."""
+    """Reads the form of a call's inputs; None if it is none of ours."""
     query, latents, shared = (ref.index for ref in call.args)
     _, num_heads, _, head_dim = program.metas[query].shape
     rank, width = expansion.rank, expansion.rank + expansion.shared_size
@@ -232,7 +233,7 @@ def _is_zeros(call: Call | None) -> bool:
 
 
 def _read_turn(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence[int]) -> Turn | None:
-    """See `read_turn`; pairs may come out as (i, i + size / 2), because queries and keys meet nowhere else."""
+    """Reads the rotation. Pairs may come out as (i, i + size / 2), because queries meet keys in no other place."""
     turn = read_turn(got, x, calls, positions)
     if turn is None:
         turn = read_turn(got, paired(x, x.shape[2] // 2), calls, positions)

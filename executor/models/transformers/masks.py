@@ -1,4 +1,4 @@
-"""What a model's attention mask means, read off Transformers' mask function: which tokens does a token see?"""
+"""Reads the tokens that a token sees off Transformers' mask functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,21 +8,23 @@ import torch
 from torch import Tensor
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(batch index, head, query position, key position) → whether the query sees the key; all are single numbers."""
+"""Maps (batch index, head, query position, key position), all scalars, to True if the query sees the key."""
 
 _FAR = 1 << 24
 """A position past every window."""
 
 
 class Visible(NamedTuple):
-    """The tokens before it that a token sees; see `AttentionForm`."""
+    """The earlier tokens that a token sees; see `AttentionForm`."""
 
     window: int | None = None
     chunk: int | None = None
     is_bidirectional: bool = False
 
     def mask(self, num_tokens: int) -> Tensor:
-        """Which tokens up to itself each token of a sequence sees, [num_tokens, num_tokens] bool."""
+        """Builds the mask of one sequence, [num_tokens, num_tokens] bool: True where a token sees an earlier one or
+        itself.
+        """
         keys = torch.arange(num_tokens)
         queries = keys.unsqueeze(1)
         seen = keys <= queries
@@ -35,7 +37,7 @@ class Visible(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskOf:
-    """Makes what is added to scores: 0 where a token is seen, else the least number; [1, 1, num_tokens, num_tokens]."""
+    """Builds the bias of scores: 0 where a token is seen, else the dtype's minimum; [1, 1, num_tokens, num_tokens]."""
 
     visible: Visible
     device: torch.device
@@ -47,7 +49,7 @@ class MaskOf:
 
 
 class Mask(Tensor):
-    """A mask that knows what it means. Whatever a model makes of it, such as a slice, no longer does."""
+    """A mask that carries its meaning. Tensors derived from it lose that, except slices."""
 
     visible: Visible | None = None
 
@@ -60,17 +62,17 @@ class Mask(Tensor):
     def build(
         cls, batch_size: int, q_length: int, kv_length: int, *_: Any, mask_function: MaskFunction, **__: Any
     ) -> "Mask":
-        """A function for `AttentionMaskInterface`."""
+        """Builds a mask, as `AttentionMaskInterface` wants it."""
         mask = torch.ones(batch_size, 1, q_length, kv_length, dtype=torch.bool).tril().as_subclass(cls)
         try:
             mask.visible = read_mask(mask_function)
-        except (IndexError, RuntimeError):  # a function that knows only the tokens at hand
+        except (IndexError, RuntimeError):  # a function that indexes tensors of the tokens at hand
             mask.visible = None
         return mask
 
 
 def read_mask(function: MaskFunction) -> Visible:
-    """The meaning of a mask function, by asking it about tokens far from the start."""
+    """Finds the meaning of a mask function by asking it about tokens far from the start."""
 
     zero = torch.tensor(0)
 
@@ -78,7 +80,7 @@ def read_mask(function: MaskFunction) -> Visible:
         return bool(function(zero, zero, torch.tensor(query), torch.tensor(key)))
 
     def first_seen(query: int) -> int:
-        """The first key that `query` sees; keys between it and the query are seen."""
+        """Finds the first key that `query` sees. The query sees all keys from there on."""
         low, high = 0, query
         while low < high:
             middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Recognizes modules by what they compute, not by their names: small copies of them are compared with formulas."""
+"""Recognizes modules by what they compute, not by their names: small copies are compared with formulas."""
 
 import copy
 import inspect
@@ -29,7 +29,7 @@ _NO_ACTIVATIONS = (nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict, nn.Seq
 
 
 class NormForm(NamedTuple):
-    """A norm: its epsilon, whether it multiplies by the weight plus 1, and whether it subtracts the mean."""
+    """A norm: its epsilon, True if it multiplies by the weight plus 1, and True if it subtracts the mean."""
 
     eps: float
     is_offset: bool
@@ -47,7 +47,7 @@ class GatedForm(NamedTuple):
 
 
 def read_norm(norm: nn.Module) -> NormForm | None:
-    """The form of a module if it is a norm with one weight, and at most a bias, else None."""
+    """Returns the form of a norm with one weight and at most a bias; None for another module."""
     weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
     if weight is None or weight.dim() != 1 or set(norm._parameters) - {"weight", "bias"}:
         return None
@@ -75,7 +75,7 @@ def read_norm(norm: nn.Module) -> NormForm | None:
 
 
 def read_plain_norm(norm: nn.Module) -> float | None:
-    """The epsilon of a module if it is a root-mean-square norm without a weight, else None."""
+    """Returns the epsilon of a root-mean-square norm without a weight; None for another module."""
     if norm._parameters or norm._modules or norm._buffers or len(inspect.signature(norm.forward).parameters) != 1:
         return None
     numbers = _epsilons(norm)
@@ -86,7 +86,7 @@ def read_plain_norm(norm: nn.Module) -> float | None:
 
 
 def read_activation(module: nn.Module) -> PlainActivation | None:
-    """The function of a module that makes a number of each number, if it is one of ours."""
+    """Returns the elementwise function of a module, if it is one of ours."""
     if module._parameters or module._modules or module._buffers or type(module) in _NO_ACTIVATIONS:
         return None
     x = torch.linspace(-6, 6, 96).view(3, 32)
@@ -94,7 +94,7 @@ def read_activation(module: nn.Module) -> PlainActivation | None:
 
 
 def read_gated(network: nn.Module, order: Sequence[str]) -> GatedForm | None:
-    """The form of a module if it is a gated feed-forward network, else None.
+    """Returns the form of a gated feed-forward network; None for another module.
 
     Args:
         order: the names of its two or three linear layers in the order of their calls.
@@ -128,7 +128,7 @@ def _epsilons(norm: nn.Module) -> list[float]:
 
 
 def _shallow(module: nn.Module) -> nn.Module:
-    """A copy whose parts can be replaced."""
+    """Copies a module so that its parts can be replaced."""
     twin = copy.copy(module)
     twin.__dict__ = dict(module.__dict__)
     return twin
@@ -141,7 +141,7 @@ def _example(rows: int, columns: int) -> Tensor:
 def _computes(module: nn.Module, x: Tensor, expected: Tensor) -> bool:
     try:
         got = module(x.unsqueeze(0))
-    except Exception:  # a module of any code that cannot take these inputs is another kind
+    except Exception:  # the code of another kind of module may raise anything
         return False
     is_alike = isinstance(got, Tensor) and got.shape == (1, *expected.shape)
     return is_alike and torch.allclose(got[0].float(), expected, rtol=_TOLERANCE, atol=_TOLERANCE)

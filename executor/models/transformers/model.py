@@ -42,11 +42,11 @@ __all__ = ["TransformersModel", "UnknownModelError", "build_transformers_model"]
 
 
 def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "TransformersModel":
-    """The model of `spec` in Transformers' implementation, with its weights loaded.
+    """Builds the model of `spec` in Transformers' implementation, with its weights loaded.
 
     Raises:
-        ModelLoadError: Transformers lacks the model, its code does what a step over pages cannot, or it runs row by
-            row and fails `check_steps`.
+        ModelLoadError: Transformers lacks the model; its code cannot run over pages; or it runs row by row and fails
+            `check_steps`.
     """
     check_first_chunk(spec.hf_config, context.max_model_len)
     model = build_skeleton(spec, context.dtype, context.max_model_len)
@@ -84,7 +84,7 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
 def _explore(
     spec: ModelSpec, model: PreTrainedModel, context: ModelContext
 ) -> tuple[Findings, dict[nn.Module, Split], RowPlan | None]:
-    """What the model does on this rank, how its linear layers are split, and the plan of one that runs row by row."""
+    """Returns the model's findings on this rank, the split of its linear layers, and the plan if it runs row by row."""
     try:
         check_cache(model.config)
     except ModelLoadError as error:
@@ -107,13 +107,13 @@ def _explore(
     if context.group.size > 1:
         try:
             return _probe_flat(model, local_outputs(splits)), splits, None
-        except Exception:  # the model's code counts on whole projections
+        except Exception:  # the model's code depends on whole projections
             splits = choose_splits(model, findings, context, with_plan=False)
     return findings, splits, None
 
 
 def _probe_flat(model: PreTrainedModel, outputs: dict[nn.Module, int]) -> Findings:
-    """Raises ModelLoadError if the tokens of several requests cannot be one sequence to the model's code."""
+    """Raises ModelLoadError if the model's code cannot take the tokens of several requests as one sequence."""
     findings = probe(model, outputs)
     if findings.backbone is None:
         raise ModelLoadError("attention is computed in the class's own code")
@@ -138,10 +138,10 @@ def _text(error: Exception) -> str:
 
 
 class TransformersModel:
-    """See `StagedModel`.
+    """A model of Transformers on one rank. Implements `quire.executor.models.base.StagedModel`.
 
     Attributes:
-        fast_path: the programs that take the place of the class's code; None if it keeps a state of a sequence.
+        fast_path: the programs that replace the class's code; None if the code keeps a state of a sequence.
     """
 
     def __init__(
@@ -190,17 +190,17 @@ class TransformersModel:
         return hidden.flatten() if step.hands_over else hidden
 
     def handover_size(self, hidden_size: int) -> int:
-        """See `StagedModel.handover_size`: what enters a layer."""
+        """Counts the input of a layer."""
         return self._part.token_size
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits = None if self.fast_path is None else self.fast_path.compute_logits(hidden)
         logits = self.run_head(hidden) if logits is None else logits
-        missing = self._vocab_size - logits.shape[1]  # a head may lack tokens that only pad the embedding
+        missing = self._vocab_size - logits.shape[1]  # a head may lack the tokens that pad the embedding
         return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
 
     def run_code(self, token_ids: Tensor, step: StepContext) -> Tensor:
-        """Hidden states of all tokens, [num_tokens, hidden], as the class's code computes them."""
+        """Returns hidden states of all tokens, [num_tokens, hidden], as the class's code computes them."""
         embeds = None
         if step.received is not None:
             embeds = received_rows(step)
@@ -210,7 +210,7 @@ class TransformersModel:
         return self._sequences.forward(self._backbone, step, token_ids, embeds)
 
     def run_head(self, hidden: Tensor) -> Tensor:
-        """Logits [num_tokens, vocab] of hidden states, as the class's code computes them."""
+        """Returns the logits [num_tokens, vocab] of hidden states, as the class's code computes them."""
         self._replay.hidden = hidden.unsqueeze(0)
         try:
             token_ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
@@ -220,10 +220,10 @@ class TransformersModel:
 
 
 class _Replay(nn.Module):
-    """Stands in for the backbone when logits are computed: returns hidden states that it was given before."""
+    """Replaces the backbone while logits are computed, and returns hidden states that were computed before."""
 
     def __init__(self, backbone: nn.Module, output: Any) -> None:
-        """`output` is what the backbone returned in a dry run."""
+        """Takes as `output` the backbone's result in a dry run."""
         super().__init__()
         self._backbone = (backbone,)  # no part of this module
         self._output = output
@@ -244,13 +244,13 @@ class _Replay(nn.Module):
 
 
 def _traced_code(sequences: PagedAttention | Rows, backbone: nn.Module) -> TracedCode | None:
-    """The code of a backbone that may have a program, else None."""
+    """Returns the code of a backbone that may have a program, else None."""
     if isinstance(sequences, PagedAttention):
         return FlatCode(sequences, backbone)
     return None if sequences.states else RowCode(sequences.plan, backbone)
 
 
 def _activation_size(findings: Findings) -> int:
-    """An upper estimate: all outputs of a layer's linear layers, and as much for what is made of them."""
+    """Estimates from above: all outputs of a layer's linear layers, twice, for values computed from them."""
     outputs = sum(sizes_of(linear)[1] for linear, _ in findings.inputs)
     return 2 * outputs // max(1, len(findings.calls))

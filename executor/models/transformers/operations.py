@@ -1,4 +1,4 @@
-"""Operations of our backend as calls of a program, whose values are [1, num_tokens, size] or [num_tokens, size]."""
+"""Operations of our backend as calls of a program, on values [1, num_tokens, size] or [num_tokens, size]."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from quire.ops.recurrent import GateActivation
 
 @dataclass(eq=False)
 class Add:
-    """`x + residual`, both [..., size]; may be written into `residual`."""
+    """Computes `x + residual`, both [..., size], perhaps in place of `residual`."""
 
     ops: Backend
 
@@ -20,7 +20,7 @@ class Add:
 
 @dataclass(eq=False)
 class AddNorm:
-    """`(norm(x + residual), x + residual)`, all [..., size]; may be written into `residual`."""
+    """Computes `(norm(x + residual), x + residual)`, all [..., size], perhaps in place of `residual`."""
 
     ops: Backend
     weight: Tensor
@@ -33,7 +33,7 @@ class AddNorm:
 
 @dataclass(eq=False)
 class Scale:
-    """`Backend.scale` of [..., size]; may be written into it."""
+    """Runs `Backend.scale` on [..., size], perhaps in place."""
 
     ops: Backend
     factor: float
@@ -45,7 +45,7 @@ class Scale:
 
 @dataclass(eq=False)
 class MultiplyGate:
-    """`x * activation(gate)` of gates [..., num_gates]; `x` [..., size] may have them as a dimension of its own."""
+    """Computes `x * activation(gate)` for gates [..., num_gates]; `x` may be [..., num_gates, n]."""
 
     ops: Backend
     activation: GateActivation
@@ -57,7 +57,7 @@ class MultiplyGate:
 
 @dataclass(eq=False)
 class ActivateAndMultiply:
-    """`Backend.activate_and_mul` of [..., 2 * size]."""
+    """Runs `Backend.activate_and_mul` on [..., 2 * size]."""
 
     ops: Backend
     activation: PlainActivation
@@ -68,7 +68,7 @@ class ActivateAndMultiply:
 
 @dataclass(eq=False)
 class Activate:
-    """`Backend.activate` of [..., size]; may be written into it."""
+    """Runs `Backend.activate` on [..., size], perhaps in place."""
 
     ops: Backend
     activation: PlainActivation
@@ -79,7 +79,7 @@ class Activate:
 
 @dataclass(eq=False)
 class LayerNorm:
-    """`Backend.layer_norm` of [..., size]."""
+    """Runs `Backend.layer_norm` on [..., size]."""
 
     ops: Backend
     weight: Tensor | None
@@ -92,7 +92,7 @@ class LayerNorm:
 
 @dataclass(eq=False)
 class TakeRows:
-    """Rows of a table: indices [1, num_tokens] → [1, num_tokens, size]."""
+    """Looks up rows of a table: indices [1, num_tokens] → [1, num_tokens, size]."""
 
     ops: Backend
     rows: Tensor
@@ -102,5 +102,5 @@ class TakeRows:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[..., size] → [num_tokens, size]."""
+    """Reshapes [..., size] to [num_tokens, size]."""
     return x.reshape(-1, x.shape[-1])

@@ -1,8 +1,9 @@
-"""Attention that a class computes in its own code: found in a trace of one sequence, and exchanged for ours.
+"""Replaces attention that a class computes in its own code, found in a trace of one sequence.
 
-What the class stores in the library's cache are keys and values, and the first product of something made of the keys
-with something made of the values is what it attends to. The formula between them is fitted: the scale and the biases by
-distance (ALiBi, arXiv:2108.12409) are read off its scores, and with them our formula has to compute the same.
+Keys and values are the tensors that the class stores in the library's cache. The attention's result is the first
+product of a value derived from the keys with one derived from the values. The formula between them is fitted: the scale
+and the biases by distance (ALiBi, arXiv:2108.12409) are read off its scores, and our formula has to compute the same
+with them.
 """
 
 import contextlib
@@ -31,20 +32,20 @@ from quire.executor.models.transformers.tracing import RunPart, Untraceable
 from quire.ops.backend import AttentionForm, Backend
 
 _NUM_TOKENS = 96
-"""With which formulas are compared."""
-_NOT_SEEN = -1e30  # scores below
+"""The tokens with which formulas are compared."""
+_NOT_SEEN = -1e30  # an upper bound of masked scores
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 
 
 class RowCode:
-    """The code of a class that computes attention itself, for `FastPath`."""
+    """Code of a class that computes attention itself, for `FastPath`."""
 
     def __init__(self, plan: RowPlan, backbone: nn.Module) -> None:
         self._backbone = backbone
         self._plan = plan
 
     def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
-        """See `TracedCode.trace`. Keys and values are stored by a `Keep`, and `MaskOf` makes the masks."""
+        """Traces one sequence. A `Keep` call stores keys and values, and a `MaskOf` call builds the masks."""
         layers: list[Any] = [
             _NewSequence(Keep(each), run_part) if each.key_dim else NoLayer() for each in self._plan.layers
         ]  # fmt: skip
@@ -70,7 +71,7 @@ class RowCode:
 
 @dataclass(frozen=True)
 class Keep:
-    """The call that stores a layer's keys and values [1, heads, num_tokens, size]; returns those of the sequence."""
+    """Stores a layer's keys and values [1, heads, num_tokens, size], and returns those of the sequence."""
 
     layer: LayerPlan
 
@@ -79,7 +80,7 @@ class Keep:
 
 
 class _NewSequence(CacheLayerMixin):
-    """A layer's cache of a new sequence: what is stored is all there is."""
+    """A layer's cache of a new sequence, which holds only what the step stores."""
 
     is_sliding = False
 
@@ -88,7 +89,7 @@ class _NewSequence(CacheLayerMixin):
         self._store = partial(run_part, keep, keep)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: there is no memory."""
+        """Does nothing: there is no memory to allocate."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return self._store((key_states, value_states))
@@ -105,7 +106,7 @@ class _NewSequence(CacheLayerMixin):
 
 @contextlib.contextmanager
 def _noting_masks(backbone: nn.Module, run_part: RunPart, device: torch.device) -> Iterator[None]:
-    """Masks that the library makes for `backbone` are calls of `MaskOf` meanwhile."""
+    """Makes the masks that the library builds for `backbone` calls of `MaskOf`, while the context lasts."""
     name = f"quire-trace-{id(backbone)}"
 
     def build(
@@ -127,7 +128,9 @@ def _noting_masks(backbone: nn.Module, run_part: RunPart, device: torch.device) 
 
 
 def _queries(program: Program, keep: Call) -> Iterator[Ref]:
-    """What may be the queries: it meets something that is made of the keys, and has a multiple of their heads."""
+    """Yields candidates for the queries: values that meet something derived from the keys, and have a multiple of their
+    heads.
+    """
     keys, values = keep.outs
     (_, num_kv_heads, _, size), of_keys = program.metas[keys].shape, _made_of(program, keys)  # type: ignore[index]
     for call in program.calls:
@@ -139,7 +142,7 @@ def _queries(program: Program, keep: Call) -> Iterator[Ref]:
 
 
 def _made_of(program: Program, source: int | None) -> set[int | None]:
-    """All values that are made of one, itself included."""
+    """Returns all values derived from `source`, including itself."""
     made = {source}
     for call in program.calls:
         if made.intersection(call.reads()):
@@ -148,7 +151,7 @@ def _made_of(program: Program, source: int | None) -> set[int | None]:
 
 
 def _exchange(program: Program, keep: Call, query: Ref, ops: Backend, device: torch.device) -> bool:
-    """Puts our attention in the place of a layer's own, if that has a form of ours."""
+    """Replaces a layer's own attention by ours, if ours has its form."""
     kinds = [_made_of(program, out) for out in keep.outs]
     product = next((call for call in program.calls if all(kind.intersection(call.reads()) for kind in kinds)), None)
     formula = None if product is None else _Formula.read(program, keep, product, query)
@@ -169,12 +172,12 @@ def _exchange(program: Program, keep: Call, query: Ref, ops: Backend, device: to
 
 @dataclass
 class _Formula:
-    """The calls that make what a layer attends to of its queries, keys and values.
+    """The calls that compute a layer's attention from its queries, keys and values.
 
     Attributes:
         inputs: queries, keys and values, with their shapes for `_NUM_TOKENS` tokens.
-        scores: the value whose softmax the weights are.
-        result: the value that is attended to.
+        scores: the input of the softmax.
+        result: the attention's result.
     """
 
     calls: list[Call]
@@ -186,7 +189,7 @@ class _Formula:
 
     @classmethod
     def read(cls, program: Program, keep: Call, product: Call, query: Ref) -> "_Formula | None":
-        """The formula that ends with `product`, or None if it reads anything else."""
+        """Reads the formula that ends with `product`; None if it reads anything else."""
         result, inputs, positions = product.outs[0], (query.index, *keep.outs), program.inputs[1]
         calls, starts = program.slice_to([result], lambda call: call is keep or query.index in call.outs)  # type: ignore[list-item]
         scores = [index for call in calls if call.function in _SOFTMAX for index in call.reads()]
@@ -200,12 +203,12 @@ class _Formula:
         return cls(calls, shapes, positions, scores[0], result, masks.pop())  # type: ignore[arg-type]
 
     def fit(self) -> AttentionForm | None:
-        """The form with which our attention computes the same, if there is one."""
+        """Returns the form with which our attention computes the same; None if there is none."""
         q, k, v = (examples(*shape).roll(number, -1) for number, (_, shape) in enumerate(self.inputs))
         try:
             biases, _ = self._computed(torch.zeros_like(q), k, v)
             scores, result = self._computed(q, k, v)
-        except Exception:  # a class's code that wants what it had in the trace
+        except Exception:  # the class's code may need the inputs of its trace
             return None
         q, k, v = (x.flatten(0, -3) for x in (q, k, v))
         k, v = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (k, v))
@@ -223,7 +226,7 @@ class _Formula:
         )  # fmt: skip
 
     def _computed(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [heads, num_tokens, num_tokens] and results [heads, num_tokens, size]."""
+        """Computes scores [heads, num_tokens, num_tokens] and results [heads, num_tokens, size]."""
         given = {index: x for (index, _), x in zip(self.inputs, inputs, strict=True)}
         values = evaluated(self.calls, {**given, self.positions: torch.arange(_NUM_TOKENS)}, _NUM_TOKENS)
         return values[self.scores].flatten(0, -3), values[self.result].flatten(0, -3)
@@ -234,5 +237,5 @@ def _shape(meta: Meta) -> tuple[int, ...]:
 
 
 def _is_table(constant: Tensor) -> bool:
-    """Whether a constant may say of pairs of positions what a comparison of a few tokens does not show."""
+    """Returns True if a constant may depend on pairs of positions beyond those that the comparison covers."""
     return sum(size > _NUM_TOKENS for size in constant.shape) > 1

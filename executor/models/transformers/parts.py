@@ -1,4 +1,4 @@
-"""Our layers as torch modules: what takes the place of a Transformers model's own."""
+"""Our layers as torch modules, which replace those of a Transformers model."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from quire.ops.backend import Backend, PlainActivation
 
 
 class Part(nn.Module):
-    """One of our layers; one call in a program."""
+    """One of our layers; a program has it as one call."""
 
 
 class Linear(Part):
@@ -36,7 +36,7 @@ class Linear(Part):
 
 
 class GatheredLinear(Part):
-    """A linear layer whose outputs are computed by all ranks and put together on each."""
+    """A linear layer whose outputs are divided among ranks and gathered on each."""
 
     def __init__(self, context: ModelContext, layer: ColumnLinear) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class GatheredLinear(Part):
 
 
 class SplitInputLinear(Part):
-    """A row layer that is given whole inputs, of which each rank takes its part."""
+    """A row layer that takes whole inputs and uses its rank's part of them."""
 
     def __init__(self, layer: RowLinear, start: int, stop: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class SplitInputLinear(Part):
 
 
 class FusedLinear:
-    """Linear layers with the same input, in one product. The first that is called computes all."""
+    """Linear layers with the same input, in one product. The first call computes all of them."""
 
     def __init__(self, layer: ColumnLinear, sizes: Sequence[int]) -> None:
         self._layer = layer
@@ -70,7 +70,7 @@ class FusedLinear:
         self._outputs: list[Tensor | None] = []
 
     def __call__(self, x: Tensor, index: int) -> Tensor:
-        """The outputs of layer `index`, [..., its size]."""
+        """Returns the outputs of layer `index`, [..., its size]."""
         out = self._outputs[index] if x is self._input else None
         if out is None:
             self._input, self._outputs = x, list(self.whole(x).split(self.sizes, dim=-1))
@@ -82,7 +82,7 @@ class FusedLinear:
         return out
 
     def whole(self, x: Tensor) -> Tensor:
-        """The outputs of all layers, one after another."""
+        """Returns the outputs of all layers, one after another."""
         return self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
@@ -110,7 +110,7 @@ class FusedWhole(Part):
 
 
 class MLP(Part):
-    """`down(activation(gate(x)) * up(x))`."""
+    """Computes `down(activation(gate(x)) * up(x))`."""
 
     def __init__(self, gate_up: GatedLinear, down: RowLinear) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class MLP(Part):
 
 
 class Experts(Part):
-    """The weighted sum of each token's experts: [..., hidden], ids and weights [num_tokens, top_k] → [..., hidden]."""
+    """Sums each token's experts, weighted: [..., hidden], ids and weights [num_tokens, top_k] → [..., hidden]."""
 
     def __init__(self, context: ModelContext, experts: layers.Experts, num_experts: int) -> None:
         super().__init__()
@@ -138,14 +138,14 @@ class Experts(Part):
 
 
 class Expansion(Part):
-    """Stands for a layer that expands latents [..., rank] into all heads' keys and values, and returns zeros for them.
+    """Replaces a layer that expands latents [..., rank] into all heads' keys and values, and returns zeros.
 
-    Attention makes keys and values of the latents itself, which are kept until then.
+    Attention applies the expansion itself, to the latents that are held until then.
 
     Attributes:
-        to_latent: [heads, size of what it gives a key, rank].
+        to_latent: [heads, size of a key without the shared part, rank].
         to_values: [heads, rank, size of a value].
-        shared_size: numbers of the key that all heads have behind their own.
+        shared_size: elements of the key that all heads share, after their own.
     """
 
     def __init__(self, to_latent: Tensor, to_values: Tensor, shared_size: int) -> None:
@@ -157,7 +157,7 @@ class Expansion(Part):
 
     @property
     def rank(self) -> int:
-        """Numbers of a latent."""
+        """Elements of a latent."""
         return self.to_latent.shape[2]
 
     def forward(self, latents: Tensor) -> Tensor:
@@ -166,14 +166,14 @@ class Expansion(Part):
         return latents.new_zeros(()).expand(*latents.shape[:-1], heads * (size + self.to_values.shape[2]))
 
     def take(self) -> Tensor:
-        """The latents of the last call, which are let go."""
+        """Returns the latents of the last call, and drops them."""
         latents, self._latents = self._latents, None
         assert latents is not None
         return latents
 
 
 class Activation(Part):
-    """A class's activation function of each number, which is one of ours; in a program, ours takes its place."""
+    """A class's elementwise activation function that is one of ours; a program calls ours."""
 
     def __init__(self, own: nn.Module, activation: PlainActivation) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Activation(Part):
 
 
 class PlainNorm(Part):
-    """A class's root-mean-square norm without a weight; in a program, ours takes its place."""
+    """A class's root-mean-square norm without a weight; a program calls ours."""
 
     def __init__(self, own: nn.Module, eps: float) -> None:
         super().__init__()
@@ -225,12 +225,12 @@ class RMSNorm(Part):
         return self._ops.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps).view(x.shape)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """The formula, for comparisons, which are on the CPU."""
+        """Computes the formula for comparisons, which run on the CPU."""
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.cpu().float()
 
 
 class Embedding(Part):
-    """Token ids → rows of the table times `scale`, of which each rank holds some."""
+    """Looks up token ids in the table and multiplies by `scale`. Each rank holds some rows."""
 
     def __init__(self, context: ModelContext, rows: Tensor, start: int, scale: float) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class Embedding(Part):
 
 
 class Head(Part):
-    """[..., hidden] → the logits of all tokens, of which each rank computes some."""
+    """Computes the logits of the whole vocabulary from [..., hidden]. Each rank computes a part of them."""
 
     def __init__(self, context: ModelContext, read: ReadLinear, vocab_size: int) -> None:
         super().__init__()
@@ -268,6 +268,6 @@ class Head(Part):
 
 
 def padded(rows: Tensor, count: int) -> Tensor:
-    """`rows` [n, ...] with zeros after them, [count, ...]."""
+    """Pads `rows` [n, ...] with zeros to [count, ...]."""
     missing = count - len(rows)
     return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows

@@ -1,8 +1,8 @@
-"""Whether attention that a class hands to the library goes on, in each call, from what that call itself was given.
+"""Checks that a class's attention reads, in each call, only what that call stored before.
 
-Over pages each call of attention has a cache of its own. A class may use its cache in another way, for example let the
-passes of a loop see what only the last pass stored: what it makes of a sequence then depends on the steps in which the
-tokens come, and no cut of a prompt into steps is the right one.
+Over pages, each call of attention has a separate cache. A class may use its cache differently: for example, the passes
+of a loop may see only what the last pass stored. Its results then depend on the steps in which the tokens come, and no
+chunking of a prompt is the right one.
 """
 
 import contextlib
@@ -24,13 +24,12 @@ _TOLERANCE = 1e-3
 
 
 def check_pasts(model: PreTrainedModel, backbone: nn.Module) -> None:
-    """Refuses a class whose calls of attention see other keys or values of tokens in the cache than of the same tokens
-    in one step.
+    """Refuses a class whose attention sees other cached keys or values of a token than in the step that computed them.
 
-    A class that takes no cache, or cannot run with one here, has no past but the sequence itself.
+    A class that takes no cache, or cannot run with one here, has no past except the sequence itself.
 
     Raises:
-        ModelLoadError: its attention sees others.
+        ModelLoadError: its attention sees other ones.
     """
     try:
         whole, last = _Steps(model, backbone).run()
@@ -43,11 +42,11 @@ def check_pasts(model: PreTrainedModel, backbone: nn.Module) -> None:
 
 
 Given = tuple[Tensor, Tensor]
-"""Keys and values of one call, [1, heads, num_tokens, size] each."""
+"""The keys and values of one call, [1, heads, num_tokens, size] each."""
 
 
 class _Steps:
-    """Runs a backbone whose parameters are on the meta device on a few tokens, together and in two steps."""
+    """Runs a backbone with parameters on the meta device on a few tokens, all at once and in two steps."""
 
     def __init__(self, model: PreTrainedModel, backbone: nn.Module) -> None:
         self._model = model
@@ -55,12 +54,12 @@ class _Steps:
         self._given: list[Given] = []
 
     def run(self) -> tuple[list[Given], list[Given]]:
-        """What each call of attention is given: with all tokens in one step, and in the second of two steps."""
+        """Returns the keys and values of each attention call: with all tokens in one step, and in the last of two."""
         token_ids = torch.tensor([_TOKEN_IDS])
         with runnable(self._model, Findings(), {}, is_flat=False), contextlib.ExitStack() as undo:
             use_attention(self._model, self._attend, undo)
             for module in self._model.modules():
-                if GATE_UP in module._parameters:  # the bulk of the work, which no past depends on
+                if GATE_UP in module._parameters:  # skipped, because experts are most of the work and have no past
                     vars(module)["forward"] = _no_experts
                     undo.callback(vars(module).pop, "forward")
             whole = self._run(token_ids, 0, dry_cache(self._model.config))
@@ -75,14 +74,14 @@ class _Steps:
         return self._given
 
     def _attend(self, _: nn.Module, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> Any:
-        """Each token's own value, so that what tokens are made of differs only where their pasts do."""
+        """Returns each token's own value, so that the inputs of later layers differ only where their pasts do."""
         self._given.append((key.clone(), value.clone()))
         own = value[:, :, -query.shape[2] :]
         return own.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2).contiguous(), None
 
 
 def _no_experts(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-    """What experts add to hidden states: nothing."""
+    """Returns zeros instead of experts' outputs."""
     return torch.zeros_like(hidden)
 
 

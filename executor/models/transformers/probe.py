@@ -1,8 +1,8 @@
-"""A dry run of a model that has no weights: what its attention is given, and which linear layers share an input.
+"""A dry run of a model without weights, which finds the inputs of its attention, and linear layers that share an input.
 
-Two tokens run through the model's own code on the CPU. Parameters are single numbers that are seen as whole tensors,
-linear layers have weights of rank one, and attention returns each token's own value. So the run takes no memory to
-speak of, and the second token's outputs depend on the first only if the model mixes tokens elsewhere.
+Two tokens run through the model's own code on the CPU. Parameters are single elements expanded to whole tensors, linear
+layers have weights of rank one, and attention returns each token's own value. So the run takes almost no memory, and
+the second token's outputs depend on the first only if the model mixes tokens outside of attention.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the attention function: its module, sizes on this rank, and what the module passed.
+    """One call of the attention function: its module, its sizes on this rank, and the module's arguments.
 
     Attributes:
-        expansion: the layer that made keys and values of latents, if the module used it for nothing else.
+        expansion: the layer that computed keys and values from latents, if the module used it for nothing else.
     """
 
     module: nn.Module
@@ -42,26 +42,26 @@ class AttentionCall:
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    mask: Visible | None  # None: the model showed no mask
+    mask: Visible | None  # None: the model passed no mask
     arguments: Mapping[str, Any]
     expansion: Expansion | None = None
 
 
 @dataclass
 class Findings:
-    """What one dry run found.
+    """The results of one dry run.
 
     Attributes:
         backbone: the module between token ids and hidden states; `None` if attention is not in one place.
         calls: of the attention function, in order.
-        inputs: linear layers in the order of their calls, each with the tensor that it got.
+        inputs: linear layers in the order of their calls, each with its input.
         raw: linear layers whose weight the model reads itself.
-        called: modules that ran, in the order in which they were first done.
+        called: modules that ran, in the order in which they first finished.
         top_k: of modules with experts' weights, how many experts each token had.
-        output: what the backbone returned.
-        recent: linear layers since the last attention, with what they returned.
-        expansions: of attention that is checked now; its queries and shared keys count as inputs of linear layers.
-        withholds: whether the layers of these expansions return zeros.
+        output: the backbone's result.
+        recent: linear layers since the last attention, with their outputs.
+        expansions: of attention that is being checked; its queries and shared keys count as inputs of linear layers.
+        withholds: the layers of these expansions return zeros.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
@@ -78,27 +78,28 @@ class Findings:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether the module is a plain linear layer, which may be exchanged."""
+    """Returns True for a plain linear layer, which may be replaced."""
     return type(module) in (nn.Linear, Conv1D)
 
 
 def sizes_of(linear: nn.Module) -> tuple[int, int]:
-    """(inputs, outputs) of a plain linear layer."""
+    """Returns (inputs, outputs) of a plain linear layer."""
     rows, columns = linear.weight.shape  # type: ignore[misc]
     return (rows, columns) if isinstance(linear, Conv1D) else (columns, rows)
 
 
 def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
-    """Runs `model`, whose parameters are on the meta device, and leaves it as it was.
+    """Runs `model`, whose parameters are on the meta device, and restores it.
 
-    Only a backbone that counts positions as RoBERTa does is changed: the positions that it is told count from 0 then. A
-    padding token among others has the next position, too, so that no token's depends on what a step computes.
+    Only a backbone that counts positions as RoBERTa does is changed: it then takes positions that count from 0. A
+    padding token among others gets the next position, too, so that a token's position does not depend on the rest of
+    the step.
 
     Args:
-        outputs: how many outputs this rank has of linear layers that are split over ranks.
+        outputs: this rank's outputs of linear layers that are split over ranks.
 
     Raises:
-        Exception: whatever the model's code raises when it cannot run this way.
+        Exception: any error that the model's code raises when it cannot run this way.
     """
     findings = Findings()
     with runnable(model, findings, outputs):
@@ -125,7 +126,7 @@ def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
 
 
 def _expands_for_attention_alone(findings: Findings, calls: Sequence[AttentionCall], run: Callable[[], Any]) -> bool:
-    """Whether nothing else changes in a run when the layers that expand latents return zeros."""
+    """Returns True if zeros from the layers that expand latents change nothing else in a run."""
     findings.expansions = {call.module: call.expansion for call in calls if call.expansion is not None}
     if not findings.expansions:
         return False
@@ -133,7 +134,7 @@ def _expands_for_attention_alone(findings: Findings, calls: Sequence[AttentionCa
         before = traced(findings, run)
         findings.withholds = True
         return not traced(findings, run).differs_from(before)
-    except Exception:  # the code of a model may want to write into what it expands
+    except Exception:  # a model's code may write into the expanded tensor
         return False
     finally:
         findings.withholds = False
@@ -148,7 +149,7 @@ class Trace:
     output: Any
 
     def differs_from(self, other: "Trace") -> bool:
-        """Whether the last token met other numbers somewhere."""
+        """Returns True if the last token had another input of a layer, or another output."""
         shared = self.inputs.keys() & other.inputs.keys()
         pairs = [(self.inputs[each], other.inputs[each]) for each in shared]
         pairs.append((first_tensor(self.output)[0, -1], first_tensor(other.output)[0, -1]))
@@ -156,7 +157,7 @@ class Trace:
 
 
 def traced(findings: Findings, run: Callable[[], Any]) -> Trace:
-    """A run whose calls leave `findings` as they were."""
+    """Runs the model and restores `findings`."""
     num_calls, num_inputs = len(findings.calls), len(findings.inputs)
     output = run()
     inputs: dict[nn.Module, Tensor] = {}
@@ -168,12 +169,12 @@ def traced(findings: Findings, run: Callable[[], Any]) -> Trace:
 
 
 def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
-    """Like `probe`, with the model's own attention and the library's cache; what the cache then holds is the plan.
+    """Runs `probe` with the model's own attention and the library's cache, whose contents are the plan.
 
     Raises:
-        ModelLoadError: the model does not take the cache, keeps nothing in it, or more tokens than it was given, or
-            tokens that come one after another do not give what they give together. In 16 bits rounding hides the last
-            here; `check_steps` shows it.
+        ModelLoadError: the model does not take the cache, keeps nothing in it or more tokens than its input, or gives
+            something else from tokens one by one than from all at once. In 16 bits rounding hides the last fault;
+            `check_steps` finds it.
     """
     findings = Findings()
     token_ids, positions = torch.tensor([[5, 9, 6]]), torch.arange(3).unsqueeze(0)
@@ -189,7 +190,7 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
         if num_own > 0:
             raise ModelLoadError(f"it puts tokens of its own before a sequence: {num_own}")
         gives_positions = False
-        if takes(backbone, "position_ids"):  # some forget the cache when they count, and others do not count from 0
+        if takes(backbone, "position_ids"):  # some ignore the cache when they count, others do not count from 0
             told = _run(findings, backbone, token_ids, dry_cache(model.config), positions)
             gives_positions = not told.differs_from(whole)
         before, after = (positions[:, :2], positions[:, 2:]) if gives_positions else (None, None)
@@ -205,10 +206,10 @@ def probe_rows(model: PreTrainedModel) -> tuple[Findings, RowPlan]:
 
 
 def _run(findings: Findings, backbone: nn.Module, token_ids: Tensor, cache: Cache, positions: Tensor | None) -> Trace:
-    """See `run_row`; of a backbone that has run without a cache.
+    """Runs a backbone that has run without a cache, as `run_row` does.
 
     Raises:
-        ModelLoadError: it does not run with one.
+        ModelLoadError: it does not run with a cache.
     """
     try:
         return traced(findings, lambda: run_row(backbone, token_ids, cache, positions))
@@ -217,7 +218,7 @@ def _run(findings: Findings, backbone: nn.Module, token_ids: Tensor, cache: Cach
 
 
 def _first_position(model: PreTrainedModel) -> int:
-    """The position of a sequence's first token in classes with a position for padding, as RoBERTa's."""
+    """Returns the position of a sequence's first token in classes with a position for padding, such as RoBERTa."""
     padding = model.config.pad_token_id
     return 0 if padding is None else padding + 1
 
@@ -225,24 +226,24 @@ def _first_position(model: PreTrainedModel) -> int:
 def _shift_positions(
     first: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Before a backbone runs: positions that it is told, which count from 0, count from `first` on."""
+    """Adds `first` to the positions in the arguments, before a backbone runs."""
     positions = kwargs.get("position_ids")
     return args, kwargs if positions is None else {**kwargs, "position_ids": positions + first}
 
 
 def _num_keys(layer: Any) -> int:
-    """Tokens whose keys are in the layer of a cache; 0 if it has none."""
+    """Counts the tokens whose keys are in a cache's layer; 0 if there are none."""
     keys = getattr(layer, "keys", None)
     return keys.shape[2] if keys is not None and keys.dim() == 4 else 0
 
 
 def _differ(x: Tensor, y: Tensor) -> bool:
-    """NaN differs from everything."""
+    """Compares two tensors; NaN differs from everything."""
     return not bool((x - y).abs().max() <= _TOLERANCE * y.abs().max())
 
 
 def run_backbone(backbone: nn.Module, token_ids: Tensor | None, positions: Tensor | None, **arguments: Any) -> Any:
-    """The outputs of a backbone without a cache; `token_ids` and `positions` (None: it counts) are [1, num_tokens]."""
+    """Runs a backbone without a cache; `token_ids` and `positions` (None: it counts) are [1, num_tokens]."""
     given = {"input_ids": token_ids, "position_ids": positions, "use_cache": False, "return_dict": True, **arguments}
     return backbone(**{name: value for name, value in given.items() if takes(backbone, name) or name in arguments})
 
@@ -252,7 +253,7 @@ def _without_cache(model: nn.Module) -> dict[str, Any]:
 
 
 def _backbone(model: nn.Module, findings: Findings) -> nn.Module | None:
-    """The outermost module below `model` that ran with all of the attention inside."""
+    """Finds the outermost module below `model` that contains all of the attention."""
     modules = {call.module for call in findings.calls}
     part = model
     while True:
@@ -268,7 +269,7 @@ def _backbone(model: nn.Module, findings: Findings) -> nn.Module | None:
 def runnable(
     model: PreTrainedModel, findings: Findings, outputs: Mapping[nn.Module, int], *, is_flat: bool = True
 ) -> Iterator[None]:
-    """Lets `model` run and write down what it does; with `is_flat`, attention mixes no tokens."""
+    """Prepares `model` to run and to record its calls; with `is_flat`, attention mixes no tokens."""
     with contextlib.ExitStack() as undo, torch.inference_mode():
         for module in list(model.modules()):
             undo.callback(module.register_forward_hook(lambda part, *_: findings.called.setdefault(part)).remove)
@@ -286,7 +287,7 @@ def runnable(
 
 
 def _note_top_k(findings: Findings, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Of a module that is given tokens, ids of experts, and their weights."""
+    """Records the top-k of a module that takes tokens, ids of experts, and their weights."""
     given = [*args, *kwargs.values()]
     if len(given) == 3 and all(isinstance(each, Tensor) for each in given) and given[1].shape == given[2].shape:
         findings.top_k[experts] = given[1].shape[-1]
@@ -302,7 +303,7 @@ def use_attention(model: PreTrainedModel, attend: Callable[..., Any], undo: cont
 
 
 def set_attention(model: nn.Module, name: str) -> None:
-    """Has `model` call the attention function that is registered under `name`."""
+    """Makes `model` call the attention function registered under `name`."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "_attn_implementation_internal"):
@@ -339,7 +340,10 @@ def _attend(
         value = values.unsqueeze(0)
     findings.calls.append(AttentionCall(module, *sizes, visible, arguments, expansion))
     attended = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
-    return attended.contiguous(), None  # dense, as from Transformers' own functions: some classes look at it by `view`
+    return (
+        attended.contiguous(),
+        None,
+    )  # contiguous, as from Transformers' own functions: some classes call `view` on it
 
 
 def _watch(linear: nn.Module, findings: Findings, num_outputs: int, undo: contextlib.ExitStack) -> None:
@@ -364,7 +368,7 @@ def _watch(linear: nn.Module, findings: Findings, num_outputs: int, undo: contex
 
 
 def _without_memory(module: nn.Module, name: str, parameter: Tensor) -> nn.Parameter:
-    """One number everywhere; for an embedding, rows that differ: each begins one number later than the last."""
+    """Returns one element expanded to the shape. In an embedding the rows differ: each begins one element later."""
     if isinstance(module, nn.Embedding) and name == "weight":
         rows, size = parameter.shape
         numbers = _wave(rows + size, parameter.dtype)

@@ -1,7 +1,7 @@
-"""A forward pass as a list of calls: what a class's code did with tensors, without the code.
+"""A forward pass as a list of calls: the tensor operations of a class's code, without the code.
 
-The calls of a class are found by `tracing.py`, and `rewriting.py` and `heads.py` put operations of our backend in their
-places. A program runs for any number of tokens: sizes that depend on it are `Size`s.
+`tracing.py` records a class's calls; `rewriting.py` and `heads.py` replace them by operations of our backend. A program
+runs for any number of tokens: sizes that depend on it are `Size`s.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,21 +17,21 @@ from quire.ops.backend import Backend
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """One value of a program."""
+    """A value of a program."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`factor * num_tokens + offset`."""
+    """A size `factor * num_tokens + offset`."""
 
     factor: int
     offset: int
 
 
 class Meta(NamedTuple):
-    """What is known of a value: shape and memory were those of a trace.
+    """The properties of a value; shape and memory are those of the trace.
 
     Attributes:
         storage: values with the same number shared memory.
@@ -51,7 +51,7 @@ class InStep:
 
 
 class AttendingStep(InStep):
-    """Attention: the only operation in which tokens meet.
+    """Attention, the only operation that mixes tokens.
 
     `function(step, *args, is_last=True)` returns only the tokens that `step.wanted` names.
     """
@@ -59,10 +59,10 @@ class AttendingStep(InStep):
 
 @dataclass
 class Call:
-    """`function(*args, **kwargs)`; Refs and Sizes may stand anywhere in the arguments, in nested tuples too.
+    """A call `function(*args, **kwargs)`. The arguments may contain Refs and Sizes, also in nested tuples.
 
     Attributes:
-        outs: the values that it makes, in order; None for results that are no tensors.
+        outs: the resulting values, in order; None for results that are no tensors.
     """
 
     function: Callable[..., Any]
@@ -72,12 +72,12 @@ class Call:
     is_single: bool = True
 
     def reads(self) -> Iterator[int]:
-        """The values among its arguments."""
+        """Yields the values among its arguments."""
         return refs_in((self.args, tuple(self.kwargs.values())))
 
 
 def refs_in(value: Any) -> Iterator[int]:
-    """The indices of the values in nested arguments."""
+    """Yields the indices of the values in nested arguments."""
     if type(value) is Ref:
         yield value.index
     elif isinstance(value, slice):
@@ -90,7 +90,7 @@ def refs_in(value: Any) -> Iterator[int]:
 
 
 def resolved(value: Any, values: Sequence[Any], num_tokens: int) -> Any:
-    """Arguments with tensors and numbers in the places of Refs and Sizes."""
+    """Replaces Refs by tensors and Sizes by integers in nested arguments."""
     kind = type(value)
     if kind is Ref:
         return values[value.index]
@@ -110,9 +110,9 @@ class Program:
     """Calls in order.
 
     Attributes:
-        inputs: the values that it is given.
-        output: the value that it returns.
-        metas: what is known of the values that calls make, by index.
+        inputs: the input values.
+        output: the returned value.
+        metas: the properties of all values, by index.
     """
 
     calls: list[Call]
@@ -121,17 +121,17 @@ class Program:
     metas: dict[int, Meta]
 
     def add_value(self, meta: Meta) -> int:
-        """A new value."""
+        """Adds a value and returns its index."""
         index = max(self.metas, default=0) + 1
         self.metas[index] = meta
         return index
 
     def producers(self) -> dict[int, Call]:
-        """The call that makes each value."""
+        """Maps each value to the call that computes it."""
         return {out: call for call in self.calls for out in call.outs if out is not None}
 
     def is_hidden(self, x: Any) -> bool:
-        """Whether `x` is a value [1, num_tokens, size] or [num_tokens, size] of floating-point numbers."""
+        """Returns True if `x` is a floating-point value [1, num_tokens, size] or [num_tokens, size]."""
         if not isinstance(x, Ref):
             return False
         meta = self.metas[x.index]
@@ -141,14 +141,14 @@ class Program:
         return is_rows and meta.dtype.is_floating_point
 
     def are_alike(self, x: Any, y: Any) -> bool:
-        """Whether both are such values, of one size and type."""
+        """Returns True if both are such values, of one size and dtype."""
         if not self.is_hidden(x) or not self.is_hidden(y):
             return False
         a, b = self.metas[x.index], self.metas[y.index]
         return a.shape == b.shape and a.dtype == b.dtype
 
     def drop_unused(self) -> None:
-        """Drops calls whose values nobody reads; attention stays."""
+        """Drops calls whose values are not used; attention stays."""
         needed, kept = {self.output}, []
         for call in reversed(self.calls):
             if isinstance(call.function, AttendingStep) or needed.intersection(call.outs):
@@ -157,8 +157,10 @@ class Program:
         self.calls = kept[::-1]
 
     def slice_to(self, targets: Sequence[int], stops: Callable[[Call], bool]) -> tuple[list[Call], set[int]]:
-        """The calls that make `targets`, in order, and the values at which they start: those of calls that `stops`
-        holds back, and inputs."""
+        """Returns the calls that compute `targets`, in order, and the values at which they start.
+
+        Those values are inputs, and results of calls for which `stops` is True.
+        """
         needed, calls, frontier = set(targets), [], set()
         for call in reversed(self.calls):
             made = needed.intersection(call.outs)
@@ -171,7 +173,7 @@ class Program:
 
 
 class Runner:
-    """Runs a program, and lets go of each value after its last use.
+    """Runs a program, and frees each value after its last use.
 
     Attributes:
         selects: whether the last attention can be computed for the wanted tokens alone, and all that follows it.
@@ -200,7 +202,7 @@ class Runner:
         self.functions = [call.function for call in program.calls]
 
     def run(self, inputs: Sequence[Tensor], num_tokens: int, step: StepContext | None = None) -> Tensor:
-        """The program's output; if `selects`, only for the tokens that `step.wanted` names."""
+        """Returns the program's output; if `selects`, only for the tokens that `step.wanted` names."""
         values: list[Any] = [None] * self._size
         for index, tensor in zip(self._inputs, inputs, strict=True):
             values[index] = tensor
@@ -237,7 +239,7 @@ class Runner:
         return {function.__name__ for function, is_own in zip(self.functions, own, strict=True) if not is_own}
 
     def _select(self, values: list[Any], step: StepContext | None) -> int:
-        """Keeps the wanted tokens of all values that are still needed; returns how many these are."""
+        """Keeps the wanted tokens of all values that are still needed; returns their number."""
         assert step is not None
         assert step.wanted is not None
         assert self._carried is not None
@@ -252,12 +254,14 @@ class Runner:
 
 
 def _is_flat(call: Call) -> bool:
-    """Whether values and constants are all of a call's arguments."""
+    """Returns True if all of a call's arguments are values and constants, without nesting."""
     return not call.kwargs and not any(isinstance(each, list | dict | slice | tuple | Size) for each in call.args)
 
 
 def _carried(program: Program, last: int) -> list[tuple[int, int]] | None:
-    """The values from before call `last` that are read after it, with their axes of tokens; None: one has none."""
+    """Returns the values from before call `last` that are read after it, with their axes of tokens; None: one has no
+    axis.
+    """
     before = {out for call in program.calls[:last] for out in call.outs} | set(program.inputs)
     after = {index for call in program.calls[last + 1 :] for index in call.reads()} | {program.output}
     metas = {index: program.metas[index] for index in before & after if index is not None}

@@ -1,4 +1,4 @@
-"""Puts operations of our backend in the places of torch's own in a program, where they compute the same."""
+"""Replaces torch's operations in a program by those of our backend, where they compute the same."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _TANH = (torch.tanh, Tensor.tanh)
 
 
 def merge_projections(program: Program) -> None:
-    """One call for layers that get the same tensor and were fused; their outputs are views of its own."""
+    """Merges the calls of fused layers with one input into one call; their outputs become views of its result."""
     merged: dict[tuple[int, int], int] = {}
     calls: list[Call] = []
     for call in program.calls:
@@ -50,7 +50,7 @@ def merge_projections(program: Program) -> None:
 
 
 def weigh_norms(program: Program, ops: Backend, device: torch.device) -> None:
-    """Puts our norm, with ones for a weight, where a norm has none."""
+    """Replaces norms without a weight by ours, with a weight of ones."""
     for call in program.calls:
         norm = call.function
         if isinstance(norm, parts.PlainNorm):
@@ -68,8 +68,8 @@ class Rewriter:
         self._metas = program.metas
 
     def run(self) -> None:
-        """Rewrites all that can be."""
-        fuse_gates(self._program, self._ops)  # before anything is written into a gate that is read later now
+        """Rewrites all calls that match."""
+        fuse_gates(self._program, self._ops)  # first, because other rewrites may write into a gate that is read later
         for place, call in enumerate(self._program.calls):
             rewritten = self._layer_norm(call) or self._rows(call) or self._elementwise(place, call)
             if rewritten is not None:
@@ -96,7 +96,7 @@ class Rewriter:
         return Call(LayerNorm(self._ops, weight, bias, given.get("eps", 1e-5)), (x,), {}, call.outs)
 
     def _rows(self, call: Call) -> Call | None:
-        """An embedding that is no part: of positions, perhaps counted from another number than 0."""
+        """Matches an embedding that was not replaced: of positions, perhaps with an offset."""
         if (
             call.function is not F.embedding
             or not isinstance(call.args[0], Ref)
@@ -142,7 +142,7 @@ class Rewriter:
         return Call(operation, (x,), {}, call.outs) if is_fit else None
 
     def _factor(self, call: Call) -> tuple[Any, float] | None:
-        """`x` and a number, if the call multiplies the one by the other."""
+        """Returns `x` and the scalar, if the call multiplies them."""
         if call.kwargs or len(call.args) != 2:
             return None
         x, y = call.args
@@ -158,7 +158,7 @@ class Rewriter:
     # ----------------------------------------------------------------------------------------------- several calls
 
     def _fuse_norms(self) -> None:
-        """A sum, and the norm of it, are one operation."""
+        """Fuses a sum and its norm into one operation."""
         calls = self._program.calls
         for place, call in enumerate(calls):
             if not isinstance(call.function, Add):
@@ -174,7 +174,7 @@ class Rewriter:
                     break
 
     def _fuse_softcaps(self) -> None:
-        """`cap * tanh(factor * x)` is one operation, if nobody reads what is between."""
+        """Fuses `cap * tanh(factor * x)` into one operation, if the values between are not used."""
         made = self._program.producers()
         reads = Counter(index for call in self._program.calls for index in call.reads())
         for place, call in enumerate(self._program.calls):
@@ -191,7 +191,9 @@ class Rewriter:
     # ------------------------------------------------------------------------------------------------------ facts
 
     def _may_write(self, place: int, x: Ref) -> bool:
-        """Whether nobody reads `x` or its memory after call `place`, and the memory is the step's own."""
+        """Returns True if `x` and its memory are not read after call `place`, and a call of this step allocated the
+        memory.
+        """
         memory = self._metas[x.index].storage
         sharing = {index for index, meta in self._metas.items() if meta.storage == memory}
         calls = self._program.calls
@@ -202,6 +204,6 @@ class Rewriter:
 
 
 def _owns(call: Call) -> bool:
-    """Whether a call's results are in new memory."""
+    """Returns True if a call's results are in new memory."""
     own = (parts.Part, InStep, Add, AddNorm, LayerNorm, TakeRows, Scale, MultiplyGate, ActivateAndMultiply, Activate)
     return isinstance(call.function, own)

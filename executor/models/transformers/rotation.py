@@ -1,4 +1,4 @@
-"""Rotary embeddings in a program: recognized by what they compute, and computed by our operations."""
+"""Recognizes rotary embeddings in a program by what they compute, and replaces them by our operations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class Positions(NamedTuple):
 
     @classmethod
     def of(cls, program: Program, max_model_len: int) -> "Positions":
-        """Those of a program for contexts of up to `max_model_len` tokens."""
+        """Returns those of a program for contexts of up to `max_model_len` tokens."""
         some = {0, 1, 2, 17, 200, max_model_len // 2, max_model_len - 1}
         return cls(program.inputs[1], tuple(sorted(each for each in some if each < max_model_len)))
 
     def computed(self, calls: Sequence[Call], given: dict[int, Tensor]) -> dict[int, Tensor] | None:
-        """All values of `calls`, or None if they cannot run on `given`."""
+        """Computes all values of `calls`; None if they cannot run on `given`."""
         try:
             return evaluated(calls, {**given, self.input: torch.tensor(self.compared)}, len(self.compared))
         except Exception:  # a class's code that wants what it had in the trace
@@ -45,7 +45,7 @@ class Positions(NamedTuple):
 
 @dataclass(eq=False)
 class Rotation(InStep):
-    """Cosines and sines of a step's positions, both [num_tokens, 1, rotary_dim]."""
+    """Computes cosines and sines of a step's positions, both [num_tokens, 1, rotary_dim]."""
 
     ops: Backend
     frequencies: Tensor
@@ -58,7 +58,7 @@ class Rotation(InStep):
 
 @dataclass(eq=False)
 class TableRotation(InStep):
-    """The same from tables of all positions, [num_positions, rotary_dim], as `Backend.rotary` wants their rows."""
+    """Looks them up in tables of all positions, [num_positions, rotary_dim], in the layout of `Backend.rotary`."""
 
     ops: Backend
     cos: Tensor
@@ -71,7 +71,7 @@ class TableRotation(InStep):
 
 @dataclass(eq=False)
 class Rotate:
-    """`Backend.rotary` of heads, [1, num_tokens, heads, size] or, with `is_turned`, [1, heads, num_tokens, size]."""
+    """Runs `Backend.rotary` on heads [1, num_tokens, heads, size] or, if `is_turned`, [1, heads, num_tokens, size]."""
 
     ops: Backend
     is_turned: bool
@@ -83,13 +83,13 @@ class Rotate:
 
 
 class Turn(NamedTuple):
-    """How heads are rotated.
+    """The rotation of heads.
 
     Attributes:
-        frequencies: radians a position [rotary_dim / 2], float32, negative for turns the other way; None: nothing is
-            rotated, or by a table.
-        scale: what cosines and sines are multiplied by.
-        is_interleaved: whether pairs are neighbours.
+        frequencies: radians a position [rotary_dim / 2], float32, negative for the other direction; None: no rotation,
+            or one by a table.
+        scale: multiplies cosines and sines.
+        is_interleaved: pairs are neighbours.
         table: cosines and sines of all positions, [2, num_positions, rotary_dim / 2], instead of frequencies.
     """
 
@@ -100,12 +100,12 @@ class Turn(NamedTuple):
 
     @property
     def is_rotation(self) -> bool:
-        """Whether anything is rotated."""
+        """True if anything is rotated."""
         return self.frequencies is not None or self.table is not None
 
 
 class Rotations:
-    """The calls of a program that make cosines and sines, one for each rotation."""
+    """The calls of a program that compute cosines and sines, one for each rotation."""
 
     def __init__(self, program: Program, ops: Backend, device: torch.device) -> None:
         self._program = program
@@ -115,7 +115,7 @@ class Rotations:
         self._table_calls: list[tuple[Tensor, Call]] = []
 
     def arguments(self, turn: Turn, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Cosines and sines as arguments of a call."""
+        """Returns cosines and sines as arguments of a call."""
         if turn.table is not None:
             return self._refs(self._table_call(turn.table, dtype))
         if turn.frequencies is None:
@@ -127,7 +127,7 @@ class Rotations:
         return self._refs(self._calls[key])
 
     def _table_call(self, table: Tensor, dtype: torch.dtype) -> Call:
-        """The call of equal tables, of which a class may have one in each layer."""
+        """Returns the call for a table. A class may have equal tables in all layers; they share a call."""
         for known, call in self._table_calls:
             if known.shape == table.shape and bool((known == table).all()):
                 return call
@@ -145,7 +145,7 @@ class Rotations:
         return tuple(Ref(out) for out in call.outs if out is not None)
 
     def fuse(self, heads: int, positions: Positions) -> None:
-        """Puts `Rotate` where `heads`, or what they are made of, are rotated in NeoX order."""
+        """Puts `Rotate` where `heads`, or values from which they are computed, are rotated in NeoX order."""
         calls, _ = self._program.slice_to([heads], lambda call: isinstance(call.function, InStep))
         for call in reversed(calls):
             if isinstance(call.function, parts.Part) and not isinstance(call.function, parts.RMSNorm | parts.LayerNorm):
@@ -159,12 +159,12 @@ class Rotations:
                 return
 
     def insert(self) -> None:
-        """Puts the calls at the program's begin."""
+        """Inserts the calls at the beginning of the program."""
         self._program.calls[:0] = [*self._calls.values(), *(call for _, call in self._table_calls)]
 
 
 def _read_rotation(program: Program, call: Call, positions: Positions) -> tuple[int, Turn] | None:
-    """The heads of which `call` makes rotated ones, and how."""
+    """Returns the heads that `call` rotates, and the rotation."""
     target = call.outs[0]
     if not call.is_single or target is None:
         return None
@@ -196,7 +196,7 @@ def _read_rotation(program: Program, call: Call, positions: Positions) -> tuple[
 
 
 def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence[int]) -> Turn | None:
-    """How `calls` rotate `x` [num_tokens, heads, size] to `got`, or None if they do something else."""
+    """Finds the rotation by which `calls` map `x` [num_tokens, heads, size] to `got`; None if it is none."""
     if agree(got, x):
         return Turn(None)
     constants = [each for call in calls for each in constants_of((call.args, call.kwargs)) if each.is_floating_point()]
@@ -214,7 +214,7 @@ def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence
 
 
 def _read_table(got: Tensor, x: Tensor, table: Tensor, positions: Sequence[int]) -> Turn | None:
-    """How `x` is rotated if `table` has the cosines and sines of each position, the ones after the others."""
+    """Finds the rotation if `table` has the cosines of each position, then the sines, or the reverse."""
     if table.dim() != 2 or len(table) <= max(positions) or table.shape[1] % 2 or table.shape[1] > x.shape[2]:
         return None
     first, second = table.chunk(2, dim=1)
@@ -228,17 +228,17 @@ def _read_table(got: Tensor, x: Tensor, table: Tensor, positions: Sequence[int])
 
 
 def ratio(got: Tensor, x: Tensor) -> float:
-    """What `x` is multiplied by, from what becomes of the first token, which is at position 0."""
+    """Returns the factor of `x`, from the first token, which is at position 0."""
     return float((got[0] / x[0]).median())
 
 
 def paired(x: Tensor, half: int) -> Tensor:
-    """`x` with the pairs (2i, 2i + 1) of the first `2 * half` numbers of each head at (i, i + half)."""
+    """Moves the pairs (2i, 2i + 1) of the first `2 * half` elements of each head to (i, i + half)."""
     return torch.cat((x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2], x[..., 2 * half :]), dim=-1)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`Backend.rotary` of `x` [num_tokens, heads, size] by cosines and sines [num_tokens, rotary_dim / 2]."""
+    """Runs `Backend.rotary` on `x` [num_tokens, heads, size] with cosines and sines [num_tokens, rotary_dim / 2]."""
     half, cos, sin = cos.shape[1], cos.unsqueeze(1), sin.unsqueeze(1)
     a, b, rest = x.split((half, half, x.shape[2] - 2 * half), dim=2)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=2)

@@ -1,4 +1,4 @@
-"""Routers of mixtures in a program: one operation of ours, where it chooses and weights the same experts."""
+"""Replaces routers of mixtures in a program by one operation, where it selects and weights the same experts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from quire.ops.eager.routing import route
 from quire.ops.routing import Router, Routing, Score
 
 _NUM_TOKENS = 48
-"""With which a router is compared."""
+"""The number of tokens with which a router is compared."""
 
 
 @dataclass(eq=False)
 class Route:
-    """Hidden states [..., hidden] → ids and weights of experts, both [num_tokens, top_k]."""
+    """Maps hidden states [..., hidden] to ids and weights of experts, both [num_tokens, top_k]."""
 
     ops: Backend
     router: Router
@@ -31,7 +31,7 @@ class Route:
 
 
 def fuse_routers(program: Program, ops: Backend) -> None:
-    """Puts `Route` where the class's code chooses the same experts."""
+    """Puts `Route` where the class's code selects the same experts."""
     calls: list[Call] = []
     for call in program.calls:
         found = _read_router(program, call) if isinstance(call.function, parts.Experts) else None
@@ -47,7 +47,7 @@ def fuse_routers(program: Program, ops: Backend) -> None:
 
 
 def _read_router(program: Program, call: Call) -> tuple[int, Router] | None:
-    """The hidden states of which a call of experts gets its ids and weights, and the router that does the same."""
+    """Returns the hidden states that determine the ids and weights of a call of experts, and the equivalent router."""
     ids, weights = (each.index for each in call.args[1:])
     calls, starts = program.slice_to([ids, weights], lambda each: isinstance(each.function, parts.Part | InStep))
     if len(starts) != 1 or not calls:
@@ -77,7 +77,7 @@ def _read_router(program: Program, call: Call) -> tuple[int, Router] | None:
 
 
 def _sorted(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """A token's experts in the order of their numbers."""
+    """Sorts a token's experts by their ids."""
     ids, order = ids.sort(dim=-1)
     return ids, weights.float().gather(-1, order)
 
@@ -87,7 +87,7 @@ def _on_cpu(router: Router) -> Router:
 
 
 def _candidates(calls: Sequence[Call], num_experts: int, hidden_size: int, top_k: int) -> Iterator[Router]:
-    """Routers with the constants of `calls`."""
+    """Yields routers with the constants of `calls`."""
     constants = [each for call in calls for each in constants_of((call.args, call.kwargs))]
     weights = [each for each in constants if each.shape == (num_experts, hidden_size)]
     biases = [None, *(each.flatten().float() for each in constants if each.numel() == num_experts and each.dim())]

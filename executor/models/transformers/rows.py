@@ -1,7 +1,7 @@
-"""Models whose code must see one sequence at a time: they run row by row, over views of our pages and states.
+"""Runs models whose code must see one sequence at a time: row by row, over views of our pages and states.
 
 This is for classes that compute attention in their own code, count positions themselves, or keep a state of a sequence.
-The library's cache interface is what they read and write; its objects here own no memory.
+They read and write through the library's cache interface; its objects here own no memory.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -37,16 +37,16 @@ except ImportError:  # before Transformers 5.23
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What one layer keeps of a sequence, and where: indices into `kv_layers` and `state_layers`.
+    """The caches of one layer, as indices into `kv_layers` and `state_layers`.
 
     Attributes:
-        kv: None: it keeps no keys, or another pipeline stage keeps them.
-        state: None: likewise of states.
-        key_dim: numbers of a head's key; 0: it keeps none.
-        value_dim: numbers of a head's value.
-        is_latent: keys and values are those of all heads, of other sizes, and lie in one row; see `LatentKV`.
+        kv: None: it caches no keys, or another pipeline stage does.
+        state: None: likewise for states.
+        key_dim: elements of a head's key; 0: it caches none.
+        value_dim: elements of a head's value.
+        is_latent: keys and values are shared by all heads, differ in size, and lie in one row; see `LatentKV`.
         states: the kind and index of each state tensor, in the library's words.
-        index_keys: like `kv`, of the keys by which the layer chooses the tokens that it attends to.
+        index_keys: like `kv`, for the keys of an indexer that selects the tokens to attend to.
     """
 
     kv: int | None
@@ -60,10 +60,10 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """What a model keeps of a sequence.
+    """The caches of a model.
 
     Attributes:
-        gives_positions: the model is told positions; else it counts them, perhaps not from zero.
+        gives_positions: the model takes positions; otherwise it counts them, perhaps not from zero.
     """
 
     layers: Sequence[LayerPlan]
@@ -73,18 +73,18 @@ class RowPlan:
 
 
 def dry_cache(config: PretrainedConfig) -> Cache:
-    """A cache of the library, for a dry run."""
+    """Builds a cache of the library, for a dry run."""
     cache = DynamicCache(config=config)
     special = (LinearAttentionCacheLayerMixin, DynamicIndexedLayer)
     is_special = any(isinstance(layer, special) or type(layer).__module__ != Cache.__module__ for layer in cache.layers)
-    return cache if is_special else DynamicCache()  # which takes as many layers as the model has
+    return cache if is_special else DynamicCache()  # which grows to the model's number of layers
 
 
 def check_cache(config: PretrainedConfig) -> None:
-    """Refuses models that keep more of a sequence than our pages stand for.
+    """Refuses models whose caches hold more than our pages can.
 
     Raises:
-        ModelLoadError: a layer's cache, of a class of the model's own, has functions that the views here lack.
+        ModelLoadError: a layer's cache, of the model's own class, has functions that the views here lack.
     """
     kinds = {type(layer) for layer in dry_cache(config).layers}
     own = {name for kind in kinds if kind.__module__ != Cache.__module__ for name in vars(kind) if name[0] != "_"}
@@ -94,12 +94,12 @@ def check_cache(config: PretrainedConfig) -> None:
 
 
 def keeps_more(*names: str) -> str:
-    """Why a model is refused that asks a cache for `names`, which no cache here has."""
+    """Explains why a model is refused that calls `names` of a cache, which no cache here has."""
     return f"it keeps more of a sequence than keys, values and states ({', '.join(names)})"
 
 
 def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
-    """What a model kept of a sequence in `cache`, after a dry run."""
+    """Reads the plan off the contents of `cache` after a dry run."""
     layers: list[LayerPlan] = []
     kv: list[AttentionKV] = []
     states: list[LayerState] = []
@@ -139,8 +139,8 @@ class Rows:
     """Runs a backbone on the rows of a step, one after another.
 
     Attributes:
-        plan: what the model keeps of a sequence.
-        kv: the keys and values that each layer keeps of a sequence.
+        plan: the caches of the model.
+        kv: the keys and values that each layer caches.
         states: the states that each recurrent layer keeps.
     """
 
@@ -151,7 +151,7 @@ class Rows:
         self.states = plan.states
 
     def forward(self, backbone: nn.Module, step: StepContext, token_ids: Tensor, embeds: Tensor | None) -> Tensor:
-        """Hidden states of all tokens, [num_tokens, hidden]; `embeds` are rows instead of those of `token_ids`."""
+        """Returns hidden states of all tokens, [num_tokens, hidden]; `embeds` replaces the rows of `token_ids`."""
         outputs = []
         for row, tokens in self._pieces(step):
             cache = Cache(layers=[self._view(step, row, tokens, layer) for layer in self.plan.layers])
@@ -162,7 +162,9 @@ class Rows:
         return torch.cat(outputs)
 
     def _pieces(self, step: StepContext) -> Iterator[tuple[int, slice]]:
-        """Rows with their tokens. A row that goes on from a state comes token by token, as the library's code wants."""
+        """Yields rows with their tokens. A row that continues from a state comes token by token, as the library's code
+        needs.
+        """
         if step.attention:
             lengths = step.attention[0].query_lens
         else:
@@ -196,7 +198,7 @@ class Rows:
 
 
 def _places(step: StepContext, row: int, tokens: slice, layer: int) -> tuple[Tensor, Tensor]:
-    """(the pages of one of `kv_layers`, the slots there of all tokens of a row, up to its last of `tokens`)."""
+    """Returns the pages of one of `kv_layers`, and the slots of all tokens of a row, up to its last of `tokens`."""
     pages, group = step.caches[layer]
     batch, size = step.attention[group], step.attention[group].block_size
     seq_len = int(step.positions[tokens.stop - 1]) + 1
@@ -211,9 +213,9 @@ _NAMES_OF_CACHES = ("cache", "past_key_values", "cache_params")  # a class takes
 def run_row(
     backbone: nn.Module, token_ids: Tensor, cache: Cache, positions: Tensor | None, embeds: Tensor | None = None
 ) -> Any:
-    """One sequence's next tokens [1, num_tokens], which continue what `cache` holds.
+    """Runs one sequence's next tokens [1, num_tokens], which continue the contents of `cache`.
 
-    `positions` are those of the tokens, [1, num_tokens]; None: the model counts.
+    `positions` [1, num_tokens] are those of the tokens; None: the model counts.
     """
     given: dict[str, Any] = {"input_ids": token_ids, "use_cache": True, "return_dict": True}
     if positions is not None:
@@ -225,7 +227,7 @@ def run_row(
 
 
 def find_backbone(model: PreTrainedModel, called: Collection[nn.Module]) -> nn.Module | None:
-    """The outermost module below `model` that ran with the embedding of tokens inside."""
+    """Finds the outermost module below `model` that contains the token embedding."""
     part: nn.Module = model
     embedding = model.get_input_embeddings()
     while True:
@@ -250,7 +252,7 @@ class _Pages(CacheLayerMixin):
     index_slots: Tensor
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the memory is there."""
+        """Does nothing: the memory exists."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Stores new keys and values [1, heads, num_tokens, size]; returns those of all tokens."""
@@ -273,7 +275,7 @@ class _Pages(CacheLayerMixin):
         return keys.unsqueeze(0)
 
     def update_index(self, idx_k: Tensor) -> Tensor:
-        """`update_indexer` of classes whose index keys are [1, 1, num_tokens, size]."""
+        """Adapts `update_indexer` for classes whose index keys are [1, 1, num_tokens, size]."""
         return self.update_indexer(idx_k[:, 0]).unsqueeze(1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -287,12 +289,12 @@ class _Pages(CacheLayerMixin):
 
 
 def _latents(*sizes: int) -> LatentKV:
-    """Rows of so many numbers, one after the other; a row of none has neither codes nor a scale."""
+    """Builds rows of several values' sizes; a value of size 0 takes neither space nor a scale."""
     return LatentKV(tuple(size for size in sizes if size))
 
 
 def _stored(ops: Backend, new: Tensor, parts: tuple[int, ...], pages: Tensor, slots: Tensor, past: int) -> Tensor:
-    """What is in `slots` [num_tokens], in the dtype of `new`, which is stored after the first `past` of them."""
+    """Stores `new` after the first `past` of `slots` [num_tokens], and returns the rows of all slots in its dtype."""
     kv = _latents(*parts)
     kv.store(ops, new, pages, slots[past:])
     return kv.read(pages, slots, new.dtype)
@@ -305,7 +307,7 @@ class _State(LinearAttentionLayer):
         super().__init__(number_of_states=0)
 
     def take_state(self, kind: str, index: int, tensor: Tensor, is_new: bool) -> None:
-        """Uses `tensor` [1, ...] as the state `index` of this kind; that of a new sequence counts as zeros."""
+        """Uses `tensor` [1, ...] as the state `index` of this kind; a new sequence's state counts as zeros."""
         if is_new:
             tensor.zero_()
         getattr(self, kind)[index] = tensor
@@ -320,7 +322,7 @@ class _State(LinearAttentionLayer):
 
 
 class _StateAndPages(_State, _Pages):  # type: ignore[override]
-    """Both."""
+    """A sequence's states, and its keys and values."""
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)

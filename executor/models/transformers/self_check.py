@@ -1,7 +1,7 @@
-"""Whether a model that runs row by row gives the same logits however its tokens are cut into steps.
+"""Checks that a model which runs row by row gives the same logits in any division of its tokens into steps.
 
-What the class keeps from step to step is its own code's: positions that it counts, states in modules instead of the
-cache, another formula for single tokens, or a view of later tokens would show only in wrong texts.
+A class's code may count positions, keep states in modules instead of the cache, use another formula for single tokens,
+or look at later tokens. Without this check such faults would show only in wrong texts.
 """
 
 import torch
@@ -15,16 +15,16 @@ from quire.executor.models.transformers.stages import StagePart
 
 _NUM_TOKENS = 8
 _STEPS: tuple[dict[int, int], ...] = ({0: 8}, {1: 5, 2: 1}, {1: 3, 2: 1}, *[{2: 1}] * 6)
-"""New tokens of each row: the same sequence whole, in two parts, and one by one beside them."""
+"""The new tokens of each row in each step: the same sequence whole, in two parts, and one by one."""
 _TOLERANCES = {torch.float32: 2e-5, torch.float16: 1e-2}
-_TOLERANCE = 4e-2  # of bfloat16
+_TOLERANCE = 4e-2  # for bfloat16
 
 
 def check_steps(model: Model, part: StagePart, context: ModelContext, vocab_size: int) -> None:
     """Raises ModelLoadError if the logits of a few tokens depend on the steps in which they come.
 
-    Of a pipeline stage before the last, what it hands over counts instead of logits. The difference is relative to the
-    norm of all. Logits that are not finite tell nothing.
+    In a pipeline stage before the last, the message to the next stage is compared instead of logits. The difference is
+    relative to the norm of all. Logits that are not finite prove nothing.
     """
     logits = _Steps(model, part, context, vocab_size).run()
     is_known = logits[0][0] != -torch.inf  # the other tokens only pad the embedding
@@ -52,7 +52,7 @@ class _Steps:
 
     @torch.inference_mode()
     def run(self) -> list[Tensor]:
-        """Each row's logits [num_tokens, vocab] in float32, or what is handed over [num_tokens, size]."""
+        """Returns each row's logits [num_tokens, vocab] in float32, or the messages [num_tokens, size]."""
         for step in _STEPS:
             token_ids, context = self._sequences.step(step)
             hidden = self._model.forward(token_ids, context)

@@ -1,4 +1,4 @@
-"""The checkpoint's own class of Transformers, built without memory for its weights.
+"""Builds the checkpoint's own Transformers class without memory for its weights.
 
 Parameters lie on torch's meta device. Buffers, such as the frequencies of rotary embeddings, are computed as usual.
 """
@@ -26,7 +26,7 @@ from quire.executor import light_torch
 
 logger = get_logger(__name__)
 
-light_torch.complete()  # the library's classes may use any of torch's operations on the meta device
+light_torch.complete()  # the library's classes may use any torch operation on the meta device
 
 
 class UnknownModelError(ModelLoadError):
@@ -34,7 +34,7 @@ class UnknownModelError(ModelLoadError):
 
 
 def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> PreTrainedModel:
-    """The model of `spec` for inference, its parameters without memory.
+    """Builds the model of `spec` for inference, its parameters without memory.
 
     Raises:
         UnknownModelError: Transformers has no such model.
@@ -44,7 +44,7 @@ def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> P
         config = _config(spec)
         model_class = _model_class(spec, config)
         with _parameters_on_meta(), no_init_weights():
-            # torch's eager attention is never run: it is the one implementation that every class has.
+            # "eager" is the one implementation that every class has; it is never run.
             model = model_class._from_config(
                 config, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
             )
@@ -89,7 +89,7 @@ def _model_class(spec: ModelSpec, config: PretrainedConfig) -> Any:
 
 
 def _own_class(spec: ModelSpec, auto_class: str) -> Any:
-    """The class that the checkpoint's own code has in the place of `auto_class`, if it may be imported, else None."""
+    """Returns the class from the checkpoint's own code that replaces `auto_class`, if it may be imported, else None."""
     name = spec.config_json.get("auto_map", {}).get(auto_class)
     if not name or not spec.trust_remote_code:
         return None
@@ -99,7 +99,7 @@ def _own_class(spec: ModelSpec, auto_class: str) -> Any:
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Parameters of modules that are made meanwhile move to the meta device when a module takes them."""
+    """Moves parameters of modules to the meta device as they are registered, while the context lasts."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -115,7 +115,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _fix_rotary_length(model: nn.Module, max_model_len: int) -> None:
-    """Stretches rotary embeddings that follow the longest sequence so far to the longest there can be, for good.
+    """Stretches rotary embeddings that follow the longest sequence so far to the longest possible one, permanently.
 
     A request's tokens must not depend on its neighbours.
     """
@@ -132,10 +132,10 @@ def _fix_rotary_length(model: nn.Module, max_model_len: int) -> None:
 
 
 def takes(module: nn.Module, argument: str) -> bool:
-    """Whether a module's `forward` names `argument`."""
+    """Returns True if a module's `forward` has a parameter `argument`."""
     return argument in inspect.signature(module.forward).parameters
 
 
 def first_tensor(values: Any) -> Tensor:
-    """The main output of a module: a tensor, or the first of a tuple or `ModelOutput`."""
+    """Returns the main output of a module: a tensor, or the first of a tuple or `ModelOutput`."""
     return values if isinstance(values, Tensor) else values[0]

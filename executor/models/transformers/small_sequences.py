@@ -1,4 +1,4 @@
-"""Short sequences in memory of their own: steps of a model before any request is there."""
+"""Short sequences in separate memory: steps of a model before any request exists."""
 
 from collections.abc import Mapping
 
@@ -17,18 +17,18 @@ from quire.ops.recurrent import StateRows
 class SmallSequences:
     """Rows of the same tokens; each has a page of each layer and a slot of each state.
 
-    A pipeline stage gets the same hidden states for each of them, instead of what the stage before would hand over.
+    A pipeline stage gets the same hidden states for each of them, instead of a message from the previous stage.
     """
 
     def __init__(
         self, model: Model, part: StagePart, context: ModelContext, vocab_size: int, num_rows: int, num_tokens: int
     ) -> None:
-        """`num_tokens` is the most that a row gets."""
+        """Takes the maximum of a row's tokens as `num_tokens`."""
         self._part = part
         self._context = context
         self._num_tokens = num_tokens
         device = context.device
-        # Numbers far from those of special tokens, which some classes treat in their own ways.
+        # Ids far from those of special tokens, which some classes treat differently.
         self._tokens = torch.arange(1, num_tokens + 1, device=device) * vocab_size // (num_tokens + 2)
         handed = torch.arange(num_tokens * part.token_size, device=device).mul(0.7).sin().to(context.dtype)
         self._handed = handed.view(num_tokens, -1)
@@ -44,7 +44,7 @@ class SmallSequences:
         self._num_computed = [0] * num_rows
 
     def step(self, step: Mapping[int, int]) -> tuple[Tensor, StepContext]:
-        """The tokens of a step that computes so many more of each row, and the step."""
+        """Builds a step that computes the given number of tokens of each row; returns its tokens, too."""
         rows, lengths = np.array(list(step)), np.array(list(step.values()))
         computed = np.array([self._num_computed[row] for row in step])
         device = self._context.device

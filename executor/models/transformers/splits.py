@@ -1,8 +1,7 @@
-"""How the linear layers of a Transformers model are split over ranks (Megatron-LM, arXiv:1909.08053).
+"""Splits the linear layers of a Transformers model over ranks (Megatron-LM, arXiv:1909.08053).
 
-The class's own plan decides. Without one, the query, key and value projections of attention are column layers and its
-output a row layer, if nothing with weights lies between them. Layers that neither covers are computed in parts and
-gathered.
+The class's own plan is used if there is one. Otherwise the query, key and value projections of attention are column
+layers and its output is a row layer, if no weights lie between them. Other layers are computed in parts and gathered.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,8 @@ from quire.executor.models.transformers.probe import AttentionCall, Findings, is
 from quire.executor.weights.readers import Shard
 
 Style = Literal["whole", "column", "row", "gather", "split_input"]
-"""`gather` gives every rank all outputs of a column layer; `split_input` gives a row layer its part of whole inputs."""
+"""`gather`: every rank gets all outputs of a column layer. `split_input`: a row layer takes its part of whole inputs.
+"""
 
 _STYLES: dict[str, Style] = {
     "colwise": "column",
@@ -40,7 +40,7 @@ class Split(NamedTuple):
 def choose_splits(
     model: PreTrainedModel, findings: Findings, context: ModelContext, *, with_plan: bool = True
 ) -> dict[nn.Module, Split]:
-    """The split of each plain linear layer but the head; without the plan, all layers are gathered.
+    """Splits each plain linear layer except the head; without the plan, all layers are gathered.
 
     Raises:
         ModelLoadError: the number of ranks does not fit the heads.
@@ -49,7 +49,7 @@ def choose_splits(
     heads = {part: call for call in findings.calls for part in call.module.modules()}
     size = context.group.size
     splits = {}
-    head = model.get_output_embeddings()  # is split by tokens
+    head = model.get_output_embeddings()  # the head is split by tokens
     for module in model.modules():
         if not is_linear(module) or module in findings.raw or module is head:
             continue
@@ -70,7 +70,7 @@ def choose_splits(
 
 
 def local_outputs(splits: Mapping[nn.Module, Split]) -> dict[nn.Module, int]:
-    """The outputs that this rank has of each column layer."""
+    """Returns this rank's outputs of each column layer."""
     return {module: split.shard.stop - split.shard.start for module, split in splits.items() if split.style == "column"}
 
 
@@ -78,7 +78,7 @@ def _head_shard(context: ModelContext, call: AttentionCall, num_outputs: int) ->
     if context.sequences is not None:
         if call.expansion is None:
             context.sequences.check_heads(context.group.size, call.num_kv_heads)
-        context = replace(context, sequences=None)  # other heads are no KV heads
+        context = replace(context, sequences=None)  # these heads are not KV heads
     for num_heads, head_dim in (
         (call.num_heads, call.key_dim), (call.num_kv_heads, call.key_dim), (call.num_kv_heads, call.value_dim),
     ):  # fmt: skip

@@ -1,9 +1,9 @@
-"""A range of a class's layers as a pipeline stage: the class's code runs without layers and weights of other stages.
+"""A range of a class's layers as a pipeline stage: the class's code runs without the other stages' layers and weights.
 
-A layer of another stage hands on what it is given. What the stage before hands over comes to the code as embeddings of
-tokens, and takes the place of what enters the first layer of the range. What enters the layer behind the range becomes
-the output. So nothing is made of what the code computes before the first layer and behind the last one, where the
-weights for that are another stage's; programs leave it out.
+A layer of another stage returns its input. The previous stage's message enters the code as embeddings of tokens, and
+replaces the input of the range's first layer. The input of the layer after the range becomes the output. Whatever the
+code computes before the first and after the last layer of the model is not used where another stage has the weights for
+it; programs leave it out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ class StagePart:
     """The part of a model that a stage computes.
 
     Attributes:
-        token_size: numbers of each token that a stage hands to the next.
+        token_size: values of each token that a stage sends to the next.
     """
 
     is_first: bool
@@ -37,21 +37,21 @@ class StagePart:
 
 
 def received_rows(step: StepContext) -> Tensor | None:
-    """What a stage received of a step's tokens, [num_tokens, token_size]; None in the first stage."""
+    """Returns the previous stage's rows, [num_tokens, token_size]; None in the first stage."""
     return None if step.received is None else step.received.view(len(step.positions), -1)
 
 
 def keep_stage(
     model: PreTrainedModel, findings: Findings, plan: RowPlan | None, layers: range, num_layers: int
 ) -> tuple[Findings, RowPlan | None, StagePart]:
-    """Takes the layers of other stages out of `model`, and returns what is true of `layers` alone.
+    """Removes the layers of other stages from `model`, and returns the findings of `layers` only.
 
     Args:
         findings: of the whole model, whose parameters are on the meta device.
         plan: of the whole model, if it runs row by row.
 
     Raises:
-        ModelLoadError: its code does not let layers be left out.
+        ModelLoadError: its code does not work without some layers.
     """
     assert findings.backbone is not None
     stack = _find_stack(findings, num_layers)
@@ -72,7 +72,7 @@ def keep_stage(
 
 
 def _plan_of(plan: RowPlan, layers: range) -> RowPlan:
-    """The plan of a stage, which keeps what `layers` keep."""
+    """Returns the plan of a stage with only the caches of `layers`."""
     own = [plan.layers[index] for index in layers if index < len(plan.layers)]
     kv = sorted(place for layer in own for place in (layer.kv, layer.index_keys) if place is not None)
     states = sorted(layer.state for layer in own if layer.state is not None)
@@ -97,7 +97,7 @@ def _refusal(reason: str) -> ModelLoadError:
 
 
 def _find_stack(findings: Findings, num_layers: int) -> nn.ModuleList:
-    """The list of the model's layers."""
+    """Finds the list of the model's layers."""
     assert findings.backbone is not None
     for module in findings.backbone.modules():
         if (
@@ -114,11 +114,11 @@ def _find_stack(findings: Findings, num_layers: int) -> nn.ModuleList:
 
 @dataclass
 class _Streams:
-    """What layers are given and return in a dry run.
+    """The inputs and outputs of layers in a dry run.
 
     Attributes:
         given: the hidden states that enter each layer, [1, num_tokens, size].
-        num_returned: how many values each layer returns, of which the hidden states are the first; None: these alone.
+        num_returned: the number of values that each layer returns, hidden states first; None: a single tensor.
     """
 
     given: dict[int, Tensor] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def _run_whole(
 
 
 def _dry_run(model: PreTrainedModel, backbone: nn.Module | None, plan: RowPlan | None, embeds: Tensor | None) -> Trace:
-    """A few tokens through the code, or `embeds` in their place."""
+    """Runs a few tokens through the code, or `embeds` in their place."""
     assert backbone is not None
     positions = torch.arange(_NUM_TOKENS).unsqueeze(0)
     token_ids = positions + 5
@@ -168,7 +168,7 @@ def _dry_run(model: PreTrainedModel, backbone: nn.Module | None, plan: RowPlan |
 def _check_stage(
     model: PreTrainedModel, own: Findings, plan: RowPlan | None, expected: Trace, entering: Tensor, part: StagePart
 ) -> None:
-    """Raises ModelLoadError if the layers meet other numbers than within the whole model."""
+    """Raises ModelLoadError if the layers have other inputs than within the whole model."""
     try:
         trace = _dry_run(model, own.backbone, plan, None if part.is_first else entering)
     except Exception as error:  # the code of a model may raise anything
@@ -182,27 +182,27 @@ def _check_stage(
 
 
 class _Passage:
-    """What a backbone is given in the place of embeddings, and what it returns in the place of its own output."""
+    """Carries the hidden states that enter and leave a backbone in place of embeddings and its own output."""
 
     def __init__(self) -> None:
         self.entering: Tensor | None = None
         self.leaving: Tensor | None = None
 
     def enter(self, _: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """A hook before the backbone's code."""
+        """Runs before the backbone's code, as a hook."""
         self.entering = kwargs["inputs_embeds"]
 
     def leave(self, *_: Any) -> Tensor | None:
-        """A hook behind the backbone's code."""
+        """Runs after the backbone's code, as a hook."""
         leaving, self.leaving, self.entering = self.leaving, None, None
         return leaving
 
 
 class _OtherLayer(nn.Module):
-    """Stands for a layer of another stage, with the attributes that the class's code may look at."""
+    """Replaces a layer of another stage, with the attributes that the class's code may look at."""
 
     def __init__(self, layer: nn.Module, num_returned: int | None, passage: _Passage, *, enters: bool, leaves: bool):
-        """`enters`: the next layer gets what the stage received. `leaves`: the stage hands over what this one gets."""
+        """Takes `enters` if the next layer gets the received rows, `leaves` if this layer's input is the message."""
         super().__init__()
         vars(self).update({name: value for name, value in vars(layer).items() if name not in vars(self)})
         self._num_returned = num_returned
@@ -248,7 +248,7 @@ def _leave_out(
 
 
 def _ends(model: PreTrainedModel, findings: Findings, stack: nn.ModuleList) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The modules with weights that run before the first layer, and those that run behind the last one."""
+    """Lists the modules with weights that run before the first layer, and those that run after the last one."""
     if model.get_output_embeddings() not in findings.called:
         raise _refusal("its head is no module of its own")
     order = list(findings.called)
@@ -264,5 +264,5 @@ def _ends(model: PreTrainedModel, findings: Findings, stack: nn.ModuleList) -> t
 
 
 def _hidden_of(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
-    """The hidden states among the arguments of a layer: its first tensor."""
+    """Returns the hidden states among a layer's arguments: its first tensor."""
     return next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))

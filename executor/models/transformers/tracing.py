@@ -1,8 +1,8 @@
-"""Finds the calls that a class's code makes on tensors, as a `Program` that holds for any number of tokens.
+"""Records the calls that a class's code makes on tensors, as a `Program` for any number of tokens.
 
-The code runs twice, on different numbers of tokens, under a mode that sees each function of torch. Our parts are one
-call each. A number that differs between the runs is a number of tokens. Code whose calls depend on the numbers in a
-tensor has no program.
+The code runs twice, with different numbers of tokens, under a mode that sees each torch function. Our layers are one
+call each. An integer that differs between the runs depends on the number of tokens. Code whose calls depend on the
+values in a tensor has no program.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ _READS = frozenset(
     {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "nonzero", "unique", "masked_select"}
     | {"__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__"}
 )
-"""Functions whose results, or their shapes, code may use to decide what it does."""
+"""Functions whose results, or their shapes, the code may branch on."""
 
 
 class Untraceable(Exception):
-    """The code has no program, for the reason that is said."""
+    """The code has no program, for the stated reason."""
 
 
 class _Tracer(TorchFunctionMode):
-    """Writes down the calls of one run. Tensors that it does not know are constants."""
+    """Records the calls of one run. Tensors that it does not know are constants."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.tensors: list[Tensor] = []  # by value; all are kept, so that no address is used twice
+        self.tensors: list[Tensor] = []  # by value; all stay referenced, so that no address is reused
         self._values: dict[int, int] = {}
         self._constant_memory: set[int] = {_storage(each) for each in inputs}
         for tensor in inputs:
@@ -54,7 +54,7 @@ class _Tracer(TorchFunctionMode):
         return result
 
     def note(self, function: Callable[..., Any], args: Any, encoded: tuple[Any, Any], result: Any) -> None:
-        """Writes down a call that changes no tensor. One that returns what it was given is none."""
+        """Records a call that changes no tensor. A call that returns its input is not recorded."""
         made = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, tuple | list) else []
         tensors = [each for each in made if isinstance(each, Tensor)]
         if not tensors:
@@ -62,14 +62,14 @@ class _Tracer(TorchFunctionMode):
         if isinstance(result, Tensor):
             same = next((each for each in self._known(args) if _is_same(each, result)), None)
             if same is not None:
-                self.tensors.append(result)  # its address now stands for the same value
+                self.tensors.append(result)  # both addresses have the same value
                 self._values[id(result)] = self._values[id(same)]
                 return
         outs = tuple(self._add(each) if isinstance(each, Tensor) else None for each in made)
         self.calls.append(Call(function, encoded[0], encoded[1], outs, is_single=isinstance(result, Tensor)))
 
     def run_part(self, part: Callable[..., Any], forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Calls `forward(*args)`, and writes it down as one call of `part`."""
+        """Calls `forward(*args)`, and records it as one call of `part`."""
         encoded = self._encoded(args)
         with torch._C.DisableTorchFunction():
             result = forward(*args)
@@ -77,7 +77,7 @@ class _Tracer(TorchFunctionMode):
         return result
 
     def value_of(self, tensor: Tensor) -> int:
-        """The value that a tensor is. Raises Untraceable for one that it does not know."""
+        """Returns a tensor's value. Raises Untraceable for an unknown tensor."""
         if id(tensor) not in self._values:
             raise Untraceable("its output is made of nothing that it was given")
         return self._values[id(tensor)]
@@ -108,7 +108,7 @@ class _Tracer(TorchFunctionMode):
         return value
 
     def _change(self, func: Any, args: tuple, encoded: tuple[Any, Any]) -> None:
-        """A call that writes into its first argument: it and all views of its memory are other values from then on."""
+        """Records a call that writes into its first argument. That and all views of its memory become new values."""
         target = args[0]
         memory = _storage(target)
         if id(target) not in self._values or memory in self._constant_memory:
@@ -133,14 +133,14 @@ class _Writing:
 
 
 RunPart = Callable[[Callable[..., Any], Callable[..., Any], tuple[Any, ...]], Any]
-"""(part, forward, arguments) → `forward(*arguments)`, as one call of `part` in a program."""
+"""Maps (part, forward, arguments) to `forward(*arguments)`, as one call of `part` in a program."""
 
 Run = Callable[[int], tuple[Sequence[Tensor], Callable[[RunPart], Tensor]]]
-"""Number of tokens → the inputs, and the code that makes an output of them."""
+"""Maps a number of tokens to the inputs, and to the code that computes an output from them."""
 
 
 def trace(run: Run, num_tokens: tuple[int, int], parts: Sequence[nn.Module]) -> Program:
-    """The program of what `run` does on these numbers of tokens.
+    """Builds the program of `run` from runs with these two numbers of tokens.
 
     Args:
         parts: modules that are one call each; only their tensors count as arguments.
@@ -165,7 +165,7 @@ def _trace_once(run: Run, num_tokens: int, parts: Sequence[nn.Module]) -> Progra
 
 @contextlib.contextmanager
 def _noting(tracer: _Tracer, parts: Sequence[nn.Module]) -> Iterator[None]:
-    """Each of `parts` is one call meanwhile."""
+    """Records each of `parts` as one call, while the context lasts."""
 
     def noted(part: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -187,7 +187,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _unified(a: Program, b: Program, num_tokens: tuple[int, int]) -> Program:
-    """Program `a`, in which numbers that differ in `b` are numbers of tokens."""
+    """Returns program `a`, with Sizes for the integers that differ in `b`."""
     if len(a.calls) != len(b.calls):
         raise Untraceable("what it calls depends on the number of tokens")
     to_b = dict(zip(a.inputs, b.inputs, strict=True))
@@ -206,14 +206,14 @@ def _unified(a: Program, b: Program, num_tokens: tuple[int, int]) -> Program:
 
 
 class _Unifier:
-    """Puts Sizes in the places of numbers that differ between two runs."""
+    """Replaces integers that differ between two runs by Sizes."""
 
     def __init__(self, num_tokens: tuple[int, int], to_b: dict[int, int]) -> None:
         self._counts = num_tokens
         self._to_b = to_b
 
     def value(self, x: Any, y: Any) -> Any:
-        """The same in both runs, or a Size. Raises Untraceable for anything else that differs."""
+        """Returns the value if it is the same in both runs, or a Size. Raises Untraceable for any other difference."""
         if type(x) is not type(y):
             raise Untraceable("what it passes depends on the number of tokens")
         if isinstance(x, Ref):
@@ -259,7 +259,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _is_same(x: Tensor, result: Tensor) -> bool:
-    """Whether two tensors are the same numbers in the same memory."""
+    """Returns True if two tensors have the same elements in the same memory."""
     if result is x:
         return True
     with torch._C.DisableTorchFunction():
