@@ -11,7 +11,7 @@ from quire.executor.layers.layer_kv import LatentKV
 from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES
 from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
-from quire.executor.models.unknown import explain_unknown
+from quire.executor.models.unsupported import explain_unsupported
 from quire.executor.weights.readers import MissingTensorError
 
 logger = get_logger(__name__)
@@ -69,7 +69,7 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
     if spec.implementation == "transformers" or (spec.implementation == "auto" and not has_file):
         return _transformers_model(spec, context)
     if not has_file:
-        raise ModelLoadError(explain_unknown(spec, ARCHITECTURES))
+        raise ModelLoadError(explain_unsupported(spec, ARCHITECTURES))
     module_name, class_name = ARCHITECTURES[_own_architecture(spec)]
     module = importlib.import_module(f"quire.executor.models.{module_name}")  # lazy: only one family is needed
     model_class = getattr(module, class_name)
@@ -107,7 +107,7 @@ def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
     try:
         return build_transformers_model(spec, context)
     except UnknownModelError:
-        raise ModelLoadError(explain_unknown(spec, ARCHITECTURES)) from None
+        raise ModelLoadError(explain_unsupported(spec, ARCHITECTURES)) from None
 
 
 def _registered_class(spec: ModelSpec) -> Callable[[ModelSpec, ModelContext], Model]:

@@ -12,7 +12,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.layer_kv import AttentionKV, LayerKV, kept_tokens
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.transformers import parts
+from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.heads import Attention
 from quire.executor.models.transformers.latents import LatentAttention
 from quire.executor.models.transformers.masks import Visible
@@ -38,7 +38,7 @@ class PagedAttention:
     """
 
     def __init__(
-        self, context: ModelContext, calls: list[AttentionCall], expansions: Mapping[nn.Module, parts.Expansion]
+        self, context: ModelContext, calls: list[AttentionCall], expansions: Mapping[nn.Module, layer_modules.Expansion]
     ) -> None:
         """Takes the `calls` of a dry run on this rank, and the `expansions` that replace the layers expanding latents.
 
@@ -121,7 +121,7 @@ class FlatCode:
         finally:
             self._attention.run_part = None
 
-    def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
+    def replace_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
         """Does nothing: the code calls our attention."""
 
 

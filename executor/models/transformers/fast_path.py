@@ -15,7 +15,7 @@ from quire.core.logging import get_logger
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.base import Model
-from quire.executor.models.transformers import parts
+from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.heads import fuse_heads
 from quire.executor.models.transformers.latents import fuse_latents
 from quire.executor.models.transformers.program import InStep, Program, Runner
@@ -60,7 +60,7 @@ class TracedCode(Protocol):
         """
         ...
 
-    def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
+    def replace_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
         """Replaces the attention in the code by ours, unless that is done already.
 
         Raises:
@@ -104,7 +104,7 @@ class FastPath:
         self._model = model
         self._code = code
         self._embed = embed
-        self._parts = [module for module in modules if isinstance(module, parts.Part)]
+        self._parts = [module for module in modules if isinstance(module, layer_modules.LayerModule)]
         self._context = context
         self._vocab_size = vocab_size
         self._part = part
@@ -143,7 +143,7 @@ class FastPath:
     def _make(self) -> tuple[Runner, Runner | None]:
         ops = self._context.ops
         forward = trace(self._forward, _TRACED, self._parts)
-        self._code.exchange_attention(forward, ops, self._context.device)
+        self._code.replace_attention(forward, ops, self._context.device)
         embeddings = [call for call in forward.calls if call.function is self._embed]
         if len(embeddings) != self._part.is_first:
             raise Untraceable("it reads the embeddings of tokens in its own way")

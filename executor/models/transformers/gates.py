@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.executor.models.transformers import parts
+from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.operations import ActivateAndMultiply, MultiplyGate
 from quire.executor.models.transformers.program import Call, Program, Ref
 from quire.ops.backend import Backend, PlainActivation
@@ -25,7 +25,7 @@ _ACTIVATIONS: dict[Callable[..., Any], PlainActivation] = {F.silu: "silu", F.rel
 
 def activation_of(call: Call) -> PlainActivation | None:
     """Returns the elementwise function of a call, if it is one of ours."""
-    if isinstance(call.function, parts.Activation):
+    if isinstance(call.function, layer_modules.Activation):
         return call.function.activation
     if call.function is F.gelu:
         approximate = call.kwargs.get("approximate", "none")

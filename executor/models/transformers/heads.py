@@ -11,10 +11,10 @@ from torch import Tensor
 from quire.executor.layers.attention import attend
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.step_context import StepContext, Wanted
-from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.formulas import agree, examples, is_layer
+from quire.executor.models.transformers import layer_modules
+from quire.executor.models.transformers.evaluation import agree, examples, is_layer
 from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
-from quire.executor.models.transformers.rotation import Positions, Rotations, Turn, ratio, read_turn
+from quire.executor.models.transformers.rotation import Positions, RotaryForm, Rotations, ratio, read_rotary_form
 from quire.ops.backend import AttentionForm, Backend
 
 
@@ -124,7 +124,7 @@ class _Form(NamedTuple):
     """
 
     source: int
-    turn: Turn
+    rotary: RotaryForm
     factor: float
     norm: tuple[Tensor, float] | None
 
@@ -145,10 +145,10 @@ def fuse_heads(program: Program, ops: Backend, positions: Positions, device: tor
         attention_form = layer.form._replace(scale=layer.form.scale * form.factor)
         rotated = RotatedAttention(
             ops, layer.number, attention_form, layer.head_dim, layer.num_kv_heads, layer.sequences, form.norm,
-            form.turn.is_interleaved,
+            form.rotary.is_interleaved,
         )  # fmt: skip
         call.function = rotated if heads_first is None else RotatedHeadsFirst(rotated, heads_first.has_batch)
-        call.args = (Ref(form.source), *rotations.arguments(form.turn, program.metas[form.source].dtype))
+        call.args = (Ref(form.source), *rotations.arguments(form.rotary, program.metas[form.source].dtype))
     rotations.insert()
     program.drop_unused()
 
@@ -181,8 +181,8 @@ def _read_form(program: Program, call: Call, cache_dim: int, positions: Position
         qk = qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * weight.cpu().float()
     factor = ratio(q, qk[:, :num_heads]) / ratio(k, qk[:, num_heads:])
     factor = factor if abs(factor - 1) > 1e-5 else 1.0
-    turn = read_turn(torch.cat((q / factor, k), dim=1), qk, calls, positions.compared)
-    return None if turn is None else _Form(source, turn, factor, norm)
+    rotary = read_rotary_form(torch.cat((q / factor, k), dim=1), qk, calls, positions.compared)
+    return None if rotary is None else _Form(source, rotary, factor, norm)
 
 
 def _read_norm(
@@ -192,7 +192,7 @@ def _read_norm(
     norms = []
     for ref, count in zip(call.args[:2], (num_heads, num_kv_heads), strict=True):
         own, _ = program.slice_to([ref.index], is_layer)
-        found = [each.function for each in own if isinstance(each.function, parts.RMSNorm)]
+        found = [each.function for each in own if isinstance(each.function, layer_modules.RMSNorm)]
         if len(found) != 1 or len(found[0].weight) != program.metas[ref.index].shape[3]:
             return None
         norms.append((found[0], count))

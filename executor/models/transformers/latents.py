@@ -16,16 +16,16 @@ from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.latent_attention import attend_to_latents
 from quire.executor.layers.layer_kv import LatentKV
 from quire.executor.layers.step_context import StepContext, Wanted
-from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.formulas import agree, examples, is_layer
+from quire.executor.models.transformers import layer_modules
+from quire.executor.models.transformers.evaluation import agree, examples, is_layer
 from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
 from quire.executor.models.transformers.rotation import (
     Positions,
+    RotaryForm,
     Rotations,
-    Turn,
     paired,
     ratio,
-    read_turn,
+    read_rotary_form,
 )
 from quire.ops.backend import Backend
 
@@ -42,7 +42,7 @@ class LatentAttention(AttendingStep):
     ops: Backend
     number: int  # of the layer's cache
     scale: float
-    expansion: parts.Expansion
+    expansion: layer_modules.Expansion
     sequences: ContextParallel | None
 
     @property
@@ -72,7 +72,7 @@ class RotatedLatentAttention(AttendingStep):
     ops: Backend
     number: int
     scale: float
-    expansion: parts.Expansion
+    expansion: layer_modules.Expansion
     sequences: ContextParallel | None
     norm: tuple[Tensor, float]
     is_interleaved: bool
@@ -160,7 +160,7 @@ class _Form(NamedTuple):
 
     queries: int
     latents: int
-    turn: Turn
+    rotary: RotaryForm
     factor: float
     norm: tuple[Tensor, float]
 
@@ -177,15 +177,15 @@ def fuse_latents(program: Program, ops: Backend, positions: Positions, device: t
             continue
         call.function = RotatedLatentAttention(
             ops, layer.number, layer.scale * form.factor, layer.expansion, layer.sequences, form.norm,
-            form.turn.is_interleaved,
+            form.rotary.is_interleaved,
         )  # fmt: skip
-        turn = rotations.arguments(form.turn, program.metas[form.queries].dtype)
-        call.args = (Ref(form.queries), Ref(form.latents), *turn)
+        rotary = rotations.arguments(form.rotary, program.metas[form.queries].dtype)
+        call.args = (Ref(form.queries), Ref(form.latents), *rotary)
     rotations.insert()
     program.drop_unused()
 
 
-def _read_form(program: Program, call: Call, expansion: parts.Expansion, positions: Positions) -> _Form | None:
+def _read_form(program: Program, call: Call, expansion: layer_modules.Expansion, positions: Positions) -> _Form | None:
     """Reads the form of a call's inputs; None if it is none of ours."""
     query, latents, shared = (ref.index for ref in call.args)
     _, num_heads, _, head_dim = program.metas[query].shape
@@ -199,7 +199,7 @@ def _read_form(program: Program, call: Call, expansion: parts.Expansion, positio
     made = program.producers()
     sources = [each for each in starts - {positions.input} if not _is_zeros(made.get(each))]
     sizes = {program.metas[each].shape[-1]: each for each in sources}
-    norms = [each.function for each in calls if isinstance(each.function, parts.RMSNorm)]
+    norms = [each.function for each in calls if isinstance(each.function, layer_modules.RMSNorm)]
     is_fit = len(sources) == 2 and sizes.keys() == {num_heads * head_dim, width}
     if not is_fit or len(norms) != 1 or len(norms[0].weight) != rank:
         return None
@@ -220,22 +220,24 @@ def _read_form(program: Program, call: Call, expansion: parts.Expansion, positio
     if not agree(values[latents].reshape(normed.shape), normed * stretch):
         return None
     got = torch.cat((q[..., nope_head_dim:] / factor, values[shared][0].transpose(0, 1)), dim=1)
-    turn = _read_turn(got, torch.cat((x[..., nope_head_dim:], row[:, None, rank:]), dim=1), calls, positions.compared)
-    if turn is None:
+    rotary = _read_rotary_form(
+        got, torch.cat((x[..., nope_head_dim:], row[:, None, rank:]), dim=1), calls, positions.compared
+    )
+    if rotary is None:
         return None
     weight = norm.weight if abs(stretch - 1) < 1e-5 else norm.weight.float() * stretch
     factor = factor if abs(factor - 1) > 1e-5 else 1.0
-    return _Form(sizes[num_heads * head_dim], sizes[width], turn, factor, (weight, norm.eps))
+    return _Form(sizes[num_heads * head_dim], sizes[width], rotary, factor, (weight, norm.eps))
 
 
 def _is_zeros(call: Call | None) -> bool:
-    return call is not None and isinstance(call.function, parts.Expansion)
+    return call is not None and isinstance(call.function, layer_modules.Expansion)
 
 
-def _read_turn(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence[int]) -> Turn | None:
+def _read_rotary_form(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence[int]) -> RotaryForm | None:
     """Reads the rotation. Pairs may come out as (i, i + size / 2), because queries meet keys in no other place."""
-    turn = read_turn(got, x, calls, positions)
-    if turn is None:
-        turn = read_turn(got, paired(x, x.shape[2] // 2), calls, positions)
-        return None if turn is None or turn.is_interleaved else turn._replace(is_interleaved=True)
-    return turn
+    rotary = read_rotary_form(got, x, calls, positions)
+    if rotary is None:
+        rotary = read_rotary_form(got, paired(x, x.shape[2] // 2), calls, positions)
+        return None if rotary is None or rotary.is_interleaved else rotary._replace(is_interleaved=True)
+    return rotary

@@ -36,7 +36,7 @@ class Visible(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MaskOf:
+class MaskBuilder:
     """Builds the bias of scores: 0 where a token is seen, else the dtype's minimum; [1, 1, num_tokens, num_tokens]."""
 
     visible: Visible

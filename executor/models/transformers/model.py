@@ -21,20 +21,20 @@ from quire.executor.layers.rotary import check_first_chunk
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.architectures import ARCHITECTURES
+from quire.executor.models.transformers.absent_modules import leave_out_towers
 from quire.executor.models.transformers.attention import FlatCode, PagedAttention, is_latent
+from quire.executor.models.transformers.cache_check import check_cached_attention
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
-from quire.executor.models.transformers.elsewhere import leave_out_towers
-from quire.executor.models.transformers.exchange import Exchange, transposed_weights
 from quire.executor.models.transformers.fast_path import FastPath, TracedCode
+from quire.executor.models.transformers.layer_modules import Experts
 from quire.executor.models.transformers.own_attention import RowCode
-from quire.executor.models.transformers.parts import Experts
-from quire.executor.models.transformers.pasts import check_pasts
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
-from quire.executor.models.transformers.rows import RowPlan, Rows, check_cache, keeps_more
-from quire.executor.models.transformers.self_check import check_steps
+from quire.executor.models.transformers.replacement import LayerReplacement, transposed_weights
+from quire.executor.models.transformers.row_by_row import RowByRow, RowPlan, check_cache, keeps_more
 from quire.executor.models.transformers.skeleton import UnknownModelError, build_skeleton
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
 from quire.executor.models.transformers.stages import StagePart, keep_stage, received_rows
+from quire.executor.models.transformers.step_check import check_steps
 
 logger = get_logger(__name__)
 
@@ -64,11 +64,11 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
             findings, plan, part = keep_stage(model, findings, plan, context.layers, spec.num_layers)
         except ModelLoadError as error:
             raise _refusal(spec, str(error)) from error
-    expansions = Exchange(model, own, findings, splits).run()
+    expansions = LayerReplacement(model, own, findings, splits).run()
     if plan is None:
-        sequences: PagedAttention | Rows = PagedAttention(context, findings.calls, expansions)
+        sequences: PagedAttention | RowByRow = PagedAttention(context, findings.calls, expansions)
     else:
-        sequences = Rows(plan, context.ops)
+        sequences = RowByRow(plan, context.ops)
     fill(model, weights, context.device)
     built = TransformersModel(model, findings, sequences, own, spec.vocab_size, part)
     if plan is not None and context.device.type != "meta":
@@ -92,7 +92,7 @@ def _explore(
     try:
         findings = _probe_flat(model, {})
         assert findings.backbone is not None
-        check_pasts(model, findings.backbone)
+        check_cached_attention(model, findings.backbone)
     except Exception as obstacle:  # the code of a model may raise anything
         try:
             findings, plan = probe_rows(model)
@@ -148,7 +148,7 @@ class TransformersModel:
         self,
         model: PreTrainedModel,
         findings: Findings,
-        sequences: PagedAttention | Rows,
+        sequences: PagedAttention | RowByRow,
         context: ModelContext,
         vocab_size: int,
         part: StagePart,
@@ -243,7 +243,7 @@ class _Replay(nn.Module):
         return output
 
 
-def _traced_code(sequences: PagedAttention | Rows, backbone: nn.Module) -> TracedCode | None:
+def _traced_code(sequences: PagedAttention | RowByRow, backbone: nn.Module) -> TracedCode | None:
     """Returns the code of a backbone that may have a program, else None."""
     if isinstance(sequences, PagedAttention):
         return FlatCode(sequences, backbone)

@@ -20,12 +20,12 @@ from transformers import AttentionMaskInterface, Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.transformers.formulas import agree, constants_of, evaluated, examples
+from quire.executor.models.transformers.evaluation import agree, constants_of, evaluated, examples
 from quire.executor.models.transformers.heads import Attention, HeadsFirst
-from quire.executor.models.transformers.masks import MaskFunction, MaskOf, Visible, read_mask
+from quire.executor.models.transformers.masks import MaskBuilder, MaskFunction, Visible, read_mask
 from quire.executor.models.transformers.probe import set_attention
 from quire.executor.models.transformers.program import Call, Meta, Program, Ref
-from quire.executor.models.transformers.rows import LayerPlan, NoLayer, RowPlan, run_row
+from quire.executor.models.transformers.row_by_row import LayerPlan, NoLayer, RowPlan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor
 from quire.executor.models.transformers.stages import received_rows
 from quire.executor.models.transformers.tracing import RunPart, Untraceable
@@ -45,9 +45,9 @@ class RowCode:
         self._plan = plan
 
     def trace(self, token_ids: Tensor, step: StepContext, run_part: RunPart) -> Tensor:
-        """Traces one sequence. A `Keep` call stores keys and values, and a `MaskOf` call builds the masks."""
+        """Traces one sequence. A `StoreKV` call stores keys and values, and a `MaskBuilder` call builds the masks."""
         layers: list[Any] = [
-            _NewSequence(Keep(each), run_part) if each.key_dim else NoLayer() for each in self._plan.layers
+            _NewSequence(StoreKV(each), run_part) if each.key_dim else NoLayer() for each in self._plan.layers
         ]  # fmt: skip
         positions = step.positions.unsqueeze(0) if self._plan.gives_positions else None
         rows = received_rows(step)
@@ -61,16 +61,16 @@ class RowCode:
             raise Untraceable(f"in a trace it raises {type(error).__name__}: {error}") from error
         return first_tensor(out)[0]
 
-    def exchange_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
-        for keep in [call for call in program.calls if isinstance(call.function, Keep)]:
-            is_latent = keep.function.layer.is_latent  # type: ignore[attr-defined]
-            if is_latent or not any(_exchange(program, keep, query, ops, device) for query in _queries(program, keep)):
+    def replace_attention(self, program: Program, ops: Backend, device: torch.device) -> None:
+        for store in [call for call in program.calls if isinstance(call.function, StoreKV)]:
+            is_latent = store.function.layer.is_latent  # type: ignore[attr-defined]
+            if is_latent or not any(_replace(program, store, query, ops, device) for query in _queries(program, store)):
                 raise Untraceable("it computes attention of an unknown form itself")
         program.drop_unused()
 
 
 @dataclass(frozen=True)
-class Keep:
+class StoreKV:
     """Stores a layer's keys and values [1, heads, num_tokens, size], and returns those of the sequence."""
 
     layer: LayerPlan
@@ -84,9 +84,9 @@ class _NewSequence(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, keep: Keep, run_part: RunPart) -> None:
+    def __init__(self, store: StoreKV, run_part: RunPart) -> None:
         super().__init__()
-        self._store = partial(run_part, keep, keep)
+        self._store = partial(run_part, store, store)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: there is no memory to allocate."""
@@ -106,14 +106,14 @@ class _NewSequence(CacheLayerMixin):
 
 @contextlib.contextmanager
 def _noting_masks(backbone: nn.Module, run_part: RunPart, device: torch.device) -> Iterator[None]:
-    """Makes the masks that the library builds for `backbone` calls of `MaskOf`, while the context lasts."""
+    """Makes the masks that the library builds for `backbone` calls of `MaskBuilder`, while the context lasts."""
     name = f"quire-trace-{id(backbone)}"
 
     def build(
         batch_size: int, q_length: int, kv_length: int, *_: Any, mask_function: MaskFunction, **__: Any
     ) -> Tensor:
         with torch._C.DisableTorchFunction():
-            mask = MaskOf(read_mask(mask_function), device)
+            mask = MaskBuilder(read_mask(mask_function), device)
         if mask.visible.is_bidirectional:
             raise Untraceable("tokens see later ones")
         return run_part(mask, mask, (q_length,))
@@ -127,11 +127,11 @@ def _noting_masks(backbone: nn.Module, run_part: RunPart, device: torch.device) 
         AttentionMaskInterface._global_mapping.pop(name)
 
 
-def _queries(program: Program, keep: Call) -> Iterator[Ref]:
+def _queries(program: Program, store: Call) -> Iterator[Ref]:
     """Yields candidates for the queries: values that meet something derived from the keys, and have a multiple of their
     heads.
     """
-    keys, values = keep.outs
+    keys, values = store.outs
     (_, num_kv_heads, _, size), of_keys = program.metas[keys].shape, _made_of(program, keys)  # type: ignore[index]
     for call in program.calls:
         for index in call.reads() if of_keys.intersection(call.reads()) else ():
@@ -150,23 +150,23 @@ def _made_of(program: Program, source: int | None) -> set[int | None]:
     return made
 
 
-def _exchange(program: Program, keep: Call, query: Ref, ops: Backend, device: torch.device) -> bool:
+def _replace(program: Program, store: Call, query: Ref, ops: Backend, device: torch.device) -> bool:
     """Replaces a layer's own attention by ours, if ours has its form."""
-    kinds = [_made_of(program, out) for out in keep.outs]
+    kinds = [_made_of(program, out) for out in store.outs]
     product = next((call for call in program.calls if all(kind.intersection(call.reads()) for kind in kinds)), None)
-    formula = None if product is None else _Formula.read(program, keep, product, query)
+    formula = None if product is None else _Formula.read(program, store, product, query)
     form = None if formula is None else formula.fit()
     if product is None or form is None:
         return False
-    layer: LayerPlan = keep.function.layer  # type: ignore[attr-defined]
+    layer: LayerPlan = store.function.layer  # type: ignore[attr-defined]
     assert layer.kv is not None
     if form.slopes is not None:
         form = form._replace(slopes=form.slopes.to(device))
     # Ranks that divide sequences refuse such classes.
-    num_kv_heads = program.metas[keep.outs[0]].shape[1]  # type: ignore[index]
+    num_kv_heads = program.metas[store.outs[0]].shape[1]  # type: ignore[index]
     attention = Attention(ops, layer.kv, form, max(layer.key_dim, layer.value_dim), num_kv_heads, sequences=None)
     product.function = HeadsFirst(attention, len(program.metas[product.outs[0]].shape) == 4)  # type: ignore[index]
-    product.args, product.kwargs = (query, *keep.args), {}
+    product.args, product.kwargs = (query, *store.args), {}
     return True
 
 
@@ -188,14 +188,14 @@ class _Formula:
     visible: Visible
 
     @classmethod
-    def read(cls, program: Program, keep: Call, product: Call, query: Ref) -> "_Formula | None":
+    def read(cls, program: Program, store: Call, product: Call, query: Ref) -> "_Formula | None":
         """Reads the formula that ends with `product`; None if it reads anything else."""
-        result, inputs, positions = product.outs[0], (query.index, *keep.outs), program.inputs[1]
-        calls, starts = program.slice_to([result], lambda call: call is keep or query.index in call.outs)  # type: ignore[list-item]
+        result, inputs, positions = product.outs[0], (query.index, *store.outs), program.inputs[1]
+        calls, starts = program.slice_to([result], lambda call: call is store or query.index in call.outs)  # type: ignore[list-item]
         scores = [index for call in calls if call.function in _SOFTMAX for index in call.reads()]
-        masks = {call.function.visible for call in calls if isinstance(call.function, MaskOf)}
+        masks = {call.function.visible for call in calls if isinstance(call.function, MaskBuilder)}
         has_tables = any(_is_table(each) for call in calls for each in constants_of((call.args, call.kwargs)))
-        dtypes = {program.metas[each].dtype for each in (result, *keep.outs)}  # type: ignore[index]
+        dtypes = {program.metas[each].dtype for each in (result, *store.outs)}  # type: ignore[index]
         is_closed = starts <= {*inputs, positions} and not has_tables
         if not is_closed or len(scores) != 1 or len(masks) != 1 or len(dtypes) != 1:
             return None

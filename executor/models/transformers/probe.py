@@ -21,7 +21,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.models.transformers.experts import GATE_UP
 from quire.executor.models.transformers.latents import Expansion, find_expansion
 from quire.executor.models.transformers.masks import Mask, Visible
-from quire.executor.models.transformers.rows import RowPlan, dry_cache, find_backbone, read_plan, run_row
+from quire.executor.models.transformers.row_by_row import RowPlan, dry_cache, find_backbone, read_plan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor, takes
 
 _NAME = "quire-probe"

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.executor.models.transformers import parts
+from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.gates import MULTIPLY, activation_of, fuse_gates
 from quire.executor.models.transformers.operations import (
     Activate,
@@ -34,7 +34,7 @@ def merge_projections(program: Program) -> None:
     calls: list[Call] = []
     for call in program.calls:
         part = call.function
-        if not isinstance(part, parts.FusedPart):
+        if not isinstance(part, layer_modules.FusedPart):
             calls.append(call)
             continue
         (x,), (out,) = call.args, call.outs
@@ -43,7 +43,7 @@ def merge_projections(program: Program) -> None:
             assert out is not None
             meta = program.metas[out]
             merged[key] = program.add_value(meta._replace(shape=(*meta.shape[:-1], sum(part.fused.sizes))))
-            calls.append(Call(parts.FusedWhole(part.fused), (x,), {}, (merged[key],)))
+            calls.append(Call(layer_modules.FusedWhole(part.fused), (x,), {}, (merged[key],)))
         start = sum(part.fused.sizes[: part.index])
         calls.append(Call(Tensor.narrow, (Ref(merged[key]), -1, start, part.fused.sizes[part.index]), {}, (out,)))
     program.calls = calls
@@ -53,10 +53,12 @@ def weigh_norms(program: Program, ops: Backend, device: torch.device) -> None:
     """Replaces norms without a weight by ours, with a weight of ones."""
     for call in program.calls:
         norm = call.function
-        if isinstance(norm, parts.PlainNorm):
+        if isinstance(norm, layer_modules.PlainNorm):
             x, out = (program.metas[index] for index in (*call.reads(), *call.outs) if index is not None)
             if x.dtype == out.dtype:
-                call.function = parts.RMSNorm(ops, torch.ones(x.shape[-1], dtype=x.dtype, device=device), norm.eps)
+                call.function = layer_modules.RMSNorm(
+                    ops, torch.ones(x.shape[-1], dtype=x.dtype, device=device), norm.eps
+                )
 
 
 class Rewriter:
@@ -166,7 +168,7 @@ class Rewriter:
             total = call.outs[0]
             for later in range(place + 1, len(calls)):
                 norm = calls[later].function
-                if isinstance(norm, parts.RMSNorm) and calls[later].args == (Ref(total),):  # type: ignore[arg-type]
+                if isinstance(norm, layer_modules.RMSNorm) and calls[later].args == (Ref(total),):  # type: ignore[arg-type]
                     fused = AddNorm(self._ops, norm.weight, norm.eps)
                     outs = (calls[later].outs[0], total)
                     calls[place] = Call(fused, call.args, {}, outs, is_single=False)
@@ -205,5 +207,16 @@ class Rewriter:
 
 def _owns(call: Call) -> bool:
     """Returns True if a call's results are in new memory."""
-    own = (parts.Part, InStep, Add, AddNorm, LayerNorm, TakeRows, Scale, MultiplyGate, ActivateAndMultiply, Activate)
+    own = (
+        layer_modules.LayerModule,
+        InStep,
+        Add,
+        AddNorm,
+        LayerNorm,
+        TakeRows,
+        Scale,
+        MultiplyGate,
+        ActivateAndMultiply,
+        Activate,
+    )
     return isinstance(call.function, own)

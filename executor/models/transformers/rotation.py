@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.formulas import agree, constants_of, evaluated, examples
+from quire.executor.models.transformers import layer_modules
+from quire.executor.models.transformers.evaluation import agree, constants_of, evaluated, examples
 from quire.executor.models.transformers.program import Call, InStep, Meta, Program, Ref
 from quire.ops.backend import Backend
 
@@ -71,18 +71,18 @@ class TableRotation(InStep):
 
 @dataclass(eq=False)
 class Rotate:
-    """Runs `Backend.rotary` on heads [1, num_tokens, heads, size] or, if `is_turned`, [1, heads, num_tokens, size]."""
+    """Rotates heads [1, num_tokens, heads, size] or, if `is_transposed`, [1, heads, num_tokens, size]."""
 
     ops: Backend
-    is_turned: bool
+    is_transposed: bool
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.is_turned:
+        if self.is_transposed:
             return self.ops.rotary(x[0].transpose(0, 1), cos, sin).transpose(0, 1).unsqueeze(0)
         return self.ops.rotary(x[0], cos, sin).unsqueeze(0)
 
 
-class Turn(NamedTuple):
+class RotaryForm(NamedTuple):
     """The rotation of heads.
 
     Attributes:
@@ -114,16 +114,16 @@ class Rotations:
         self._calls: dict[tuple[tuple[float, ...], float], Call] = {}
         self._table_calls: list[tuple[Tensor, Call]] = []
 
-    def arguments(self, turn: Turn, dtype: torch.dtype) -> tuple[Any, ...]:
+    def arguments(self, rotary: RotaryForm, dtype: torch.dtype) -> tuple[Any, ...]:
         """Returns cosines and sines as arguments of a call."""
-        if turn.table is not None:
-            return self._refs(self._table_call(turn.table, dtype))
-        if turn.frequencies is None:
+        if rotary.table is not None:
+            return self._refs(self._table_call(rotary.table, dtype))
+        if rotary.frequencies is None:
             return (torch.empty(1, 1, 0, dtype=dtype, device=self._device),) * 2
-        key = tuple(turn.frequencies.tolist()), turn.scale
+        key = tuple(rotary.frequencies.tolist()), rotary.scale
         if key not in self._calls:
-            rotation = Rotation(self._ops, turn.frequencies.contiguous(), turn.scale, dtype)
-            self._calls[key] = self._call(rotation, 2 * len(turn.frequencies), dtype)
+            rotation = Rotation(self._ops, rotary.frequencies.contiguous(), rotary.scale, dtype)
+            self._calls[key] = self._call(rotation, 2 * len(rotary.frequencies), dtype)
         return self._refs(self._calls[key])
 
     def _table_call(self, table: Tensor, dtype: torch.dtype) -> Call:
@@ -148,14 +148,16 @@ class Rotations:
         """Puts `Rotate` where `heads`, or values from which they are computed, are rotated in NeoX order."""
         calls, _ = self._program.slice_to([heads], lambda call: isinstance(call.function, InStep))
         for call in reversed(calls):
-            if isinstance(call.function, parts.Part) and not isinstance(call.function, parts.RMSNorm | parts.LayerNorm):
+            if isinstance(call.function, layer_modules.LayerModule) and not isinstance(
+                call.function, layer_modules.RMSNorm | layer_modules.LayerNorm
+            ):
                 return
             found = _read_rotation(self._program, call, positions)
             if found is not None:
-                source, turn = found
+                source, rotary = found
                 meta = self._program.metas[source]
                 call.function, call.kwargs = Rotate(self._ops, meta.axis == 2), {}
-                call.args = (Ref(source), *self.arguments(turn, meta.dtype))
+                call.args = (Ref(source), *self.arguments(rotary, meta.dtype))
                 return
 
     def insert(self) -> None:
@@ -163,7 +165,7 @@ class Rotations:
         self._program.calls[:0] = [*self._calls.values(), *(call for _, call in self._table_calls)]
 
 
-def _read_rotation(program: Program, call: Call, positions: Positions) -> tuple[int, Turn] | None:
+def _read_rotation(program: Program, call: Call, positions: Positions) -> tuple[int, RotaryForm] | None:
     """Returns the heads that `call` rotates, and the rotation."""
     target = call.outs[0]
     if not call.is_single or target is None:
@@ -179,7 +181,7 @@ def _read_rotation(program: Program, call: Call, positions: Positions) -> tuple[
         is_view = (
             each is not call and getattr(each.function, "__name__", "") in _VIEWS and any(map(is_alike, each.outs))
         )
-        return is_view or isinstance(each.function, parts.Part | InStep)
+        return is_view or isinstance(each.function, layer_modules.LayerModule | InStep)
 
     calls, starts = program.slice_to([target], stops)
     starts.discard(positions.input)
@@ -191,14 +193,14 @@ def _read_rotation(program: Program, call: Call, positions: Positions) -> tuple[
     if values is None:
         return None
     got, rows = (each[0].transpose(0, axis - 1) for each in (values[target], x))
-    turn = read_turn(got, rows, calls, positions.compared)
-    return (source, turn) if turn is not None and turn.is_rotation and not turn.is_interleaved else None
+    rotary = read_rotary_form(got, rows, calls, positions.compared)
+    return (source, rotary) if rotary is not None and rotary.is_rotation and not rotary.is_interleaved else None
 
 
-def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence[int]) -> Turn | None:
+def read_rotary_form(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence[int]) -> RotaryForm | None:
     """Finds the rotation by which `calls` map `x` [num_tokens, heads, size] to `got`; None if it is none."""
     if agree(got, x):
-        return Turn(None)
+        return RotaryForm(None)
     constants = [each for call in calls for each in constants_of((call.args, call.kwargs)) if each.is_floating_point()]
     for each in constants:
         half = len(each) if each.dim() == 1 else 0
@@ -209,11 +211,11 @@ def read_turn(got: Tensor, x: Tensor, calls: Sequence[Call], positions: Sequence
             pair = (paired(got, half), paired(x, half)) if is_interleaved else (got, x)
             angles = torch.tensor(positions).unsqueeze(1) * frequencies.cpu()
             if agree(pair[0], _rotated(pair[1], angles.cos() * scale, angles.sin() * scale)):
-                return Turn(frequencies, scale, is_interleaved)
-    return next((turn for each in constants if (turn := _read_table(got, x, each, positions)) is not None), None)
+                return RotaryForm(frequencies, scale, is_interleaved)
+    return next((rotary for each in constants if (rotary := _read_table(got, x, each, positions)) is not None), None)
 
 
-def _read_table(got: Tensor, x: Tensor, table: Tensor, positions: Sequence[int]) -> Turn | None:
+def _read_table(got: Tensor, x: Tensor, table: Tensor, positions: Sequence[int]) -> RotaryForm | None:
     """Finds the rotation if `table` has the cosines of each position, then the sines, or the reverse."""
     if table.dim() != 2 or len(table) <= max(positions) or table.shape[1] % 2 or table.shape[1] > x.shape[2]:
         return None
@@ -223,7 +225,7 @@ def _read_table(got: Tensor, x: Tensor, table: Tensor, positions: Sequence[int])
         for is_interleaved in (False, True):
             pair = (paired(got, cos.shape[1]), paired(x, cos.shape[1])) if is_interleaved else (got, x)
             if agree(pair[0], _rotated(pair[1], *rows)):
-                return Turn(None, 1.0, is_interleaved, torch.stack((cos, sin)))
+                return RotaryForm(None, 1.0, is_interleaved, torch.stack((cos, sin)))
     return None
 
 

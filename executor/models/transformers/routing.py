@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.executor.models.transformers import parts
-from quire.executor.models.transformers.formulas import agree, constants_of, evaluated, examples
+from quire.executor.models.transformers import layer_modules
+from quire.executor.models.transformers.evaluation import agree, constants_of, evaluated, examples
 from quire.executor.models.transformers.program import Call, InStep, Program, Ref
 from quire.ops.backend import Backend
 from quire.ops.eager.routing import route
@@ -34,7 +34,7 @@ def fuse_routers(program: Program, ops: Backend) -> None:
     """Puts `Route` where the class's code selects the same experts."""
     calls: list[Call] = []
     for call in program.calls:
-        found = _read_router(program, call) if isinstance(call.function, parts.Experts) else None
+        found = _read_router(program, call) if isinstance(call.function, layer_modules.Experts) else None
         if found is not None:
             x, router = found
             ids, weights = (program.metas[each.index] for each in call.args[1:])
@@ -49,7 +49,9 @@ def fuse_routers(program: Program, ops: Backend) -> None:
 def _read_router(program: Program, call: Call) -> tuple[int, Router] | None:
     """Returns the hidden states that determine the ids and weights of a call of experts, and the equivalent router."""
     ids, weights = (each.index for each in call.args[1:])
-    calls, starts = program.slice_to([ids, weights], lambda each: isinstance(each.function, parts.Part | InStep))
+    calls, starts = program.slice_to(
+        [ids, weights], lambda each: isinstance(each.function, layer_modules.LayerModule | InStep)
+    )
     if len(starts) != 1 or not calls:
         return None
     start = min(starts)

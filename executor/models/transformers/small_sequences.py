@@ -15,7 +15,7 @@ from quire.ops.recurrent import StateRows
 
 
 class SmallSequences:
-    """Rows of the same tokens; each has a page of each layer and a slot of each state.
+    """RowByRow of the same tokens; each has a page of each layer and a slot of each state.
 
     A pipeline stage gets the same hidden states for each of them, instead of a message from the previous stage.
     """

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.transformers.elsewhere import Elsewhere
+from quire.executor.models.transformers.absent_modules import AbsentModule
 from quire.executor.models.transformers.probe import Findings, Trace, run_backbone, runnable, traced
-from quire.executor.models.transformers.rows import LayerPlan, RowPlan, dry_cache, run_row
+from quire.executor.models.transformers.row_by_row import LayerPlan, RowPlan, dry_cache, run_row
 
 _NUM_TOKENS = 2  # of a dry run
 
@@ -198,7 +198,7 @@ class _Passage:
         return leaving
 
 
-class _OtherLayer(nn.Module):
+class _AbsentLayer(nn.Module):
     """Replaces a layer of another stage, with the attributes that the class's code may look at."""
 
     def __init__(self, layer: nn.Module, num_returned: int | None, passage: _Passage, *, enters: bool, leaves: bool):
@@ -236,11 +236,11 @@ def _leave_out(
         backbone.register_forward_hook(passage.leave)
     before, behind = _ends(model, findings, stack)
     ends = [*([] if part.is_first else before), *([] if part.is_last else behind)]
-    others: dict[nn.Module, nn.Module] = {module: Elsewhere(module) for module in ends}
+    others: dict[nn.Module, nn.Module] = {module: AbsentModule(module) for module in ends}
     for index, layer in enumerate(stack):
         if index not in layers:
             enters, leaves = index == layers.start - 1, index == layers.stop
-            others[layer] = _OtherLayer(layer, streams.num_returned[index], passage, enters=enters, leaves=leaves)
+            others[layer] = _AbsentLayer(layer, streams.num_returned[index], passage, enters=enters, leaves=leaves)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child in others:

@@ -20,12 +20,12 @@ from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.base import GivenRows
 from quire.executor.models.transformers.attention import PagedAttention
+from quire.executor.models.transformers.cache_check import check_cached_attention
+from quire.executor.models.transformers.layer_modules import MLP, FusedPart, RMSNorm
 from quire.executor.models.transformers.masks import Mask, Visible, read_mask
 from quire.executor.models.transformers.model import TransformersModel
-from quire.executor.models.transformers.parts import MLP, FusedPart, RMSNorm
-from quire.executor.models.transformers.pasts import check_pasts
 from quire.executor.models.transformers.probe import AttentionCall
-from quire.executor.models.transformers.rows import Rows
+from quire.executor.models.transformers.row_by_row import RowByRow
 from quire.executor.models.transformers.skeleton import build_skeleton
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
@@ -179,11 +179,11 @@ def test_a_mask_knows_what_a_slice_of_it_means() -> None:
 @pytest.mark.parametrize(
     ("model_type", "kind"),
     [
-        ("bloom", Rows),  # attends itself, with biases
-        ("mpt", Rows),  # likewise
+        ("bloom", RowByRow),  # attends itself, with biases
+        ("mpt", RowByRow),  # likewise
         ("opt", PagedAttention),  # learned positions
         ("roberta", PagedAttention),  # positions from behind that of padding
-        ("doge", Rows),  # masks of its own
+        ("doge", RowByRow),  # masks of its own
         ("gpt2", PagedAttention),  # weights are [in, out]
         ("mixtral", PagedAttention),  # experts are fused when they are read
     ],
@@ -271,10 +271,10 @@ def test_a_head_that_lacks_tokens_gives_them_no_probability(tmp_path: Path) -> N
 def test_passes_that_share_a_cache_are_refused(checkpoint: Checkpoints) -> None:
     """Here each call of attention has pages of its own; there the pass that stores last has the cache."""
     model = build_skeleton(read_spec(checkpoint("llama")), torch.float32, 64)
-    check_pasts(model, model.model)
+    check_cached_attention(model, model.model)
     model.model.layers[1] = model.model.layers[0]
     with pytest.raises(ModelLoadError, match="other keys and values of a token in a later step"):
-        check_pasts(model, model.model)
+        check_cached_attention(model, model.model)
 
 
 @pytest.mark.skipif("dory" not in CONFIG_MAPPING, reason="this Transformers has no class with loops")
@@ -298,7 +298,7 @@ def test_rounding_does_not_refuse_a_class(model_type: str, tmp_path: Path) -> No
     options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="bfloat16")
     model = load_model(read_model_spec(tmp_path, options))
     assert isinstance(model, TransformersModel)
-    assert type(model._sequences) is Rows
+    assert type(model._sequences) is RowByRow
     if model.fast_path is not None:
         assert model.fast_path.programs is not None
         assert model.fast_path.programs[0].selects

@@ -16,7 +16,7 @@ from quire.executor.layers.layer_kv import LatentKV, LayerKV
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.transformers.latents import RotatedLatentAttention
 from quire.executor.models.transformers.model import TransformersModel
-from quire.executor.models.transformers.rows import _Pages, read_plan
+from quire.executor.models.transformers.row_by_row import _Pages, read_plan
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.ops import bind

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from quire.core.errors import ModelLoadError
 from quire.executor.models.transformers.experts import GATE_UP
 from quire.executor.models.transformers.probe import Findings, runnable, use_attention
-from quire.executor.models.transformers.rows import dry_cache, run_row
+from quire.executor.models.transformers.row_by_row import dry_cache, run_row
 from quire.executor.models.transformers.skeleton import takes
 
 _TOKEN_IDS = (5, 9, 6)
@@ -23,7 +23,7 @@ _NUM_BEFORE = 2  # tokens of the first step
 _TOLERANCE = 1e-3
 
 
-def check_pasts(model: PreTrainedModel, backbone: nn.Module) -> None:
+def check_cached_attention(model: PreTrainedModel, backbone: nn.Module) -> None:
     """Refuses a class whose attention sees other cached keys or values of a token than in the step that computed them.
 
     A class that takes no cache, or cannot run with one here, has no past except the sequence itself.

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from quire.core.config.resolved import ModelSpec
-from quire.executor.models.unknown import explain_unknown
+from quire.executor.models.unsupported import explain_unsupported
 
 SPEC = ModelSpec(
     path="", name="mine", architecture="", dtype="float32", vocab_size=1, num_layers=1, num_attention_heads=1,
@@ -28,7 +28,7 @@ SPEC = ModelSpec(
     ],
 )
 def test_an_unknown_architecture(architecture: str, config: dict[str, Any], parts: list[str]) -> None:
-    text = explain_unknown(replace(SPEC, architecture=architecture, hf_config=config), ["LlamaForCausalLM"])
+    text = explain_unsupported(replace(SPEC, architecture=architecture, hf_config=config), ["LlamaForCausalLM"])
     assert text.startswith(f"Architecture {architecture!r} of mine is not supported.")
     for part in parts:
         assert part in text

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from quire.core.config.resolved import ModelSpec
 
 
-def explain_unknown(spec: ModelSpec, known: Iterable[str]) -> str:
+def explain_unsupported(spec: ModelSpec, known: Iterable[str]) -> str:
     """Explains what to do about a checkpoint whose architecture is not in `known`."""
     # Imported here: the tables are a large import, and only this error needs them.
     import transformers

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
-from quire.executor.models.transformers import parts
+from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.experts import load_experts, read_experts
 from quire.executor.models.transformers.matching import (
     GatedForm,
@@ -27,7 +27,7 @@ from quire.executor.weights.readers import Shard
 
 
 @dataclass(frozen=True)
-class Exchange:
+class LayerReplacement:
     """Replaces one model's layers; `context` reads their weights under the modules' names."""
 
     model: PreTrainedModel
@@ -35,17 +35,17 @@ class Exchange:
     findings: Findings
     splits: Mapping[nn.Module, Split]
 
-    def run(self) -> dict[nn.Module, parts.Expansion]:
+    def run(self) -> dict[nn.Module, layer_modules.Expansion]:
         """Replaces all layers that have a counterpart. Others stay, with their parameters on the meta device.
 
         Returns the replacements of the layers that expand latents into keys and values.
         """
         names = {module: name for name, module in self.model.named_modules()}
-        routers = self._exchange_experts(names)
-        expansions = self._exchange_expansions(names)
-        self._exchange_ends(names)
-        self._exchange_gated(names)
-        self._exchange_fused(names)
+        routers = self._replace_experts(names)
+        expansions = self._replace_expansions(names)
+        self._replace_ends(names)
+        self._replace_gated(names)
+        self._replace_fused(names)
         for name, module in list(self.model.named_modules()):
             if module in routers:
                 continue  # its weights are read unchanged, see `routing.py`
@@ -54,9 +54,13 @@ class Exchange:
             elif name and (form := read_norm(module)) is not None:
                 self._put(name, self._norm(name, module, form))
             elif name and (eps := read_plain_norm(module)) is not None:
-                self._put(name, parts.PlainNorm(module, eps))
-            elif name and not isinstance(module, parts.Part) and (activation := read_activation(module)) is not None:
-                self._put(name, parts.Activation(module, activation))
+                self._put(name, layer_modules.PlainNorm(module, eps))
+            elif (
+                name
+                and not isinstance(module, layer_modules.LayerModule)
+                and (activation := read_activation(module)) is not None
+            ):
+                self._put(name, layer_modules.Activation(module, activation))
         return expansions
 
     def _norm(self, name: str, module: nn.Module, form: NormForm) -> nn.Module:
@@ -65,9 +69,11 @@ class Exchange:
         # In place, on a copy: in a dry build, an out-of-place sum imports torch's compiler.
         weight = weight.to(torch.float32, copy=True).add_(1) if form.is_offset else weight
         if not form.is_centred:
-            return parts.RMSNorm(self.context.ops, weight, form.eps)
+            return layer_modules.RMSNorm(self.context.ops, weight, form.eps)
         bias = self.context.read(f"{name}.bias", shape) if module._parameters.get("bias") is not None else None
-        return parts.LayerNorm(self.context.ops, weight, bias if bias is None else bias.to(weight.dtype), form.eps)
+        return layer_modules.LayerNorm(
+            self.context.ops, weight, bias if bias is None else bias.to(weight.dtype), form.eps
+        )
 
     def _put(self, name: str, part: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
@@ -75,7 +81,7 @@ class Exchange:
 
     # ------------------------------------------------------------------------------------------------- experts
 
-    def _exchange_experts(self, names: Mapping[nn.Module, str]) -> set[nn.Module]:
+    def _replace_experts(self, names: Mapping[nn.Module, str]) -> set[nn.Module]:
         """Replaces the experts of mixtures. Returns the linear layers in the same blocks that may be their routers."""
         routers = set()
         for module, top_k in self.findings.top_k.items():
@@ -84,18 +90,18 @@ class Exchange:
                 continue
             experts = load_experts(self.context, names[module], form, top_k)
             num_experts = form.shape.num_experts
-            self._put(names[module], parts.Experts(self.context, experts, num_experts))
+            self._put(names[module], layer_modules.Experts(self.context, experts, num_experts))
             block = self.model.get_submodule(names[module].rpartition(".")[0])
             routers |= {each for each in block.modules() if is_linear(each) and sizes_of(each)[1] == num_experts}
         return routers
 
     # ------------------------------------------------------------------------------------------------- latents
 
-    def _exchange_expansions(self, names: Mapping[nn.Module, str]) -> dict[nn.Module, parts.Expansion]:
+    def _replace_expansions(self, names: Mapping[nn.Module, str]) -> dict[nn.Module, layer_modules.Expansion]:
         """Replaces the layers that expand latents into keys and values."""
-        exchanged: dict[nn.Module, parts.Expansion] = {}
+        replaced: dict[nn.Module, layer_modules.Expansion] = {}
         for call in self.findings.calls:
-            if call.expansion is None or call.expansion.linear in exchanged:
+            if call.expansion is None or call.expansion.linear in replaced:
                 continue
             linear, nope_head_dim = call.expansion
             rank, num_outputs = sizes_of(linear)
@@ -104,21 +110,21 @@ class Exchange:
             weight = self.context.read_dequantized(LinearPart(names[linear], num_outputs, shard), rank)
             heads = weight.view(call.num_heads, nope_head_dim + call.value_dim, rank)
             keys, values = heads.split((nope_head_dim, call.value_dim), dim=1)
-            exchanged[linear] = parts.Expansion(
+            replaced[linear] = layer_modules.Expansion(
                 keys.contiguous(), values.transpose(1, 2).contiguous(), call.key_dim - nope_head_dim
             )
-            self._put(names[linear], exchanged[linear])
-        return exchanged
+            self._put(names[linear], replaced[linear])
+        return replaced
 
     # ---------------------------------------------------------------------------------------------- vocabulary
 
-    def _exchange_ends(self, names: Mapping[nn.Module, str]) -> None:
+    def _replace_ends(self, names: Mapping[nn.Module, str]) -> None:
         """Replaces the token embedding and the head."""
         embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         rows = None
         if embedding in names and (scale := _embedding_scale(embedding)) is not None:
             rows, start = self._vocabulary_rows(f"{names[embedding]}.weight", embedding.get_parameter("weight").shape)
-            self._put(names[embedding], parts.Embedding(self.context, rows, start, scale))
+            self._put(names[embedding], layer_modules.Embedding(self.context, rows, start, scale))
         if type(head) is nn.Linear and head not in self.findings.raw:
             name = names[head]
             source = f"{name}.weight"
@@ -130,7 +136,7 @@ class Exchange:
                 bias = None if head.bias is None else self._vocabulary_rows(f"{name}.bias", head.bias.shape)[0]
                 return weight, bias
 
-            self._put(name, parts.Head(self.context, read, head.out_features))
+            self._put(name, layer_modules.Head(self.context, read, head.out_features))
 
     def _vocabulary_rows(self, name: str, shape: torch.Size) -> tuple[Tensor, int]:
         """Returns this rank's rows and the index of the first. All ranks have equally many; past the end they are
@@ -140,11 +146,11 @@ class Exchange:
         count = -(-shape[0] // group.size)
         start = min(group.rank * count, shape[0])
         rows = self.context.read(name, tuple(shape), Shard(0, start, min(start + count, shape[0])))
-        return parts.padded(rows, count), start
+        return layer_modules.padded(rows, count), start
 
     # ------------------------------------------------------------------------------------------- linear layers
 
-    def _exchange_gated(self, names: Mapping[nn.Module, str]) -> None:
+    def _replace_gated(self, names: Mapping[nn.Module, str]) -> None:
         order: dict[str, list[tuple[str, nn.Module]]] = {}
         for module, _ in self.findings.inputs:
             parent, _, child = names[module].rpartition(".")
@@ -159,7 +165,7 @@ class Exchange:
                 if form is not None:
                     self._put(parent, self._gated(parent, layers, form))
 
-    def _gated(self, name: str, layers: Mapping[str, nn.Module], form: GatedForm) -> parts.MLP:
+    def _gated(self, name: str, layers: Mapping[str, nn.Module], form: GatedForm) -> layer_modules.MLP:
         gate, up, down = (layers[each] for each in (form.gate, form.up, form.down))
         size, width = sizes_of(down)
         own = self.context.shard(0, size, "intermediate (feed-forward) dimensions")
@@ -172,11 +178,11 @@ class Exchange:
             self.context, gate_part, up_part, width, form.activation, bias=gate.bias is not None
         )  # fmt: skip
         down_shard = Shard(1, own.start, own.stop)
-        return parts.MLP(
+        return layer_modules.MLP(
             gate_up, RowLinear(self.context, f"{name}.{form.down}", size, width, down_shard, bias=down.bias is not None)
         )
 
-    def _exchange_fused(self, names: Mapping[nn.Module, str]) -> None:
+    def _replace_fused(self, names: Mapping[nn.Module, str]) -> None:
         """Fuses linear layers of one module that read the same tensor."""
         groups: dict[tuple[str, int, bool], list[nn.Module]] = {}
         for module, x in self.findings.inputs:
@@ -193,9 +199,9 @@ class Exchange:
                 continue
             column_parts = [LinearPart(names[each], sizes_of(each)[1], self.splits[each].shard) for each in members]
             layer = ColumnLinear(self.context, column_parts, sizes_of(members[0])[0], bias=has_bias)
-            fused = parts.FusedLinear(layer, [part.shard.stop - part.shard.start for part in column_parts])
+            fused = layer_modules.FusedLinear(layer, [part.shard.stop - part.shard.start for part in column_parts])
             for index, each in enumerate(members):
-                self._put(names[each], parts.FusedPart(fused, index))
+                self._put(names[each], layer_modules.FusedPart(fused, index))
 
     def _linear(self, name: str, module: nn.Module) -> nn.Module:
         num_inputs, num_outputs = sizes_of(module)
@@ -204,12 +210,12 @@ class Exchange:
         if style in ("row", "split_input"):
             row = RowLinear(self.context, name, num_inputs, num_outputs, shard, bias=has_bias)
             if style == "split_input":
-                return parts.SplitInputLinear(row, shard.start, shard.stop)
-            return parts.Linear(row, shard.stop - shard.start, num_outputs)
+                return layer_modules.SplitInputLinear(row, shard.start, shard.stop)
+            return layer_modules.Linear(row, shard.stop - shard.start, num_outputs)
         column = ColumnLinear(self.context, [LinearPart(name, num_outputs, shard)], num_inputs, bias=has_bias)
         if style == "gather":
-            return parts.GatheredLinear(self.context, column)
-        return parts.Linear(column, num_inputs, shard.stop - shard.start)
+            return layer_modules.GatheredLinear(self.context, column)
+        return layer_modules.Linear(column, num_inputs, shard.stop - shard.start)
 
 
 def transposed_weights(model: nn.Module, splits: Mapping[nn.Module, Split]) -> list[str]:

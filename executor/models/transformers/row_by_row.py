@@ -135,7 +135,7 @@ def read_plan(cache: Cache, gives_positions: bool) -> RowPlan:
     return RowPlan(layers, kv, states, gives_positions)
 
 
-class Rows:
+class RowByRow:
     """Runs a backbone on the rows of a step, one after another.
 
     Attributes:

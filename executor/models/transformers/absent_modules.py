@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
-class Elsewhere(nn.Module):
+class AbsentModule(nn.Module):
     """A module without weights: another stage has them, or text does not need them. It computes with zeros where the
     class's code needs a result of some shape.
     """
@@ -51,4 +51,4 @@ def leave_out_towers(model: nn.Module, called: Container[nn.Module]) -> None:
             if child is not None and not any(part in called for part in child.modules())
         }
         if any(isinstance(child, PreTrainedModel) for child in idle.values()):
-            parent._modules.update({name: Elsewhere(child) for name, child in idle.items()})
+            parent._modules.update({name: AbsentModule(child) for name, child in idle.items()})

@@ -13,11 +13,11 @@ from quire.executor.weights.packing import ReadLinear
 from quire.ops.backend import Backend, PlainActivation
 
 
-class Part(nn.Module):
+class LayerModule(nn.Module):
     """One of our layers; a program has it as one call."""
 
 
-class Linear(Part):
+class Linear(LayerModule):
     """A linear layer: [..., in] → [..., out].
 
     Attributes:
@@ -35,7 +35,7 @@ class Linear(Part):
         return self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
-class GatheredLinear(Part):
+class GatheredLinear(LayerModule):
     """A linear layer whose outputs are divided among ranks and gathered on each."""
 
     def __init__(self, context: ModelContext, layer: ColumnLinear) -> None:
@@ -48,7 +48,7 @@ class GatheredLinear(Part):
         return out.view(*x.shape[:-1], -1)
 
 
-class SplitInputLinear(Part):
+class SplitInputLinear(LayerModule):
     """A row layer that takes whole inputs and uses its rank's part of them."""
 
     def __init__(self, layer: RowLinear, start: int, stop: int) -> None:
@@ -86,7 +86,7 @@ class FusedLinear:
         return self._layer(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
-class FusedPart(Part):
+class FusedPart(LayerModule):
     """One of the layers of a `FusedLinear`."""
 
     def __init__(self, fused: FusedLinear, index: int) -> None:
@@ -98,7 +98,7 @@ class FusedPart(Part):
         return self.fused(x, self.index)
 
 
-class FusedWhole(Part):
+class FusedWhole(LayerModule):
     """All layers of a `FusedLinear`: [..., in] → [..., sum of their outputs]."""
 
     def __init__(self, fused: FusedLinear) -> None:
@@ -109,7 +109,7 @@ class FusedWhole(Part):
         return self._fused.whole(x)
 
 
-class MLP(Part):
+class MLP(LayerModule):
     """Computes `down(activation(gate(x)) * up(x))`."""
 
     def __init__(self, gate_up: GatedLinear, down: RowLinear) -> None:
@@ -121,7 +121,7 @@ class MLP(Part):
         return self._down(self._gate_up(x.reshape(-1, x.shape[-1]))).view(x.shape)
 
 
-class Experts(Part):
+class Experts(LayerModule):
     """Sums each token's experts, weighted: [..., hidden], ids and weights [num_tokens, top_k] → [..., hidden]."""
 
     def __init__(self, context: ModelContext, experts: layers.Experts, num_experts: int) -> None:
@@ -137,7 +137,7 @@ class Experts(Part):
         return self._group.all_reduce(out).view(x.shape)
 
 
-class Expansion(Part):
+class Expansion(LayerModule):
     """Replaces a layer that expands latents [..., rank] into all heads' keys and values, and returns zeros.
 
     Attention applies the expansion itself, to the latents that are held until then.
@@ -172,7 +172,7 @@ class Expansion(Part):
         return latents
 
 
-class Activation(Part):
+class Activation(LayerModule):
     """A class's elementwise activation function that is one of ours; a program calls ours."""
 
     def __init__(self, own: nn.Module, activation: PlainActivation) -> None:
@@ -184,7 +184,7 @@ class Activation(Part):
         return self._own(x)
 
 
-class PlainNorm(Part):
+class PlainNorm(LayerModule):
     """A class's root-mean-square norm without a weight; a program calls ours."""
 
     def __init__(self, own: nn.Module, eps: float) -> None:
@@ -196,7 +196,7 @@ class PlainNorm(Part):
         return self._own(x)
 
 
-class LayerNorm(Part):
+class LayerNorm(LayerModule):
     """Layer norm over the last dimension of [..., size]."""
 
     def __init__(self, ops: Backend, weight: Tensor, bias: Tensor | None, eps: float) -> None:
@@ -210,7 +210,7 @@ class LayerNorm(Part):
         return self._ops.layer_norm(x.reshape(-1, x.shape[-1]), self.weight, self._bias, self._eps).view(x.shape)
 
 
-class RMSNorm(Part):
+class RMSNorm(LayerModule):
     """Root-mean-square norm over the last dimension of [..., size]."""
 
     def __init__(self, ops: Backend, weight: Tensor, eps: float) -> None:
@@ -229,7 +229,7 @@ class RMSNorm(Part):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.cpu().float()
 
 
-class Embedding(Part):
+class Embedding(LayerModule):
     """Looks up token ids in the table and multiplies by `scale`. Each rank holds some rows."""
 
     def __init__(self, context: ModelContext, rows: Tensor, start: int, scale: float) -> None:
@@ -252,7 +252,7 @@ class Embedding(Part):
         return self._group.all_reduce(rows.masked_fill(is_elsewhere.unsqueeze(1), 0))
 
 
-class Head(Part):
+class Head(LayerModule):
     """Computes the logits of the whole vocabulary from [..., hidden]. Each rank computes a part of them."""
 
     def __init__(self, context: ModelContext, read: ReadLinear, vocab_size: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.executor.models.transformers import parts
+from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.program import Call, InStep, resolved
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -25,7 +25,7 @@ def evaluated(calls: Sequence[Call], given: Mapping[int, Tensor], num_tokens: in
     for call in calls:
         args = _on_cpu(resolved(call.args, values, num_tokens))  # type: ignore[arg-type]
         kwargs = _on_cpu(resolved(call.kwargs, values, num_tokens))  # type: ignore[arg-type]
-        function = call.function.in_float32 if isinstance(call.function, parts.RMSNorm) else call.function
+        function = call.function.in_float32 if isinstance(call.function, layer_modules.RMSNorm) else call.function
         out = function(*args, **kwargs)
         for index, each in zip(call.outs, (out,) if call.is_single else out, strict=True):
             if index is not None:
@@ -35,7 +35,9 @@ def evaluated(calls: Sequence[Call], given: Mapping[int, Tensor], num_tokens: in
 
 def is_layer(call: Call) -> bool:
     """Returns True if a call is a layer with weights, whose output is the start of a formula."""
-    is_part = isinstance(call.function, parts.Part) and not isinstance(call.function, parts.RMSNorm)
+    is_part = isinstance(call.function, layer_modules.LayerModule) and not isinstance(
+        call.function, layer_modules.RMSNorm
+    )
     return is_part or isinstance(call.function, InStep)
 
 
