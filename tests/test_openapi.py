@@ -27,12 +27,15 @@ NUM_EXAMPLES = 15
 
 MODEL = "quire-demo"
 TEXT = [{"role": "user", "content": "Hello"}]
+TOKENS = {"request_id": "a", "choices": [{"index": 0, "token_ids": [5]}]}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": TEXT, "max_tokens": 2},
     "/v1/chat/completions/batch": {"messages": [TEXT, TEXT], "max_tokens": 2},
     "/v1/chat/completions/render": {"messages": TEXT},
+    "/v1/chat/completions/derender": {"generate_response": TOKENS, "chat_request": {"messages": TEXT}},
     "/v1/completions": {"prompt": ["Hello", "There"], "max_tokens": 2},
     "/v1/completions/render": {"prompt": ["Hello", "There"]},
+    "/v1/completions/derender": {"generate_responses": [TOKENS]},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
     "/v1/responses/render": {"input": "Hello"},
     "/v1/responses/input_tokens": {"input": "Hello"},

@@ -1,5 +1,6 @@
 """Opens the model's answer to a conversation, as events that each protocol writes in its own form."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,26 @@ from quire.frontend.chat.rendering import PromptRendering
 from quire.frontend.chat.turn import Choice, Turn
 from quire.frontend.checkpoint.serving_defaults import read_serving_defaults
 from quire.frontend.metrics.tool_calls import ToolCallSearches
+from quire.frontend.outputs import RequestOutput
 from quire.frontend.parsing.checkpoint_marks import read_marks
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_stream import RequestStream
+
+
+class _Given:
+    """The stream of an output that is there already."""
+
+    def __init__(self, output: RequestOutput) -> None:
+        self._output = output
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        yield self._output
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
 class Conversations:
@@ -123,6 +138,29 @@ class Conversations:
     def tells_tokens(self, chat: ChatInput) -> bool:
         """Whether the client sees token ids and log-probabilities of the answer."""
         return self._reader.tells_tokens(chat)
+
+    def text_sampling(self, chat: ChatInput) -> SamplingParams:
+        """Those sampling parameters that decide what the text of an answer's tokens is. Raises ParameterError."""
+        with renamed(**chat.names):
+            shown = self._reader.shown_special_ids(chat)
+            unread = {"structured_outputs": None, "shown_special_token_ids": shown or None}
+            return SamplingParams(**{**self._asked(chat), **unread})
+
+    def reread(self, chat: ChatInput, output: RequestOutput, choices: list[Choice] | None) -> Turn:
+        """An answer that another server has generated.
+
+        Args:
+            output: the whole of it.
+            choices: its readers.
+        """
+        return Turn(
+            _Given(output),
+            len(output.prompt_token_ids),
+            choices,
+            self._engine.async_tokenizer.tokenizer,
+            reads_reasoning=self._reader.reads_reasoning,
+            tells_tokens=self._reader.tells_tokens(chat),
+        )
 
     def shown_special_ids(self, chat: ChatInput) -> list[int]:
         """The special tokens that a text must show, so that it can be read."""

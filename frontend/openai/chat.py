@@ -8,12 +8,13 @@ import msgspec
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.turn import Turn
 from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, CompletionUsage
 from quire.frontend.openai.chat_events import ChatChunks, read_message, told_reason
 from quire.frontend.openai.generation import INLINE_CHOICES, Replies, Reply
-from quire.frontend.openai.logprobs import prompt_logprobs
+from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.parsing.events import Event, Finish, Usage
@@ -39,6 +40,10 @@ class ChatCompletions:
         """
         reply = self._replies.begin(request, headers)
         turn = await self._conversations.open(request.to_chat_input(), reply.id, headers)
+        return await self.answer(request, reply, turn)
+
+    async def answer(self, request: ChatRequest, reply: Reply, turn: Turn) -> ChatCompletion:
+        """The whole answer that `turn` brings; cancelling aborts it. Raises QuireError."""
         try:
             output, events = await turn.whole()
         finally:
@@ -58,7 +63,7 @@ class ChatCompletions:
         turn = await self._conversations.open(request.to_chat_input(), reply.id, headers)
         try:
             yield ACCEPTED
-            formatter, role = self._replies.formatter(request, request.top_logprobs), self._role(request)
+            formatter, role = self.formatter(request), self.role(request)
             chunks = ChatChunks(request, reply, role, formatter, self._encoder, turn)
             async for output in turn.stream:
                 frame = chunks.add(output)
@@ -69,7 +74,11 @@ class ChatCompletions:
         finally:
             turn.close()
 
-    def _role(self, request: ChatRequest) -> str:
+    def formatter(self, request: ChatRequest) -> LogprobFormatter:
+        """What writes the log-probabilities of an answer."""
+        return self._replies.formatter(request, request.top_logprobs)
+
+    def role(self, request: ChatRequest) -> str:
         """Role of the answer; a message that the model continues keeps its own role."""
         if request.add_generation_prompt is not False:
             return self._server.response_role
@@ -85,7 +94,7 @@ class ChatCompletions:
         *,
         tells_ids: bool,
     ) -> ChatCompletion:
-        formatter, role = self._replies.formatter(request, request.top_logprobs), self._role(request)
+        formatter, role = self.formatter(request), self.role(request)
         echoed = request.echoed(role)
         choices = []
         for each in output.outputs:

@@ -102,6 +102,27 @@ def delta_of(event: Event) -> ChatDelta | None:
             return None
 
 
+def merged(deltas: Sequence[ChatDelta]) -> ChatDelta:
+    """The delta that adds what all of these do, with one part for each call."""
+    calls: dict[int, ToolCallDelta] = {}
+    for each in deltas:
+        for call in each.tool_calls or ():
+            first = calls.setdefault(call.index, call)
+            if first is call:
+                continue
+            if first.function is not None and call.function is not None:
+                first.function.arguments = (first.function.arguments or "") + (call.function.arguments or "")
+            if first.custom is not None and call.custom is not None:
+                first.custom.input = (first.custom.input or "") + (call.custom.input or "")
+    thoughts = "".join(each.reasoning or "" for each in deltas) or None
+    return ChatDelta(
+        content="".join(each.content or "" for each in deltas) or None,
+        reasoning=thoughts,
+        reasoning_content=thoughts,
+        tool_calls=list(calls.values()) or None,
+    )
+
+
 class ChatChunks:
     """Turns the outputs of one request into chunks, and counts tokens on the way.
 

@@ -62,7 +62,7 @@ class TextCompletions:
                     last[index] = without_generated(output) if request.is_echo_alone else output
         finally:
             await close(streams)
-        answer = functools.partial(self._answer, request, reply, [last[index] for index in sorted(last)])
+        answer = functools.partial(self.answer, request, reply, [last[index] for index in sorted(last)])
         return await apart(answer, is_long=len(last) * (request.n or 1) > INLINE_CHOICES)
 
     async def stream(
@@ -73,7 +73,7 @@ class TextCompletions:
         streams = await self._open(request, reply.id, headers.data_parallel_rank)
         try:
             yield ACCEPTED
-            formatter = self._replies.formatter(request, request.logprobs)
+            formatter = self.formatter(request)
             chunks = CompletionChunks(request, reply, formatter, self._encoder, self._engine.tokenizer)
             num_unfinished, is_echo_alone = len(streams), request.is_echo_alone
             async with aclosing(merge(streams)) as outputs:
@@ -184,8 +184,13 @@ class TextCompletions:
 
     # ------------------------------------------------------------------------------------------------------ answers
 
-    def _answer(self, request: CompletionRequest, reply: Reply, outputs: list[RequestOutput]) -> TextCompletion:
-        formatter = self._replies.formatter(request, request.logprobs)
+    def formatter(self, request: CompletionRequest) -> LogprobFormatter:
+        """What writes the log-probabilities of an answer."""
+        return self._replies.formatter(request, request.logprobs)
+
+    def answer(self, request: CompletionRequest, reply: Reply, outputs: list[RequestOutput]) -> TextCompletion:
+        """The answer that the outputs of all prompts make."""
+        formatter = self.formatter(request)
         choices = []
         for prompt_index, output in enumerate(outputs):
             echoed = prompt_text(output, self._engine.tokenizer) if request.echo else ""

@@ -21,8 +21,10 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.kept.access import KeptEntries
 from quire.frontend.openai.answers import (
+    ChatChunk,
     ChatCompletion,
     ChatLogprobs,
+    CompletionChunk,
     DetokenizeResponse,
     ModelCard,
     ModelList,
@@ -32,6 +34,8 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.derender import Derendering
+from quire.frontend.openai.derender_bodies import DerenderChatRequest, DerenderCompletionRequest, DerenderedChunk
 from quire.frontend.openai.generate import TokenGeneration
 from quire.frontend.openai.generative_scoring import GenerativeScoring, ScoringRequest, ScoringResponse
 from quire.frontend.openai.models import ModelCards
@@ -93,10 +97,12 @@ def openai_routes(
     chat = ChatCompletions(engine, server, conversations)
     text = TextCompletions(engine, server, conversations)
     rendering = Rendering(engine, conversations, text)
+    derendering = Derendering(engine, conversations, chat, text)
     load = LoadReport(engine)
     handlers = [
         *_chat_routes(chat, rendering, answers, load),
         *_completion_routes(text, rendering, answers, load),
+        *_derender_routes(derendering, answers),
         *_model_routes(ModelCards(engine), anthropic_models, answers),
         *_response_routes(engine, server, state, answers, conversations, entries),
     ]
@@ -159,6 +165,25 @@ def _completion_routes(
         return await answers.whole(rendering.completion(data, ClientHeaders.read(request.headers)), request)
 
     return [create_completion, render_completion]
+
+
+def _derender_routes(derendering: Derendering, answers: HttpAnswers) -> list[Any]:
+    chat, text = ChatCompletion | DerenderedChunk[ChatChunk], TextCompletion | DerenderedChunk[CompletionChunk]
+
+    @post("/chat/completions/derender", status_code=200, responses=documented(chat), summary="Derender a chat")
+    async def derender_chat_completion(request: JsonRequest, data: DerenderChatRequest) -> ASGIApp:
+        """The answer to a rendered conversation, of token ids that /inference/v1/generate made: whole, or with `stream`
+        an event at a time."""
+        answers.check_ready()
+        return await answers.whole(derendering.chat(data), request)
+
+    @post("/completions/derender", status_code=200, responses=documented(text), summary="Derender texts")
+    async def derender_completion(request: JsonRequest, data: DerenderCompletionRequest) -> ASGIApp:
+        """The completions of rendered prompts, likewise."""
+        answers.check_ready()
+        return await answers.whole(derendering.completion(data), request)
+
+    return [derender_chat_completion, derender_completion]
 
 
 def _model_routes(

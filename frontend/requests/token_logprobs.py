@@ -29,18 +29,27 @@ class RowReader:
         Args:
             is_last: the sequence ends with this token, so a character stays incomplete.
         """
-        token_ids, texts = position.token_ids, self._texts
+        token_ids = position.token_ids
         ranks: list[int | None] = [position.nth_likeliest]
         ranks += range(1, len(token_ids)) if position.by_likelihood else [None] * (len(token_ids) - 1)
         row: dict[int, Logprob] = {}
         for token_id, logprob, rank in zip(token_ids, position.logprobs, ranks, strict=True):
             if token_id not in row:  # the position's own token may come again among the likeliest
-                row[token_id] = Logprob(logprob, rank, None if texts is None else texts.text(token_id))
-        if texts is not None:
-            texts.advance(token_ids[0])
-            if is_last and (rest := texts.rest()):
-                row[token_ids[0]].decoded_token = f"{row[token_ids[0]].decoded_token}{rest}"
+                row[token_id] = Logprob(logprob, rank)
+        self.spell(row, is_last=is_last)
         return row
+
+    def spell(self, row: dict[int, Logprob], *, is_last: bool = False) -> None:
+        """Adds the texts of a row's tokens. The row is the next position's, as `read` makes it."""
+        texts = self._texts
+        if texts is None:
+            return
+        own = next(iter(row))
+        for token_id, entry in row.items():
+            entry.decoded_token = texts.text(token_id)
+        texts.advance(own)
+        if is_last and (rest := texts.rest()):
+            row[own].decoded_token = f"{row[own].decoded_token}{rest}"
 
 
 class PromptRows:
