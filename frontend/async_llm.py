@@ -18,6 +18,7 @@ from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.control.engine_control import EngineControl
+from quire.frontend.control.vllm_config import ModelConfig, VllmConfig, vllm_config
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.not_offered import explain
@@ -330,6 +331,23 @@ class AsyncLLM(EngineControl):
 
         tokenizer = self.async_tokenizer.tokenizer
         return AutoTokenizer.from_pretrained(str(tokenizer.folder), trust_remote_code=tokenizer.trust_remote_code)
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """The options that run, by vLLM's names; final when the engine has started."""
+        tokenizer = self.tokenizer
+        return vllm_config(
+            self.config,
+            self.model,
+            self.ready,
+            max_model_len=self.max_model_len,
+            tokenizer=None if tokenizer is None else str(tokenizer.folder),
+        )
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Those of the model."""
+        return self.vllm_config.model_config
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's defaults for sampling parameters."""

@@ -58,6 +58,7 @@ class LLM:
         template = None if chat_template is None else read_template(os.fspath(chat_template))
         options.setdefault("disable_log_stats", True)
         self.llm_engine = LLMEngine(AsyncLLM.from_engine_args(usage="llm", model=model, **options))
+        self.model_config = self.llm_engine.model_config
         self._llm = self.llm_engine.async_llm
         self._builder = BatchBuilder(self._llm, template)
         self._batches = BatchRunner(self._llm)

@@ -76,7 +76,7 @@ _NOT_OFFERED = {
     **dict.fromkeys(("EmbeddingRequestOutput", "ClassificationOutput", "ClassificationRequestOutput"), _POOLING),
     **dict.fromkeys(("ScoringOutput", "ScoringRequestOutput"), _POOLING),
     "ModelRegistry": "Quire's model families are listed in quire.executor.models.registry.",
-    "initialize_ray_cluster": "Quire runs on one host, without Ray.",
+    "initialize_ray_cluster": "servers with distributed_executor_backend='ray' and nnodes start the nodes themselves.",
 }
 
 

@@ -185,6 +185,11 @@ class EngineControl:
         return False
 
     @property
+    def ready(self) -> EngineReady | None:
+        """What the engine has found; None before it has started."""
+        return self._ready
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together; final when the engine has started."""
         return self.limit.max_model_len

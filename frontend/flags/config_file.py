@@ -82,16 +82,30 @@ def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return typed, texts
 
 
-def _refuse_duplicates(path: str, node: Any) -> None:
-    """Raises ConfigError for an option that is given twice, of which YAML's loader takes the last."""
-    seen: set[str] = set()
-    for key, _ in node.value if node is not None and node.id == "mapping" else ():
-        name = str(key.value).replace("_", "-")
-        if name in seen:
-            raise ConfigError(
-                f"--config: {path} has {key.value!r} twice (line {key.start_mark.line + 1}); give it once."
-            )
-        seen.add(name)
+def _refuse_duplicates(path: str, root: Any) -> None:
+    """Raises ConfigError for a key that is given twice in a mapping, of which YAML's loader takes the last.
+
+    Options may be written with dashes and underscores, the keys of their values in one way only.
+    """
+    unread, visited = [root], set[int]()
+    while unread:
+        node = unread.pop()
+        if node is None or node.id == "scalar" or id(node) in visited:  # an alias may lead back to a node
+            continue
+        visited.add(id(node))
+        if node.id == "sequence":
+            unread += node.value
+            continue
+        seen: set[Any] = set()
+        for key, value in node.value:
+            text = str(key.value)
+            name = text.replace("_", "-") if node is root else (key.tag, text)
+            if name in seen:
+                raise ConfigError(
+                    f"--config: {path} has {key.value!r} twice (line {key.start_mark.line + 1}); give it once."
+                )
+            seen.add(name)
+            unread.append(value)
 
 
 def _value(action: argparse.Action, value: Any, text: Any) -> Any:

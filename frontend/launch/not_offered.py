@@ -35,8 +35,6 @@ _REASONS = {
     "wait_for_requests_to_drain": "read the outputs to their ends; num_unfinished counts the requests.",
     "get_status": "`engine_status` tells the engine's state.",
     "do_log_stats_with_interval": "statistics are logged at intervals by themselves (QUIRE_LOG_STATS_INTERVAL).",
-    "model_config": "Quire's resolved options are in `config`.",
-    "vllm_config": "Quire's resolved options are in `config`.",
 }
 
 

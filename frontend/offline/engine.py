@@ -19,6 +19,7 @@ from quire.frontend.metrics.reader import Metric
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.arguments import Tokenization, refuse
 from quire.frontend.requests.prompt import PromptLike, with_text
+from quire.frontend.requests.request_fields import check_id
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -43,6 +44,10 @@ class LLMEngine:
     Args:
         async_llm: what the thread runs; not yet started.
 
+    Attributes:
+        vllm_config: the options that run, by vLLM's names; `config` has Quire's.
+        model_config: those of the model.
+
     Raises:
         ConfigError: the engine cannot start with these options or this checkpoint.
     """
@@ -60,6 +65,8 @@ class LLMEngine:
         except BaseException:
             self._end()
             raise
+        self.vllm_config = async_llm.vllm_config
+        self.model_config = self.vllm_config.model_config
 
     @classmethod
     def from_engine_args(
@@ -115,8 +122,7 @@ class LLMEngine:
             ParameterError: the prompt or a parameter is wrong, by name.
         """
         refuse(lora_request=lora_request, trace_headers=trace_headers, session_id=session_id, kv_hints=kv_hints)
-        if not isinstance(request_id, str):
-            raise TypeError(f"request_id must be a string, not {type(request_id).__name__}.")
+        check_id(request_id)
         if request_id in self._readers:
             raise ParameterError(f"request_id {request_id!r} is in use by an unfinished request.", param="request_id")
         tokenization = Tokenization.read(tokenization_kwargs)

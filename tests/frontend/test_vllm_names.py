@@ -106,7 +106,7 @@ METHODS: dict[str, dict[str, str | None]] = {
 
 PROPERTIES = {
     "LLMEngine": ("tokenizer",),
-    "AsyncLLM": ("tokenizer", "is_running", "is_stopped", "errored", "dead_error"),
+    "AsyncLLM": ("tokenizer", "vllm_config", "model_config", "is_running", "is_stopped", "errored", "dead_error"),
 }
 
 SAMPLING_PARAMS = [

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig
 
 from quire import LLM, EngineArgs, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
 from quire.core.errors import ConfigError, ParameterError
@@ -51,6 +53,31 @@ def test_requests_run_together_and_each_ends_with_its_whole_output(engine: LLMEn
     assert engine.step() == []
 
 
+def test_the_options_have_vllms_names(engine: LLMEngine, options: EngineArgs) -> None:
+    """As vLLM's own benchmarks and the scripts of others read them."""
+    told, stored = engine.vllm_config, AutoConfig.from_pretrained(options.model)
+    model = told.model_config
+    assert model is engine.model_config
+    assert (model.model, model.tokenizer, model.max_model_len) == (options.model, options.model, 256)
+    assert model.dtype is torch.float32
+    assert model.hf_config.to_dict() == stored.to_dict()
+    assert model.hf_text_config.hidden_size == model.get_hidden_size() == stored.hidden_size
+    assert model.get_vocab_size() == VOCAB_SIZE
+    assert model.architectures == stored.architectures
+    assert model.get_head_size() == stored.hidden_size // stored.num_attention_heads
+    parallel = told.parallel_config
+    assert model.get_num_kv_heads(parallel) == model.get_total_num_kv_heads() == stored.num_key_value_heads
+    assert model.get_num_attention_heads(parallel) == stored.num_attention_heads
+    assert model.get_num_layers(parallel) == model.get_total_num_hidden_layers() == stored.num_hidden_layers
+    assert (parallel.world_size, parallel.world_size_across_dp) == (1, 1)
+    assert (told.scheduler_config.max_num_seqs, told.scheduler_config.max_model_len) == (8, 256)
+    assert (told.cache_config.num_gpu_blocks, told.cache_config.block_size) == (256, 16)
+    assert (model.quantization, told.lora_config, model.get_sliding_window()) == (None, None, None)
+    assert not hasattr(told, "compilation_config")
+    with pytest.raises(AttributeError, match="'enforce_eager': Quire's resolved options are in `config`"):
+        _ = model.enforce_eager
+
+
 def test_parts_of_an_output_add_up(engine: LLMEngine) -> None:
     engine.add_request("whole", "Hello", GREEDY)
     engine.add_request("parts", "Hello", GREEDY.replace(output_kind=RequestOutputKind.DELTA))
@@ -81,7 +108,7 @@ def test_wrong_requests_are_refused_as_they_are_added(engine: LLMEngine) -> None
     ):
         with pytest.raises(ParameterError, match=message):
             engine.add_request(*arguments)
-    with pytest.raises(TypeError, match="request_id must be a string"):
+    with pytest.raises(ParameterError, match="request_id must be a string"):
         engine.add_request(5, "Hello", GREEDY)
     assert list(drive(engine)) == ["first"]
 
