@@ -64,7 +64,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "grammar": "text",
         "parsing": "grammar text",
         "requests": "checkpoint metrics outputs text grammar",
-        "control": "metrics requests",
+        "control": "metrics requests checkpoint",
         "async_llm": "checkpoint metrics outputs launch text parsing requests control",
         "offline": "metrics outputs launch text requests async_llm",
         "llm": "metrics outputs progress launch text requests async_llm offline",
