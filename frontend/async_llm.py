@@ -302,7 +302,7 @@ class AsyncLLM(EngineControl):
         self._intake.running.abort([request_id] if isinstance(request_id, str) else request_id)
 
     def abort_replies(self, reply_ids: Collection[str]) -> None:
-        """As `abort`, for the ids that a server's answers have."""
+        """As `abort`, for the ids that answers have, of this server and of others with the same engine."""
         self._intake.running.abort_replies(reply_ids)
 
     @property

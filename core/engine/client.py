@@ -172,6 +172,11 @@ class EngineClient:
             for request_id in known:
                 self._forget(request_id)
 
+    def abort_replies(self, reply_ids: list[str]) -> None:
+        """Ends all requests of some replies within a step, other frontends' included. Unknown ids are ignored."""
+        for link in self._links:
+            link.abort_replies(reply_ids)
+
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
         """Another frontend of the same engines has sent a prompt of these blocks to the engine with a number."""
         self._placement.on_placed_elsewhere(engine, blocks)

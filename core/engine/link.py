@@ -142,6 +142,11 @@ class EngineLink:
         if self.is_ready:
             self._supervisor.send(protocol.AbortRequests(request_ids))
 
+    def abort_replies(self, reply_ids: list[str]) -> None:
+        """Has the engine end requests of any frontend."""
+        if self.is_ready:
+            self._supervisor.send(protocol.AbortReplies(reply_ids))
+
     # ------------------------------------------------------------------------------------------------------- questions
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> bool:

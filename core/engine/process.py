@@ -25,6 +25,7 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
 from quire.core.wire import protocol
 from quire.core.wire.channel import Channel, CurveKeys, bind_router
+from quire.core.wire.request_ids import reply_id_of
 
 logger = get_logger(__name__)
 
@@ -137,6 +138,8 @@ class EngineProcess:
                     self._grammars.pop((frontend, key), None)  # the message that brought it may not have been read
             case protocol.AbortRequests():
                 self._abort(message.request_ids)
+            case protocol.AbortReplies():
+                self._abort_replies(message.reply_ids)
             case protocol.Hello():
                 self._send_heartbeats()  # one that came back may bring requests that its former self left here
                 self._frontends.append(frontend)
@@ -204,6 +207,14 @@ class EngineProcess:
         for request_id in request_ids:
             self._owners.pop(request_id, None)
         self._scheduler.abort(request_ids)
+
+    def _abort_replies(self, reply_ids: list[str]) -> None:
+        """Ends requests of any frontend, which gets their last deltas."""
+        assert self._scheduler is not None, "a frontend asks only after EngineReady"
+        wanted = set(reply_ids)
+        deltas = self._scheduler.abort([each for each in self._owners if reply_id_of(each) in wanted])
+        if deltas:
+            self._send_deltas(deltas)
 
     def _reset_prefix_cache(self, preempt_running: bool) -> protocol.PrefixCacheReset:
         assert self._scheduler is not None, "a frontend asks only after EngineReady"

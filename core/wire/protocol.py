@@ -99,6 +99,12 @@ class AbortRequests(Struct, array_like=True, tag="abort", frozen=True):
     request_ids: list[str]
 
 
+class AbortReplies(Struct, array_like=True, tag="abort_replies", frozen=True):
+    """Somebody asks to end all requests of some replies, whichever frontend they are from: each is told of its own."""
+
+    reply_ids: list[str]
+
+
 class ResetPrefixCache(Struct, array_like=True, tag="reset_prefix_cache", frozen=True):
     """Forget every cached page that no request uses; answered with `PrefixCacheReset`."""
 
@@ -132,6 +138,7 @@ EngineInput = (
     | LentFile
     | DropGrammars
     | AbortRequests
+    | AbortReplies
     | ResetPrefixCache
     | Hello
     | Shutdown

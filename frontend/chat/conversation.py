@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ParameterError
+from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.async_llm import AsyncLLM
@@ -22,7 +23,6 @@ from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.parsing.checkpoint_marks import read_marks
 from quire.frontend.requests.beam_params import BeamSearchParams
-from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_stream import RequestStream

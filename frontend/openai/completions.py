@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
@@ -28,7 +29,6 @@ from quire.frontend.outputs import Logprob, RequestOutput
 from quire.frontend.parsing.events import Usage
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.beam_params import BeamSearchParams
-from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import OutputStream, close, merge
 from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.turns import apart, in_turns

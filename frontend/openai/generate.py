@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from quire.core.errors import ParameterError
+from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.chat_input import ChatInput
@@ -36,7 +37,6 @@ from quire.frontend.openai.token_bodies import (
     TokenIdLogprobs,
 )
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
-from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.request_stream import RequestStream
 
 _PREFIX = "generate-tokens-"

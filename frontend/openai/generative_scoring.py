@@ -6,12 +6,12 @@ import time
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
+from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.openai.answers import CompletionUsage
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.requests.ids import engine_id
 from quire.frontend.requests.merging import merge
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.turns import in_turns

@@ -7,13 +7,13 @@ from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineRequest
+from quire.core.wire.request_ids import reply_id_of
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.grammar.output_length import check_min_tokens
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.completion import Completion
-from quire.frontend.requests.ids import reply_id_of
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder
 from quire.frontend.requests.request_log import LoggedStream, RequestLog
@@ -162,8 +162,12 @@ class RunningRequests:
                 stream.abort()
 
     def abort_replies(self, reply_ids: Collection[str]) -> None:
-        """As `abort`, for all requests whose answers have these ids."""
+        """As `abort`, for all requests whose answers have these ids, those of other frontends of the engine included.
+
+        Those from here end at once, even where the engine is only starting.
+        """
         self.abort([request_id for request_id in self._streams if reply_id_of(request_id) in reply_ids])
+        self._client.abort_replies(list(reply_ids))
 
     def close(self) -> None:
         """Aborts all requests and ends the compiling of grammars."""

@@ -5,6 +5,7 @@ import asyncio
 from quire.core.engine.launcher import EngineHandle
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.protocol import FinishReason, SchedulerStats
+from quire.core.wire.request_ids import engine_id
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.metrics.metrics import Metrics
 from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
@@ -95,5 +96,29 @@ def test_every_frontend_counts_what_the_engine_did_once() -> None:
             values = {sample.name: sample.value for family in each.collect() for sample in family.samples}
             assert values["vllm:iteration_tokens_total_count"] == told.num_steps
             assert values["vllm:iteration_tokens_total_sum"] == (40 + 8 + 8) + (10 + 30 + 20)
+
+    asyncio.run(scenario())
+
+
+def test_replies_are_aborted_whoever_asked_for_them() -> None:
+    """All sequences of a reply, and those of no other; each frontend is told of its own."""
+
+    async def scenario() -> None:
+        launcher = _HostLauncher(engine_config(max_model_len=10**6), worker_factory=NULL_WORKER)
+        async with client_of(launcher) as first:
+            await first.start()
+            async with client_of(_VisitingLauncher(launcher)) as second:
+                await second.start()
+                ids = [engine_id("wanted"), engine_id("wanted", 1) + "_0", engine_id("wanted-0"), engine_id("other")]
+                streams = [Stream(first, each, [1] * 8, 10**5) for each in ids]
+                async with asyncio.timeout(60):
+                    while not all(each.token_ids for each in streams):
+                        await asyncio.sleep(0.01)
+                second.abort_replies(["wanted", "unknown"])
+                assert [await each.finish_reason() for each in streams[:2]] == [FinishReason.ABORT] * 2
+                assert first.num_unfinished == 2
+                second.abort_replies(["wanted-0", "other"])
+                assert [await each.finish_reason() for each in streams[2:]] == [FinishReason.ABORT] * 2
+                assert await Stream(first, "next", [1] * 8, 3).finish_reason() is FinishReason.LENGTH
 
     asyncio.run(scenario())

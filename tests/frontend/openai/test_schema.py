@@ -10,6 +10,7 @@ import pytest
 import quire.frontend.chat
 import quire.frontend.openai
 from quire.core.errors import ParameterError
+from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import RequestOutputKind
 from quire.frontend.chat.body_fields import OTHER_SAMPLING_FIELDS, SAMPLING_FIELDS
 from quire.frontend.chat.client_headers import ClientHeaders
@@ -17,7 +18,6 @@ from quire.frontend.chat.refused_fields import HARMLESS, UNSUPPORTED
 from quire.frontend.http.json_request import decode_body
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
-from quire.frontend.requests.ids import engine_id
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 TEXT: dict[str, Any] = {"prompt": "a"}

@@ -194,6 +194,26 @@ def test_what_one_server_makes_is_followed_and_ended_at_another(server: ServerPr
     wait_for(lambda: len(running.findall(httpx.get(server.base_url + "/metrics").text)) == 2)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
+def test_what_one_server_makes_is_aborted_at_another(server: ServerProcess, path: str) -> None:
+    body: dict[str, Any] = {**BODY, "max_tokens": MAX_TOKENS, "n": 2, "stream": True}
+    if path == "/inference/v1/generate":
+        sampling = {name: body.pop(name) for name in ("max_tokens", "n", "ignore_eos", "temperature")}
+        body = {"model": "tiny", "token_ids": body["prompt"], "stream": True, "sampling_params": sampling}
+    reasons, aborted = {}, False
+    with clients_of_two(server) as (one, other), one.stream("POST", path, json=body) as stream:
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            part = json.loads(line[6:])
+            if not aborted:
+                ids = [part.get("id") or part["request_id"]]
+                assert other.post("/inference/v1/abort_requests", json={"request_ids": ids}).status_code == 200
+                aborted = True
+            reasons |= {each["index"]: each["finish_reason"] for each in part["choices"]}
+    assert reasons == {0: "abort", 1: "abort"}
+
+
 def test_an_id_is_one_responses_although_two_servers_took_it(server: ServerProcess) -> None:
     """Both begin before either has ended. Only one of the answers is kept, and the other one says so."""
     body = RESPONSE | {"request_id": "resp_mine", "stream": True}
