@@ -4,7 +4,6 @@ Libraries ignore keywords that they do not know, some of them silently. So a lib
 keyword that the library may ignore.
 """
 
-import copy
 from typing import Any
 
 from quire.frontend.grammar.pattern_notations import is_readable, plain_regex
@@ -24,8 +23,9 @@ _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 _OF_ONE_TYPE = (*NUMBER_WORDS, *_LENGTHS, *_COUNTS, "pattern", "format")
 """Keywords that XGrammar ignores in a schema without `type`."""
 
-_PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
-"""A character that needs no escape in JSON. Not a negated class, because XGrammar would let that match surrogates."""
+
+MAX_LENGTH = 128
+"""The longest strings for which XGrammar expands an expression ahead; masks of longer ones take a tenth of a second."""
 
 
 def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
@@ -33,7 +33,7 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
 
     Args:
         strict: also return formats in which XGrammar ignores the days of a month or leading zeros, and patterns of
-            characters that JSON escapes, for which it computes masks at length.
+            characters that JSON escapes or lengths over `MAX_LENGTH`, for which it computes masks at length.
     """
     for node in walk(schema):
         if not isinstance(node, dict):
@@ -44,7 +44,14 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
             return "format"
         if strict and isinstance(node.get("pattern"), str) and plain_regex(node["pattern"]) is None:
             return "pattern"
+        if strict and is_long(node):
+            return "maxLength" if "maxLength" in node else "minLength"
     return None
+
+
+def is_long(node: dict[str, Any]) -> bool:
+    """Whether the strings of a schema have a length over `MAX_LENGTH`."""
+    return any(node.get(word, 0) > MAX_LENGTH for word in _LENGTHS)
 
 
 def keyword_gap(schema: Any, missing: frozenset[str]) -> str | None:
@@ -119,15 +126,3 @@ def _hard(node: dict[str, Any]) -> str | None:
     if names and (len(names) > 1 or node.get("additionalProperties") or plain_regex(next(iter(names))) is None):
         return "patternProperties"
     return None
-
-
-def lengths_as_patterns(schema: Any) -> Any:
-    """The schema with `minLength` and `maxLength` as patterns: XGrammar's own would allow control characters."""
-    schema = copy.deepcopy(schema)
-    for node in walk(schema):
-        if not isinstance(node, dict) or not any(word in node for word in _LENGTHS):
-            continue
-        low, high = node.pop("minLength", None) or 0, node.pop("maxLength", None)
-        if node.get("type", "string") == "string" or "string" in node["type"]:
-            node["pattern"] = f"^{_PLAIN}{{{low},{'' if high is None else high}}}$"
-    return schema

@@ -113,6 +113,23 @@ def finds_all(pattern: str) -> bool:
     return node is not None and is_any_text(node)
 
 
+def write_lengths(schema: Any, characters: str = "[\\s\\S]") -> Any:
+    """Writes `minLength` and `maxLength` as patterns, in place, where a schema has no pattern.
+
+    Args:
+        characters: the class of the characters that a string may have.
+    """
+    for node in walk(schema):
+        if (
+            isinstance(node, dict)
+            and any(word in node for word in ("minLength", "maxLength"))
+            and "pattern" not in node
+        ):
+            least, most = node.pop("minLength", None) or 0, node.pop("maxLength", None)
+            node["pattern"] = f"^{characters}{{{least},{'' if most is None else most}}}$"
+    return schema
+
+
 def rewrite_patterns(schema: Any, rewrite: Callable[[str], str | None]) -> Any:
     """Rewrites each pattern of a schema, keys of patternProperties included, in place; None leaves a pattern."""
     for node in walk(schema):

@@ -6,7 +6,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from lmformatenforcer import CharacterLevelParser, JsonSchemaParser, RegexParser, StringParser, UnionParser
+from lmformatenforcer import (
+    CharacterLevelParser,
+    JsonSchemaParser,
+    RegexParser,
+    StringParser,
+    UnionParser,
+    jsonschemaparser,
+)
 from lmformatenforcer.tokenenforcer import TokenEnforcer, TokenEnforcerTokenizerData
 
 from quire.core.wire.protocol import Vocabulary
@@ -20,14 +27,8 @@ class LMFormatEnforcerLoader:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        tokens = [(token_id, text) for token_id, piece in enumerate(vocabulary.tokens) if (text := _text(piece))]
-        self._data = TokenEnforcerTokenizerData(
-            [(token_id, text, False) for token_id, text in tokens],
-            partial(_decode, dict(tokens)),
-            vocabulary.end_token_ids,
-            use_bitmask=False,
-            vocab_size=len(vocabulary.tokens),
-        )
+        self._vocabulary = vocabulary
+        self._trees: dict[bool, TokenEnforcerTokenizerData] = {}  # by whether they are for JSON
 
     def load(self, data: bytes) -> Any:
         return msgspec.msgpack.decode(data, type=tuple[str, str, int])
@@ -35,9 +36,46 @@ class LMFormatEnforcerLoader:
     def matcher(self, loaded: Any) -> "LMFormatEnforcerMatcher":
         kind, text, max_whitespace = loaded
         parser = make_parser(kind, text)
-        enforcer = TokenEnforcer(self._data, parser)  # gives the parser its own config
-        parser.config = dataclasses.replace(parser.config, max_consecutive_whitespaces=max_whitespace)
+        enforcer = TokenEnforcer(self._tree(kind == "json"), parser)  # gives the parser its own config
+        alphabet = parser.config.alphabet
+        if isinstance(parser, JsonSchemaParser):  # within strings, JSON escapes line feeds, and strings are not ASCII
+            alphabet = alphabet.replace("\n", "").replace("\r", "")
+            parser.context.alphabet_without_quotes = alphabet.replace('"', "")
+        parser.config = dataclasses.replace(
+            parser.config, alphabet=alphabet, max_consecutive_whitespaces=max_whitespace
+        )
         return LMFormatEnforcerMatcher(enforcer)
+
+    def _tree(self, is_json: bool) -> TokenEnforcerTokenizerData:
+        """The tokens as a tree. Those for JSON have no tabs, which the library would let into strings."""
+        if is_json not in self._trees:
+            texts = {token_id: _text(piece) for token_id, piece in enumerate(self._vocabulary.tokens)}
+            texts = {token_id: text for token_id, text in texts.items() if text and not (is_json and "\t" in text)}
+            self._trees[is_json] = TokenEnforcerTokenizerData(
+                [(token_id, text, False) for token_id, text in texts.items()],
+                partial(_decode, texts),
+                self._vocabulary.end_token_ids,
+                use_bitmask=False,
+                vocab_size=len(self._vocabulary.tokens),
+            )
+        return self._trees[is_json]
+
+
+class _String(jsonschemaparser.StringParsingState):
+    """A string that may begin with spaces: the library takes them for spaces before the string, and counts none."""
+
+    def add_character(self, new_character: str) -> Any:
+        is_within = self.require_opening_quote and self.seen_opening_quote and not self.seen_closing_quote
+        if new_character != " " or self.parsed_string or not is_within:
+            return super().add_character(new_character)
+        added = self._clone()
+        added.parsed_string = new_character
+        if added.regex_parser:
+            added.regex_parser = added.regex_parser.add_character(new_character)
+        return added
+
+
+jsonschemaparser.StringParsingState = _String
 
 
 class LMFormatEnforcerMatcher(Matcher):

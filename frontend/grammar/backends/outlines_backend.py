@@ -10,7 +10,7 @@ from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
 from quire.frontend.grammar.normalized import normalize
-from quire.frontend.grammar.pattern_notations import json_regex, rewrite_patterns
+from quire.frontend.grammar.pattern_notations import json_regex, rewrite_patterns, write_lengths
 
 _MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties", "unevaluatedItems"})
 _ONE_LINE = r"[ ]?"
@@ -54,7 +54,7 @@ def _regex(constraint: Constraint) -> str:
             schema = normalize(json.loads(text), closed=constraint.closed) if text else {"type": "object"}
             if (gap := keyword_gap(schema, _MISSING)) is not None:
                 raise GrammarError(f"{gap} is not supported as it is used here")
-            rewrite_patterns(schema, json_regex)
+            rewrite_patterns(write_lengths(schema), json_regex)
             return json_schema.build_regex_from_schema(json.dumps(schema), _whitespace(constraint))
         case "regex":
             return _without_anchors(text)

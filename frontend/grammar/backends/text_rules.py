@@ -1,8 +1,9 @@
-"""Strings in a schema that XGrammar follows by rules of their own: a client's Lark grammar, or a pattern.
+"""Rules for strings of a schema that XGrammar does not enforce by itself: of a Lark grammar, a pattern or a length.
 
 XGrammar writes Lark as rules over characters. Within JSON, each character of a rule is replaced by its escape. That is
 a homomorphism with a prefix code, so the rules then describe exactly the escaped texts, whatever their shape. The same
-holds for the characters of a pattern, which XGrammar would put into JSON as they are.
+holds for the characters of a pattern, which XGrammar would put into JSON as they are. Of a string with a length, it
+would allow control characters, and no escapes.
 """
 
 import hashlib
@@ -13,8 +14,9 @@ from typing import Any
 
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.characters import ALL, Ranges, common, complement, in_json
+from quire.frontend.grammar.gaps import is_long
 from quire.frontend.grammar.pattern_notations import as_json_regex, as_regex, plain_regex
-from quire.frontend.grammar.pattern_tree import Node
+from quire.frontend.grammar.pattern_tree import Chars, Node, Repeat
 from quire.frontend.grammar.patterns import read_pattern
 from quire.frontend.grammar.schema import LARK, walk
 
@@ -47,20 +49,30 @@ class TextRules:
                 node.clear()
                 node["const"] = self._placeholder(definition, definition)
 
-    def take_patterns(self, schema: Any) -> None:
-        """Replaces strings whose pattern allows characters that JSON escapes, in place; rewrites other patterns."""
+    def take_strings(self, schema: Any) -> None:
+        """Replaces strings of characters that JSON escapes, by pattern or length, in place; rewrites other patterns."""
         for node in walk(schema):
-            if not isinstance(node, dict) or not isinstance(node.get("pattern"), str):
+            if not isinstance(node, dict) or not _allows_strings(node):
                 continue
-            pattern = node.pop("pattern")
-            if (plain := plain_regex(pattern)) is not None:
-                node["pattern"] = plain
-                continue
-            constant = {"const": self._placeholder(pattern, read_pattern(pattern))}
-            kinds = [node["type"]] if isinstance(node["type"], str) else node["type"]
-            others = {**node, "type": [kind for kind in kinds if kind != "string"]}
-            node.clear()
-            node |= {"anyOf": [constant, others]} if others["type"] else constant
+            if isinstance(node.get("pattern"), str):
+                pattern = node.pop("pattern")
+                if (plain := plain_regex(pattern)) is not None:
+                    node["pattern"] = plain
+                else:
+                    self._take(node, pattern, read_pattern(pattern))
+            elif any(word in node for word in ("minLength", "maxLength")) and not is_long(node):
+                least, most = node.pop("minLength", None) or 0, node.pop("maxLength", None)
+                if most is not None and most < least:
+                    raise GrammarError("maxLength is less than minLength")
+                self._take(node, f"length {least} {most}", Repeat(Chars(tuple(ALL)), least, most))
+
+    def _take(self, node: dict[str, Any], text: str, definition: Node) -> None:
+        """Replaces the strings that a schema allows, and leaves its other types."""
+        constant = {"const": self._placeholder(text, definition)}
+        kinds = [node["type"]] if isinstance(node["type"], str) else node["type"]
+        others = {**node, "type": [kind for kind in kinds if kind != "string"]}
+        node.clear()
+        node |= {"anyOf": [constant, others]} if others["type"] else constant
 
     def _placeholder(self, text: str, definition: str | Node) -> str:
         placeholder = f"text-{hashlib.sha256(text.encode()).hexdigest()}"
@@ -88,6 +100,10 @@ class TextRules:
             return _rewritten(self._to_rules(definition), prefix, _in_json if is_json else _as_it_is)
         regex = as_json_regex(definition) if is_json else as_regex(definition)
         return f"{prefix}root ::= Regex({json.dumps(regex, ensure_ascii=False)})"
+
+
+def _allows_strings(node: dict[str, Any]) -> bool:
+    return node.get("type") == "string" or "string" in node.get("type", ())
 
 
 def _rewritten(rules: str, prefix: str, write: Callable[[Ranges], str]) -> str:

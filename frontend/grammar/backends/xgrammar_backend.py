@@ -13,9 +13,9 @@ from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.captured import captured_stderr
 from quire.frontend.grammar.backends.text_rules import TextRules
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.gaps import is_loose, lengths_as_patterns, xgrammar_gap
+from quire.frontend.grammar.gaps import is_loose, xgrammar_gap
 from quire.frontend.grammar.normalized import normalize
-from quire.frontend.grammar.pattern_notations import plain_regex, rewrite_patterns
+from quire.frontend.grammar.pattern_notations import plain_regex, rewrite_patterns, write_lengths
 from quire.frontend.grammar.schema import walk
 from quire.frontend.grammar.structural_tag import formats, is_portable, read_format
 
@@ -24,6 +24,8 @@ with absent("torch"):
 with without("torch", "transformers"):  # torch is only needed for masks, which the workers make
     import xgrammar
 
+_PLAIN = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
+"""A character of a long string, which needs no escape in JSON. XGrammar would let a negated class match surrogates."""
 _TRIAL_STEPS = 48
 _TRIAL_SECONDS = 0.5
 """Processor time for all steps of the trial: ten milliseconds a token. Most grammars take ten microseconds a token."""
@@ -65,7 +67,7 @@ class XGrammarBackend:
                 schema = json.loads(text)
                 texts = _lark_texts([schema])
                 schema = _checked(schema, constraint, texts, strict=has_others and not texts)
-                written = json.dumps(lengths_as_patterns(schema), ensure_ascii=False)
+                written = json.dumps(write_lengths(schema, _PLAIN), ensure_ascii=False)
                 options: dict[str, Any] = {
                     "any_whitespace": constraint.any_whitespace,
                     "max_whitespace_cnt": constraint.max_whitespace,
@@ -134,7 +136,7 @@ def _escaped(character: str) -> str:
 
 
 def _checked(schema: Any, constraint: Constraint, texts: TextRules, *, strict: bool) -> Any:
-    """The normalized schema, without patterns that `texts` takes; `strict` as for `xgrammar_gap`.
+    """The normalized schema, without the strings that `texts` takes; `strict` as for `xgrammar_gap`.
 
     Raises:
         GrammarError: XGrammar does not enforce a keyword of the schema.
@@ -142,7 +144,7 @@ def _checked(schema: Any, constraint: Constraint, texts: TextRules, *, strict: b
     schema = normalize(schema, closed=constraint.closed)
     if (gap := xgrammar_gap(schema, strict=strict)) is not None:
         raise GrammarError(f"{gap} is not supported as it is used here")
-    texts.take_patterns(schema)
+    texts.take_strings(schema)
     return rewrite_patterns(schema, plain_regex)
 
 
@@ -177,9 +179,9 @@ def _structural_tag(constraint: Constraint) -> tuple[dict[str, Any], TextRules]:
             if not is_json or each.get("excludes"):
                 each["json_schema"] = schema
             elif constraint.any_whitespace:
-                each["json_schema"] = _open(lengths_as_patterns(schema))
+                each["json_schema"] = _open(write_lengths(schema, _PLAIN))
             else:
-                _write_in_one_line(each, lengths_as_patterns(schema))
+                _write_in_one_line(each, write_lengths(schema, _PLAIN))
     return {"type": "structural_tag", "format": form}, texts
 
 

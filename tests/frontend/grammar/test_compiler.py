@@ -64,6 +64,7 @@ def test_the_first_library_that_can_do_a_constraint_takes_it(compilers: Compiler
         compiler = compilers()
         constraints = [
             {"json": {"type": "string", "maxLength": 4}},
+            {"json": {"type": "string", "maxLength": 200}},  # whose masks take XGrammar a tenth of a second each
             {"json": {"type": "string", "pattern": "^a+$", "maxLength": 4}},  # both at once are too much for XGrammar
             {"json": {"type": "number", "multipleOf": 0.5}},
             {"json": '{"enum": ["a", 1]}'},
@@ -79,7 +80,8 @@ def test_the_first_library_that_can_do_a_constraint_takes_it(compilers: Compiler
 
     xgrammar, guidance = "xgrammar", "guidance"
     assert asyncio.run(backends()) == [
-        *(xgrammar, guidance, guidance, xgrammar, xgrammar, xgrammar, xgrammar, xgrammar, guidance, guidance, xgrammar),
+        *(xgrammar, guidance, guidance, guidance, xgrammar, xgrammar),
+        *(xgrammar, xgrammar, xgrammar, guidance, guidance, xgrammar),
     ]
 
 

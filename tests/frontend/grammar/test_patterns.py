@@ -171,6 +171,70 @@ def test_a_pattern_is_of_strings_alone(backend: GrammarBackend, kinds: Any) -> N
         assert grammar.accepts(json.dumps(value)) == Draft202012Validator(schema).is_valid(value), value
 
 
+FOUR: tuple[GrammarBackend, ...] = (*THREE, "lm-format-enforcer")
+
+
+@pytest.mark.parametrize("limits", [{"minLength": 1, "maxLength": 3}, {"minLength": 2}, {"maxLength": 1}], ids=str)
+@pytest.mark.parametrize("backend", FOUR)
+def test_a_string_of_a_length_may_hold_any_character(backend: GrammarBackend, limits: dict[str, int]) -> None:
+    """Each in one of its forms: as it is, or escaped."""
+    schema = {"type": "string", **limits}
+    validator, grammar = Draft202012Validator(schema), Grammar(backend, json=schema)
+    for text in [*TEXTS, '""', '\\"\n', "\x7f", "\x9f\0", "🙂🙂🙂", "🙂🙂🙂🙂"]:
+        if backend == "lm-format-enforcer" and any(character > "\uffff" for character in text):
+            continue  # it takes the two halves of such a character's escape for two characters
+        forms = {json.dumps(text), json.dumps(text, ensure_ascii=False)}
+        assert any(map(grammar.accepts, forms)) == validator.is_valid(text), text
+        if not is_json(f'"{text}"'):
+            assert not grammar.accepts(f'"{text}"'), text
+
+
+@pytest.mark.parametrize("any_whitespace", [True, False])
+def test_within_tags_a_string_of_a_length_may_hold_any_character(any_whitespace: bool) -> None:
+    part = {"type": "string", "minLength": 2, "maxLength": 3}
+    schema = {"type": "object", "properties": {"a": part, "l": {"type": "array", "items": part}}}
+    schema["required"] = ["a", "l"]
+    form = {"type": "json_schema", "json_schema": schema}
+    options = {"disable_any_whitespace": not any_whitespace}
+    grammar = Grammar("xgrammar", structural_tag={"format": form}, **options)
+    for text in ("ab", '"\n', "\\é🙂", "\x00\x1f/", "a", '"', "abcd"):
+        value = json.dumps({"a": text, "l": [text]}, ensure_ascii=False)
+        assert grammar.accepts(value) == (2 <= len(text) <= 3), text
+    tags = Grammar("xgrammar", structural_tag={"format": {**form, "style": "qwen_xml"}})
+    for text, is_right in (("ab", True), ('"\n<', True), ("abcd", False)):
+        written = f'<parameter=a>{text}</parameter>\n<parameter=l>["\\"\\n"]</parameter>'
+        assert tags.accepts(written) == is_right, text
+    assert not tags.accepts('<parameter=a>ab</parameter>\n<parameter=l>["\n\n"]</parameter>')
+
+
+FORMATS = {
+    "date-time": ("2024-01-01T00:00:00Z", "2023-01-01T00:00:00Z"),
+    "time": ("20:24:00Z", "10:00:00Z"),
+    "date": ("2024-01-01", "2023-01-01"),
+    "duration": ("P2024D", "P1D"),
+    "email": ("a2024@b.com", "a@b.com"),
+    "ipv4": ("20.24.1.1", "1.1.1.1"),
+    "ipv6": ("2024::1", "::1"),
+    "uuid": ("20240000-0000-4000-8000-000000000000", "10000000-0000-4000-8000-000000000000"),
+}
+"""By format, two texts: one with the year in it."""
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_pattern_beside_a_format_holds_with_it(form: str) -> None:
+    """In one schema, in parts, and with a length; only llguidance holds to both."""
+    both = {"type": "string", "format": form, "pattern": "20[:.]?24"}
+    parts = {"allOf": [{"type": "string", "format": form}, {"type": "string", "pattern": both["pattern"]}]}
+    right, wrong = FORMATS[form]
+    for schema in (both, parts, {**both, "maxLength": len(right)}):
+        grammar = Grammar("guidance", json=schema)
+        accepted = [grammar.accepts(json.dumps(text)) for text in (right, wrong, "2024", "a20.24")]
+        assert accepted == [True, False, False, False]
+    for backend in ("xgrammar", "outlines", "lm-format-enforcer"):
+        with pytest.raises(GrammarError, match="pattern beside format"):
+            Grammar(backend, json=both)
+
+
 def test_within_tags_json_is_escaped_and_text_is_not() -> None:
     part = {"type": "string", "pattern": '^["\\n]b$'}
     schema = {
