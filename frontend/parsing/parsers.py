@@ -241,9 +241,9 @@ class OutputParsers:
         return ReasoningMarks(None, ends[0] if ends else form.end[0])
 
     @property
-    def _structured(self) -> CallShape | Harmony | None:
+    def _structured(self) -> CallShape | Harmony | ResponseTemplate | None:
         """The format of calls, if a grammar may describe it."""
-        return None if isinstance(self._tools, type | ResponseTemplate) else self._tools
+        return None if isinstance(self._tools, type) else self._tools
 
     def _tool_format(self, tools: Sequence[Tool], choice: ToolChoice) -> ToolSource | None:
         """The format of calls in the answer to this request; None if calls are not parsed."""

@@ -8,11 +8,17 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from quire.core.errors import ConfigError
+from quire.frontend.parsing import template_calls
+from quire.frontend.parsing.call_shape import CallShape
+from quire.frontend.parsing.call_tags import CallTags
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.reader import Sink, TextEnd
 from quire.frontend.parsing.reasoning import ReasoningFormat
 from quire.frontend.parsing.tools import Tool
+from quire.frontend.parsing.typed_values import argument_types
 
 THINKING, CONTENT, CALLS = "thinking", "content", "tool_calls"
 _FIELDS = {THINKING, CONTENT, CALLS}
@@ -50,6 +56,21 @@ class ResponseTemplate:
         if wanted not in fields:
             raise ConfigError(f"{flag}: response_template in tokenizer_config.json does not describe {wanted}.")
         self._spec = spec
+        self._field = self._template.fields.get(CALLS)
+        self._reads_json = bool(_json_values(spec["fields"].get(CALLS, {})))
+        self._shape = self._find_shape()
+
+    def _find_shape(self) -> CallShape | None:
+        """The shape in which a grammar lets a model write calls, if the template's parser reads them so."""
+        shape = None if self._field is None else template_calls.call_shape(self._field)
+        if shape is None:
+            return None
+        function = {"name": template_calls.PROBE_NAME, "parameters": template_calls.PROBE_SCHEMA}
+        parser = _parser(self._template, "", [{"type": "function", "function": function}])
+        events = parser.feed(template_calls.probe(shape)) + parser.finalize()[1]
+        values = [each["value"] for each in events if (each["type"], each["field"]) == ("region_end", CALLS)]
+        read = [call for value in values for call in _calls(value)]
+        return shape if read == [(template_calls.PROBE_NAME, template_calls.PROBE_ARGUMENTS)] else None
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -68,8 +89,14 @@ class ResponseTemplate:
             return None
         return ReasoningFormat(begin=tuple(field.open_literals), end=tuple(field.close_literals))
 
-    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> None:
-        """None: there is no grammar for such a description."""
+    def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
+        """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
+        if self._shape is None or not template_calls.fits(self._field, self._shape, schemas):
+            return None
+        tags = self._shape.call_tags(schemas)
+        if tags is None:
+            return None
+        return replace(tags, trigger=template_calls.trigger(self._field), single=not self._field.repeats)
 
     def open(
         self, log: EventLog, content: Sink, prompt_text: str, tools: Sequence[Tool], *, reasoning: bool, calls: bool
@@ -84,15 +111,29 @@ class ResponseTemplate:
         described = [
             {"type": "function", "function": {"name": each.name, "parameters": each.parameters}} for each in tools
         ]
-        return TemplateStage(
-            _parser(self._template, prompt_text, described), log, content, reasoning=reasoning, calls=calls
-        )
+        parser = _parser(self._template, prompt_text, described)
+        values = {tool.name: tool for tool in tools} if self._reads_json else None
+        return TemplateStage(parser, log, content, reasoning=reasoning, calls=calls, json_values_of=values)
 
 
 class TemplateStage:
-    """See `Stage`."""
+    """A `Stage` that reads one answer by a template.
 
-    def __init__(self, parser: Any, log: EventLog, content: Sink, *, reasoning: bool, calls: bool) -> None:
+    Args:
+        json_values_of: the tools, by name, if arguments without a type in their schema are read as JSON.
+    """
+
+    def __init__(
+        self,
+        parser: Any,
+        log: EventLog,
+        content: Sink,
+        *,
+        reasoning: bool,
+        calls: bool,
+        json_values_of: dict[str, Tool] | None,
+    ) -> None:
+        self._json_values_of = json_values_of
         self._parser = parser
         self._log = log
         self._content = content
@@ -134,13 +175,15 @@ class TemplateStage:
         if not calls:
             self._content(event["raw"])
         for name, arguments in calls:
+            if self._json_values_of is not None and isinstance(arguments, dict):
+                arguments = _typed(arguments, self._json_values_of.get(name))
             self._log.call_starts(name)
-            self._log.arguments(arguments)
+            self._log.arguments(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
             self._log.call_ends()
 
 
-def _calls(value: Any) -> list[tuple[str, str]]:
-    """(name, arguments as JSON) of each call in a region; none if one of them is not whole."""
+def _calls(value: Any) -> list[tuple[str, Any]]:
+    """(name, arguments) of each call in a region; none if one of them is not whole."""
     found = []
     for each in value if isinstance(value, list) else [value]:
         function = each.get("function") if isinstance(each, dict) else None
@@ -149,8 +192,32 @@ def _calls(value: Any) -> list[tuple[str, str]]:
         )
         if not isinstance(name, str) or not name or arguments is None:
             return []
-        found.append((name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)))
+        found.append((name, arguments))
     return found
+
+
+def _json_values(field: dict[str, Any]) -> dict[str, Any] | None:
+    """The parser of a call's values, if it reads them as JSON and takes other text for strings."""
+    parser = (field.get("content_args") or {}).get("value_parser")
+    reads = (
+        isinstance(parser, dict) and parser.get("name") == "json" and (parser.get("args") or {}).get("allow_non_json")
+    )
+    return parser if reads else None
+
+
+def _typed(arguments: dict[str, Any], tool: Tool | None) -> dict[str, Any]:
+    """Arguments of which texts are read as JSON, unless the schema has a type for them: then only as quoted strings."""
+    return {name: _value(value, argument_types(tool, name)) for name, value in arguments.items()}
+
+
+def _value(value: Any, types: frozenset[str]) -> Any:
+    if not isinstance(value, str) or (types and not value.lstrip().startswith('"')):
+        return value
+    try:
+        read = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return read if not types or isinstance(read, str) else value
 
 
 def _check(spec: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -164,8 +231,15 @@ def _check(spec: dict[str, Any], fields: dict[str, Any]) -> None:
 
 
 def _for_streams(spec: dict[str, Any]) -> dict[str, Any]:
-    """The description with every field optional, and all text outside of other fields as content."""
+    """The description with every field optional, and all text outside of other fields as content.
+
+    Values that may be JSON stay texts, which Transformers then gives the types of the schema: a string of digits would
+    be a number otherwise.
+    """
     fields = {name: {**field, "optional": True} for name, field in spec["fields"].items()}
+    if _json_values(fields.get(CALLS, {})):
+        others = {key: value for key, value in fields[CALLS]["content_args"].items() if key != "value_parser"}
+        fields[CALLS]["content_args"] = others
     if CONTENT not in fields and all("open" in field or "open_pattern" in field for field in fields.values()):
         fields[CONTENT] = {"optional": True}
     return {**spec, "fields": fields}

@@ -7,10 +7,13 @@ from quire.frontend.grammar.loosened import loosened
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import ANY_OBJECT, CallTag, CallTags, call_list_schema
 from quire.frontend.parsing.harmony import Harmony
+from quire.frontend.parsing.response_template import ResponseTemplate
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
 
-def tool_call_structure(form: CallShape | Harmony, tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+def tool_call_structure(
+    form: CallShape | Harmony | ResponseTemplate, tools: Sequence[Tool], choice: ToolChoice
+) -> dict[str, Any] | None:
     """The calls of `choice` in the model's own format, as a structural tag in XGrammar's notation.
 
     The schema of a strict function is enforced. If a call is required, other schemas are enforced as far as libraries

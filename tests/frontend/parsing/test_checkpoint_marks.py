@@ -4,9 +4,10 @@ import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ParameterError
 from quire.frontend.parsing.checkpoint_marks import CheckpointMarks, read_marks
 from quire.frontend.parsing.parsers import OutputParsers
 from quire.frontend.parsing.tools import Tool, ToolChoice
@@ -49,6 +50,86 @@ PATTERNED: dict[str, Any] = {
         },
     },
 }
+QWEN: dict[str, Any] = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)"},
+    },
+}
+ATTRIBUTES: dict[str, Any] = {
+    "start_anchor": "<start>",
+    "fields": {
+        "thinking": {"open_pattern": r"to=self<\|message\|>", "close": "<|eom|>"},
+        "content": {"open_pattern": r"to=user<\|message\|>", "close": ["<|eot|>", "<|eom|>"]},
+        "tool_calls": {
+            "open_pattern": r'<x:invoke\b[^>]*?\bname="(?P<name>[^"]+)">',
+            "close": "</x:invoke>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r'<x:parameter\b[^>]*?\bname="(?P<key>[^"]+)"[^>]*?>(?P<value>.*?)</x:parameter>',
+                "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+            },
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+        },
+    },
+}
+NAMED: dict[str, Any] = {
+    "start_anchor": "<start>",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"<\|call\|>(?P<name>\w+)<\|args\|>",
+            "close": "<|end|>",
+            "content": "json",
+            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+        },
+    },
+}
+WHOLE: dict[str, Any] = {
+    "start_anchor": "<start>",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+    },
+}
+FORECAST = Tool(
+    name="forecast",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+)
+FORECASTS: list[tuple[dict[str, Any], str]] = [
+    (HERMES, '<tool_call>{"name": "forecast", "arguments": {"city": "5", "days": 3}}</tool_call>'),
+    (WHOLE, '<tool_call>{"name": "forecast", "arguments": {"city": "5", "days": 3}}</tool_call>'),
+    (NAMED, '<|call|>forecast<|args|>{"city": "5", "days": 3}<|end|>'),
+    (
+        QWEN,
+        "<tool_call>\n<function=forecast>\n<parameter=city>\n5\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</tool_call>",
+    ),
+    (
+        ATTRIBUTES,
+        '<x:invoke name="forecast"><x:parameter name="city">5</x:parameter><x:parameter name="days">3</x:parameter>'
+        "</x:invoke>",
+    ),
+]
 PROMPT = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zü🌧️<", "days": 3}}\n</tool_call>'
 ANSWER = f"<think>\nHm.\n</think>\n\nLet me see.\n{WEATHER}\n{WEATHER}"
@@ -101,16 +182,60 @@ class TestResponseTemplates:
         assert "Hm." in read.text
         assert not read.reasoning
 
-    def test_a_call_that_is_required_is_json_after_the_reasoning(self) -> None:
+    @pytest.mark.parametrize(("template", "call"), FORECASTS, ids=["json", "whole", "named", "tags", "attributes"])
+    def test_a_grammar_enforces_calls_as_the_template_says(self, template: dict[str, Any], call: str) -> None:
+        ours = parsers(template, tool_parser="beam", reasoning_parser=None)
+        free, required = (
+            ours.constraint([FORECAST], ToolChoice()),
+            ours.constraint([FORECAST], ToolChoice(mode="required")),
+        )
+        assert free is not None
+        assert required is not None
+        assert free.structural_tag is not None
+        assert required.structural_tag is not None
+        assert accepts(free.structural_tag, f"Let me see. {call}")
+        assert accepts(required.structural_tag, call)
+        for wrong in (call.replace("3", "three"), call.replace("days", "weeks"), call.replace("forecast", "recast")):
+            assert not accepts(free.structural_tag, wrong)
+            assert not accepts(required.structural_tag, wrong)
+        assert accepts(free.structural_tag, "None is needed.")
+        assert not accepts(required.structural_tag, "None is needed.")
+        assert decoded(parse(ours, [call], tools=[FORECAST])) == [("forecast", {"city": "5", "days": 3})]
+        assert FORECAST.parameters is not None
+        others = msgspec.structs.replace(FORECAST, strict=False)
+        assert ours.constraint([others], ToolChoice()) is None
+
+    def test_a_call_that_is_required_follows_the_reasoning(self) -> None:
         choice = ToolChoice(mode="required")
         constraint = parsers(HERMES).constraint(OFFERED, choice)
         assert constraint is not None
-        assert constraint.json_schema is not None
-        text = '<think>Hm.</think>[{"name": "get_weather", "parameters": {"city": "Rome"}}]'
+        assert constraint.structural_tag is not None
+        text = '<think>Hm.</think><tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
         read = parse(parsers(HERMES), [text], prompt_text=PROMPT, choice=choice)
         assert (read.reasoning, decoded(read)) == ("Hm.", [("get_weather", {"city": "Rome"})])
         marks = parsers(HERMES).reasoning_marks(PROMPT)
         assert marks == ("<think>", "</think>")
+
+    def test_what_no_grammar_describes_is_refused_or_json(self) -> None:
+        ours = parsers(PATTERNED, reasoning_parser=None)
+        with pytest.raises(ParameterError, match="cannot be enforced in this model's format"):
+            ours.constraint([FORECAST], ToolChoice())
+        required = ours.constraint(OFFERED, ToolChoice(mode="required"))
+        assert required is not None
+        assert required.json_schema is not None
+        strange = msgspec.structs.replace(FORECAST, name="fore<cast>")  # which the pattern of names does not match
+        with pytest.raises(ParameterError, match="cannot be enforced in this model's format"):
+            parsers(QWEN).constraint([strange], ToolChoice())
+
+    @pytest.mark.parametrize(
+        ("value", "read"), [("5", "5"), ("true", "true"), ('"x"', "x"), ("1e5", "1e5"), ("a", "a")]
+    )
+    def test_strings_of_digits_stay_strings(self, value: str, read: str) -> None:
+        text = f'<x:invoke name="get_weather"><x:parameter name="city">{value}</x:parameter>'
+        more = f'<x:parameter name="other">{value}</x:parameter></x:invoke>'
+        [(_, arguments)] = decoded(parse(parsers(ATTRIBUTES), [text + more], prompt_text="<start>"))
+        assert arguments["city"] == read
+        assert arguments["other"] == ("a" if value == "a" else json.loads(value))
 
     def test_the_marks_are_looked_for(self) -> None:
         offered = [Tool(name="get_weather")]

@@ -22,7 +22,7 @@ from quire.frontend.parsing.tool_formats import TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
 from tests.frontend.parsing.rendered_calls import Call, render
 from tests.frontend.parsing.tag_matching import INFO, TOKENS, accepts
-from tests.frontend.parsing.test_checkpoint_marks import HERMES
+from tests.frontend.parsing.test_checkpoint_marks import PATTERNED
 from tests.frontend.parsing.test_tool_parsers import decoded, parse
 
 TOOLS = [
@@ -211,7 +211,7 @@ def test_a_custom_tools_grammar_is_enforced_where_the_model_chooses(name: str):
 
 @pytest.mark.parametrize("name", [*sorted(UNTRIGGERED), "olmo3", "hf"])
 def test_what_cannot_be_enforced_where_the_model_chooses_is_refused(name: str):
-    marks = CheckpointMarks(HERMES) if name == "hf" else None
+    marks = CheckpointMarks(PATTERNED) if name == "hf" else None
     schema = {"type": "object", "patternProperties": {"a": {"type": "integer"}}}
     strict, loose = Tool(name="f", strict=True, parameters=schema), Tool(name="f", parameters=schema)
     parsers = OutputParsers(name, checkpoint=marks)
