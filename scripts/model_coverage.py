@@ -125,11 +125,10 @@ def page(results: dict[str, Result]) -> str:
             f"float32: Quire serves {served} of {len(compared)} with log-probabilities within {TOLERANCE:g} of the "
             "library's at every position, and the same greedy tokens.",
             "",
-            "Each number is the largest difference, over a prompt in chunks of odd sizes, beside another request, and "
-            "after a cached prefix; where a prompt's tokens see each other, over a whole prompt and its output. "
-            "`quire` is a file of Quire's own, `transformers` the library's class with Quire's parts "
-            "(`--model-impl`), of which `auto` takes the first that serves a model; the last column is the commit that "
-            "was measured. "
+            "A figure is the largest difference over a prompt in chunks of odd sizes, together with another request, "
+            "and after a cached prefix. If a prompt's tokens see each other, it is that over a whole prompt and its "
+            "output. The column `quire` is Quire's own file, `transformers` the library's class with Quire's parts "
+            "(`--model-impl`). `auto` takes the first that serves a model. The last column is the measured commit. "
             "`python -m scripts.model_coverage --write` prints this page.",
             "",
             "| architecture | model type | quire | transformers | commit |",
@@ -147,8 +146,8 @@ def page(results: dict[str, Result]) -> str:
 
 
 WITHOUT_A_PATH = {
-    "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams beside the "
-    "tokens' own, and its code takes a whole prompt or one token",
+    "prophetnet": "the decoder of a model that reads its prompts with an encoder. It predicts in streams besides "
+    "the tokens' own, and its code takes a whole prompt or one token",
     "reformer": "random hashes of the whole sequence say which tokens see each other, in chunks of a fixed length, and "
     "what it keeps of them are hidden states",
     "xlnet": "predicts in a second stream, in the place of an empty token at the end; all tokens see each other, and "
