@@ -126,7 +126,7 @@ def test_tokens_are_those_of_one_engine_whatever_the_other_does(
 
     asyncio.run(run())
     log = capfd.readouterr().err
-    assert re.search(r"worker-tp0 +experts placed anew in [\d.]+ s, [1-9]", log)
+    assert re.search(r"worker-tp0 +rebalanced experts in [\d.]+ s, [1-9]", log)
     assert re.search(r"worker-tp0 +balancedness of experts: 0\.\d+ over 2 layers", log)
     assert "Traceback" not in log
 
@@ -142,7 +142,7 @@ def test_stages_of_several_engines_share_the_experts_of_their_layers(
 
     asyncio.run(run())
     log = capfd.readouterr().err
-    assert re.search(r"worker-tp0 +experts placed anew in [\d.]+ s, [1-9]", log)  # over the engines: each has one rank
+    assert re.search(r"worker-tp0 +rebalanced experts in [\d.]+ s, [1-9]", log)  # over the engines: each has one rank
     assert "Traceback" not in log
 
 

@@ -1,4 +1,4 @@
-"""Alternating updates (AltUp, arXiv:2301.13310): a layer computes one of several residual streams, and corrects all."""
+"""Alternating updates (AltUp, arXiv:2301.13310): a layer computes one of several residual streams and corrects all."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from quire.executor.layers.norm import NormStyle, RMSNorm
 
 
 class AltUp:
-    """Predicts a layer's streams from those before it, and corrects the predictions by what the layer made of one.
+    """Predicts a layer's streams from the previous ones, and corrects the predictions by the output of one stream.
 
     Streams are [num_streams, num_tokens, hidden]. Both steps weight streams by a token's own coefficients.
     """
@@ -17,7 +17,7 @@ class AltUp:
     def __init__(
         self, context: ModelContext, name: str, hidden_size: int, norm: NormStyle, *, num_streams: int, active: int
     ) -> None:
-        """`active` is the stream that the layer computes."""
+        """Takes as `active` the stream that the layer computes."""
         self._ops = context.ops
         self._active = active
         self._factor = 1 / hidden_size
@@ -27,7 +27,7 @@ class AltUp:
         self._corrections = ColumnLinear(context, [whole(f"{name}.correction_coefs", num_streams)], num_streams)
 
     def predict(self, streams: Tensor) -> Tensor:
-        """The streams with a mixture of them added to each."""
+        """Adds to each stream a mixture of all streams."""
         return self._ops.streams.predict(streams, self._predictions(self._routed(streams[self._active])))
 
     def correct(self, predicted: Tensor, activated: Tensor) -> Tensor:
@@ -36,12 +36,12 @@ class AltUp:
         return self._ops.streams.correct(predicted, activated, coefficients, self._active)
 
     def _routed(self, x: Tensor) -> Tensor:
-        """[num_tokens, num_streams], within -1 and 1."""
+        """Computes the router's outputs [num_tokens, num_streams], between -1 and 1."""
         return self._ops.scale(self._router(self._norm(x)), self._factor, softcap=1.0)  # tanh
 
 
 class StreamEnds:
-    """Makes streams of embeddings, and one hidden state of the last layer's streams."""
+    """Expands embeddings to streams, and collapses the last layer's streams to one hidden state."""
 
     def __init__(self, context: ModelContext, hidden_size: int, num_streams: int) -> None:
         names = [f"model.altup_projections.{index}" for index in range(num_streams - 1)]
@@ -53,11 +53,11 @@ class StreamEnds:
         ]
 
     def expand(self, x: Tensor) -> Tensor:
-        """`x` [num_tokens, hidden] → [num_streams, num_tokens, hidden]."""
+        """Maps `x` [num_tokens, hidden] to [num_streams, num_tokens, hidden]."""
         return self._ops.streams.expand(x, self._expand(x))
 
     def collapse(self, streams: Tensor) -> Tensor:
-        """The mean of the streams, projected and brought to the magnitude of the first: [num_tokens, hidden]."""
+        """Averages the streams, projected and scaled to the magnitude of the first: [num_tokens, hidden]."""
         total = first = streams[0]
         for index, layer in enumerate(self._collapse):
             total = self._ops.add(total, self._ops.streams.match_magnitude(layer(streams[index + 1]), first))
@@ -65,5 +65,5 @@ class StreamEnds:
 
 
 def drop_unwanted(streams: Tensor, wanted: Tensor) -> Tensor:
-    """The streams of the tokens `wanted` [num_wanted] int64 alone."""
+    """Returns the streams of the tokens `wanted` [num_wanted] int64."""
     return torch.index_select(streams, 1, wanted)

@@ -25,7 +25,7 @@ class AttentionShape:
     """Sizes of the whole model's attention, before it is split over ranks.
 
     Attributes:
-        hidden_size: of what is projected to queries, keys and values.
+        hidden_size: of the input of the projections to queries, keys and values.
         output_size: of the outputs; None: `hidden_size`.
     """
 
@@ -42,9 +42,8 @@ class LayerPlace:
 
     Attributes:
         index: among all layers of the model.
-        number: among the layers that this rank builds and that keep keys and values (or, if this one is recurrent, a
-            state), and so among their caches (or states). A layer that keeps none has the number of the one whose keys
-            and values it reads.
+        number: among this rank's layers with keys and values (or, for a recurrent layer, with a state), and so among
+            their caches (or states). A layer without a cache has the number of the one whose keys and values it reads.
         is_last: no layer of the model attends to its outputs.
     """
 
@@ -61,13 +60,13 @@ class LayerPlace:
 class Attention:
     """Projections, optional q/k norms, rotation, cache and output of one layer.
 
-    Every rank has an equal part of the query heads and the KV heads they read; when there are more ranks than KV
-    heads, neighbouring ranks hold the same one.
+    Every rank has an equal part of the query heads and the KV heads that they read. With more ranks than KV heads,
+    neighbouring ranks hold the same one.
 
     Attributes:
-        kv: the keys and values that the layer keeps of a sequence.
+        kv: the keys and values that the layer caches.
         parts: of the projection to queries, keys and values.
-        activation_size: numbers that the layer makes of each token: the projections, rotated queries, their outputs.
+        activation_size: values that the layer computes for a token: the projections, rotated queries and their outputs.
     """
 
     def __init__(
@@ -84,11 +83,11 @@ class Attention:
         is_gated: bool = False,
         has_head_gates: bool = False,
     ) -> None:
-        """With `qk_norm` each head of queries and keys is normalized. Without `rotary`, nothing is rotated.
+        """Takes `qk_norm` to normalize each head of queries and keys. Without `rotary`, nothing is rotated.
 
         `form` is that of the whole model's heads; None: causal, with the scale `head_dim**-0.5`. If `is_gated`, the
-        query projection has a head's queries and then its gate, whose sigmoid multiplies the head's outputs. If it
-        `has_head_gates`, the projection `g_proj` has one such number for each head.
+        query projection has a head's queries and then its gate, whose sigmoid multiplies the head's outputs. With
+        `has_head_gates`, the projection `g_proj` has one such gate for each head.
         """
         head_dim, name = shape.head_dim, f"{place.name}.self_attn"
         self._ops = context.ops
@@ -146,7 +145,7 @@ class Attention:
         return self._output(out)
 
     def used_at(self, place: LayerPlace, adapter: LowRankLinear | None) -> "Attention":
-        """The same weights in another layer, with an adapter of the projection to queries, keys and values."""
+        """Returns the same weights in another layer, with an adapter of the projection to queries, keys and values."""
         twin = copy.copy(self)
         twin._place = place
         if adapter is not None:
@@ -161,7 +160,7 @@ class Attention:
         )  # fmt: skip
 
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
-        """Attention of `q` [num_tokens, num_heads, head_dim], of the wanted tokens if given, else of all the step's."""
+        """Attends from `q` [num_tokens, num_heads, head_dim]: the wanted tokens if given, else all of the step's."""
         pages, group = step.caches[self._place.number]
         return attend(self._ops, q, pages, wanted or step, group, self._form, self._sequences)
 
@@ -169,7 +168,7 @@ class Attention:
         return (self._no_rotation, self._no_rotation) if self._rotary is None else step.rotation(self._rotary)
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """The `rows` [num_tokens, size] of tokens with an output: all, or in the last layer the wanted ones."""
+        """Selects the `rows` [num_tokens, size] of tokens with an output: all, or in the last layer the wanted ones."""
         if self._place.is_last and step.wanted is not None:
             return self._ops.take_rows(rows, step.wanted.tokens)
         return rows
@@ -185,10 +184,10 @@ def attend(
     sequences: ContextParallel | None,
     num_kv_heads: int = 1,
 ) -> Tensor:
-    """`Backend.attention` of `q` [num_tokens, num_heads, head_dim], also where ranks divide sequences.
+    """Runs `Backend.attention` for `q` [num_tokens, num_heads, head_dim], also where ranks divide sequences.
 
     Args:
-        own: the step of these tokens, or what it says of them alone.
+        own: the step of these tokens, or the part of it for them.
         group: the KV group.
         num_kv_heads: see `ContextParallel.attend`.
     """
@@ -201,7 +200,7 @@ def attend(
 def _query_parts(
     name: str, shape: AttentionShape, shard: Shard, *, is_gated: bool
 ) -> tuple[list[LinearPart], list[LinearPart]]:
-    """The parts of a query projection that hold queries, and those that hold gates: turn by turn, a head each."""
+    """Returns the parts of a query projection with queries, and those with gates. They alternate by head."""
     size, head_dim = shape.num_heads * shape.head_dim, shape.head_dim
     if not is_gated:
         return [LinearPart(name, size, shard)], []
@@ -211,12 +210,14 @@ def _query_parts(
 
 
 def head_gates(context: ModelContext, name: str, num_heads: int) -> LinearPart:
-    """The rank's part of a projection that has one output for each head."""
+    """Returns the rank's part of a projection that has one output for each head."""
     return LinearPart(name, num_heads, context.shard(0, num_heads, "attention heads"))
 
 
 def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:
-    """The form of the rank's query heads. Raises ModelLoadError if it needs sequences that are not divided."""
+    """Returns the form of the rank's query heads. Raises ModelLoadError if it cannot be used where sequences are
+    divided.
+    """
     if context.sequences is not None:
         context.sequences.check(form)
 
@@ -230,7 +231,7 @@ def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:
 
 
 def kv_head_shard(context: ModelContext, num_kv_heads: int, head_dim: int) -> Shard:
-    """The rank's rows of a key or value projection."""
+    """Returns the rank's rows of a key or value projection."""
     size, rank = context.group.size, context.group.rank
     if context.sequences is not None:
         context.sequences.check_heads(size, num_kv_heads)

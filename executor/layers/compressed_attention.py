@@ -1,8 +1,8 @@
-"""DeepSeek V4's attention: to the latest tokens, and to rows that stand for runs of all tokens before.
+"""DeepSeek V4's attention: to the latest tokens, and to compressed rows of all earlier tokens.
 
-All heads share one key a token, which is the value, too. Rows of a few tokens overlap, and an indexer chooses among
-them (compressed sparse attention); rows of many tokens are all seen (heavily compressed attention). What a row is made
-of is kept until it is complete.
+All heads share one key a token, which is the value, too. A row of few tokens overlaps the next, and an indexer selects
+among them (compressed sparse attention). Rows of many tokens are all seen (heavily compressed attention). The inputs of
+a row are cached until it is complete.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class CompressedShape:
     Attributes:
         q_lora_rank: of the queries' latent.
         window: latest tokens that a token sees, itself included.
-        num_groups: the heads' outputs are projected in so many groups, to `group_rank` numbers each.
+        num_groups: groups in which the heads' outputs are projected, to `group_rank` values each.
         rate: tokens of a row; None: there are no rows.
         index_heads: of the indexer; 0: a token sees all rows.
         index_top_k: the most rows that a token sees.
@@ -51,11 +51,11 @@ class CompressedShape:
 
 
 class CompressedAttention:
-    """Every rank has an equal part of the heads, in whole groups, and all rows.
+    """One layer's attention on one rank, with an equal part of the heads, in whole groups, and all rows.
 
     Attributes:
-        kv: what the layer keeps of a sequence: latest tokens; if it has rows, what they are made of, and the rows.
-        activation_size: numbers that the layer makes of each token.
+        kv: the layer's caches: latest tokens; with rows, also their inputs, and the rows.
+        activation_size: values that the layer computes for each token.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CompressedAttention:
         rotary: RotaryEmbedding,
         style: NormStyle,
     ) -> None:
-        """`place.number` is that of the first of the layer's caches."""
+        """Takes a `place` whose `number` is that of the layer's first cache."""
         name, hidden_size = f"{place.name}.attn", shape.hidden_size
         self._ops = context.ops
         self._place = place
@@ -164,16 +164,16 @@ class CompressedAttention:
         return rows
 
     def _pages(self, step: StepContext, number: int) -> Tensor:
-        """One of the layer's caches."""
+        """Returns the pages of one of the layer's caches."""
         return step.caches[self._place.number + number].pages
 
     def _store(self, step: StepContext, number: int, rows: Tensor) -> None:
-        """Stores a row of each of the step's tokens."""
+        """Stores a row for each of the step's tokens."""
         pages, group = step.caches[self._place.number + number]
         self.kv[number].store(self._ops, rows, pages, step.attention[group].slot_mapping)
 
     def _store_complete_rows(self, step: StepContext, places: Sequence[RowPlaces]) -> None:
-        """Makes the rows that the step's tokens complete."""
+        """Computes and stores the rows that the step's tokens complete."""
         rate, pages = self._shape.rate, self._pages(step, 1)
         assert rate is not None
         tokens = places[2].completing(rate)
@@ -187,16 +187,17 @@ class CompressedAttention:
         self.kv[2].store(self._ops, rows, self._pages(step, 2), places[2].own(tokens, rate))
 
     def _indexed(self, x: Tensor, q_latent: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
-        """The indexer's queries and weights, as for `LatentOperations.select_rows`; nothing if there is no indexer."""
+        """Computes the indexer's queries and weights for `LatentOperations.select_rows`; nothing without an indexer."""
         if self._index_q is None:
             return []
         q = self._index_q(q_latent).unflatten(1, (self._shape.index_heads, self._shape.index_head_dim))
         return [rotate_last(q, cos, sin), self._index_weights(x)]
 
     def _seen_rows(self, index: Sequence[Tensor], step: StepContext, places: RowPlaces) -> CacheRows:
-        """The rows that tokens attend to: all, or those that the indexer chooses (arXiv:2512.02556, section 2.1).
+        """Returns the rows that tokens attend to: all, or those that the indexer selects (arXiv:2512.02556, section
+        2.1).
 
-        `index` is what `_indexed` returns of these tokens.
+        `index` is the result of `_indexed` for these tokens.
         """
         shape, pages = self._shape, self._pages(step, 2)
         assert shape.rate is not None

@@ -1,4 +1,4 @@
-"""Rows that stand for runs of tokens, as DeepSeek V4 keeps them: where they lie in pages, and how they are made."""
+"""Compressed rows of several tokens, as in DeepSeek V4: their places in pages, and their computation."""
 
 from collections.abc import Iterator
 
@@ -14,14 +14,14 @@ from quire.ops.backend import AttentionBatch
 from quire.ops.latent import CacheRows
 
 _SLOTS = 1 << 20
-"""The most slots that are made at once, unless a single token sees more rows."""
+"""The most slots that are computed at once, unless a single token sees more rows."""
 
 
 class RowPlaces:
-    """Where the tokens of a step find rows of their sequences, in the pages of one KV group."""
+    """The places of sequences' rows in the pages of one KV group, for the tokens of a step."""
 
     def __init__(self, batch: AttentionBatch, positions: Tensor) -> None:
-        """`positions` are the step's, [num_tokens] int64."""
+        """Takes the step's `positions`, [num_tokens] int64."""
         device = positions.device
         rows = np.repeat(np.arange(len(batch.query_lens)), batch.query_lens)
         starts = batch.seq_lens - batch.query_lens
@@ -34,41 +34,43 @@ class RowPlaces:
         self._positions = positions
 
     def latest(self, cache: Tensor, window: int) -> CacheRows:
-        """A row for each of the last `window` tokens, each token's own the last."""
+        """Returns a row for each of the last `window` tokens, each token's own as the last."""
         first = (self._positions + 1 - window).clamp_min(0)
         positions = first.unsqueeze(1) + torch.arange(window, device=first.device)
         slots = self._slots(self._rows, torch.minimum(positions, self._positions.unsqueeze(1)), 1)
         return CacheRows(cache, slots.int(), self._positions + 1 - first)
 
     def complete(self, cache: Tensor, rate: int) -> CacheRows:
-        """All rows of `rate` tokens that were complete with the token itself or before it."""
+        """Returns all rows of `rate` tokens that were complete with the token itself or before it."""
         ends = torch.arange(self._longest // rate, device=self._positions.device) * rate + rate - 1
         positions = torch.minimum(ends, self._positions.unsqueeze(1))
         slots = self._slots(self._rows, positions, rate)
         return CacheRows(cache, slots.int(), (self._positions + 1) // rate)
 
     def completing(self, rate: int) -> Tensor:
-        """The step's tokens that complete a row of `rate` tokens: indices [n] int64."""
+        """Lists the step's tokens that complete a row of `rate` tokens: indices [n] int64."""
         [tokens] = np.nonzero((self._host_positions + 1) % rate == 0)
         return torch.from_numpy(tokens).to(self._positions.device)
 
     def at(self, positions: Tensor) -> Tensor:
-        """Slots of the tokens at `positions` [num_tokens, count], each in the token's own sequence."""
+        """Returns slots of the tokens at `positions` [num_tokens, count], in each token's sequence."""
         return self._slots(self._rows, positions, 1)
 
     def before(self, tokens: Tensor, count: int) -> Tensor:
-        """Slots of the last `count` tokens up to each of `tokens`: [n, count]; before a sequence, its first one's."""
+        """Returns slots of the last `count` tokens up to each of `tokens`: [n, count]. Those before the sequence are
+        its first's.
+        """
         positions = self._positions[tokens].unsqueeze(1) + torch.arange(1 - count, 1, device=tokens.device)
         return self._slots(self._rows[tokens], positions.clamp_min(0), 1)
 
     def own(self, tokens: Tensor, rate: int) -> Tensor:
-        """Slots of the rows that `tokens` complete: [n]."""
+        """Returns slots of the rows that `tokens` complete: [n]."""
         return self._slots(self._rows[tokens], self._positions[tokens].unsqueeze(1), rate).squeeze(1)
 
     def parts(self, rate: int | None, count: int = 0) -> Iterator[slice]:
-        """All tokens, so few at a time that `complete` takes little memory; at once, if there is no `rate`.
+        """Yields all tokens, in parts so small that `complete` takes little memory; all at once without a `rate`.
 
-        Nor does `at` take much for `count` positions of each.
+        The parts are also small enough for `at` with `count` positions of each token.
         """
         num_rows = 0 if rate is None else self._longest // rate
         size = max(1, _SLOTS // max(1, num_rows, count))
@@ -76,27 +78,27 @@ class RowPlaces:
             yield slice(begin, begin + size)
 
     def of(self, tokens: Tensor | slice) -> "RowPlaces":
-        """The places as some of the step's tokens see them."""
+        """Returns the places for some of the step's tokens."""
         some = object.__new__(RowPlaces)
         vars(some).update(vars(self), _rows=self._rows[tokens], _positions=self._positions[tokens])
         return some
 
     def _slots(self, rows: Tensor, positions: Tensor, rate: int) -> Tensor:
-        """Slots of the rows of `rate` tokens in which those at `positions` [n, count] of the sequences `rows` are."""
+        """Returns slots of the rows of `rate` tokens that contain `positions` [n, count] of the sequences `rows`."""
         size = self._block_size
         pages = self._table[rows.unsqueeze(1), positions // size]
         return pages * max(1, size // rate) + positions % size // rate
 
 
 class StepPlaces:
-    """The `RowPlaces` of a step, by cache. Those of a KV group are made once."""
+    """The `RowPlaces` of a step, by cache. Each KV group's are computed once."""
 
     def __init__(self, step: StepContext) -> None:
         self._step = step
         self._found: dict[int, RowPlaces] = {}
 
     def of(self, number: int) -> RowPlaces:
-        """Those in the group of the cache with this number."""
+        """Returns those in the group of the cache with this number."""
         group = self._step.caches[number].group
         if group not in self._found:
             self._found[group] = RowPlaces(self._step.attention[group], self._step.positions)
@@ -104,11 +106,11 @@ class StepPlaces:
 
 
 class Compressor:
-    """Makes a row of `rate` tokens: the sum of what each gives, each number with shares of its own (a softmax).
+    """Computes a row from `rate` tokens: their sum, weighted by a softmax over tokens for each element.
 
-    A token gives `source_size` numbers: what is summed, and the logits of its shares. If rows overlap, it gives both
-    twice, once for the row after its own. Rows are normalized, and their last numbers rotated in neighbouring pairs to
-    the position of their first token.
+    A token has `source_size` inputs: the values to sum, and the logits of the weights. If rows overlap, it has both
+    twice, the second time for the row after its own. Rows are normalized, and their last elements rotated in
+    neighbouring pairs to the position of their first token.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Compressor:
         *,
         overlaps: bool,
     ) -> None:
-        """`size` is that of a row."""
+        """Takes the `size` of a row."""
         self.size = size
         self._rate = rate
         self._overlaps = overlaps
@@ -130,12 +132,12 @@ class Compressor:
         width = 2 * size if overlaps else size
         self.source_size = 2 * width
         self.num_tokens = 2 * rate if overlaps else rate
-        """Tokens of which a row is made."""
+        """The tokens from which a row is computed."""
         self._bias = context.read(f"{name}.ape", (rate, width), dtype=torch.float32)
         self._norm = RMSNorm(context, f"{name}.norm", size, style)
 
     def __call__(self, sources: Tensor, positions: Tensor) -> Tensor:
-        """`sources` [n, num_tokens, source_size] of the tokens up to `positions` [n] → rows [n, size]."""
+        """Maps `sources` [n, num_tokens, source_size] of the tokens up to `positions` [n] to rows [n, size]."""
         given, logits = sources.float().chunk(2, dim=-1)
         size, rate = self.size, self._rate
         if self._overlaps:
@@ -152,7 +154,7 @@ class Compressor:
 
 
 def rotate_last(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
-    """`x` [num_tokens, heads, size] with its last numbers rotated in neighbouring pairs, or back.
+    """Rotates the last elements of `x` [num_tokens, heads, size] in neighbouring pairs, or back.
 
     `cos` and `sin` are as for `Backend.rotary`.
     """

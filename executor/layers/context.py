@@ -21,12 +21,12 @@ from quire.ops.backend import Backend
 
 @dataclass(frozen=True)
 class ModelContext:
-    """A rank's kernels, tensor-parallel group and weights. A layer reads its shard of a weight when it is made.
+    """A rank's kernels, tensor-parallel group and weights. A layer reads its shard of a weight when it is built.
 
-    Linear layers read theirs through `scheme`, and `packing` hands them out packed. `experts` divides the experts of
-    mixtures whole over ranks; None: each rank has a part of each, as of any other weight. `sequences` divides the
-    positions of sequences over ranks; None: each keeps all. `cache_scales` are those that the checkpoint may have for
-    cached keys and values; None: its format has none.
+    Linear layers read theirs through `scheme`, and `packing` packs them. `experts` divides the experts of mixtures
+    whole over ranks; None: each rank has a part of each, as of any other weight. `sequences` divides the positions of
+    sequences over ranks; None: each has all. `cache_scales` are the checkpoint's scales of cached keys and values;
+    None: its format has none.
     """
 
     ops: Backend
@@ -55,7 +55,7 @@ class ModelContext:
         context_group: ParallelGroup | None = None,
         lockstep: Lockstep | None = None,
     ) -> "ModelContext":
-        """The context that `config` asks for; without `packing`, weights are packed as they are read.
+        """Builds the context that `config` asks for; without `packing`, weights are packed as they are read.
 
         Without `layers`, the rank builds all. `context_group` and `lockstep` are for a model that will run, see
         `ContextParallel.of` and `ExpertParallel.of`.
@@ -80,21 +80,21 @@ class ModelContext:
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether this rank builds the first layers, and so the embedding."""
+        """True if this rank builds the first layers, and so the embedding."""
         return self.layers.start == 0
 
     def read(
         self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """A weight or its shard, in `dtype` or else the model's, on the rank's device."""
+        """Reads a weight or its shard, in `dtype` or else the model's, to the rank's device."""
         return self.weights.read(name, shape, shard, dtype).to(self.device)
 
     def read_dequantized(self, part: LinearPart, in_features: int) -> Tensor:
-        """See `LinearScheme.read_dequantized`; in the model's dtype."""
+        """Reads a weight by `LinearScheme.read_dequantized`, in the model's dtype."""
         return self.packing.dequantized(lambda: self.scheme.read_dequantized(self, part, in_features, self.dtype))
 
     def read_cache_scales(self, layer: str, num_heads: int, heads: range) -> Tensor | None:
-        """See `CacheScales.read`; None also if the checkpoint's format has none."""
+        """Reads by `CacheScales.read`; None also if the checkpoint's format has no scales."""
         return None if self.cache_scales is None else self.cache_scales.read(self, layer, num_heads, heads)
 
     def find(self, name: str, otherwise: Stored | None = None) -> Stored | None:
@@ -105,7 +105,7 @@ class ModelContext:
         return rows._replace(reader=_OnDevice(rows.reader, self.device))
 
     def share(self, size: int, what: str) -> int:
-        """This rank's part of `size`, equal on all ranks.
+        """Returns this rank's part of `size`, equal on all ranks.
 
         Raises:
             ModelLoadError: `size` cannot be divided by the number of ranks.
@@ -118,14 +118,14 @@ class ModelContext:
         return size // self.group.size
 
     def shard(self, dim: int, size: int, what: str) -> Shard:
-        """This rank's equal part of a dimension of `size`."""
+        """Returns this rank's equal part of a dimension of `size`."""
         part = self.share(size, what)
         return Shard(dim, self.group.rank * part, (self.group.rank + 1) * part)
 
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """See `TensorSource`: a checkpoint's tensors on the rank's device."""
+    """Puts a checkpoint's tensors on the rank's device."""
 
     source: TensorSource
     device: torch.device

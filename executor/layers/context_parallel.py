@@ -16,32 +16,33 @@ from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.ops.backend import AttentionForm, Backend
 
 CHUNKS: tuple[Literal["own", "previous", "earlier"], ...] = ("own", "previous", "earlier")
-"""See `AttentionForm.chunks`."""
+"""The chunks of dual chunk attention; see `AttentionForm.chunks`."""
 
 GATHERED_BYTES = MAX_BYTES
-"""The most of a rank's queries that all ranks gather. So few, as in most decode steps, take less time than round trips:
-gathered queries need one, and those in a ring as many as there are ranks."""
+"""The most of a rank's queries that all ranks gather. For so few, as in most decode steps, a gather takes less time
+than a ring: one round trip instead of one for each rank.
+"""
 
 AttendPartly = Callable[[Tensor, AttentionForm, PartialKeys], Part]
-"""See `Backend.partial_attention`: of queries, over one rank's keys."""
+"""Computes `Backend.partial_attention` of queries, over one rank's keys."""
 
 
 class ContextParallel:
     """One rank's part of the positions, and the group that has all of them.
 
-    The ranks of the group are `num_parts` times as many as those that compute the same tokens, which hold the same KV
-    heads, and different query heads.
+    The group consists of `num_parts` times the ranks that compute the same tokens. These hold the same KV heads, and
+    different query heads.
 
     Attributes:
         flag: the option that asks for it; of two, the one that divides tokens.
-        num_parts: into which the tokens of each step are divided, by their positions.
+        num_parts: parts into which the tokens of each step are divided, by their positions.
         num_same: ranks that compute the same tokens: neighbours in the group.
         group: the ranks that divide the positions.
         shard: this rank's part.
     """
 
     def __init__(self, group: ParallelGroup, num_parts: int, run: int) -> None:
-        """Runs of `run` positions belong to the ranks of `group` in turn."""
+        """Takes the length `run` of the runs of positions, which belong to the ranks of `group` in turn."""
         self.flag = f"--{'prefill' if num_parts > 1 else 'decode'}-context-parallel-size"
         self.num_parts = num_parts
         self.num_same = group.size // num_parts
@@ -50,7 +51,7 @@ class ContextParallel:
 
     @staticmethod
     def of(config: EngineConfig, tensor: ParallelGroup, group: ParallelGroup | None) -> "ContextParallel | None":
-        """What `config` asks for; None if every rank keeps all positions.
+        """Builds it from `config`; None if every rank has all positions.
 
         Args:
             tensor: all ranks that share each layer's weights.
@@ -64,11 +65,11 @@ class ContextParallel:
 
     @property
     def divides_tokens(self) -> bool:
-        """Whether a rank computes some of a step's tokens alone."""
+        """True if a rank computes only some of a step's tokens."""
         return self.num_parts > 1
 
     def check(self, form: AttentionForm) -> None:
-        """Raises ModelLoadError for a form that has no counterpart among one rank's keys, see `_partial`."""
+        """Raises ModelLoadError for a form that cannot be computed over one rank's keys, see `_partial`."""
         turn = self.shard.run * self.shard.size
         limit = next((size for size in (form.window, form.chunk) if size is not None and size % turn), None)
         if limit is not None:
@@ -91,7 +92,7 @@ class ContextParallel:
         """Raises ModelLoadError if ranks that compute the same tokens hold different KV heads.
 
         Args:
-            num_ranks: over which the model's heads are divided.
+            num_ranks: the ranks over which the model's heads are divided.
         """
         copies = max(1, num_ranks // num_kv_heads)
         if copies % self.num_same:
@@ -102,14 +103,14 @@ class ContextParallel:
             )
 
     def activation_size(self, num_heads: int, size: int, value_size: int) -> int:
-        """Numbers that a layer's attention makes of each token of a step for other ranks, and gets from them.
+        """Counts the values of each token that a layer's attention computes for other ranks, and receives from them.
 
         Args:
             num_heads: queries of a rank.
             size: of a query.
-            value_size: of what a query attends to.
+            value_size: of a value.
         """
-        if self.num_parts == 1:  # results are made, laid out by ranks, and received
+        if self.num_parts == 1:  # results are computed, ordered by rank, and received
             return self.num_same * num_heads * (size + 3 * value_size)
         # One part of the tokens: two blocks of queries, three of results for others, and results from each rank. Blocks
         # of keys are smaller, or else they would not travel.
@@ -117,7 +118,7 @@ class ContextParallel:
         return num_heads * (blocks + self.num_same * value_size)
 
     def attend(self, ops: Backend, q: Tensor, keys: PartialKeys, form: AttentionForm, num_kv_heads: int = 1) -> Tensor:
-        """`Backend.attention` of `q` [num_tokens, num_heads, head_dim] over all ranks.
+        """Runs `Backend.attention` for `q` [num_tokens, num_heads, head_dim] over all ranks.
 
         Args:
             keys: this rank's.
@@ -132,7 +133,7 @@ class ContextParallel:
     def attend_to_latents(
         self, ops: Backend, q: Tensor, q_rotated: Tensor, keys: PartialKeys, *, scale: float
     ) -> Tensor:
-        """`LatentOperations.latent_attention` over all ranks; `keys` are as for `attend`."""
+        """Runs `LatentOperations.latent_attention` over all ranks; `keys` are as for `attend`."""
         rank = q.shape[2]
 
         def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
@@ -145,11 +146,11 @@ class ContextParallel:
     def attend_in_chunks(
         self, ops: Backend, queries: Sequence[Tensor], keys: PartialKeys, form: AttentionForm
     ) -> Tensor:
-        """Attention of each token to its own, the previous and all earlier chunks, with a query for each of the three.
+        """Attends from each token to its own, the previous and all earlier chunks, with a query for each of the three.
 
         Args:
-            queries: each as `q` for `attend`, which says what else is given.
-            form: the chunks' size, and no more than that and a scale.
+            queries: each as `q` for `attend`; other arguments as there.
+            form: the chunks' size, and nothing else except a scale.
         """
 
         def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
@@ -179,9 +180,9 @@ class ContextParallel:
         value_size: int,
         num_kv_heads: int = 1,
     ) -> Tensor:
-        """The parts of this rank's queries over the keys of each rank, merged in the order of ranks.
+        """Computes this rank's queries over the keys of each rank, and merges the parts in the order of ranks.
 
-        `q` is [num_tokens, num_heads, size], and `form` is that of its heads; what they attend to has `value_size`.
+        `q` is [num_tokens, num_heads, size], and `form` is that of its heads; values have `value_size`.
         """
 
         def attend(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
@@ -217,13 +218,15 @@ class ContextParallel:
         attend: AttendPartly,
         num_kv_heads: int,
     ) -> Tensor:
-        """See `_attend`: each rank attends with the queries of all ranks at once, and sends each rank its parts."""
+        """Implements `_attend` with one gather: each rank attends for the queries of all ranks, and sends each its
+        parts.
+        """
         order, back = keys.sight.order, keys.sight.back
         if order is not None:
             q = ops.take_rows(q.flatten(1), order).view(q.shape)
         gathered = form
         if form.slopes is not None and self.num_same > 1:
-            slopes = self._gather(form.slopes.view(1, -1, 1), num_kv_heads)  # the same of each part
+            slopes = self._gather(form.slopes.view(1, -1, 1), num_kv_heads)  # the same for each part
             gathered = form._replace(slopes=slopes[0, :, 0])
         made = attend(self._gather(q, num_kv_heads), gathered, keys)
         outs, sums = self.group.all_to_all_together([self._by_rank(each, num_kv_heads) for each in made])
@@ -231,26 +234,26 @@ class ContextParallel:
         return merged if back is None else ops.take_rows(merged.flatten(1), back).view(merged.shape)
 
     def _forms(self, form: AttentionForm) -> list[AttentionForm]:
-        """`form` for the heads of each rank."""
+        """Returns `form` for the heads of each rank."""
         if form.slopes is None or self.num_same == 1:
             return [form] * self.group.size
         slopes = self.group.all_gather(form.slopes.view(1, -1), dim=0)
         return [form._replace(slopes=each) for each in slopes]
 
     def _gather(self, q: Tensor, num_kv_heads: int) -> Tensor:
-        """The queries of all ranks, by KV head: [num_parts * num_tokens, num_same * num_heads, size]."""
+        """Gathers the queries of all ranks, by KV head: [num_parts * num_tokens, num_same * num_heads, size]."""
         if self.num_same == 1:
             return self.group.all_gather(q, dim=0)
         heads = self.group.all_gather(q, dim=1).unflatten(1, (self.num_parts, self.num_same, num_kv_heads, -1))
         return heads.permute(1, 0, 3, 2, 4, 5).flatten(2, 4).flatten(0, 1)
 
     def _by_rank(self, x: Tensor, num_kv_heads: int) -> Tensor:
-        """What belongs to the queries of each rank, of those of all: [num_ranks, num_tokens, num_heads, ...]."""
+        """Orders results for the queries of all ranks by rank: [num_ranks, num_tokens, num_heads, ...]."""
         heads = x.unflatten(1, (num_kv_heads, self.num_same, -1)).unflatten(0, (self.num_parts, -1))
         return heads.movedim(3, 1).flatten(3, 4).flatten(0, 1)
 
     def _partial(self, form: AttentionForm) -> AttentionForm:
-        """`form` among this rank's keys, which are counted one by one, and of which every window has equally many."""
+        """Returns `form` over this rank's keys, counted consecutively. Every window contains equally many of them."""
         size = self.shard.size
         return form._replace(
             window=None if form.window is None else form.window // size,
@@ -260,7 +263,7 @@ class ContextParallel:
         )
 
     def _merge(self, ops: Backend, parts: list[Part], form: AttentionForm) -> Tensor:
-        """Outputs of this rank's queries over all positions, of parts by rank; `form` is that of these queries."""
+        """Merges the parts of all ranks for this rank's queries; `form` is that of these queries."""
         if form.sinks is not None:  # a part without values
             out, _ = parts[0]
             parts = [*parts, (torch.zeros_like(out), form.sinks.repeat(len(out), 1))]

@@ -1,9 +1,9 @@
-"""Dual chunk attention (arXiv:2402.17463): no query is farther from a key than the model has been trained for.
+"""Dual chunk attention (arXiv:2402.17463): no query is farther from a key than in the model's training.
 
-Sequences fall into chunks, and keys are rotated by their places in them. A query has three rotations: towards keys of
-its own chunk, which are at their true distances; of the previous chunk, at their true distances as far as these are
-known to the model; and of earlier chunks, all of which are as far as can be. Attention is exact: the sparse prefill of
-arXiv:2407.02490, for which a checkpoint may have patterns, is an approximation of it.
+Sequences are divided into chunks, and keys are rotated by their places in them. A query has three rotations: towards
+keys of its own chunk, at their true distances; of the previous chunk, at their true distances up to the longest that
+the model knows; and of earlier chunks, at that longest distance. Attention is exact: the sparse prefill of
+arXiv:2407.02490, for which a checkpoint may have patterns, approximates it.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ from quire.ops.backend import AttentionForm
 
 
 def rotated_attention(context: ModelContext, config: Mapping[str, Any], head_dim: int) -> Callable[..., Attention]:
-    """Makes layers, given all arguments of `Attention` but `rotary`: config.json says how they rotate.
+    """Returns a builder of layers that takes all arguments of `Attention` except `rotary`, which config.json describes.
 
-    They have chunks only if a sequence can be so long that these make a difference.
+    Layers have chunks only if a sequence can be so long that they make a difference.
     """
     chunks = DualChunks.of(config)
     if chunks is None or context.max_model_len <= chunks.plain_length:
@@ -37,8 +37,8 @@ class DualChunkRotary:
     """The rotations of keys and queries.
 
     Attributes:
-        own: by a token's place in its chunk, of keys and of queries towards their own chunk.
-        others: by chunks of a query's keys: from its place in its own chunk to where it stands towards those.
+        own: by a token's place in its chunk, for keys and for queries towards their own chunk.
+        others: by the chunk of a query's keys: from its place in its own chunk to its position towards those keys.
     """
 
     def __init__(self, context: ModelContext, config: Mapping[str, Any], head_dim: int, chunks: DualChunks) -> None:
@@ -60,7 +60,7 @@ class DualChunkRotary:
         return min(self.chunks.most, 2 * self.chunks.length - 1)
 
     def _place(self, positions: Tensor) -> Tensor:
-        # Torch's own operation: it keeps steps from being recorded, whose parts depend on more than their rows.
+        # A torch operation: it prevents recording of steps, whose parts depend on more than their rows.
         return positions % self.chunks.length
 
     def _towards_others(self, places: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class DualChunkRotary:
 
 
 class DualChunkAttention(Attention):
-    """Attention whose queries meet keys of their own, the previous and earlier chunks in rotations of their own."""
+    """Attention whose queries are rotated differently for keys of the same, the previous and earlier chunks."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class DualChunkAttention(Attention):
         self.activation_size += 5 * self._num_heads * self.kv.head_dim  # two more queries, and outputs of three parts
         if context.sequences is not None:
             context.sequences.check(form._replace(chunk=self._chunks.length))
-            # The same of what ranks gather, and what is left of it where queries take the place of others.
+            # Twice: the other queries that ranks gather, and copies in which one query replaces another.
             self.activation_size += 2 * context.sequences.activation_size(
                 self._num_heads, self.kv.head_dim, self.kv.head_dim
             )

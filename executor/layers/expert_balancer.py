@@ -1,4 +1,4 @@
-"""Places experts anew by the tokens that they had, while the engine runs (EPLB, arXiv:2412.19437, section 3.4)."""
+"""Moves experts between ranks by their recent load, while the engine runs (EPLB, arXiv:2412.19437, section 3.4)."""
 
 import time
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ logger = get_logger(__name__)
 
 
 class ExpertBalancer:
-    """Counts each expert's tokens in the last steps before every `step_interval`-th one, and then moves experts.
+    """Counts each expert's tokens in a window before every `step_interval`-th step, and then moves experts.
 
     Each rank counts its engine's tokens. All take the same steps and compute the same placement from summed counts, so
-    they agree without asking. The weights go from rank to rank as the backend packed them.
+    they agree without communication. The weights go from rank to rank as the backend packed them.
 
     Args:
         experts: the layers and the group of ranks.
@@ -39,7 +39,7 @@ class ExpertBalancer:
         self._prepare()
 
     def after_step(self) -> None:
-        """Every rank calls it after each step, before the next."""
+        """Runs on every rank after each step, before the next."""
         self._step += 1
         config = self._config
         if config.log_balancedness and self._step % config.log_balancedness_interval == 0:
@@ -66,7 +66,7 @@ class ExpertBalancer:
         self.balancedness = sum(1 / each for each in before) / len(before)
         if self._logs:
             logger.info(
-                "experts placed anew in %.2f s, %d moved: the busiest rank had %.2f times the mean load, and would "
+                "rebalanced experts in %.2f s, %d moved: the busiest rank had %.2f times the mean load, and would "
                 "have had %.2f times",
                 time.monotonic() - started,
                 num_moves,
@@ -75,14 +75,14 @@ class ExpertBalancer:
             )
 
     def _total_loads(self) -> Sequence[Tensor]:
-        """The tokens of each expert that all ranks counted, layer by layer: [num_experts] each."""
+        """Sums the tokens of each expert over all ranks, layer by layer: [num_experts] each."""
         counted = [layer.places.loads for layer in self._experts.layers]
         return self._experts.group.all_reduce(torch.cat(counted)).split([len(each) for each in counted])
 
     def _move(self, layer: DividedExperts, moves: list[Move]) -> None:
         group = self._experts.group
         rank = group.rank
-        # Copies first: a place may be read by one move and written by another.
+        # Copied first: one move may read a place that another writes.
         leaving = {move: _joined(layer.tensors(move.source_place)) for move in moves if move.source == rank}
         arriving = {
             move: torch.empty_like(_joined(layer.tensors(move.target_place)))
@@ -98,7 +98,7 @@ class ExpertBalancer:
                 _write(arriving.get(move, leaving.get(move)), layer.tensors(move.target_place))
 
     def _prepare(self) -> None:
-        """Starts to count where the window begins."""
+        """Starts to count at the beginning of the window."""
         config, place = self._config, self._step % self._config.step_interval
         window = min(config.window_size, config.step_interval)
         first = config.step_interval - window
@@ -111,7 +111,7 @@ class ExpertBalancer:
                 layer.places.count(on=False)
 
     def _log_balancedness(self) -> None:
-        """Mean over layers of the ranks' mean load over that of the busiest, since this was last logged."""
+        """Logs the mean over layers of the ranks' mean load over that of the busiest, since the last such line."""
         layers = self._experts.layers
         now = self._total_loads()
         if self._logs:
@@ -125,7 +125,7 @@ class ExpertBalancer:
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """The bytes of all tensors, [num_bytes] uint8."""
+    """Joins the bytes of all tensors, [num_bytes] uint8."""
     return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors])
 
 

@@ -1,4 +1,4 @@
-"""The way of tokens to the experts of other engines, and back."""
+"""Sends tokens to the experts of other engines, and their outputs back."""
 
 from typing import NamedTuple
 
@@ -11,12 +11,12 @@ from quire.executor.parallel.lockstep import Lockstep
 
 
 class Dispatched(NamedTuple):
-    """Tokens that came to a rank's experts, engine by engine, and what the way back takes.
+    """Tokens that a rank's experts received, engine by engine, and the bookkeeping for the way back.
 
     Attributes:
-        x, ids, weights: arguments of `Backend.experts`, with the numbers that experts have in the whole layer.
+        x, ids, weights: arguments of `Backend.experts`, with experts' indices in the whole layer.
         num_own: tokens of this engine.
-        rows: which of them went out, [num_sent] int64, engine by engine.
+        rows: the indices of those that were sent, [num_sent] int64, engine by engine.
         sent: how many went to each engine.
         received: how many came from each.
     """
@@ -31,10 +31,11 @@ class Dispatched(NamedTuple):
 
 
 class ExpertExchange:
-    """Rows of tokens between the engines that share experts. All ranks of a step call both methods for each layer.
+    """Exchanges rows of tokens between the engines that share experts. All ranks of a step call both methods for each
+    layer.
 
-    Ranks with the same tensor coordinate exchange. A token goes to the engines with experts that it chose, and a sum
-    comes back from each; where telling how many tokens come would take longer than what this saves, it goes to all.
+    Ranks with the same tensor coordinate exchange. A token goes to the engines with its experts, and a sum comes back
+    from each. If the message with the number of tokens would take longer than this saves, a token goes to all engines.
     """
 
     def __init__(self, lockstep: Lockstep) -> None:
@@ -57,16 +58,16 @@ class ExpertExchange:
             received = limits
             came = engines.exchange_rows(own[rows], sent, received)
         columns = came.split([each.shape[1] * each.element_size() for each in given], dim=1)
-        # Not `contiguous`: it leaves a single row where it is, which need not be a place for the dtype.
+        # Not `contiguous`: it does not copy a single row, which may lie at an address unaligned for the dtype.
         dense = (part.clone(memory_format=torch.contiguous_format) for part in columns)
         x, ids, weights = (part.view(each.dtype) for part, each in zip(dense, given, strict=True))
         return Dispatched(x, ids, weights, len(own), rows, sent, received)
 
     def combine(self, outputs: Tensor, tokens: Dispatched) -> Tensor:
-        """What the ranks made of this engine's tokens [num_own, hidden], added up in the order of engines.
+        """Returns the sums for this engine's tokens [num_own, hidden], added up in the order of engines.
 
         Args:
-            outputs: what this rank made of the tokens that came here [num_received, hidden].
+            outputs: this rank's outputs for the tokens that it received [num_received, hidden].
         """
         back = self._engines.exchange_rows(outputs.contiguous().view(torch.uint8), tokens.received, tokens.sent)
         total = outputs.new_zeros(tokens.num_own, outputs.shape[1], dtype=torch.float32)
@@ -76,7 +77,7 @@ class ExpertExchange:
         return total.to(outputs.dtype)
 
     def _is_worth_choosing(self, row_bytes: int, num_experts: int, per_token: int) -> bool:
-        """Whether each token goes only where its experts are in this step. All ranks find the same."""
+        """Returns True if each token goes only to its experts' engines in this step. All ranks agree on it."""
         share = chosen_share(num_experts, self._lockstep.size, per_token)
         most = max(self._lockstep.num_tokens)
         return saved_bytes(most, self._engines.size, row_bytes, share) > self._engines.counts_cost

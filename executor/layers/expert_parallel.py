@@ -15,7 +15,7 @@ from quire.executor.parallel.lockstep import Lockstep
 
 
 class DividedExperts(Protocol):
-    """One layer's experts, of which each rank has some."""
+    """One layer's experts, divided over ranks."""
 
     @property
     def places(self) -> ExpertPlaces:
@@ -23,7 +23,7 @@ class DividedExperts(Protocol):
         ...
 
     def tensors(self, place: int) -> list[Tensor]:
-        """The packed weights of the expert in one of this rank's places."""
+        """Returns the packed weights of the expert in one of this rank's places."""
         ...
 
     def accompany(self) -> None:
@@ -36,8 +36,8 @@ class ExpertParallel:
 
     Attributes:
         group: the ranks.
-        num_engines: those that the ranks belong to.
-        exchange: of tokens between these; None if there is one, or the model will not run.
+        num_engines: of the ranks.
+        exchange: of tokens between engines; None if there is only one, or the model will not run.
         layers: the experts of each layer that was built.
     """
 
@@ -49,7 +49,7 @@ class ExpertParallel:
         is_balanced: bool = False,
         num_engines: int = 1,
     ) -> None:
-        """`is_balanced`: experts will be placed anew, see `ExpertBalancer`."""
+        """Takes `is_balanced`: experts will be moved, see `ExpertBalancer`."""
         self.group = group
         self.num_engines = num_engines
         self.exchange = ExpertExchange(group) if isinstance(group, Lockstep) else None
@@ -61,7 +61,7 @@ class ExpertParallel:
     def of(
         cls, config: EngineConfig, group: ParallelGroup, lockstep: Lockstep | None = None
     ) -> "ExpertParallel | None":
-        """The division that `config` asks for, be it of one rank; None if each rank has a part of each expert.
+        """Builds the division that `config` asks for, even on one rank; None if each rank has a part of each expert.
 
         Args:
             group: the ranks of the engine's stage.
@@ -75,22 +75,22 @@ class ExpertParallel:
         return cls(group, config.expert_placement, is_balanced=config.eplb is not None, num_engines=num_engines)
 
     def without_layers(self) -> "ExpertParallel":
-        """The same division, for a model that is built once more."""
+        """Returns the same division, for a model that is built once more."""
         return ExpertParallel(
             self.group, self._placement, is_balanced=self._is_balanced, num_engines=self.num_engines
         )  # fmt: skip
 
     @torch.inference_mode()
     def accompany(self) -> None:
-        """This rank's share of a step in which its engine has no tokens."""
+        """Runs this rank's share of a step in which its engine has no tokens."""
         for layer in self.layers:
             layer.accompany()
 
     def place(self, num_experts: int, device: torch.device) -> ExpertPlaces:
-        """The places of a layer's experts.
+        """Places a layer's experts.
 
         Raises:
-            ModelLoadError: they cannot be placed as asked.
+            ModelLoadError: they cannot be placed as requested.
         """
         size = self.group.size
         placement = Placement.initial(num_experts, size, self._placement, is_balanced=self._is_balanced)

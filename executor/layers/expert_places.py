@@ -7,10 +7,10 @@ from quire.executor.parallel.expert_placement import Placement
 
 
 class ExpertPlaces:
-    """Where the experts of one layer are.
+    """The ranks and places of one layer's experts.
 
     Args:
-        num_engines: those that have equally many of the ranks, one engine after another.
+        num_engines: engines with equally many of the ranks, one engine after another.
 
     Attributes:
         placement: the same on every rank.
@@ -29,11 +29,11 @@ class ExpertPlaces:
 
     @property
     def own(self) -> tuple[int, ...]:
-        """The numbers of this rank's experts, in the order in which it keeps them."""
+        """The indices of this rank's experts, in the order of its places."""
         return self.placement.ranks[self._rank]
 
     def move(self, placement: Placement) -> None:
-        """From now on experts are there."""
+        """Sets a new placement."""
         self.placement = placement
         num_tensor = len(placement.ranks) // self._num_engines
         copies: list[list[tuple[int, int]]] = [[] for _ in range(self.num_experts)]
@@ -50,49 +50,51 @@ class ExpertPlaces:
         self._num_copies = None if counts is None else counts.to(self._device)
 
     def local(self, x: Tensor, ids: Tensor) -> Tensor:
-        """The places of the experts `ids` [num_tokens, top_k] among this rank's; -1 for those of other ranks.
+        """Returns the places of the experts `ids` [num_tokens, top_k] among this rank's; -1 for those of other ranks.
 
-        Which copy of an expert computes a token follows from the bits of its hidden state, `x` [num_tokens, hidden],
-        which are the same on all ranks and in any batch.
+        The bits of a token's hidden state, `x` [num_tokens, hidden], choose among copies of an expert. They are the
+        same on all ranks and in any batch.
         """
         return self._of_copies(self._places, x, ids)
 
     def engines(self, x: Tensor, ids: Tensor) -> Tensor:
-        """The engines whose rank with this one's tensor coordinate has the experts `ids` [num_tokens, top_k].
+        """Returns the engine of each of the experts `ids` [num_tokens, top_k], by the ranks with this one's tensor
+        coordinate.
 
-        The number of engines stands for a rank with another tensor coordinate. As for `local`, `x` decides for a copy.
+        If another tensor coordinate has the expert, the result is the number of engines. `x` chooses among copies, as
+        in `local`.
         """
         return self._of_copies(self._engines, x, ids)
 
     def _of_copies(self, table: Tensor, x: Tensor, ids: Tensor) -> Tensor:
-        """What a table [num_experts, most copies] has of the copies that compute these tokens."""
+        """Looks up `table` [num_experts, most copies] for the copies that compute these tokens."""
         if self._num_copies is None:
             return table[ids, 0]
         return table[ids, _draws(x).unsqueeze(1) % self._num_copies[ids]]
 
     def count(self, *, on: bool) -> None:
-        """Begins to count the tokens of each expert, from 0 on, or ends it."""
+        """Starts to count the tokens of each expert from 0, or stops."""
         self._loads = torch.zeros(self.num_experts, dtype=torch.int64, device=self._device) if on else None
 
     def note(self, ids: Tensor) -> None:
-        """Counts the experts `ids` that tokens of this rank's engine chose, if tokens are counted."""
+        """Counts the experts `ids` of tokens of this rank's engine, if counting is on."""
         if self._loads is not None:
             chosen = ids.flatten()
             self._loads.scatter_add_(0, chosen, torch.ones_like(chosen))
 
     @property
     def loads(self) -> Tensor:
-        """The engine's tokens of each expert since the count began, [num_experts] int64 on the device."""
+        """Returns the engine's tokens of each expert since counting began, [num_experts] int64 on the device."""
         assert self._loads is not None, "nothing is counted"
         return self._loads
 
 
 _BITS = {2: torch.int16, 4: torch.int32}
 _NUM_DRAWN = 16
-"""Numbers of a hidden state that decide for a copy."""
+"""Elements of a hidden state that choose a copy."""
 
 
 def _draws(x: Tensor) -> Tensor:
-    """A number from 0 on for each row of `x`, [num_tokens] int64."""
+    """Hashes each row of `x` to a non-negative integer, [num_tokens] int64."""
     bits = x[:, :_NUM_DRAWN].contiguous().view(_BITS[x.dtype.itemsize]).sum(dim=1, dtype=torch.int64)
-    return (bits * 0x9E3779B1 >> 15) & 0xFFFF  # the last bits of a sum are the last ones of its numbers
+    return (bits * 0x9E3779B1 >> 15) & 0xFFFF  # the lowest bits of a sum depend only on the lowest bits of its terms

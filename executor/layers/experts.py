@@ -23,7 +23,7 @@ class Experts:
     """All experts of a layer.
 
     Attributes:
-        activation_size: numbers that the layer makes of each token, if `top_k` experts are chosen.
+        activation_size: values that the layer computes for each token, if `top_k` experts are chosen.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Experts:
             self._places = context.experts.place(shape.num_experts, context.device)
             self._exchange, num_engines = context.experts.exchange, context.experts.num_engines
             own = self._places.own
-            context = replace(context, group=ParallelGroup())  # one rank has all of an expert, its biases included
+            context = replace(context, group=ParallelGroup())  # one rank has a whole expert, including its biases
         self.activation_size = num_engines * top_k * (3 * (shard.stop - shard.start) + 2 * shape.hidden_size)
         self._shape = shape
         self._top_k = top_k
@@ -73,9 +73,10 @@ class Experts:
                 ) from None
 
     def partial(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """`Backend.experts` with the rank's part of the experts: summed over the engine's ranks, these are the outputs.
+        """Runs `Backend.experts` with the rank's part of the experts. Summed over the engine's ranks, these are the
+        outputs.
 
-        If engines share the experts, the sum over other engines' ranks is in it.
+        If engines share the experts, the result includes the sum over other engines' ranks.
         """
         if self._places is not None:
             self._places.note(ids)
@@ -85,7 +86,7 @@ class Experts:
         return self._exchange.combine(self._of_own(tokens.x, tokens.ids, tokens.weights), tokens)
 
     def accompany(self) -> None:
-        """`partial` for a rank without tokens: the rank's part of the experts for the tokens of other engines."""
+        """Runs `partial` for a rank without tokens: the rank's part of the experts for the tokens of other engines."""
         choices = (0, self._top_k)
         self.partial(
             torch.empty(0, self._shape.hidden_size, dtype=self._dtype, device=self._device),
@@ -94,7 +95,7 @@ class Experts:
         )
 
     def _of_own(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """What this rank's experts, or its parts of them, make of the tokens."""
+        """Computes the tokens with this rank's experts, or its parts of them."""
         if not (self._has_any and len(x)):  # there are more ranks than experts, or no token chose one here
             return torch.zeros_like(x)
         if self._places is not None:
@@ -105,10 +106,10 @@ class Experts:
 
     @property
     def places(self) -> ExpertPlaces:
-        """Where the experts are, if they are whole."""
+        """The places of the experts, if they are divided whole."""
         assert self._places is not None, "each rank has a part of each expert"
         return self._places
 
     def tensors(self, place: int) -> list[Tensor]:
-        """See `Backend.expert_tensors`; of the expert in one of this rank's places."""
+        """Returns `Backend.expert_tensors` of the expert in one of this rank's places."""
         return self._ops.expert_tensors(self._packed, place)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (arXiv:2412.06464): linear attention whose state forgets by a gate and corrects what it holds."""
+"""Gated DeltaNet (arXiv:2412.06464): linear attention whose state decays by a gate and is corrected by a delta rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class DeltaShape:
     """Sizes of the whole model's layers, before they are split over ranks by key heads.
 
     Attributes:
-        is_tiled: what belongs to value heads is stored as llama.cpp has it: the first value head of each key head, then
-            the second one of each, and so on. Else each key head's follow one another, as they do here.
+        is_tiled: value heads are stored in llama.cpp's order: the first value head of each key head, then the second
+            of each, and so on. Otherwise each key head's follow one another, as they do here.
     """
 
     hidden_size: int
@@ -36,16 +36,18 @@ class DeltaShape:
 
     @property
     def key_size(self) -> int:
-        """Numbers of all queries, or keys, of a token."""
+        """Elements of all queries, or keys, of a token."""
         return self.num_key_heads * self.key_dim
 
     @property
     def value_size(self) -> int:
-        """Numbers of all values of a token."""
+        """Elements of all values of a token."""
         return self.num_value_heads * self.value_dim
 
     def of_value_heads(self, context: ModelContext, size: int, dim: int = 0, offset: int = 0) -> list[Shard]:
-        """Where this rank's value heads are stored, in order; each has `size` indices, the first at `offset`."""
+        """Returns the stored places of this rank's value heads, in order; each has `size` indices, the first at
+        `offset`.
+        """
         heads = context.shard(dim, self.num_value_heads, "linear attention heads")
         if not self.is_tiled:
             return [within(Shard(dim, heads.start * size, heads.stop * size), offset)]
@@ -69,7 +71,7 @@ class GatedDeltaNet(RecurrentLayer):
         beta_scale: float = 1.0,
         gate_activation: GateActivation = "silu",
     ) -> None:
-        """`parts` are the rank's queries, keys, values, output gates, then `b` (for beta) and `a` (for the decay).
+        """Takes as `parts` the rank's queries, keys, values, output gates, then `b` (for beta) and `a` (for the decay).
 
         `conv_parts` are the channels of its queries, keys and values; None: in one convolution. `eps` is the norm's,
         `beta_scale` as for `gated_delta_rule`, `gate_activation` that of the output gates.

@@ -1,4 +1,4 @@
-"""Qwen4-Exp's hyper-connections (after arXiv:2409.19606): residual streams that low-rank gates mix for each block."""
+"""Qwen4-Exp's hyper-connections (after arXiv:2409.19606): residual streams, mixed for each block by low-rank gates."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from quire.executor.layers.norm import NormStyle
 
 
 class StreamMixer:
-    """The mean of all streams, each normalized by itself, and each number of each with a token's own gate."""
+    """The mean of all streams. Each is normalized separately, and each element has a gate that depends on the token."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class StreamMixer:
         rank: int,
         injects: bool = False,
     ) -> None:
-        """`rank` is that of the gates. If it `injects`, a token has a factor for each stream, too."""
+        """Takes the `rank` of the gates. With `injects`, a token has a factor for each stream, too."""
         size = num_streams * hidden_size
         self._ops = context.ops
         self._num_streams = num_streams

@@ -8,10 +8,10 @@ from quire.executor.layers.context import ModelContext
 
 
 class HyperConnection:
-    """Makes a block's input of the streams, and adds its output to all of them.
+    """Computes a block's input from the streams, and adds its output to all of them.
 
-    The weights of both are a token's own. Those by which streams are mixed have rows and columns that sum to one, to
-    which Sinkhorn and Knopp's iteration brings them. Everything is computed in float32.
+    The weights of both depend on the token. Those that mix streams have rows and columns that sum to one, by Sinkhorn
+    and Knopp's iteration. Everything is computed in float32.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class HyperConnection:
         )
 
     def collapse(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What `expand` needs of `streams` [num_tokens, num_streams, hidden], and the block's input.
+        """Computes the block's input, and the arguments of `expand`, from `streams` [num_tokens, num_streams, hidden].
 
         Returns (shares of the block's output [num_tokens, num_streams], mixture [num_tokens, num_streams, num_streams],
         input [num_tokens, hidden]).
@@ -55,13 +55,13 @@ class HyperConnection:
         return 2 * give.sigmoid(), mix, _weighted(streams, take.sigmoid() + eps)
 
     def expand(self, streams: Tensor, share: Tensor, mix: Tensor, out: Tensor) -> Tensor:
-        """The streams after a block whose output is `out` [num_tokens, hidden]."""
+        """Returns the streams after a block whose output is `out` [num_tokens, hidden]."""
         mixed = torch.bmm(mix.transpose(1, 2), streams.float())
         return torch.baddbmm(mixed, share.unsqueeze(2), out.float().unsqueeze(1)).to(streams.dtype)
 
 
 class StreamHead:
-    """The sum of all streams, each with a token's own weight."""
+    """Sums all streams, weighted for each token."""
 
     def __init__(
         self, context: ModelContext, name: str, hidden_size: int, *, num_streams: int, eps: float, norm_eps: float
@@ -80,7 +80,7 @@ class StreamHead:
 
 
 def _mean_square_linear(streams: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """A linear layer of all streams of a token together, brought to a mean square of one."""
+    """Applies a linear layer to all streams of a token together, normalized to a mean square of one."""
     flat = streams.flatten(1).float()
     return F.linear(flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps), weight)
 

@@ -1,7 +1,7 @@
-"""Qwen4-Exp's sparse attention: grouped-query attention to the blocks of tokens that an indexer chooses.
+"""Qwen4-Exp's sparse attention: grouped-query attention to the blocks of tokens that an indexer selects.
 
-The indexer keeps a small key of each token. Neighbouring tokens are a block, whose key is the mean of theirs. A token
-sees the blocks with the highest scores, of those that are complete, and the tokens after the last complete one.
+The indexer caches a small key of each token. Neighbouring tokens form a block, whose key is the mean of theirs. A token
+sees the complete blocks with the highest scores, and the tokens after the last complete one.
 """
 
 from dataclasses import dataclass
@@ -38,14 +38,14 @@ class BlockIndexerShape:
 
 
 class BlockIndexer:
-    """Scores blocks of tokens, and takes the best.
+    """Scores blocks of tokens, and selects the best.
 
     A block's score is the sum over heads of `relu(q·k / sqrt(head_dim))`. Its key is normalized, and rotated to the
     position of its first token.
 
     Attributes:
-        kv: what it keeps of a sequence: the keys of the latest tokens, and those of complete blocks.
-        activation_size: numbers that it makes of each token.
+        kv: its caches: the keys of the latest tokens, and those of complete blocks.
+        activation_size: values that it computes for each token.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BlockIndexer:
         rotary: RotaryEmbedding,
         style: NormStyle,
     ) -> None:
-        """`place.number` is that of the first of its caches."""
+        """Takes a `place` whose `number` is that of its first cache."""
         heads, size = shape.num_heads, shape.head_dim
         self._ops = context.ops
         self._dtype = context.dtype
@@ -69,12 +69,12 @@ class BlockIndexer:
         self._k_norm = RMSNorm(context, f"{name}.k_layernorm", size, style)
         self.kv = [LatentKV((size,), window=shape.rate, takes_codes=False), LatentKV((size,), rate=shape.rate)]
         self._num_slots = (shape.top_k + 1) * shape.rate - 1
-        self.activation_size = 3 * (heads + 1) * size + 3 * self._num_slots  # of 4 bytes, and a mask of 1
+        self.activation_size = 3 * (heads + 1) * size + 3 * self._num_slots  # 4 bytes each, and a mask of 1 byte
 
     def __call__(self, x: Tensor, step: StepContext, places: StepPlaces, tokens: RowPlaces) -> Selection | None:
-        """The tokens that those of `x` [num_tokens, hidden] whose outputs are wanted attend to; None: all.
+        """Selects the tokens to attend to, for those tokens of `x` [num_tokens, hidden] that have an output; None: all.
 
-        `tokens` are the places in the cache from which the selection is.
+        `tokens` are the places in the cache from which it selects.
         """
         shape, number = self._shape, self._place.number
         q, k = self._qk(x).split([shape.num_heads * shape.head_dim, shape.head_dim], dim=-1)
@@ -98,7 +98,7 @@ class BlockIndexer:
         return Selection(slots, self._num_seen(positions))
 
     def _store_complete_blocks(self, step: StepContext, places: StepPlaces) -> None:
-        """Makes the keys of the blocks that the step's tokens complete."""
+        """Computes and stores the keys of the blocks that the step's tokens complete."""
         rate, number = self._shape.rate, self._place.number
         tokens = places.of(number).completing(rate)
         if not len(tokens):
@@ -111,14 +111,16 @@ class BlockIndexer:
         self._ops.latent.store_rows(keys, step.caches[number + 1].pages, places.of(number + 1).own(tokens, rate))
 
     def _chosen(self, q: Tensor, keys: Tensor, blocks: RowPlaces) -> Tensor:
-        """The blocks [num_tokens, top_k] of the highest scores; past the last complete one they are any."""
+        """Returns the blocks [num_tokens, top_k] of the highest scores. Indices past the last complete one are
+        arbitrary.
+        """
         shape = self._shape
         weights = torch.ones_like(q[..., 0])
         rows = blocks.complete(keys, shape.rate)
         return self._ops.latent.best_rows(q, weights, rows, top_k=shape.top_k, scale=shape.head_dim**-0.5)
 
     def _seen(self, best: Tensor, positions: Tensor) -> Tensor:
-        """The positions of the tokens in blocks, then of those after the last block, then the token's own."""
+        """Returns the positions of the tokens in blocks, then of those after the last block, then the token's own."""
         rate, own = self._shape.rate, positions.unsqueeze(1)
         complete = (own + 1) // rate
         in_blocks = complete.clamp_max(self._shape.top_k) * rate
@@ -133,10 +135,10 @@ class BlockIndexer:
 
 
 class IndexedAttention(Attention):
-    """Attention to what an indexer has chosen.
+    """Attention to the tokens that an indexer has selected.
 
     Attributes:
-        kv_layers: what the layer keeps of a sequence: keys and values, then what its indexer keeps.
+        kv_layers: the layer's caches: keys and values, then those of its indexer.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class IndexedAttention(Attention):
         qk_norm: NormStyle,
         **options: Any,
     ) -> None:
-        """`place.number` is that of the first of its caches; `options` are those of `Attention`."""
+        """Takes a `place` whose `number` is that of its first cache; `options` are those of `Attention`."""
         super().__init__(context, place, shape, rotary, qk_norm=qk_norm, **options)
         own = LayerPlace(place.index, place.number + 1, place.is_last)
         self._indexer = BlockIndexer(context, own, f"{place.name}.self_attn.indexer", index, rotary, qk_norm)
@@ -158,11 +160,11 @@ class IndexedAttention(Attention):
         self.activation_size += self._indexer.activation_size
 
     def select(self, x: Tensor, step: StepContext, places: StepPlaces) -> None:
-        """Chooses what the step's tokens will attend to in this layer, of whose input `x` is."""
+        """Selects the tokens that the step's tokens attend to in this layer; `x` is the layer's input."""
         step.selection = self._indexer(x, step, places, places.of(self._place.number))
 
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
-        """As `Attention` does. A token that sees all before it takes the dense way, whatever others take."""
+        """Attends as `Attention` does. A token that sees all before it is computed densely, also if others are not."""
         if step.selection is None:
             return super()._attend(q, step, wanted)
         slots, counts = step.selection

@@ -17,10 +17,10 @@ from quire.executor.weights.readers import Shard, Stored
 
 @dataclass(frozen=True)
 class KimiDeltaShape:
-    """The whole model's layers, before their heads are split over ranks. Keys are as large as values.
+    """Sizes of the whole model's layers, before their heads are split over ranks. Keys are as large as values.
 
     Attributes:
-        gate_rank: of the thin layers that make a token's decays, and its output gates; None: one layer each makes them.
+        gate_rank: of the low-rank layers for a token's decays and output gates; None: one layer each.
         least_log_decay: see `RecurrentOperations.gated_delta_rule`.
         eps: of the norm of a head's outputs.
     """
@@ -86,7 +86,9 @@ class KimiDeltaAttention(RecurrentLayer):
 
 
 def _read_decay(context: ModelContext, name: str, num_heads: int, heads: Shard) -> Tensor:
-    """`read_decay` of a tensor [heads], or with ones around that, as checkpoints of Kimi Linear have it."""
+    """Runs `read_decay` for a tensor [heads], or one with further dimensions of size 1, as in Kimi Linear's
+    checkpoints.
+    """
     stored = context.find(name, Stored((num_heads,), torch.float32))
     shape = (num_heads,) if stored is None else stored.shape
     dim = shape.index(num_heads) if num_heads in shape else 0

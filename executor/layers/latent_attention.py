@@ -1,10 +1,10 @@
 """Multi-head latent attention over the paged cache (arXiv:2405.04434, section 2.1).
 
-Keys and values of all heads are linear in one latent vector a token, so the cache holds the latent alone, and one more
+Keys and values of all heads are linear in one latent vector a token. So the cache holds only the latent and one more
 key, which carries the positions. Attention is computed in the latent space: the matrix that expands latents into keys
 is applied to the queries instead, and the one that expands them into values to the outputs.
 
-Sparse attention sees only some tokens. The keys by which they are chosen lie behind the latents in the cache.
+Sparse attention sees only some tokens. The indexer's keys lie behind the latents in the cache.
 """
 
 from dataclasses import dataclass
@@ -61,8 +61,8 @@ class LatentAttention:
     Every rank has an equal part of the heads, and all latents, or those of some positions.
 
     Attributes:
-        kv: what the layer keeps of a sequence.
-        activation_size: numbers that the layer makes of each token.
+        kv: the layer's cached rows.
+        activation_size: values that the layer computes for each token.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LatentAttention:
 
         `is_interleaved`: the checkpoint rotates pairs (2i, 2i + 1), not (i, i + rope_head_dim / 2). Without a
         `selector`, a token sees all tokens before it; without `rotary`, nothing is rotated. If it `has_head_gates`, the
-        projection `g_proj` has one number for each head, whose sigmoid multiplies the head's outputs. `heat` multiplies
+        projection `g_proj` has one gate for each head, whose sigmoid multiplies the head's outputs. `heat` multiplies
         queries.
 
         Raises:
@@ -199,7 +199,7 @@ def attend_to_latents(
     *,
     scale: float,
 ) -> Tensor:
-    """`LatentOperations.latent_attention`, also where ranks divide sequences; `own` and `group` are as for `attend`."""
+    """Runs `LatentOperations.latent_attention`, also where ranks divide sequences; `own`, `group` as for `attend`."""
     batch = own.attention[group]
     if sequences is None or own.sight is None:
         return ops.latent.latent_attention(q, q_rotated, cache, batch, scale=scale)
@@ -208,11 +208,11 @@ def attend_to_latents(
 
 
 _NORM = NormStyle(1e-6)
-"""The latents' norms, whose eps does not follow config.json."""
+"""The latents' norms, whose eps is not in config.json."""
 
 
 def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[Tensor, Tensor]:
-    """The rank's heads of the layer that expands latents into keys and values, as factors of queries and outputs.
+    """Reads the rank's heads of the layer that expands latents into keys and values, as factors of queries and outputs.
 
     [heads, nope_head_dim, kv_lora_rank] and [heads, kv_lora_rank, v_head_dim], in the model's dtype.
     """
@@ -228,8 +228,9 @@ def _expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[T
 
 
 def _separate_expansions(context: ModelContext, name: str, shape: LatentShape) -> tuple[Tensor, Tensor]:
-    """See `_expansions`: of GGUF files, which have [heads, kv_lora_rank, nope_head_dim] and [heads, v_head_dim,
-    kv_lora_rank] instead of the layer called `name`."""
+    """Reads the factors of `_expansions` from GGUF files, which have [heads, kv_lora_rank, nope_head_dim] and [heads,
+    v_head_dim, kv_lora_rank] instead of the layer `name`.
+    """
     heads = context.shard(0, shape.num_heads, "attention heads")
     keys, values = (
         context.read(f"{name.replace('kv_b', kind)}.weight", (shape.num_heads, *size), heads).mT.contiguous()

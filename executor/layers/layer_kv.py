@@ -1,4 +1,4 @@
-"""What attention layers keep of a sequence in pages: keys and values of heads, or latents."""
+"""The cached rows of attention layers: keys and values of heads, or latents."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from quire.ops.cache_rows import LARGEST_CODE, decode_parts, gather, row_size, s
 
 
 class LayerKV(NamedTuple):
-    """The keys and values that one layer keeps of a sequence, on one rank."""
+    """The keys and values that one layer caches, on one rank."""
 
     num_kv_heads: int
     head_dim: int
@@ -20,7 +20,7 @@ class LayerKV(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Numbers that the layer keeps of a token."""
+        """Elements that the layer caches for a token."""
         return 2 * self.num_kv_heads * self.head_dim
 
     @property
@@ -29,13 +29,13 @@ class LayerKV(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """For a log line."""
+        """Names the kind in log lines."""
         if self.sees_prompt:
             return "attention to whole prompts, each computed in one step and none cached for others,"
         return "full attention" if self.window is None else f"windows of {self.window} tokens"
 
     def cache_shape(self, ops: Backend, num_pages: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-        """Shape of the layer's cache.
+        """Returns the shape of the layer's cache.
 
         Raises:
             ModelLoadError: `dtype` cannot hold this layer.
@@ -47,32 +47,32 @@ class LayerKV(NamedTuple):
 
 
 class LatentKV(NamedTuple):
-    """The latents that one layer keeps of a sequence, for all heads together: the same on every rank.
+    """The latents that one layer caches for all heads together, the same on every rank.
 
-    Of a token it keeps `parts` of so many numbers, one after the other, each a row of `quire.ops.cache_rows`. With a
-    `rate`, they stand for so many neighbouring tokens, and lie in the page of the last of them.
+    A token has `parts`, each a row of that many elements of `quire.ops.cache_rows`, one after the other. With a `rate`,
+    a row is for that number of neighbouring tokens, and lies in the page of the last of them.
     """
 
     parts: tuple[int, ...]
     window: int | None = None
     rate: int = 1
     sees_prompt: bool = False
-    takes_codes: bool = True  # False: attention does not read them, others are computed of the latest few
+    takes_codes: bool = True  # False: attention does not read them; other rows are computed from the latest few
 
     @property
     def size(self) -> int:
-        """Numbers that the layer keeps of a token."""
+        """Elements that the layer caches for a token."""
         return sum(self.parts)
 
     @property
     def kind(self) -> str:
-        """For a log line."""
+        """Names the kind in log lines."""
         if self.rate > 1:
             return f"rows of {self.rate} tokens"
         return "latent attention" if self.window is None else f"latents of {self.window} tokens"
 
     def cache_shape(self, ops: Backend, num_pages: int, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-        """Shape of the layer's cache.
+        """Returns the shape of the layer's cache.
 
         Raises:
             ModelLoadError: `dtype` cannot hold this layer, or pages begin inside of rows.
@@ -95,14 +95,14 @@ class LatentKV(NamedTuple):
             ops.latent.store_rows(part, rows, slots)
 
     def read(self, pages: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-        """What was stored in `slots` [...] int64 of the layer's cache: [..., size] of `dtype`."""
+        """Reads the rows in `slots` [...] int64 of the layer's cache: [..., size] of `dtype`."""
         return decode_parts(gather(pages, slots), self.parts, dtype)
 
 
 AttentionKV = LayerKV | LatentKV
-"""What an attention layer keeps of a sequence in its pages."""
+"""The cached rows of an attention layer."""
 
 
 def kept_tokens(form: AttentionForm) -> int | None:
-    """The most tokens that a token sees, itself included; None: all."""
+    """Returns the most tokens that a token sees, including itself; None: all."""
     return min((limit for limit in (form.window, form.chunk) if limit is not None), default=None)

@@ -1,4 +1,4 @@
-"""Lightning attention (arXiv:2501.08313): linear attention whose heads forget at constant rates."""
+"""Lightning attention (arXiv:2501.08313): linear attention whose heads decay at constant rates."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class LightningAttention(RecurrentLayer):
     """Activated projections, linear attention, a norm over all heads, a gate and the output of one layer."""
 
     def __init__(self, context: ModelContext, place: LayerPlace, shape: AttentionShape, num_layers: int) -> None:
-        """`num_layers` are the model's; later layers forget more slowly."""
+        """Takes the model's `num_layers`; later layers decay more slowly."""
         super().__init__(context, place)
         self._group = context.group
         self._head_dim, name = shape.head_dim, f"{place.name}.self_attn"
@@ -57,7 +57,7 @@ class LightningAttention(RecurrentLayer):
         return self._out(self._ops.recurrent.multiply_gate(normal, gate, "sigmoid"))
 
     def _normalized(self, out: Tensor) -> Tensor:
-        """The rank's part of the norm over all heads."""
+        """Computes the rank's part of the norm over all heads."""
         if self._group.size == 1:
             return self._ops.rms_norm(out, self._norm, _NORM.eps)
         whole = self._ops.rms_norm(self._group.all_gather(out, dim=-1), self._norm, _NORM.eps)

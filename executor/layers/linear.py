@@ -19,7 +19,7 @@ from quire.ops.backend import Activation, Backend, LinearWeight
 class ColumnLinear:
     """One or more layers with the same input, fused: [num_tokens, in] → [num_tokens, sum of the parts' shards].
 
-    Neighbouring parts whose weights are stored alike are one product, and others one each.
+    Neighbouring parts with weights of one form are one product, others one each.
     """
 
     def __init__(self, context: ModelContext, parts: list[LinearPart], in_features: int, *, bias: bool = False) -> None:
@@ -32,9 +32,9 @@ class ColumnLinear:
 
 
 class GatedLinear:
-    """`activation(gate(x)) * up(x)`: [num_tokens, in] → [num_tokens, a part's shard].
+    """Computes `activation(gate(x)) * up(x)`: [num_tokens, in] → [num_tokens, a part's shard].
 
-    Both are one product if their weights are stored alike.
+    Both are one product if their weights have one form.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class AdaptedLinear:
 
 
 class LowRankLinear:
-    """Layers with the same input, each a product of two thin ones (LoRA, arXiv:2106.09685): see `ColumnLinear`."""
+    """Layers with the same input, each a product of two low-rank ones (LoRA, arXiv:2106.09685): see `ColumnLinear`."""
 
     def __init__(self, context: ModelContext, layers: list[list[LinearPart]], in_features: int, rank: int) -> None:
-        """A layer is given as its parts; the thin layers of the one called `name` are `name.0` and `name.1`."""
+        """Takes each layer as its parts. The low-rank layers of one called `name` are `name.0` and `name.1`."""
         self._ops = context.ops
         self._rank = rank
         self._down = ColumnLinear(context, [whole(f"{parts[0].name}.0", rank) for parts in layers], in_features)
@@ -88,7 +88,7 @@ class LowRankLinear:
 
 
 class RowLinear:
-    """[num_tokens, this rank's inputs] → [num_tokens, out], the same on every rank."""
+    """Maps [num_tokens, this rank's inputs] to [num_tokens, out], the same on every rank."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class RowLinear:
         *,
         bias: bool = False,
     ) -> None:
-        """`shard` is the rank's part of dimension 1, or are its parts in the order of `x`."""
+        """Takes as `shard` the rank's part of dimension 1, or its parts in the order of `x`."""
         shards = [shard] if isinstance(shard, Shard) else shard
         self._ops = context.ops
         self._group = context.group
-        # Partial results are added up, so only one rank may add the bias.
+        # Partial results are summed, so only one rank may add the bias.
         has_bias = bias and context.group.rank == 0
         self._packed = context.packing.linear(
             lambda: (
@@ -122,19 +122,19 @@ class RowLinear:
         return self._group.all_reduce(self.partial(x))
 
     def partial(self, x: Tensor) -> Tensor:
-        """The rank's part of the outputs: summed over ranks, they are `__call__`'s."""
+        """Computes the rank's part of the outputs; their sum over ranks is the result of `__call__`."""
         return self._ops.linear(x, self._packed)
 
 
 def whole(name: str, size: int) -> LinearPart:
-    """A layer whose outputs every rank has."""
+    """Returns a layer whose outputs every rank has."""
     return LinearPart(name, size, Shard(0, 0, size))
 
 
 def _read_runs(
     context: ModelContext, parts: list[LinearPart], in_features: int, bias: bool
 ) -> list[tuple[LinearWeight, Tensor | None]]:
-    """Weight [outputs of some parts, in] and bias of each product with the same input."""
+    """Reads weight [outputs of some parts, in] and bias of each product with the same input."""
     biases = [context.read(f"{name}.bias", (out,), shard) for name, out, shard, _ in parts] if bias else []
     weights = [context.scheme.read_weight(context, part, in_features) for part in parts]
     return [

@@ -17,10 +17,11 @@ from quire.executor.weights.quantization.scheme import LinearPart
 
 @dataclass(frozen=True)
 class MambaShape:
-    """Sizes of the whole model's mixers, before they are split over ranks by channels, and what families vary.
+    """Sizes of the whole model's mixers, before they are split over ranks by channels, and differences between
+    families.
 
     Attributes:
-        dt_rank: numbers of which a token's time steps are made.
+        dt_rank: of the low-rank projection to a token's time steps.
         parameter_norm: of a token's dt, b and c: none, RMS norms without weights, or with the checkpoint's.
     """
 
@@ -39,7 +40,7 @@ class MambaMixer(RecurrentLayer):
     """Projection, convolution, scan with a gate, and output of one layer; ranks divide the channels equally."""
 
     def __init__(self, context: ModelContext, place: LayerPlace, shape: MambaShape, name: str) -> None:
-        """`name` is the mixer's in the checkpoint."""
+        """Takes the mixer's `name` in the checkpoint."""
         super().__init__(context, place)
         channels, size = shape.channels, shape.state_size
         own = context.shard(0, channels, "Mamba channels")
@@ -74,7 +75,7 @@ class MambaMixer(RecurrentLayer):
         return self._out(self.outputs_of(out, step))
 
     def _token_parameters(self, mixed: Tensor) -> list[Tensor]:
-        """A token's dt [num_tokens, dt_rank], b and c [num_tokens, state_size]."""
+        """Computes a token's dt [num_tokens, dt_rank], b and c [num_tokens, state_size]."""
         parameters, parts, begin = self._parameters(mixed), [], 0
         for place, size in enumerate(self._sizes):
             part = parameters[:, begin : begin + size]
@@ -84,7 +85,7 @@ class MambaMixer(RecurrentLayer):
 
 
 def _norm_weights(context: ModelContext, name: str, shape: MambaShape) -> list[Tensor]:
-    """Weights of the norms of dt, b and c, if there are such norms."""
+    """Reads the weights of the norms of dt, b and c, if there are such norms."""
     sizes = {"dt": shape.dt_rank, "b": shape.state_size, "c": shape.state_size}
     if shape.parameter_norm == "none":
         return []

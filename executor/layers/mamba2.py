@@ -16,10 +16,10 @@ from quire.executor.layers.step_context import StepContext
 
 @dataclass(frozen=True)
 class Mamba2Shape:
-    """Sizes of the whole model's mixers, before they are split over ranks by heads, and what families vary.
+    """Sizes of the whole model's mixers, before they are split over ranks by heads, and differences between families.
 
     Attributes:
-        num_groups: heads of one group share b and c; the norm takes each group by itself.
+        num_groups: heads of one group share b and c; the norm treats each group separately.
         norm_eps: of the gated norm; None: the outputs are only gated.
         is_gate_first: the gate multiplies before the norm, not after it.
     """
@@ -39,7 +39,7 @@ class Mamba2Shape:
 
     @property
     def inner_size(self) -> int:
-        """Outputs of all heads of a token."""
+        """Outputs of all heads for a token."""
         return self.num_heads * self.head_dim
 
 
@@ -50,7 +50,7 @@ class Mamba2Mixer(RecurrentLayer):
     """
 
     def __init__(self, context: ModelContext, place: LayerPlace, shape: Mamba2Shape, name: str) -> None:
-        """`name` is the mixer's in the checkpoint."""
+        """Takes the mixer's `name` in the checkpoint."""
         super().__init__(context, place)
         self._group = context.group
         self._shape = shape
@@ -103,7 +103,7 @@ class Mamba2Mixer(RecurrentLayer):
         return self._out(self._gated(self.outputs_of(out.flatten(1), step), self.outputs_of(gate, step)))
 
     def _gated(self, out: Tensor, gate: Tensor) -> Tensor:
-        """The gated norm, or the gate alone; both are [num_tokens, this rank's outputs]."""
+        """Applies the gated norm, or only the gate; both are [num_tokens, this rank's outputs]."""
         if self._norm is None or self._shape.norm_eps is None:
             return self._ops.recurrent.multiply_gate(out, gate, "silu")
         if self._is_norm_whole:

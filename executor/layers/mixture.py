@@ -24,7 +24,7 @@ class PartialLayer(Protocol):
 
 
 class RoutedExperts:
-    """Experts that a router chooses for each token. With one expert, the router weights that one."""
+    """Experts that a router selects for each token. With a single expert, the router computes its weight."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RoutedExperts:
         correction: str | Tensor | None = None,
         weighs_inputs: bool = False,
     ) -> None:
-        """`router` is the name of a linear layer, with a `bias` or not; `correction` is `Router`'s, or its name.
+        """Takes as `router` the name of a linear layer, with a `bias` or not; `correction` is `Router`'s, or its name.
 
         `weighs_inputs` as for `Backend.experts`.
         """
@@ -55,7 +55,7 @@ class RoutedExperts:
 
 
 class Mixture:
-    """The sum of layers, such as experts that a router chooses and those that all tokens share."""
+    """The sum of several layers, such as routed and shared experts."""
 
     def __init__(self, context: ModelContext, layers: Sequence[PartialLayer]) -> None:
         self.activation_size = sum(layer.activation_size for layer in layers)
@@ -81,7 +81,7 @@ def read_router(
     bias: bool = False,
     correction: str | Tensor | None = None,
 ) -> Router:
-    """In float32, whatever the model's dtype: a rounded score may be another expert's."""
+    """Reads a router in float32, because rounding of scores may change the selected experts."""
 
     def read(tensor: str, *size: int) -> Tensor:
         return context.read(tensor, size, dtype=torch.float32)

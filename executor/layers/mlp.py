@@ -10,10 +10,10 @@ from quire.ops.backend import Activation, PlainActivation
 
 
 class GatedMLP:
-    """`down(activation(gate(x)) * up(x))`, gate and up in one product.
+    """Computes `down(activation(gate(x)) * up(x))`, with gate and up in one product.
 
     Attributes:
-        activation_size: numbers that the layer makes of each token: gate, up, and their product.
+        activation_size: values that the layer computes for each token: gate, up, and their product.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class GatedMLP:
         return self._down(self._gate_up(x))
 
     def partial(self, x: Tensor) -> Tensor:
-        """The rank's part of the outputs: summed over ranks, they are `__call__`'s."""
+        """Computes the rank's part of the outputs; their sum over ranks is the result of `__call__`."""
         return self._down.partial(self._gate_up(x))
 
 
 class SparseMLP:
-    """`GatedMLP` with sparse gates: what is left of a token's gates beyond a cutoff is activated, the others are zero.
+    """A `GatedMLP` with sparse gates: a token's gates below a cutoff are zero, and the excess of others is activated.
 
     The cutoff is the mean of all gates of the token plus `deviations` times their standard deviation.
 
     Attributes:
-        activation_size: numbers that the layer makes of each token: gates of all ranks, ups, and their product.
+        activation_size: values that the layer computes for each token: gates of all ranks, ups, and their product.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class SparseMLP:
 
 
 class MLP:
-    """`down(activation(up(x)))`.
+    """Computes `down(activation(up(x)))`.
 
     Attributes:
-        activation_size: numbers that the layer makes of each token.
+        activation_size: values that the layer computes for each token.
     """
 
     def __init__(
@@ -114,5 +114,5 @@ class MLP:
         return self._down(self._ops.activate(self._up(x), self._activation))
 
     def partial(self, x: Tensor) -> Tensor:
-        """The rank's part of the outputs: summed over ranks, they are `__call__`'s."""
+        """Computes the rank's part of the outputs; their sum over ranks is the result of `__call__`."""
         return self._down.partial(self._ops.activate(self._up(x), self._activation))

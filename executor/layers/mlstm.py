@@ -20,10 +20,10 @@ class MatrixMemoryShape:
     """Sizes of the whole model's layers, before their heads are split over ranks.
 
     Attributes:
-        key_size: numbers of all heads' keys together; `value_size` is of their values.
-        gate_cap: caps what the two gates of a head are made of, as `AttentionForm.softcap` says.
+        key_size: elements of all heads' keys together; `value_size` is of their values.
+        gate_cap: caps the inputs of a head's two gates, as `AttentionForm.softcap` does.
         norm_eps: of the norm of each head's outputs.
-        eps: added to what the memory's outputs are divided by.
+        eps: added to the divisor of the memory's outputs.
     """
 
     hidden_size: int
@@ -39,7 +39,7 @@ class MatrixMemory(RecurrentLayer):
     """Projections, memory, a norm of each head, a gate and the output of one layer; ranks divide the heads equally."""
 
     def __init__(self, context: ModelContext, place: LayerPlace, name: str, shape: MatrixMemoryShape) -> None:
-        """`name` is the layer's in the checkpoint."""
+        """Takes the layer's `name` in the checkpoint."""
         super().__init__(context, place)
         self._shape = shape
         self._num_heads = heads = context.share(shape.num_heads, "xLSTM heads")

@@ -1,4 +1,4 @@
-"""Qwen4-Exp's per-layer embeddings: of hashes of a token and those before it, which a token's streams take in.
+"""Qwen4-Exp's per-layer embeddings of n-grams, which are added to a token's streams.
 
 An n-gram is a token and the `n - 1` before it, and is hashed to a row in each of several tables (arXiv:1902.10260).
 """
@@ -33,11 +33,11 @@ class NGramShape:
     """Sizes of a model's n-gram embeddings.
 
     Attributes:
-        size: numbers of a token's embedding, from all tables.
+        size: elements of a token's embedding, from all tables.
         longest: tokens of the longest n-grams; the shortest are pairs.
         num_tables: for each length.
-        table_size: rows of the first table are the next prime number, and each has the next after that of the last.
-        multiple: of which all rows together are a multiple, with rows that nothing names.
+        table_size: a lower bound. The tables' sizes are consecutive primes from there on.
+        multiple: all rows together are padded to a multiple of it.
         vocab_size: and `seed`: of the hashes.
         end: the token that ends a text; n-grams do not reach beyond it.
         conv_width: tokens that a token's convolution sees, every `longest`-th one.
@@ -55,15 +55,15 @@ class NGramShape:
 
 
 class NGramHash:
-    """The rows of the tables that a token's n-grams name.
+    """Hashes a token's n-grams to rows of the tables.
 
     Attributes:
         num_rows: of all tables, one after another.
-        context: tokens before the first of a step that are needed.
+        context: the required tokens before the first of a step.
     """
 
     def __init__(self, context: ModelContext, shape: NGramShape, order: int) -> None:
-        """`order` counts the layers with n-grams before this one: each has tables and factors of its own."""
+        """Takes as `order` the number of earlier layers with n-grams. Each layer has separate tables and factors."""
         count = (shape.longest - 1) * shape.num_tables
         sizes = _primes_from(shape.table_size, (order + 1) * count)[order * count :]
         total = sum(sizes)
@@ -76,7 +76,7 @@ class NGramHash:
         self._starts = torch.tensor(starts).view(self.context, -1).to(context.device)
 
     def __call__(self, token_ids: Tensor, state: Tensor, rows: StateRows) -> Tensor:
-        """`token_ids` [num_tokens] → [num_tokens, lengths * tables] int64.
+        """Maps `token_ids` [num_tokens] to [num_tokens, lengths * tables] int64.
 
         `state` [num_slots, context] int64 has the tokens before the step, and is overwritten.
         """
@@ -87,7 +87,7 @@ class NGramHash:
         places = torch.arange(len(token_ids)) - rows.starts[row]
 
         def earlier(tokens: Tensor, shift: int) -> Tensor:
-            """The tokens that come `shift` before `tokens`, which are indices into the step's."""
+            """Returns the tokens `shift` places before `tokens`, which are indices into the step's."""
             inside = before.numel() + tokens - shift
             outside = (row[tokens] + 1) * self.context + places[tokens] - shift
             return history[torch.where(places[tokens] >= shift, inside, outside).to(history.device)]
@@ -106,13 +106,13 @@ class NGramHash:
 
 
 class NGramLayer:
-    """What n-grams add to a token's streams: values with a gate for each stream, and a convolution of them.
+    """Adds n-grams to a token's streams: values with a gate for each stream, and a convolution of them.
 
-    Every rank has all of it but the tables, whose rows are divided.
+    Every rank has all of it except the tables, whose rows are divided.
 
     Attributes:
-        state: the tokens and the convolution's inputs that the layer keeps of a sequence.
-        activation_size: numbers that the layer makes of each token.
+        state: the tokens and the convolution's inputs that are kept of a sequence.
+        activation_size: values that the layer computes for each token.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class NGramLayer:
         order: int,
         num_streams: int,
     ) -> None:
-        """`number` is its place among the states; `order` as for `NGramHash`."""
+        """Takes its place among the states as `number`; `order` as for `NGramHash`."""
         size = num_streams * hidden_size
         self._ops = context.ops
         self._number = number
@@ -150,7 +150,7 @@ class NGramLayer:
         self.activation_size = shape.size + 6 * size
 
     def __call__(self, streams: Tensor, token_ids: Tensor, step: StepContext) -> Tensor:
-        """`streams` [num_tokens, num_streams, hidden] with what is added to them."""
+        """Returns `streams` [num_tokens, num_streams, hidden] with the addition."""
         latest, conv_state = step.states[self._number]
         names = self._hash(token_ids, latest, step.rows)
         embedded = self._embed.rows_of(names.flatten()).view(len(token_ids), -1)
@@ -170,14 +170,14 @@ _NORMS = ("key", "query", "conv")
 
 
 def _factors(shape: NGramShape, order: int) -> list[int]:
-    """An odd number for each token of an n-gram, whose product with a token's id is positive in 64 bits."""
+    """Draws an odd factor for each token of an n-gram, whose product with a token's id is positive in 64 bits."""
     half = max(1, ((1 << 63) - 1) // max(shape.vocab_size, 1) // 2)
     seed = shape.seed + _LAYER_SEED * order
     return [2 * (_splitmix(seed + _GOLDEN * (place + 1)) % half) + 1 for place in range(shape.longest)]
 
 
 def _splitmix(value: int) -> int:
-    """The output of SplitMix64 (doi:10.1145/2660193.2660195) in the state `value`."""
+    """Computes the output of SplitMix64 (doi:10.1145/2660193.2660195) in the state `value`."""
     value = (value + _GOLDEN) & _MASK
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = ((value ^ (value >> shift)) * factor) & _MASK
@@ -186,7 +186,7 @@ def _splitmix(value: int) -> int:
 
 @functools.cache
 def _primes_from(start: int, count: int) -> tuple[int, ...]:
-    """The first prime numbers from `start` on."""
+    """Lists the first primes from `start` on."""
 
     def primes() -> Iterator[int]:
         number = max(start, 2)

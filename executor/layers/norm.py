@@ -13,25 +13,25 @@ class Norm(Protocol):
     """A norm of rows [num_tokens, size]."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The normalized rows."""
+        """Normalizes the rows."""
         ...
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`(norm(x + residual), x + residual)`; `residual` may be overwritten. Without one, `(norm(x), x)`."""
+        """Returns `(norm(x + residual), x + residual)`; `residual` may be overwritten. Without one, `(norm(x), x)`."""
         ...
 
 
 @dataclass(frozen=True)
 class NormStyle:
-    """How a family writes its norms.
+    """The storage and the formula of a family's norms.
 
     Attributes:
         eps: added to the mean square.
         is_offset: the checkpoint stores the weight minus 1. The product with the weight is computed in float32, because
-            1 plus a small number loses most of that number's digits in a half-precision type.
+            adding 1 to a small value loses most of its digits in a half-precision type.
         is_wide: the product with the weight is computed in float32 in any case.
         is_centred: layer norm (arXiv:1607.06450), not root-mean-square norm.
-        has_weight: and `has_bias`: what a layer norm has.
+        has_weight: and `has_bias`: the parameters of a layer norm.
     """
 
     eps: float
@@ -42,20 +42,20 @@ class NormStyle:
     has_bias: bool = False
 
     def layer(self, context: ModelContext, name: str, size: int) -> Norm:
-        """The norm called `name`."""
+        """Builds the norm called `name`."""
         return (LayerNorm if self.is_centred else RMSNorm)(context, name, size, self)
 
     def read(self, context: ModelContext, name: str, size: int) -> Tensor:
-        """The weight [size] of the norm called `name`."""
+        """Reads the weight [size] of the norm called `name`."""
         stored = context.read(f"{name}.weight", (size,))
-        # In place, on a copy: a sum that makes a new tensor imports torch's compiler in a dry build.
+        # In place, on a copy: in a dry build, an out-of-place sum imports torch's compiler.
         if self.is_offset:
             return stored.to(torch.float32, copy=True).add_(1)
         return stored.to(torch.float32) if self.is_wide else stored
 
 
 class RMSNorm:
-    """`rms_norm` with the checkpoint's weight."""
+    """Runs `rms_norm` with the checkpoint's weight."""
 
     def __init__(self, context: ModelContext, name: str, size: int, style: NormStyle) -> None:
         self._ops = context.ops
@@ -72,7 +72,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """`layer_norm` with the checkpoint's weight and bias, if it has them."""
+    """Runs `layer_norm` with the checkpoint's weight and bias, if it has them."""
 
     def __init__(self, context: ModelContext, name: str, size: int, style: NormStyle) -> None:
         self._ops = context.ops

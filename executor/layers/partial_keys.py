@@ -1,4 +1,4 @@
-"""One rank's part of the keys of sequences, as the tokens of a step see it."""
+"""One rank's part of the keys of sequences, for the tokens of a step."""
 
 from typing import NamedTuple, Protocol
 
@@ -10,18 +10,18 @@ from quire.ops.backend import AttentionBatch
 
 
 class PartialSight(NamedTuple):
-    """What tokens see of one rank's part of the positions, and the order in which they attend to it.
+    """One rank's part of the positions, as tokens see it, and the order in which they attend to it.
 
     Attributes:
         shard: that part.
-        positions: [num_tokens of all parts] int64, in that order; of the tokens in their sequences. The tokens of each
+        positions: [num_tokens of all parts] int64, in that order: in the tokens' sequences. The tokens of each
             part follow those of the part before.
-        sees_none: [num_tokens of all parts] bool, in that order: there is no key up to the token. It is given one,
-            because kernels need one.
+        sees_none: [num_tokens of all parts] bool, in that order: no key up to the token. Kernels need one, so the token
+            gets an arbitrary one.
         longest: tokens of the longest sequence up to one of these tokens.
-        order: [num_tokens] int64, this rank's tokens in that order; None: as they are.
+        order: [num_tokens] int64, this rank's tokens in that order; None: unchanged.
         back: the inverse of `order`.
-        rounds: what there is to see while blocks travel from rank to rank; None: ranks gather their queries.
+        rounds: the views while blocks travel from rank to rank; None: ranks gather their queries.
     """
 
     shard: SequenceShard
@@ -33,14 +33,14 @@ class PartialSight(NamedTuple):
     rounds: "Rounds | None" = None
 
     def sees_none_of(self, chunk: int | None) -> Tensor:
-        """Whether each token sees no key of the part, if it sees its chunk alone: [num_tokens] bool."""
+        """Returns [num_tokens] bool: True for tokens that see no key of the part within their chunk."""
         if chunk is None:
             return self.sees_none
         start = self.positions - self.positions % chunk
         return self.shard.num_own(self.positions + 1) == self.shard.num_own(start)
 
     def distances(self) -> Tensor:
-        """How far each token is from the last of the part's keys before it: [num_tokens] int64.
+        """Returns each token's distance to the part's last key before it: [num_tokens] int64.
 
         Attention counts biases from that key. No weight of the part's softmax depends on that; its denominator does.
         """
@@ -49,7 +49,7 @@ class PartialSight(NamedTuple):
 
 
 class PartialKeys(NamedTuple):
-    """The keys and values of one rank's part, and who attends to them.
+    """The keys and values of one rank's part, and the tokens that attend to them.
 
     Attributes:
         pages: [num_pages, ...], of one layer.
@@ -65,21 +65,21 @@ class PartialKeys(NamedTuple):
 
 
 class Rounds(Protocol):
-    """What ranks see of one another's tokens and keys in one step; the same numbers of both on all ranks."""
+    """Pairs of ranks' tokens and keys in one step; all ranks have equally many of both."""
 
     def of_queries(self, rank: int, keys: PartialKeys) -> PartialKeys:
-        """The keys of this rank, for the tokens of `rank`."""
+        """Returns the keys of this rank, for the tokens of `rank`."""
         ...
 
     def of_keys(self, rank: int, block: Tensor, keys: PartialKeys) -> PartialKeys:
-        """The keys of `rank`, which are in the pages `block`, for this rank's tokens."""
+        """Returns the keys of `rank`, which are in the pages `block`, for this rank's tokens."""
         ...
 
     def page_ids(self, group: int) -> Tensor:
-        """[n] int64, on the device: the pages of the KV group that tokens of the step see, of which a block is made."""
+        """Returns the pages of the KV group that the step's tokens see, [n] int64 on the device; they form a block."""
         ...
 
 
 def block_of(keys: PartialKeys, page_ids: Tensor) -> Tensor:
-    """A copy of some of the pages: [len(page_ids), ...]."""
+    """Copies some of the pages: [len(page_ids), ...]."""
     return torch.index_select(keys.pages, 0, page_ids)

@@ -12,17 +12,17 @@ from quire.ops.backend import PlainActivation
 
 
 class PerLayerInputs:
-    """What all layers read of the tokens: [num_tokens, num_layers * size], for a layer after the other.
+    """The inputs of all layers for each token: [num_tokens, num_layers * size], one layer after the other.
 
     Attributes:
-        activation_size: numbers of each token.
+        activation_size: values of each token.
     """
 
     def __init__(
         self, context: ModelContext, norm: NormStyle, *, hidden_size: int, size: int, num_layers: int,
         vocab_size: int, table_size: int,
     ) -> None:  # fmt: skip
-        """`table_size` is the number of tokens with an embedding; others have that of token 0."""
+        """Takes as `table_size` the number of tokens with an embedding; others have that of token 0."""
         self._ops = context.ops
         self._size = size
         self._scale = hidden_size**-0.5
@@ -39,7 +39,9 @@ class PerLayerInputs:
         self._norm = (norm.read(context, "model.per_layer_projection_norm", size), norm.eps)
 
     def __call__(self, token_ids: Tensor, embeds: Tensor, step: StepContext) -> Tensor:
-        """`token_ids` [num_tokens], `embeds` [num_tokens, hidden]. Tokens of given rows have the projection alone."""
+        """Takes `token_ids` [num_tokens] and `embeds` [num_tokens, hidden]. Tokens with given rows have only the
+        projection.
+        """
         projected = self._ops.scale(self._project(embeds), self._scale).unflatten(1, (-1, self._size))
         projected = self._ops.rms_norm(projected, *self._norm).flatten(1)
         if self._rows is not None:
@@ -51,13 +53,13 @@ class PerLayerInputs:
 
 
 class PerLayerBlock:
-    """What a layer adds of its input: `norm(projection(activation(gate(x)) * input))`."""
+    """Computes a layer's addition from its input: `norm(projection(activation(gate(x)) * input))`."""
 
     def __init__(
         self, context: ModelContext, name: str, index: int, hidden_size: int, size: int, norm: NormStyle,
         activation: PlainActivation,
     ) -> None:  # fmt: skip
-        """`index` is the layer's, `name` its name."""
+        """Takes the layer's `index` and `name`."""
         self._ops = context.ops
         self._columns = slice(index * size, (index + 1) * size)
         self._activation = activation
@@ -66,7 +68,9 @@ class PerLayerBlock:
         self._norm = RMSNorm(context, f"{name}.post_per_layer_input_norm", hidden_size, norm)
 
     def __call__(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """`x` [num_tokens, hidden], `inputs` of the same tokens as `PerLayerInputs` makes them → like `x`."""
+        """Maps `x` [num_tokens, hidden] to the same shape; `inputs` of these tokens are as `PerLayerInputs` computes
+        them.
+        """
         gate = self._ops.activate(self._gate(x), self._activation)
         gated = self._ops.recurrent.multiply_gate(inputs[:, self._columns], gate, "identity")
         return self._norm(self._project(gated))

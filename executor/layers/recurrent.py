@@ -1,4 +1,4 @@
-"""What recurrent layers share: their interface, the convolution before a scan, and readers of their parameters."""
+"""Parts of recurrent layers: their interface, the convolution before a scan, and readers of their parameters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from quire.ops.recurrent import StateRows
 
 
 class RecurrentLayer(ABC):
-    """A layer that mixes the tokens of a sequence by way of a state.
+    """A layer that mixes the tokens of a sequence through a state.
 
     Attributes:
-        state: what the layer keeps of a sequence, on this rank.
-        activation_size: numbers that the layer makes of each token.
+        state: kept of a sequence, on this rank.
+        activation_size: values that the layer computes for each token.
     """
 
     state: LayerState
@@ -36,7 +36,7 @@ class RecurrentLayer(ABC):
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """The `rows` [num_tokens, size] of tokens with an output: all, or in the last layer the wanted ones."""
+        """Selects the `rows` [num_tokens, size] of tokens with an output: all, or in the last layer the wanted ones."""
         if self._place.is_last and step.wanted is not None:
             return self._ops.take_rows(rows, step.wanted.tokens)
         return rows
@@ -47,7 +47,7 @@ class CausalConv1d:
 
     Attributes:
         size: this rank's channels.
-        state_shape: of what it keeps of a sequence, the inputs of its last tokens.
+        state_shape: of the state, the inputs of a sequence's last tokens.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class CausalConv1d:
         activation: Literal["silu"] | None = "silu",
         dilation: int = 1,
     ) -> None:
-        """`parts` are the rank's channels of the checkpoint's convolutions, in the order of the inputs.
+        """Takes as `parts` the rank's channels of the checkpoint's convolutions, in the order of the inputs.
 
-        The convolution sees every `dilation`-th token: so it is one of `(width - 1) * dilation + 1` tokens, whose other
-        weights are zeros.
+        The convolution sees every `dilation`-th token. It is computed over `(width - 1) * dilation + 1` tokens, with
+        zeros for the other weights.
         """
         weights = [context.read(f"{part.name}.weight", (part.out_features, 1, width), part.shard) for part in parts]
         self._ops = context.ops
@@ -87,15 +87,15 @@ class CausalConv1d:
 
 
 def within(shard: Shard, offset: int) -> Shard:
-    """The same rows of a tensor in which those of `shard` begin at `offset`."""
+    """Returns the same rows of a tensor in which those of `shard` begin at `offset`."""
     return Shard(shard.dim, offset + shard.start, offset + shard.stop)
 
 
 def parts_of(name: str, shards: Sequence[Shard], out_features: int) -> list[LinearPart]:
-    """Some rows of one layer, as parts of a fused one."""
+    """Lists some rows of one layer, as parts of a fused one."""
     return [LinearPart(name, out_features, shard) for shard in shards]
 
 
 def read_decay(context: ModelContext, name: str, shape: tuple[int, ...], shard: Shard) -> Tensor:
-    """The rank's part of `-exp(A_log)`, float32, as scans take it."""
+    """Reads the rank's part of `-exp(A_log)`, float32, for scans."""
     return context.read(name, shape, shard, torch.float32).exp_().neg_()

@@ -15,7 +15,7 @@ from quire.executor.weights.readers import Shard
 from quire.ops.backend import PlainActivation
 
 _DECAY = 8.0
-"""The greatest decay's logarithm is so many times the softplus of a channel's parameter."""
+"""The factor of a channel's softplus parameter in the logarithm of its strongest decay."""
 
 
 class RecurrentUnit(RecurrentLayer):
@@ -25,7 +25,7 @@ class RecurrentUnit(RecurrentLayer):
         self, context: ModelContext, place: LayerPlace, name: str, *, hidden_size: int, channels: int, num_heads: int,
         conv_width: int, activation: PlainActivation,
     ) -> None:  # fmt: skip
-        """`name` is the block's in the checkpoint; a head of its gates reads and writes `channels / num_heads`."""
+        """Takes the block's `name` in the checkpoint; a head of its gates reads and writes `channels / num_heads`."""
         super().__init__(context, place)
         heads, size = context.shard(0, num_heads, "heads of recurrent gates"), channels // num_heads
         own = Shard(0, heads.start * size, heads.stop * size)

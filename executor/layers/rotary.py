@@ -1,4 +1,4 @@
-"""Rotary position embeddings (arXiv:2104.09864) as a layer, and how config.json describes them."""
+"""Rotary position embeddings (arXiv:2104.09864) as a layer, and their description in config.json."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from quire.executor.layers.rotary_kinds import KINDS, Rotation
 
 
 class RotaryEmbedding:
-    """Positions [num_tokens] → cosines and sines for `ops.rotary`, once a step for all layers.
+    """Maps positions [num_tokens] to cosines and sines for `ops.rotary`, once a step for all layers.
 
     Attributes:
         dim: rotated dimensions of a head.
@@ -28,9 +28,9 @@ class RotaryEmbedding:
         layer_type: str | None = None,
         turn: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`config` is the checkpoint's config.json; `layer_type` as for `rotary_frequencies`.
+        """Takes the checkpoint's config.json as `config`; `layer_type` as for `rotary_frequencies`.
 
-        `turn` makes of positions what is rotated by; None: the positions themselves, without dual chunks.
+        `map_positions` changes the positions of the rotation; None: unchanged, without dual chunks.
 
         Raises:
             ModelLoadError: an unknown or incomplete kind of scaling, or dual chunks that would be needed.
@@ -45,7 +45,7 @@ class RotaryEmbedding:
         self._dtype = context.dtype
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines, both [num_tokens, 1, rotary_dim]."""
+        """Returns cosines and signed sines, both [num_tokens, 1, rotary_dim]."""
         if self._turn is not None:
             positions = self._turn(positions)
         return self._ops.rotation(positions, self._frequencies, self.scale, self._dtype)
@@ -54,7 +54,7 @@ class RotaryEmbedding:
 def rotary_frequencies(
     config: Mapping[str, Any], head_dim: int, max_model_len: int, layer_type: str | None = None
 ) -> tuple[Tensor, float]:
-    """Radians per position [rotary_dim / 2] float32, and the factor that multiplies cosines and sines.
+    """Returns radians per position [rotary_dim / 2] float32, and the factor that multiplies cosines and sines.
 
     Reads `rope_parameters` (transformers 5), or those of `layer_type` where config.json has them by type of layer, or
     `rope_theta` with `rope_scaling` (before).
@@ -77,7 +77,7 @@ def rotary_frequencies(
 
 
 def _stated(blocks: Sequence[Mapping[str, Any]], names: Sequence[str], default: float) -> float:
-    """The first number that there is under one of `names`; null is none."""
+    """Returns the first number under one of `names`; null counts as missing."""
     values = (block.get(name) for name in names for block in blocks)
     return next((value for value in values if value is not None), default)
 
@@ -99,7 +99,7 @@ class DualChunks(NamedTuple):
 
     Attributes:
         length: tokens of a chunk.
-        most: the farthest position at which a query stands towards keys of other chunks, whose first is 0.
+        most: the farthest position of a query towards keys of other chunks, the first of which is at 0.
         trained: tokens of a sequence beyond which attention is sharpened.
     """
 
@@ -109,7 +109,7 @@ class DualChunks(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "DualChunks | None":
-        """What config.json asks for; vLLM's numbers where it has none."""
+        """Reads config.json, with vLLM's defaults."""
         dual = config.get("dual_chunk_attention_config")
         if not dual:
             return None
@@ -122,9 +122,10 @@ class DualChunks(NamedTuple):
         return int(min(self.length, self.trained))
 
     def sharpen(self, q: Tensor, positions: Tensor) -> Tensor:
-        """`q` [num_tokens, num_heads, head_dim] times YaRN's temperature (arXiv:2309.00071) of sequences so long.
+        """Multiplies `q` [num_tokens, num_heads, head_dim] by YaRN's temperature (arXiv:2309.00071) for the sequence's
+        length.
 
-        A sequence counts as long as it is at the token: so its tokens do not depend on those that follow.
+        The length is counted up to the token, so that a token does not depend on those that follow.
         """
         stretch = (positions + 1).float() / self.trained
         heat = (0.1 * stretch.log() + 1).clamp(min=1).square()
@@ -132,7 +133,7 @@ class DualChunks(NamedTuple):
 
 
 def check_first_chunk(config: Mapping[str, Any], max_model_len: int) -> None:
-    """For models without dual chunk attention, which changes nothing within its first chunk.
+    """Checks that dual chunk attention changes nothing, for models without it: no sequence exceeds the first chunk.
 
     Raises:
         ModelLoadError: sequences may be longer.

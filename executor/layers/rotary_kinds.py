@@ -1,6 +1,6 @@
-"""The kinds of rotary embeddings: frequencies by dimension, and how they are stretched over longer contexts.
+"""The kinds of rotary embeddings: frequencies by dimension, and their scaling for longer contexts.
 
-A kind that depends on the length of a sequence is computed for `max_model_len`, not for the longest sequence so far: a
+A kind that depends on the length of a sequence is computed for `max_model_len`, not for the longest sequence so far. A
 request's tokens must not depend on its neighbours, and cached keys keep the rotation that they were written with.
 """
 
@@ -36,7 +36,7 @@ class Rotation(NamedTuple):
     settings: Mapping[str, Any]
 
     def need(self, name: str) -> float:
-        """A number that the kind cannot do without.
+        """Returns a number that the kind requires.
 
         Raises:
             ModelLoadError: it is missing.
@@ -53,12 +53,12 @@ class Rotation(NamedTuple):
 
     @property
     def stretch(self) -> float:
-        """How many times longer the context is than before."""
+        """The factor by which the context was stretched."""
         return self.settings.get("factor") or self.max_positions / self.original_max_positions
 
 
 def _plain(dim: int, base: float) -> Tensor:
-    """base^(-2i / dim)."""
+    """Computes base^(-2i / dim)."""
     return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
 
 
@@ -67,12 +67,12 @@ def _default(rotation: Rotation) -> tuple[Tensor, float]:
 
 
 def _linear(rotation: Rotation) -> tuple[Tensor, float]:
-    """Position interpolation (arXiv:2306.15595)."""
+    """Scales by position interpolation (arXiv:2306.15595)."""
     return _plain(rotation.dim, rotation.base) / rotation.need("factor"), 1.0
 
 
 def _proportional(rotation: Rotation) -> tuple[Tensor, float]:
-    """Pairs span the whole head, but only those of the first `dim` dimensions turn (Gemma 4)."""
+    """Computes pairs over the whole head, and rotates only the first `dim` dimensions (Gemma 4)."""
     frequencies = torch.zeros(rotation.head_dim // 2)
     count = rotation.dim // 2
     frequencies[:count] = _plain(rotation.head_dim, rotation.base)[:count]
@@ -80,7 +80,7 @@ def _proportional(rotation: Rotation) -> tuple[Tensor, float]:
 
 
 def _dynamic(rotation: Rotation) -> tuple[Tensor, float]:
-    """NTK-aware scaling of the base (arXiv:2309.00071, appendix B.1), for a length, or by a given `alpha`."""
+    """Scales the base by NTK (arXiv:2309.00071, appendix B.1), for a length, or by a given `alpha`."""
     dim, alpha = rotation.dim, rotation.settings.get("alpha")
     if not alpha:
         factor = rotation.need("factor")
@@ -90,7 +90,7 @@ def _dynamic(rotation: Rotation) -> tuple[Tensor, float]:
 
 
 def _ntk(rotation: Rotation) -> tuple[Tensor, float]:
-    """NTK scaling by a fixed factor, or mixed over the dimensions by `mixed_b` (https://kexue.fm/archives/9706)."""
+    """Scales by NTK with a fixed factor, or mixed over the dimensions by `mixed_b` (https://kexue.fm/archives/9706)."""
     dim, factor, power = rotation.dim, rotation.need("factor"), rotation.settings.get("mixed_b")
     if power is None:
         return _plain(dim, rotation.base * factor) / factor ** (2 / dim), 1.0
@@ -99,7 +99,7 @@ def _ntk(rotation: Rotation) -> tuple[Tensor, float]:
 
 
 def _llama3(rotation: Rotation) -> tuple[Tensor, float]:
-    """Llama 3.1: long wavelengths are interpolated, short ones kept, those between blended (arXiv:2407.21783)."""
+    """Scales as Llama 3.1: interpolates long wavelengths, keeps short ones, blends those between (arXiv:2407.21783)."""
     frequencies = _plain(rotation.dim, rotation.base)
     low, high = rotation.need("low_freq_factor"), rotation.need("high_freq_factor")
     turns = rotation.original_max_positions * frequencies / (2 * math.pi)  # full turns within the trained context
@@ -108,7 +108,7 @@ def _llama3(rotation: Rotation) -> tuple[Tensor, float]:
 
 
 def _yarn(rotation: Rotation) -> tuple[Tensor, float]:
-    """YaRN: interpolation by parts and a temperature on the attention (arXiv:2309.00071)."""
+    """Scales by YaRN: interpolation by parts and a temperature on the attention (arXiv:2309.00071)."""
     settings, dim, original = rotation.settings, rotation.dim, rotation.original_max_positions
 
     def dimension_of(turns: float) -> float:
@@ -135,14 +135,14 @@ def _yarn_scale(settings: Mapping[str, Any], factor: float) -> float:
 
 
 def yarn_mscale(factor: float, weight: float = 1.0) -> float:
-    """YaRN's temperature for a context that is `factor` times longer."""
+    """Computes YaRN's temperature for a context that is `factor` times longer."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _longrope(rotation: Rotation) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv:2402.13753): a factor for each dimension, one list for short and one for long contexts.
+    """Scales by LongRoPE (arXiv:2402.13753): a factor for each dimension, one list for short and one for long contexts.
 
-    As vLLM does, all requests have the long factors if `max_model_len` exceeds the original context.
+    As in vLLM, all requests have the long factors if `max_model_len` exceeds the original context.
     """
     settings, original = rotation.settings, rotation.original_max_positions
     which = "long" if rotation.max_model_len > original else "short"
@@ -162,10 +162,10 @@ def _longrope(rotation: Rotation) -> tuple[Tensor, float]:
 
 KINDS: dict[str, Callable[[Rotation], tuple[Tensor, float]]] = {
     "default": _default,
-    "mrope": _default,  # of text, whose positions are the same in all dimensions
+    "mrope": _default,  # for text, whose positions are the same in all dimensions
     "linear": _linear,
     "dynamic": _dynamic,
-    "xdrope": _dynamic,  # of text
+    "xdrope": _dynamic,  # for text
     "ntk": _ntk,
     "llama3": _llama3,
     "yarn": _yarn,
@@ -174,4 +174,4 @@ KINDS: dict[str, Callable[[Rotation], tuple[Tensor, float]]] = {
     "su": _longrope,
     "proportional": _proportional,
 }
-"""config.json's `rope_type`, or `type` → the function."""
+"""The function of each `rope_type` (or `type`) in config.json."""

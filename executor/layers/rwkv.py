@@ -1,4 +1,4 @@
-"""The two mixers of RWKV 4 (arXiv:2305.13048, section 3.1), which see a sequence by way of its last token and sums."""
+"""The two mixers of RWKV 4 (arXiv:2305.13048, section 3.1), whose states are a sequence's last token and sums."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from quire.ops.recurrent import StateRows
 
 @dataclass(frozen=True)
 class RwkvShape:
-    """Sizes of the whole model, before channels and inner numbers are split over ranks.
+    """Sizes of the whole model, before channels and inner dimensions are split over ranks.
 
     Attributes:
         channels: of the averages.
@@ -33,7 +33,7 @@ class TokenShift:
     """Mixes each token with the one before it, `m * x + (1 - m) * before`: a convolution of two tokens.
 
     Attributes:
-        state_shape: of what it keeps of a sequence, the last token.
+        state_shape: of the state, the last token.
     """
 
     def __init__(self, context: ModelContext, name: str, size: int) -> None:
@@ -48,10 +48,10 @@ class TokenShift:
 
 
 class TimeMix(RecurrentLayer):
-    """`output(sigmoid(r) * averages(k, v))`; ranks divide the channels equally."""
+    """Computes `output(sigmoid(r) * averages(k, v))`; ranks divide the channels equally."""
 
     def __init__(self, context: ModelContext, place: LayerPlace, name: str, shape: RwkvShape) -> None:
-        """`name` is the layer's in the checkpoint."""
+        """Takes the layer's `name` in the checkpoint."""
         super().__init__(context, place)
         size, channels = shape.hidden_size, shape.channels
         own = context.shard(0, channels, "RWKV channels")
@@ -80,10 +80,10 @@ class TimeMix(RecurrentLayer):
 
 
 class ChannelMix(RecurrentLayer):
-    """`sigmoid(r) * value(relu(k)^2)`; ranks divide the inner numbers equally."""
+    """Computes `sigmoid(r) * value(relu(k)^2)`; ranks divide the inner dimensions equally."""
 
     def __init__(self, context: ModelContext, place: LayerPlace, name: str, shape: RwkvShape) -> None:
-        """`name` is the layer's in the checkpoint."""
+        """Takes the layer's `name` in the checkpoint."""
         super().__init__(context, place)
         size, inner = shape.hidden_size, shape.inner_size
         own = context.shard(0, inner, "inner numbers")

@@ -1,8 +1,8 @@
-"""Blocks of tensors that travel round a ring of ranks, and attention to one while the next is under way.
+"""Passes blocks of tensors around a ring of ranks, and attends to one while the next is under way.
 
-A rank attends to the keys of all ranks, either because its queries come to each of them, or because the keys of each
-come to it ("Context Parallelism for Scalable Million-Token Inference", arXiv:2411.01783). In both cases it holds two
-blocks of those that travel, however many ranks there are.
+A rank attends to the keys of all ranks: either its queries travel to each of them, or the keys of each travel to it
+("Context Parallelism for Scalable Million-Token Inference", arXiv:2411.01783). In both cases it holds two travelling
+blocks, for any number of ranks.
 """
 
 from collections import deque
@@ -14,17 +14,17 @@ from torch import Tensor
 from quire.executor.parallel.groups import Messages, ParallelGroup
 
 Part = tuple[Tensor, Tensor]
-"""Outputs [num_tokens, num_heads, size] and logarithms [num_tokens, num_heads]; see `Backend.partial_attention`."""
+"""Outputs [num_tokens, num_heads, size] and log-sum-exps [num_tokens, num_heads]; see `Backend.partial_attention`."""
 
 AttendToBlock = Callable[[int, Tensor], Part]
-"""The attention that the block of a rank takes part in, by the rank's number."""
+"""Attends with the block of a rank, by the rank's number."""
 
 
 def pass_queries(group: ParallelGroup, queries: Tensor, attend: AttendToBlock) -> list[Part]:
-    """The parts of this rank's `queries`, by the rank whose keys they are of. Queries travel, and parts come back.
+    """Passes queries around, and returns the parts of this rank's `queries`, by the rank of their keys.
 
-    Parts travel while a later block is attended with. Of those made for other ranks, three are kept at most: two that
-    are under way, and the one that is being made.
+    Parts travel back while a later block is computed. At most three parts for other ranks exist at a time: two under
+    way, and the one that is being computed.
     """
     parts: dict[int, Part] = {}
     under_way: deque[Messages] = deque()
@@ -48,10 +48,10 @@ def pass_queries(group: ParallelGroup, queries: Tensor, attend: AttendToBlock) -
 
 
 def pass_keys(group: ParallelGroup, make_block: Callable[[], Tensor], attend: AttendToBlock) -> list[Part]:
-    """The parts of this rank's queries, by the rank whose keys they are of. Keys travel.
+    """Passes keys around, and returns the parts of this rank's queries, by the rank of their keys.
 
     Args:
-        make_block: makes the block of this rank's keys, and does not keep it.
+        make_block: copies this rank's keys into a block, and keeps no reference to it.
     """
     parts: dict[int, Part] = {}
 
@@ -65,10 +65,10 @@ def pass_keys(group: ParallelGroup, make_block: Callable[[], Tensor], attend: At
 def travel(group: ParallelGroup, make_block: Callable[[], Tensor], use: Callable[[int, Tensor], None]) -> None:
     """Calls `use` with each rank's number and block, from this rank's downwards, while the next block is under way.
 
-    Nobody else holds a block that has been used, so that there are two at a time.
+    No reference to a used block stays, so that there are two at a time.
 
     Args:
-        make_block: makes this rank's block; those of all ranks have the same shape.
+        make_block: builds this rank's block; those of all ranks have the same shape.
         use: may read the block until it returns.
     """
     block = make_block().contiguous()

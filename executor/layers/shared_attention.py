@@ -1,4 +1,4 @@
-"""Attention over keys and values of another layer (arXiv:2405.05254, 2405.12981): a layer without pages of its own."""
+"""Attention over keys and values of another layer (arXiv:2405.05254, 2405.12981): a layer without pages."""
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ from quire.ops.backend import AttentionForm
 
 
 class SharedAttention:
-    """Queries and output of one of the last layers, which read what layers before them have stored.
+    """Queries and output of one of the last layers, which read the keys and values of an earlier layer.
 
-    No layer attends to what these layers make of a token, so the last layer before them drops all tokens but the wanted
-    ones (`LayerPlace.is_last`), and they compute those alone.
+    No layer attends to the outputs of these layers. So the last layer before them drops all tokens except the wanted
+    ones (`LayerPlace.is_last`), and they compute only those.
 
     Attributes:
-        kv: none of its own.
-        activation_size: numbers that the layer makes of each token.
+        kv: None, because it caches nothing.
+        activation_size: values that the layer computes for each token.
     """
 
     kv = None
@@ -38,7 +38,9 @@ class SharedAttention:
         q_norm: NormStyle,
         bias: bool = False,
     ) -> None:
-        """`place.number` is that of the layer whose keys and values this one reads; the two have the same `form`."""
+        """Takes a `place` whose `number` is that of the layer whose keys and values it reads. Both have the same
+        `form`.
+        """
         name, head_dim, size = f"{place.name}.self_attn", shape.head_dim, shape.num_heads * shape.head_dim
         num_heads = context.share(shape.num_heads, "attention heads")
         shard = context.shard(0, size, "query outputs")
@@ -64,7 +66,7 @@ class SharedAttention:
         return self._output(out.flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:
-        """See `Attention.outputs_of`: all rows, which are those of the wanted tokens."""
+        """Selects all rows, which are those of the wanted tokens."""
         return rows
 
 
@@ -87,13 +89,13 @@ class ValueNormAttention(Attention):
 
 
 def sharing_places(context: ModelContext, types: list[str], num_layers: int, num_shared: int) -> list[LayerPlace]:
-    """The places of a model whose last `num_shared` layers read keys and values of the last layer of their type.
+    """Lists the places of a model whose last `num_shared` layers read keys and values of the last layer of their type.
 
     Args:
         types: each layer's type.
 
     Raises:
-        ModelLoadError: no layer before them has the type of one of these, or a rank builds the one without the other.
+        ModelLoadError: no earlier layer has the type of one of these, or a rank builds only one of the two.
     """
     first_shared = num_layers - num_shared
     sources = {kind: index for index, kind in enumerate(types[:first_shared])}

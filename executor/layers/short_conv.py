@@ -11,12 +11,12 @@ from quire.executor.layers.step_context import StepContext
 
 
 class ShortConv(RecurrentLayer):
-    """`output(c * conv(b * x))`, where one projection makes b, c and x. Every rank has equally many channels."""
+    """Computes `output(c * conv(b * x))`; one projection computes b, c and x. Every rank has equally many channels."""
 
     def __init__(
         self, context: ModelContext, place: LayerPlace, name: str, hidden_size: int, width: int, *, bias: bool = False
     ) -> None:
-        """`name` is the layer's in the checkpoint; `width` counts the tokens that the convolution sees."""
+        """Takes the layer's `name` in the checkpoint, and as `width` the tokens that the convolution sees."""
         super().__init__(context, place)
         shard = context.shard(0, hidden_size, "convolution channels")
         shards = [within(shard, part * hidden_size) for part in range(3)]

@@ -1,4 +1,4 @@
-"""What a recurrent layer keeps of a sequence: a state of fixed size, however long the sequence."""
+"""The state of a recurrent layer for a sequence, whose size does not depend on the sequence's length."""
 
 import math
 from typing import NamedTuple
@@ -7,12 +7,12 @@ import torch
 
 
 class LayerState(NamedTuple):
-    """The state that one recurrent layer keeps of a sequence, on one rank: some tensors.
+    """The state tensors that one recurrent layer keeps of a sequence, on one rank.
 
     Attributes:
-        shapes: of each tensor, such as [width - 1, channels] of a convolution.
+        shapes: of each tensor, such as [width - 1, channels] for a convolution.
         dtypes: of each tensor.
-        num_first_rows: rows that make it of a new sequence, which the first step computes beside the tokens' own.
+        num_first_rows: rows that initialize the state. A new sequence's first step computes them besides its tokens.
     """
 
     shapes: tuple[tuple[int, ...], ...]

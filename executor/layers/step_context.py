@@ -1,4 +1,4 @@
-"""A step as a model's layers see it. A new aspect of a step is a field here, which the layers that need it read."""
+"""The inputs of a step for a model's layers. A new kind of input is a field here."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class GivenRows(NamedTuple):
 
     Attributes:
         places: [num_rows] int64; indices into the step's tokens.
-        rows: [num_rows, hidden], of the model's type.
+        rows: [num_rows, hidden], in the model's dtype.
     """
 
     places: Tensor
@@ -37,11 +37,11 @@ class GivenRows(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The tokens of a step whose hidden states will be read. For others, the last layer makes only keys and values.
+    """The tokens of a step whose hidden states will be read. For others, the last layer computes only keys and values.
 
     Attributes:
         tokens: [num_wanted] int64; indices into the step's tokens.
-        attention: by KV group, the attention of these tokens alone, as the queries of the rows that have some.
+        attention: by KV group, the attention of only these tokens, as the queries of the rows that have some.
         sight: of these tokens, as in `StepContext`.
     """
 
@@ -56,15 +56,14 @@ class StepContext:
     Attributes:
         positions: [num_tokens] int64; each token's place in its sequence.
         caches: by layer that the rank builds.
-        attention: by KV group, where each token reads and writes.
-        sight: what the tokens see of this rank's part of the positions; None: it has all.
+        attention: by KV group, the places that each token reads and writes.
+        sight: the tokens' view of this rank's part of the positions; None: it has all.
         given: rows that replace embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.
         states: by recurrent layer that the rank builds, its tensors; the first dimension is the slot of a sequence.
-        received: what the pipeline stage before hands over, numbers of the model's type, as `StagedModel` says; None in
-            the first stage.
-        hands_over: a later stage goes on with this one's result.
-        selection: the tokens that the last layer with an indexer attended to, for layers that share its choice.
+        received: the previous pipeline stage's message in the model's dtype (`StagedModel`); None in the first stage.
+        hands_over: a later stage continues with this one's result.
+        selection: the tokens that the last layer with an indexer attended to, for layers that share its selection.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class StepContext:
         return found
 
     def wanted_rotation(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor]:
-        """Like `rotation`, of the wanted tokens alone."""
+        """Returns `rotation` for the wanted tokens only."""
         if self.wanted is None:
             return self.rotation(rotary)
         found = self._wanted_rotations.get(rotary)

@@ -1,4 +1,4 @@
-"""How checkpoints store the experts of a mixture: expert by expert, or all of a layer in fused tensors."""
+"""The storage of a mixture's experts in checkpoints: expert by expert, or all of a layer in fused tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ class ExpertShape(NamedTuple):
 
 
 class StoredExperts(Protocol):
-    """How a checkpoint stores the experts of a layer."""
+    """A way to store the experts of a layer."""
 
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
-        """The rank's part of one expert; `shard` are its intermediate dimensions."""
+        """Reads the rank's part of one expert; `shard` are its intermediate dimensions."""
         ...
 
 
 @dataclass(frozen=True)
 class SeparateExperts:
-    """Three tensors for each expert, or two without a `gate`. `name` is an expert's, with `{}` for its number.
+    """Three tensors for each expert, or two without a `gate`. `name` is an expert's, with `{}` for its index.
 
     If `has_bias`, each has a bias, too.
     """
@@ -76,7 +76,7 @@ class FusedExperts:
 
     Attributes:
         is_transposed: they are [num_experts, hidden, 2 * size] and [num_experts, size, hidden] instead.
-        is_interleaved: each gate's up follows it.
+        is_interleaved: gates and ups alternate.
         has_bias: there are `gate_up`_bias [num_experts, 2 * size] and `down`_bias [num_experts, hidden].
     """
 
@@ -105,7 +105,7 @@ class FusedExperts:
     def _weight(
         self, context: ModelContext, name: str, shape: ExpertShape, index: int, size: tuple[int, int]
     ) -> Tensor:
-        """One expert's weight [out, in]."""
+        """Reads one expert's weight [out, in]."""
         out, inputs = size
         stored = (inputs, out) if self.is_transposed else (out, inputs)
         found = context.find(name)
@@ -132,14 +132,14 @@ class FusedExperts:
         return torch.cat((gate[part], up[part])), down if context.group.rank == 0 else torch.zeros_like(down)
 
     def _halves(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Gates and ups of [2 * size, ...]."""
+        """Splits [2 * size, ...] into gates and ups."""
         if self.is_interleaved:
             return rows[::2], rows[1::2]
         return rows[: len(rows) // 2], rows[len(rows) // 2 :]
 
 
 def stored_experts(context: ModelContext, name: str, *, is_transposed: bool = False) -> StoredExperts:
-    """The experts called `name`, in whichever form the checkpoint has them: `FusedExperts`, or else one by one."""
+    """Returns the experts called `name` in the form that the checkpoint has: `FusedExperts`, or one by one."""
     fused = f"{name}.gate_up_proj"
     ending = fused.removeprefix("model.")  # whatever prefix the checkpoint has
     if any(stored.endswith(ending) for stored in context.weights.shapes or ()):
@@ -148,7 +148,7 @@ def stored_experts(context: ModelContext, name: str, *, is_transposed: bool = Fa
 
 
 class Mxfp4Experts(FusedExperts):
-    """Fused experts in MXFP4, which stay so: `gate_up`_blocks and _scales, in rows of inputs, and those of `down`."""
+    """Fused MXFP4 experts, which stay quantized: `gate_up`_blocks and _scales in rows of inputs, `down` alike."""
 
     def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
         _, hidden_size, size = shape
@@ -175,7 +175,7 @@ class Mxfp4Experts(FusedExperts):
 
 
 def _mixture(*names: str) -> str:
-    """The name of all experts together, as vLLM has it: that of the module which has all of theirs, with `experts`."""
+    """Returns vLLM's name of all experts together: the module that contains all of theirs, with `experts`."""
     parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
     common = ".".join(one for one, *others in parts if set(others) <= {one})
     return f"{common.removesuffix('.experts')}.experts"
@@ -189,7 +189,7 @@ def _expert(
     shape: ExpertShape,
     biases: tuple[Tensor | None, Tensor | None],
 ) -> ExpertWeights:
-    """An expert of the layers `first` (gate and up, or up alone) and `down`."""
+    """Builds an expert from the layers `first` (gate and up, or only up) and `down`."""
     read = context.scheme.read_weight
     weights = [read(source, part, shape.hidden_size) for part in first]
     gate_up, *ups = [sharding.join(weights[run], context.dtype) for run in sharding.runs(weights)]
@@ -197,7 +197,7 @@ def _expert(
 
 
 class _OneExpert:
-    """See `TensorSource`: weights that have been read, by the names of their layers."""
+    """Returns weights that have been read, by the names of their layers."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights

@@ -1,4 +1,4 @@
-"""Which tokens sparse latent attention sees: DeepSeek's lightning indexer (arXiv:2512.02556, section 2.1)."""
+"""Selects the tokens for sparse latent attention: DeepSeek's lightning indexer (arXiv:2512.02556, section 2.1)."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,18 +15,18 @@ from quire.ops.latent import Selection
 
 
 class TokenSelector(Protocol):
-    """Chooses the tokens that a layer's tokens attend to.
+    """Selects the tokens that a layer's tokens attend to.
 
     Attributes:
-        key_size: numbers that it keeps of each token, in the layer's cache.
-        activation_size: numbers that it makes of each token.
+        key_size: elements that it caches for each token, in the layer's cache.
+        activation_size: values that it computes for each token.
     """
 
     key_size: int
     activation_size: int
 
     def __call__(self, x: Tensor, q_latent: Tensor, step: StepContext, keys: Tensor, group: int) -> Selection:
-        """The selection of the tokens whose outputs are wanted.
+        """Returns the selection of the tokens with an output.
 
         `x` [num_tokens, hidden] is the layer's input, `q_latent` [num_tokens, q_lora_rank] the queries' latent, `keys`
         [num_pages, block_size, row_size(key_size)] the layer's own cache, in the KV group `group`.
@@ -51,10 +51,10 @@ class IndexerShape:
 
 
 class LightningIndexer:
-    """Scores tokens with small heads of its own, and takes the `top_k` best; see `LatentOperations.select_tokens`.
+    """Scores tokens with additional small heads, and selects the `top_k` best; see `LatentOperations.select_tokens`.
 
-    Index keys are layer-normalized. The first numbers of keys and of each query are rotated as halves. Keys are kept in
-    the cache's type; the reference rounds them to 8 bits, after a Hadamard transform that leaves products as they are.
+    Index keys are layer-normalized. The first elements of keys and of each query are rotated as halves. Keys are cached
+    in the cache's dtype; the reference rounds them to 8 bits, after a Hadamard transform, which preserves products.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LightningIndexer:
         self.activation_size = 2 * (heads * size + size) + heads + 2 * shape.top_k
 
     def __call__(self, x: Tensor, q_latent: Tensor, step: StepContext, keys: Tensor, group: int) -> Selection:
-        """See `TokenSelector`. The selection of all tokens is `step.selection` from then on."""
+        """Selects tokens, and stores the selection of all tokens as `step.selection`."""
         shape, batch = self._shape, step.attention[group]
         cos, sin = step.rotation(self._rotary)
         k = self._ops.rotary(self._k_norm(self._k(x)).unsqueeze(1), cos, sin)
@@ -90,7 +90,7 @@ class LightningIndexer:
 
 
 class SharedSelection:
-    """Attends to the tokens that the last indexer before this layer chose (arXiv:2603.12201)."""
+    """Attends to the tokens that the last indexer before this layer selected (arXiv:2603.12201)."""
 
     key_size = 0
     activation_size = 0

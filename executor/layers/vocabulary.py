@@ -18,16 +18,16 @@ from quire.ops.backend import Backend, LinearWeight
 
 
 class Rows(Protocol):
-    """A weight [rows, size] of which an embedding takes some."""
+    """A weight [rows, size] for lookups by an embedding."""
 
     def take(self, index: Tensor, scale: float) -> Tensor:
-        """Those at `index` [n] int64, times `scale`: [n, size], in the model's dtype."""
+        """Looks up the rows at `index` [n] int64, times `scale`: [n, size], in the model's dtype."""
         ...
 
 
 @dataclass(frozen=True)
 class PlainRows:
-    """See `Rows`: a tensor in the model's dtype."""
+    """Rows of a tensor in the model's dtype."""
 
     ops: Backend
     weight: Tensor
@@ -38,7 +38,7 @@ class PlainRows:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """See `Rows`: a weight as the backend packs it for products."""
+    """Rows of a weight that the backend packed for products."""
 
     ops: Backend
     packed: Any
@@ -49,14 +49,14 @@ class PackedRows:
 
 
 _KINDS = ("weight", "qweight", "weight_packed", "W_q")
-"""What a layer's main tensor is called in the formats of weights."""
+"""The names of a layer's main tensor in the formats of weights."""
 
 
 def stored_ends(context: ModelContext, embedding: str, head: str) -> tuple[str, str]:
-    """The layers that a tied `embedding` and `head` are read from.
+    """Returns the layers from which a tied `embedding` and `head` are read.
 
-    They share what the checkpoint has of the two. Two that differ are both read, as Transformers does: config.json is
-    wrong then, as that of a model whose head was trained on.
+    If the checkpoint has one of them, both share it. Two that differ are both read, as in Transformers: config.json is
+    wrong in that case, for example after further training of the head.
     """
     if not _is_stored(context, head):
         return embedding, embedding
@@ -67,14 +67,14 @@ def stored_ends(context: ModelContext, embedding: str, head: str) -> tuple[str, 
 
 
 def untied(context: ModelContext, embedding: str, head: str, error: MissingTensorError) -> MissingTensorError:
-    """`error` with what to do, if the checkpoint has only one of two layers that are not tied."""
+    """Adds a remedy to `error`, if the checkpoint has only one of two layers that are not tied."""
     if _is_stored(context, embedding) == _is_stored(context, head):
         return error
     return with_remedy(error)
 
 
 def with_remedy(error: MissingTensorError) -> MissingTensorError:
-    """`error` about an embedding or a head that is not tied to the other, which the checkpoint has."""
+    """Adds a remedy to `error` about an embedding or a head that the checkpoint lacks, while it has the other."""
     return MissingTensorError(
         f"{error} config.json says that embedding and head do not share a weight. If they do, start with "
         "--hf-overrides '{\"tie_word_embeddings\": true}'."
@@ -86,11 +86,11 @@ def _is_stored(context: ModelContext, layer: str) -> bool:
 
 
 class VocabularyWeight:
-    """A rank's rows of a [vocab_size, hidden] weight: an embedding's, a head's, or what the two share.
+    """A rank's rows of a [vocab_size, hidden] weight: of an embedding, of a head, or shared by the two.
 
-    What they share is kept as the head has it, and the embedding takes its rows of that. An embedding alone is as the
-    checkpoint has it. Every rank holds equally many rows. If the number of ranks does not divide the vocabulary, the
-    last ranks hold rows of zeros past its end.
+    A shared weight has the head's form, and the embedding looks up rows in it. An embedding alone is as in the
+    checkpoint. Every rank holds equally many rows. If the number of ranks does not divide the vocabulary, the last
+    ranks hold rows of zeros past its end.
 
     Attributes:
         num_rows: of a rank.
@@ -101,7 +101,7 @@ class VocabularyWeight:
         self, context: ModelContext, name: str, vocab_size: int, hidden_size: int, *, bias: str | None = None,
         is_shared: bool = False,
     ) -> None:  # fmt: skip
-        """`bias` is the name of the head's, if it has one."""
+        """Takes the name of the head's `bias`, if it has one."""
         self.vocab_size = vocab_size
         self.num_rows = rows = -(-vocab_size // context.group.size)
         self.start = min(context.group.rank * rows, vocab_size)
@@ -114,7 +114,7 @@ class VocabularyWeight:
 
     @functools.cached_property
     def rows(self) -> Rows:
-        """The weight for an embedding; read when it is first asked for."""
+        """The weight for an embedding; read when it is first used."""
         context = self._context
         weight = self._shared[1] if self._is_shared else context.packing.rows(self._read)
         if isinstance(weight, Tensor):
@@ -122,7 +122,7 @@ class VocabularyWeight:
         return PackedRows(context.ops, weight, context.dtype)
 
     def for_product(self) -> Any:
-        """The weight and bias as a head multiplies by them; packed."""
+        """Returns the packed weight and bias for the head's product."""
         return self._shared[0] if self._is_shared else self._context.packing.linear(self._read_head)
 
     @functools.cached_property
@@ -137,7 +137,7 @@ class VocabularyWeight:
         return self._context.scheme.for_head(self._read(), self._part), self._read_bias()
 
     def _read_bias(self) -> Tensor | None:
-        """Of the rank's rows; zeros where a row is past the end."""
+        """Reads the bias of the rank's rows; zeros where a row is past the end."""
         if self._bias is None:
             return None
         bias = self._context.read(self._bias, (self.vocab_size,), self._part.shard)
@@ -145,33 +145,33 @@ class VocabularyWeight:
 
 
 class Embedding(Protocol):
-    """What makes a hidden state of a token and its place."""
+    """Maps token ids and positions to hidden states."""
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor: ...
 
 
 class Head(Protocol):
-    """What makes logits of hidden states."""
+    """Maps hidden states to logits."""
 
     def __call__(self, hidden: Tensor) -> Tensor: ...
 
 
 class ElsewhereEmbedding:
-    """Stands for the embedding in all pipeline stages but the first. Nothing calls it."""
+    """Replaces the embedding in all pipeline stages except the first. It is never called."""
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         raise AssertionError("the first stage has the embedding")
 
 
 class ElsewhereHead:
-    """Stands for the head in all pipeline stages but the last. Nothing calls it."""
+    """Replaces the head in all pipeline stages except the last. It is never called."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
         raise AssertionError("the last stage has the head")
 
 
 class VocabEmbedding:
-    """Token ids [num_tokens] → [num_tokens, hidden], times `scale`, the same on every rank.
+    """Maps token ids [num_tokens] to [num_tokens, hidden], times `scale`, the same on every rank.
 
     The step's given rows replace these, unscaled.
     """
@@ -190,7 +190,7 @@ class VocabEmbedding:
         return embedded
 
     def rows_of(self, token_ids: Tensor) -> Tensor:
-        """The tokens' own rows, whatever the step gives."""
+        """Looks up the tokens' own rows, without the step's given rows."""
         if self._group.size == 1:
             return self._rows.take(token_ids, self._scale)
         local_ids = token_ids - self._start
@@ -200,12 +200,12 @@ class VocabEmbedding:
 
 
 class PositionedEmbedding:
-    """Token embeddings plus learned position embeddings: [num_tokens] → [num_tokens, hidden]."""
+    """Adds learned position embeddings to token embeddings: [num_tokens] → [num_tokens, hidden]."""
 
     def __init__(
         self, context: ModelContext, embed: Embedding, name: str, num_positions: int, size: int, *, first: int = 0
     ) -> None:
-        """Position 0 has row `first` of the weight called `name`, and `num_positions` rows follow from there.
+        """Takes the position embeddings from the weight `name`: `num_positions` rows, from row `first` on.
 
         Raises:
             ModelLoadError: `max_model_len` exceeds the positions.
@@ -226,16 +226,16 @@ class PositionedEmbedding:
 def positioned_embedding(
     context: ModelContext, embed: Embedding, name: str, num_positions: int, size: int, *, first: int = 0
 ) -> Embedding:
-    """The `PositionedEmbedding` of `embed`; in a later pipeline stage, `embed` itself, which nothing calls."""
+    """Builds the `PositionedEmbedding` of `embed`; in later pipeline stages returns `embed`, which is never called."""
     if not context.is_first_stage:
         return embed
     return PositionedEmbedding(context, embed, name, num_positions, size, first=first)
 
 
 class LanguageModelHead:
-    """[num_tokens, hidden] → logits [num_tokens, vocab_size], gathered from all ranks.
+    """Maps [num_tokens, hidden] to logits [num_tokens, vocab_size], gathered from all ranks.
 
-    Logits are multiplied by `scale`, then capped as `AttentionForm.softcap` says.
+    Logits are multiplied by `scale`, then capped as in `AttentionForm.softcap`.
     """
 
     def __init__(

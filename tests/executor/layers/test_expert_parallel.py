@@ -266,7 +266,7 @@ def test_tokens_are_those_of_one_worker(checkpoint: Checkpoints, capfd: pytest.C
         measured = {each.name: each.value for each in llm.get_metrics() if each.name == "quire:expert_balancedness"}
     assert [output.outputs[0].token_ids for output in outputs] == list(whole.values())
     log = capfd.readouterr().err
-    placed = re.findall(r"experts placed anew in [\d.]+ s, (\d+) moved: the busiest rank had ([\d.]+) times", log)
+    placed = re.findall(r"rebalanced experts in [\d.]+ s, (\d+) moved: the busiest rank had ([\d.]+) times", log)
     assert len(placed) == 3
     assert int(placed[0][0]) > 0
     assert float(placed[0][1]) > 1
