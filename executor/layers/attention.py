@@ -191,9 +191,9 @@ def attend(
         group: the KV group.
         num_kv_heads: see `ContextParallel.attend`.
     """
-    if sequences is None or own.sight is None:
+    if sequences is None or own.shard_view is None:
         return ops.attention(q, pages, own.attention[group], form)
-    keys = PartialKeys(pages, own.attention[group], own.sight, group)
+    keys = PartialKeys(pages, own.attention[group], own.shard_view, group)
     return sequences.attend(ops, q, keys, form, num_kv_heads)
 
 

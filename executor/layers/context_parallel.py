@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.partial_keys import PartialKeys, block_of
-from quire.executor.layers.sequence_ring import Part, pass_keys, pass_queries
+from quire.executor.layers.sequence_ring import AttentionPart, pass_keys, pass_queries
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.posted_receives import MAX_BYTES
 from quire.executor.parallel.sequence_shard import SequenceShard
@@ -23,7 +23,7 @@ GATHERED_BYTES = MAX_BYTES
 than a ring: one round trip instead of one for each rank.
 """
 
-AttendPartly = Callable[[Tensor, AttentionForm, PartialKeys], Part]
+AttendPartly = Callable[[Tensor, AttentionForm, PartialKeys], AttentionPart]
 """Computes `Backend.partial_attention` of queries, over one rank's keys."""
 
 
@@ -125,7 +125,7 @@ class ContextParallel:
             num_kv_heads: of the rank, if others compute the same tokens.
         """
 
-        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
+        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> AttentionPart:
             return ops.partial_attention(q, keys.pages, keys.batch, form)
 
         return self._attend(ops, q, keys, form, attend_partly, q.shape[2], num_kv_heads)
@@ -136,7 +136,7 @@ class ContextParallel:
         """Runs `LatentOperations.latent_attention` over all ranks; `keys` are as for `attend`."""
         rank = q.shape[2]
 
-        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
+        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> AttentionPart:
             return ops.latent.partial_latent_attention(
                 q[..., :rank], q[..., rank:], keys.pages, keys.batch, scale=form.scale
             )
@@ -153,11 +153,11 @@ class ContextParallel:
             form: the chunks' size, and nothing else except a scale.
         """
 
-        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
+        def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> AttentionPart:
             own, previous, earlier = q.chunk(3, dim=-1)
             # Where no key of a token's chunk is the rank's, its last key is one of the previous chunk. The kernels
             # take that chunk for the token's own, because they count keys.
-            is_behind = keys.sight.sees_none_of(chunks.chunk).view(-1, 1, 1)
+            is_behind = keys.shard_view.sees_none_of(chunks.chunk).view(-1, 1, 1)
             turned = torch.where(is_behind, previous, own), torch.where(is_behind, earlier, previous), earlier
             form = form._replace(chunk=partial.chunk)
             parts = [
@@ -185,13 +185,13 @@ class ContextParallel:
         `q` is [num_tokens, num_heads, size], and `form` is that of its heads; values have `value_size`.
         """
 
-        def attend(q: Tensor, form: AttentionForm, keys: PartialKeys) -> Part:
+        def attend(q: Tensor, form: AttentionForm, keys: PartialKeys) -> AttentionPart:
             out, lse = attend_partly(q, self._partial(form), keys)
             if form.slopes is not None:
-                lse = lse - form.slopes * keys.sight.distances().unsqueeze(1)
-            return out, lse.masked_fill(keys.sight.sees_none_of(form.chunk).unsqueeze(1), -torch.inf)
+                lse = lse - form.slopes * keys.shard_view.distances().unsqueeze(1)
+            return out, lse.masked_fill(keys.shard_view.sees_none_of(form.chunk).unsqueeze(1), -torch.inf)
 
-        rounds = keys.sight.rounds
+        rounds = keys.shard_view.rounds
         if rounds is None or q.nbytes <= GATHERED_BYTES:
             return self._attend_gathered(ops, q, keys, form, attend, num_kv_heads)
         page_ids = rounds.page_ids(keys.group)
@@ -221,7 +221,7 @@ class ContextParallel:
         """Implements `_attend` with one gather: each rank attends for the queries of all ranks, and sends each its
         parts.
         """
-        order, back = keys.sight.order, keys.sight.back
+        order, back = keys.shard_view.order, keys.shard_view.back
         if order is not None:
             q = ops.take_rows(q.flatten(1), order).view(q.shape)
         gathered = form
@@ -262,7 +262,7 @@ class ContextParallel:
             slopes=None if form.slopes is None else form.slopes * size,
         )
 
-    def _merge(self, ops: Backend, parts: list[Part], form: AttentionForm) -> Tensor:
+    def _merge(self, ops: Backend, parts: list[AttentionPart], form: AttentionForm) -> Tensor:
         """Merges the parts of all ranks for this rank's queries; `form` is that of these queries."""
         if form.sinks is not None:  # a part without values
             out, _ = parts[0]

@@ -44,8 +44,8 @@ class DualChunkRotary:
     def __init__(self, context: ModelContext, config: Mapping[str, Any], head_dim: int, chunks: DualChunks) -> None:
         self.chunks = chunks
 
-        def rotary(turn: Callable[[Tensor], Tensor]) -> RotaryEmbedding:
-            return RotaryEmbedding(context, config, head_dim, turn=turn)
+        def rotary(map_positions: Callable[[Tensor], Tensor]) -> RotaryEmbedding:
+            return RotaryEmbedding(context, config, head_dim, map_positions=map_positions)
 
         self.own = rotary(self._place)
         if self.own.scale != 1:
@@ -105,7 +105,7 @@ class DualChunkAttention(Attention):
         pages, group = step.caches[self._place.number]
         own, chunks, ops = wanted or step, self._chunks, self._ops
         batch = own.attention[group]
-        longest = int(batch.seq_lens.max()) if own.sight is None else own.sight.longest
+        longest = int(batch.seq_lens.max()) if own.shard_view is None else own.shard_view.longest
         if longest > chunks.trained:
             q = chunks.sharpen(q, step.positions if wanted is None else step.wanted_positions)
         if longest <= chunks.length:
@@ -113,8 +113,8 @@ class DualChunkAttention(Attention):
         form = self._form._replace(chunk=chunks.length)
         rotation = step.rotation if wanted is None else step.wanted_rotation
         queries = [q, *(ops.rotary(q, *rotation(self._others[which])) for which in ("previous", "earlier"))]
-        if self._sequences is not None and own.sight is not None:
-            keys = PartialKeys(pages, batch, own.sight, group)
+        if self._sequences is not None and own.shard_view is not None:
+            keys = PartialKeys(pages, batch, own.shard_view, group)
             return self._sequences.attend_in_chunks(ops, queries, keys, form)
         parts = [
             ops.partial_attention(each, pages, batch, form._replace(chunks=which))

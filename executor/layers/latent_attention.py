@@ -20,7 +20,7 @@ from quire.executor.layers.layer_kv import LatentKV
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.partial_keys import PartialKeys
-from quire.executor.layers.query_heat import QueryHeat
+from quire.executor.layers.query_temperature import QueryTemperature
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.layers.token_selection import TokenSelector
@@ -77,14 +77,14 @@ class LatentAttention:
         is_interleaved: bool = True,
         selector: TokenSelector | None = None,
         has_head_gates: bool = False,
-        heat: QueryHeat | None = None,
+        temperature: QueryTemperature | None = None,
     ) -> None:
         """`scale` multiplies the scores; `bias` is that of the projections into latents and of the output.
 
         `is_interleaved`: the checkpoint rotates pairs (2i, 2i + 1), not (i, i + rope_head_dim / 2). Without a
         `selector`, a token sees all tokens before it; without `rotary`, nothing is rotated. If it `has_head_gates`, the
-        projection `g_proj` has one gate for each head, whose sigmoid multiplies the head's outputs. `heat` multiplies
-        queries.
+        projection `g_proj` has one gate for each head, whose sigmoid multiplies the head's outputs. `temperature`
+        multiplies queries.
 
         Raises:
             ModelLoadError: a `selector`, and ranks that divide sequences; heads that cannot be divided.
@@ -107,7 +107,7 @@ class LatentAttention:
         self._no_rotation = torch.empty(1, 1, 0, dtype=context.dtype, device=context.device)
         self._num_heads = context.share(shape.num_heads, "attention heads")
         self._selector = selector
-        self._heat = heat
+        self._temperature = temperature
         self._latent_size = shape.kv_lora_rank + shape.rope_head_dim
         self._latent_parts = (shape.kv_lora_rank, shape.rope_head_dim)
         keys = (selector.key_size,) if selector is not None and selector.key_size else ()
@@ -152,8 +152,8 @@ class LatentAttention:
             rank = latent.shape[1] - self._latent_size
             q_input, latent = self._q_norm(latent[:, :rank]), latent[:, rank:]
         q = self._q(q_input)
-        if self._heat is not None:
-            q = self._heat(self._ops, q, step)
+        if self._temperature is not None:
+            q = self._temperature(self._ops, q, step)
         cos, sin = (self._no_rotation,) * 2 if self._rotary is None else step.rotation(self._rotary)
         q_rotated = self._ops.latent.rotate_and_store_latent(
             self._heads(q)[..., self._shape.nope_head_dim :], latent, self._kv_norm, cos, sin, latents,
@@ -201,9 +201,9 @@ def attend_to_latents(
 ) -> Tensor:
     """Runs `LatentOperations.latent_attention`, also where ranks divide sequences; `own`, `group` as for `attend`."""
     batch = own.attention[group]
-    if sequences is None or own.sight is None:
+    if sequences is None or own.shard_view is None:
         return ops.latent.latent_attention(q, q_rotated, cache, batch, scale=scale)
-    keys = PartialKeys(cache, batch, own.sight, group)
+    keys = PartialKeys(cache, batch, own.shard_view, group)
     return sequences.attend_to_latents(ops, q, q_rotated, keys, scale=scale)
 
 

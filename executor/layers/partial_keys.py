@@ -9,7 +9,7 @@ from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.ops.backend import AttentionBatch
 
 
-class PartialSight(NamedTuple):
+class ShardView(NamedTuple):
     """One rank's part of the positions, as tokens see it, and the order in which they attend to it.
 
     Attributes:
@@ -54,13 +54,13 @@ class PartialKeys(NamedTuple):
     Attributes:
         pages: [num_pages, ...], of one layer.
         batch: the attention of the tokens to these pages.
-        sight: of these tokens.
+        shard_view: of these tokens.
         group: the layer's KV group.
     """
 
     pages: Tensor
     batch: AttentionBatch
-    sight: PartialSight
+    shard_view: ShardView
     group: int
 
 

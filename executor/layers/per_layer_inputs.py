@@ -47,8 +47,8 @@ class PerLayerInputs:
         if self._rows is not None:
             token_ids = self._ops.take_rows(self._rows, token_ids).flatten()
         inputs = self._ops.scale(self._ops.add(projected, self._embed.rows_of(token_ids)), 0.5**0.5)
-        if step.given is not None:
-            inputs[step.given.places] = projected[step.given.places]
+        if step.input_embeds is not None:
+            inputs[step.input_embeds.places] = projected[step.input_embeds.places]
         return inputs
 
 

@@ -26,7 +26,7 @@ class RotaryEmbedding:
         head_dim: int,
         *,
         layer_type: str | None = None,
-        turn: Callable[[Tensor], Tensor] | None = None,
+        map_positions: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Takes the checkpoint's config.json as `config`; `layer_type` as for `rotary_frequencies`.
 
@@ -35,9 +35,9 @@ class RotaryEmbedding:
         Raises:
             ModelLoadError: an unknown or incomplete kind of scaling, or dual chunks that would be needed.
         """
-        if turn is None:
+        if map_positions is None:
             check_first_chunk(config, context.max_model_len)
-        self._turn = turn
+        self._map_positions = map_positions
         frequencies, self.scale = rotary_frequencies(config, head_dim, context.max_model_len, layer_type)
         self.dim = 2 * len(frequencies)
         self._frequencies = frequencies.to(context.device)
@@ -46,8 +46,8 @@ class RotaryEmbedding:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and signed sines, both [num_tokens, 1, rotary_dim]."""
-        if self._turn is not None:
-            positions = self._turn(positions)
+        if self._map_positions is not None:
+            positions = self._map_positions(positions)
         return self._ops.rotation(positions, self._frequencies, self.scale, self._dtype)
 
 
@@ -128,8 +128,8 @@ class DualChunks(NamedTuple):
         The length is counted up to the token, so that a token does not depend on those that follow.
         """
         stretch = (positions + 1).float() / self.trained
-        heat = (0.1 * stretch.log() + 1).clamp(min=1).square()
-        return (q * heat.view(-1, 1, 1)).to(q.dtype)
+        temperature = (0.1 * stretch.log() + 1).clamp(min=1).square()
+        return (q * temperature.view(-1, 1, 1)).to(q.dtype)
 
 
 def check_first_chunk(config: Mapping[str, Any], max_model_len: int) -> None:

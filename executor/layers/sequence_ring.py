@@ -13,20 +13,20 @@ from torch import Tensor
 
 from quire.executor.parallel.groups import Messages, ParallelGroup
 
-Part = tuple[Tensor, Tensor]
+AttentionPart = tuple[Tensor, Tensor]
 """Outputs [num_tokens, num_heads, size] and log-sum-exps [num_tokens, num_heads]; see `Backend.partial_attention`."""
 
-AttendToBlock = Callable[[int, Tensor], Part]
+AttendToBlock = Callable[[int, Tensor], AttentionPart]
 """Attends with the block of a rank, by the rank's number."""
 
 
-def pass_queries(group: ParallelGroup, queries: Tensor, attend: AttendToBlock) -> list[Part]:
+def pass_queries(group: ParallelGroup, queries: Tensor, attend: AttendToBlock) -> list[AttentionPart]:
     """Passes queries around, and returns the parts of this rank's `queries`, by the rank of their keys.
 
     Parts travel back while a later block is computed. At most three parts for other ranks exist at a time: two under
     way, and the one that is being computed.
     """
-    parts: dict[int, Part] = {}
+    parts: dict[int, AttentionPart] = {}
     under_way: deque[Messages] = deque()
 
     def attend_and_send(source: int, block: Tensor) -> None:
@@ -47,13 +47,13 @@ def pass_queries(group: ParallelGroup, queries: Tensor, attend: AttendToBlock) -
     return [parts[rank] for rank in range(group.size)]
 
 
-def pass_keys(group: ParallelGroup, make_block: Callable[[], Tensor], attend: AttendToBlock) -> list[Part]:
+def pass_keys(group: ParallelGroup, make_block: Callable[[], Tensor], attend: AttendToBlock) -> list[AttentionPart]:
     """Passes keys around, and returns the parts of this rank's queries, by the rank of their keys.
 
     Args:
         make_block: copies this rank's keys into a block, and keeps no reference to it.
     """
-    parts: dict[int, Part] = {}
+    parts: dict[int, AttentionPart] = {}
 
     def keep_part(source: int, block: Tensor) -> None:
         parts[source] = attend(source, block)

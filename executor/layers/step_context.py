@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quire.executor.layers.partial_keys import PartialSight
+from quire.executor.layers.partial_keys import ShardView
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.ops.backend import AttentionBatch
 from quire.ops.latent import Selection
@@ -24,7 +24,7 @@ class LayerCache(NamedTuple):
     group: int
 
 
-class GivenRows(NamedTuple):
+class InputEmbeds(NamedTuple):
     """Rows that replace the embeddings of some tokens of a step.
 
     Attributes:
@@ -42,12 +42,12 @@ class Wanted(NamedTuple):
     Attributes:
         tokens: [num_wanted] int64; indices into the step's tokens.
         attention: by KV group, the attention of only these tokens, as the queries of the rows that have some.
-        sight: of these tokens, as in `StepContext`.
+        shard_view: of these tokens, as in `StepContext`.
     """
 
     tokens: Tensor
     attention: Sequence[AttentionBatch]
-    sight: PartialSight | None = None
+    shard_view: ShardView | None = None
 
 
 class StepContext:
@@ -57,8 +57,8 @@ class StepContext:
         positions: [num_tokens] int64; each token's place in its sequence.
         caches: by layer that the rank builds.
         attention: by KV group, the places that each token reads and writes.
-        sight: the tokens' view of this rank's part of the positions; None: it has all.
-        given: rows that replace embeddings, if any.
+        shard_view: the tokens' view of this rank's part of the positions; None: it has all.
+        input_embeds: rows that replace embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.
         states: by recurrent layer that the rank builds, its tensors; the first dimension is the slot of a sequence.
         received: the previous pipeline stage's message in the model's dtype (`StagedModel`); None in the first stage.
@@ -72,8 +72,8 @@ class StepContext:
         caches: Sequence[LayerCache],
         attention: Sequence[AttentionBatch],
         *,
-        sight: PartialSight | None = None,
-        given: GivenRows | None = None,
+        shard_view: ShardView | None = None,
+        input_embeds: InputEmbeds | None = None,
         wanted: Wanted | None = None,
         states: Sequence[Sequence[Tensor]] = (),
         rows: StateRows | None = None,
@@ -83,8 +83,8 @@ class StepContext:
         self.positions = positions
         self.caches = caches
         self.attention = attention
-        self.sight = sight
-        self.given = given
+        self.shard_view = shard_view
+        self.input_embeds = input_embeds
         self.wanted = wanted
         self.states = states
         self.received = received

@@ -17,7 +17,7 @@ from quire.executor.weights.readers import MissingTensorError, Shard
 from quire.ops.backend import Backend, LinearWeight
 
 
-class Rows(Protocol):
+class RowLookup(Protocol):
     """A weight [rows, size] for lookups by an embedding."""
 
     def take(self, index: Tensor, scale: float) -> Tensor:
@@ -26,8 +26,8 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class PlainRows:
-    """Rows of a tensor in the model's dtype."""
+class PlainLookup:
+    """RowLookup of a tensor in the model's dtype."""
 
     ops: Backend
     weight: Tensor
@@ -37,8 +37,8 @@ class PlainRows:
 
 
 @dataclass(frozen=True)
-class PackedRows:
-    """Rows of a weight that the backend packed for products."""
+class PackedLookup:
+    """RowLookup of a weight that the backend packed for products."""
 
     ops: Backend
     packed: Any
@@ -113,13 +113,13 @@ class VocabularyWeight:
         self._part = LinearPart(name.removesuffix(".weight"), vocab_size, shard)
 
     @functools.cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> RowLookup:
         """The weight for an embedding; read when it is first used."""
         context = self._context
         weight = self._shared[1] if self._is_shared else context.packing.rows(self._read)
         if isinstance(weight, Tensor):
-            return PlainRows(context.ops, weight)
-        return PackedRows(context.ops, weight, context.dtype)
+            return PlainLookup(context.ops, weight)
+        return PackedLookup(context.ops, weight, context.dtype)
 
     def for_product(self) -> Any:
         """Returns the packed weight and bias for the head's product."""
@@ -156,14 +156,14 @@ class Head(Protocol):
     def __call__(self, hidden: Tensor) -> Tensor: ...
 
 
-class ElsewhereEmbedding:
+class AbsentEmbedding:
     """Replaces the embedding in all pipeline stages except the first. It is never called."""
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         raise AssertionError("the first stage has the embedding")
 
 
-class ElsewhereHead:
+class AbsentHead:
     """Replaces the head in all pipeline stages except the last. It is never called."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -185,8 +185,8 @@ class VocabEmbedding:
 
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         embedded = self.rows_of(token_ids)
-        if step.given is not None:
-            embedded[step.given.places] = step.given.rows
+        if step.input_embeds is not None:
+            embedded[step.input_embeds.places] = step.input_embeds.rows
         return embedded
 
     def rows_of(self, token_ids: Tensor) -> Tensor:

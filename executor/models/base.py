@@ -8,16 +8,16 @@ from torch import Tensor
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.layer_kv import AttentionKV
 from quire.executor.layers.state import LayerState
-from quire.executor.layers.step_context import GivenRows, LayerCache, PartialSight, StepContext, Wanted
+from quire.executor.layers.step_context import InputEmbeds, LayerCache, ShardView, StepContext, Wanted
 
 __all__ = [
     "AttentionKV",
-    "GivenRows",
+    "InputEmbeds",
     "LayerCache",
     "LayerState",
     "Model",
     "ModelContext",
-    "PartialSight",
+    "ShardView",
     "StagedModel",
     "StepContext",
     "Wanted",

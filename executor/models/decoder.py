@@ -20,8 +20,8 @@ from quire.executor.layers.norm import Norm, NormStyle, RMSNorm
 from quire.executor.layers.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import (
-    ElsewhereEmbedding,
-    ElsewhereHead,
+    AbsentEmbedding,
+    AbsentHead,
     Embedding,
     Head,
     LanguageModelHead,
@@ -216,9 +216,9 @@ def vocabulary_ends(
     is_shared = embed_name == head_name
     try:
         weight = VocabularyWeight(context, f"{embed_name}.weight", *size, bias=bias, is_shared=is_shared)
-        embed = VocabEmbedding(context, weight, scale) if context.is_first_stage else ElsewhereEmbedding()
+        embed = VocabEmbedding(context, weight, scale) if context.is_first_stage else AbsentEmbedding()
         if context.layers.stop < spec.num_layers:
-            return embed, ElsewhereHead()
+            return embed, AbsentHead()
         if not is_shared:
             weight = VocabularyWeight(context, f"{head_name}.weight", *size, bias=bias)
         return embed, LanguageModelHead(context, weight, scale=logit_scale, softcap=softcap)

@@ -10,7 +10,7 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention import LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.latent_attention import LatentAttention, LatentShape
-from quire.executor.layers.query_heat import QueryHeat, query_heat
+from quire.executor.layers.query_temperature import QueryTemperature, query_temperature
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.rotary_kinds import yarn_mscale
 from quire.executor.layers.token_selection import TokenSelector
@@ -91,7 +91,7 @@ class LatentAttentionMaker:
         self._bias = config["attention_bias"]
         self._is_interleaved = config.get("rope_interleave", is_interleaved)
         self._has_head_gates = has_head_gates
-        self._heat = _heat(spec, context)
+        self._query_temperature = _query_temperature(spec, context)
         self._make_selector = make_selector
 
     def __call__(self, place: LayerPlace) -> LatentAttention:
@@ -99,7 +99,7 @@ class LatentAttentionMaker:
             self._context, place, self._shape, self._rotary, scale=self._scale, bias=self._bias,
             is_interleaved=self._is_interleaved,
             selector=self._make_selector and self._make_selector(place, self._rotary),
-            has_head_gates=self._has_head_gates, heat=self._heat,
+            has_head_gates=self._has_head_gates, temperature=self._query_temperature,
         )  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def _softmax_routing(spec: ModelSpec) -> Routing:
     return routing._replace(num_groups=size_of(spec, "n_group"), top_groups=size_of(spec, "topk_group"))
 
 
-def _heat(spec: ModelSpec, context: ModelContext) -> QueryHeat | None:
+def _query_temperature(spec: ModelSpec, context: ModelContext) -> QueryTemperature | None:
     """Builds the factors by position that multiply the queries of Mistral's models.
 
     Raises:
@@ -159,7 +159,7 @@ def _heat(spec: ModelSpec, context: ModelContext) -> QueryHeat | None:
             f"{spec.name}: rope_parameters of config.json has llama_4_scaling_beta, but "
             f"{period!r} as original_max_position_embeddings, the positions after which queries grow."
         )
-    return query_heat(context, beta, period)
+    return query_temperature(context, beta, period)
 
 
 def _temperature(config: Mapping[str, Any]) -> float:

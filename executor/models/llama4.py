@@ -11,7 +11,7 @@ from quire.executor.layers.attention import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mixture import Mixture, RoutedExperts
 from quire.executor.layers.mlp import GatedMLP
-from quire.executor.layers.query_heat import QueryHeat, query_heat
+from quire.executor.layers.query_temperature import QueryTemperature, query_temperature
 from quire.executor.layers.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.stored_experts import ExpertShape, stored_experts
@@ -36,14 +36,14 @@ class Llama4Attention(Attention):
             shape_of_heads = (self._num_heads + self.kv.num_kv_heads, spec.head_dim)
             weight = torch.full(shape_of_heads, 1 / rotary.scale, dtype=context.dtype, device=context.device)
             self._qk_norm = (weight, config["rms_norm_eps"] / rotary.scale**2)
-        self._heat: QueryHeat | None = None
+        self._temperature: QueryTemperature | None = None
         if rotary is None and config["attn_temperature_tuning"]:
             beta, period = config["attn_scale"], config["floor_scale"]
-            self._heat = query_heat(context, beta, period, first=1)
+            self._temperature = query_temperature(context, beta, period, first=1)
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
         q = super()._store(heads, step, pages, slot_mapping)
-        return q if self._heat is None else self._heat(self._ops, q, step)
+        return q if self._temperature is None else self._temperature(self._ops, q, step)
 
 
 class Llama4ForCausalLM(PreNormDecoder):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from quire.executor.layers.context_parallel import ContextParallel
-from quire.executor.models.base import GivenRows, LayerCache, Model, PartialSight, Wanted
+from quire.executor.models.base import InputEmbeds, LayerCache, Model, ShardView, Wanted
 from quire.executor.parallel.token_shares import TokenShares
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import GroupPages, InputBatch
@@ -64,18 +64,18 @@ class DividedForward(Forward):
         windows = {cache.group: layer.window for layer, cache in zip(model.kv_layers, caches, strict=True)}
         self._windows = [windows.get(group) for group in range(max(windows, default=-1) + 1)]
 
-    def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
+    def hidden(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
         division = self._divide(batch)
-        return self._join(self._run(batch, division, given), division.shares)
+        return self._join(self._run(batch, division, input_embeds), division.shares)
 
-    def hand_over(self, batch: InputBatch, given: GivenRows | None = None) -> None:
+    def hand_over(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> None:
         """Sends the next stage what the same rank there needs."""
-        self._stage.send(self._run(batch, self._divide(batch), given))
+        self._stage.send(self._run(batch, self._divide(batch), input_embeds))
 
-    def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
+    def logits(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
         division = self._divide(batch)
         wanted = self._share_wanted(batch, division)
-        hidden = self._run(batch, division, given, wanted)
+        hidden = self._run(batch, division, input_embeds, wanted)
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
         if wanted is None or len(hidden) > wanted.size:
@@ -101,7 +101,11 @@ class DividedForward(Forward):
         return None if shares.size == division.shares.size else shares
 
     def _run(
-        self, batch: InputBatch, division: _Division, given: GivenRows | None, shared: TokenShares | None = None
+        self,
+        batch: InputBatch,
+        division: _Division,
+        input_embeds: InputEmbeds | None,
+        shared: TokenShares | None = None,
     ) -> torch.Tensor:
         """What the model makes of this rank's tokens, or of those of them that are wanted."""
         device, number = batch.token_ids.device, self._part.rank // self._num_same
@@ -115,22 +119,22 @@ class DividedForward(Forward):
         )
         places = np.full(len(division.owners), -1)
         places[own[::-1]] = np.arange(len(own))[::-1]
-        if given is not None:
-            given = _own_rows(given, to_device(places, device))
+        if input_embeds is not None:
+            input_embeds = _own_rows(input_embeds, to_device(places, device))
         wanted = None
         if shared is not None:
             wanted = Wanted(to_device(places[shared.tokens[number]], device), *self._attend(part, division, shared))
-        attention, sight = self._attend(part, division, division.shares)
-        return self._model.forward(part.token_ids, self._step(part, attention, sight, given, wanted))
+        attention, shard_view = self._attend(part, division, division.shares)
+        return self._model.forward(part.token_ids, self._step(part, attention, shard_view, input_embeds, wanted))
 
     def _attend(
         self, batch: InputBatch, division: _Division, shares: TokenShares
-    ) -> tuple[list[AttentionBatch], PartialSight]:
+    ) -> tuple[list[AttentionBatch], ShardView]:
         """By KV group, attention to this rank's keys of the tokens of all ranks."""
         tokens = SharedTokens(division.sequences[shares.tokens], division.positions[shares.tokens])
         rows = PartialRows.of(self._part, tokens.sequences.ravel(), tokens.positions.ravel(), batch.token_ids.device)
         rounds = RingRounds(self._ops, batch, tokens, self._part, self._num_same, self._windows, self._block_size)
-        return rows.attention(self._ops, batch.pages, self._block_size), rows.sight._replace(rounds=rounds)
+        return rows.attention(self._ops, batch.pages, self._block_size), rows.shard_view._replace(rounds=rounds)
 
     def _join(self, hidden: torch.Tensor, shares: TokenShares) -> torch.Tensor:
         """Hidden states of all tokens that were shared out, in their order, from those of this rank's."""
@@ -139,8 +143,8 @@ class DividedForward(Forward):
         return self._ops.take_rows(self._group.all_gather(hidden, dim=0), to_device(places, hidden.device))
 
 
-def _own_rows(given: GivenRows, places: torch.Tensor) -> GivenRows | None:
+def _own_rows(input_embeds: InputEmbeds, places: torch.Tensor) -> InputEmbeds | None:
     """The rows of tokens that have a place, by `places` [num_tokens] int64, or else -1 there."""
-    here = places[given.places]
+    here = places[input_embeds.places]
     index = (here >= 0).nonzero().squeeze(1)
-    return GivenRows(here[index], given.rows[index]) if len(index) else None
+    return InputEmbeds(here[index], input_embeds.rows[index]) if len(index) else None

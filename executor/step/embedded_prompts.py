@@ -3,7 +3,7 @@
 import torch
 
 from quire.core.wire.protocol import NewSlot, PromptEmbeds, StepPlan
-from quire.executor.models.base import GivenRows
+from quire.executor.models.base import InputEmbeds
 
 
 class EmbeddedPrompts:
@@ -38,7 +38,7 @@ class EmbeddedPrompts:
             for slot in slots:
                 self._prompts.pop(slot, None)
 
-    def rows(self, plan: StepPlan) -> GivenRows | None:
+    def rows(self, plan: StepPlan) -> InputEmbeds | None:
         """Rows of the tokens that `plan` computes, if any; those of finished prompts are dropped."""
         places, parts = [], []
         first = 0
@@ -54,7 +54,7 @@ class EmbeddedPrompts:
             first += count
         if not parts:
             return None
-        return GivenRows(torch.cat(places).to(self._device), torch.cat(parts).to(self._device))
+        return InputEmbeds(torch.cat(places).to(self._device), torch.cat(parts).to(self._device))
 
     def _part(self, embeds: PromptEmbeds, start: int, end: int) -> torch.Tensor:
         """Rows `start` to `end` as [end - start, hidden], on the host."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.executor.models.base import GivenRows, LayerCache, Model, PartialSight, StepContext, Wanted
+from quire.executor.models.base import InputEmbeds, LayerCache, Model, ShardView, StepContext, Wanted
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.partial_rows import PartialRows
@@ -46,20 +46,20 @@ class Forward:
         layers = zip(model.kv_layers, caches, strict=True)
         self._prompt_groups = {cache.group for layer, cache in layers if layer.sees_prompt}
 
-    def hidden(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
+    def hidden(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
         """Hidden states of all tokens: [num_tokens, hidden]."""
-        return self._model.forward(batch.token_ids, self._whole_step(batch, given))
+        return self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds))
 
-    def hand_over(self, batch: InputBatch, given: GivenRows | None = None) -> None:
+    def hand_over(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> None:
         """Sends the next stage what it needs of all tokens."""
-        self._stage.send(self._model.forward(batch.token_ids, self._whole_step(batch, given)))
+        self._stage.send(self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds)))
 
-    def logits(self, batch: InputBatch, given: GivenRows | None = None) -> torch.Tensor:
+    def logits(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
         """Logits of the wanted tokens, [num_wanted, vocab_size]; others get only keys and values in the last layer."""
         wanted = None
         if len(batch.wanted_tokens) < len(batch.token_ids) and not self._has_peers:
             wanted = self._wanted(batch)
-        hidden = self._model.forward(batch.token_ids, self._whole_step(batch, given, wanted))
+        hidden = self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds, wanted))
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
         if len(hidden) > len(batch.wanted_tokens):  # as where another stage has the last layer to mix tokens
@@ -73,23 +73,25 @@ class Forward:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.compute_logits(hidden)
 
-    def _whole_step(self, batch: InputBatch, given: GivenRows | None, wanted: Wanted | None = None) -> StepContext:
-        return self._step(batch, *self._attention(batch, batch.query_lens), given, wanted)
+    def _whole_step(
+        self, batch: InputBatch, input_embeds: InputEmbeds | None, wanted: Wanted | None = None
+    ) -> StepContext:
+        return self._step(batch, *self._attention(batch, batch.query_lens), input_embeds, wanted)
 
     def _step(
         self,
         batch: InputBatch,
         attention: Sequence[AttentionBatch],
-        sight: PartialSight | None,
-        given: GivenRows | None,
+        shard_view: ShardView | None,
+        input_embeds: InputEmbeds | None,
         wanted: Wanted | None,
     ) -> StepContext:
         return StepContext(
             batch.positions,
             self._caches,
             attention,
-            sight=sight,
-            given=given,
+            shard_view=shard_view,
+            input_embeds=input_embeds,
             wanted=wanted,
             states=self._states,
             rows=batch.rows,
@@ -106,11 +108,11 @@ class Forward:
             tokens = to_device(np.array([len(batch.token_ids) - 1]), batch.token_ids.device)
         return Wanted(tokens, *self._attention(batch, num_wanted))
 
-    def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> tuple[list[AttentionBatch], PartialSight | None]:
+    def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> tuple[list[AttentionBatch], ShardView | None]:
         """By KV group, attention of the last `query_lens` tokens of each row that has any; stores all tokens."""
         if self._shard is not None:
             rows = PartialRows.of_step(self._shard, batch, query_lens)
-            return rows.attention(self._ops, batch.pages, self._block_size), rows.sight
+            return rows.attention(self._ops, batch.pages, self._block_size), rows.shard_view
         own: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)
         prompt_lens = batch.prompt_lens
         attention = [

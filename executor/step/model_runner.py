@@ -75,7 +75,7 @@ class ModelRunner:
         with self._spans.span("forward"):
             logits = self._recorded_steps.logits(inputs.batch) if inputs.can_be_recorded else None
             if logits is None:
-                logits = self._forward.logits(inputs.batch, inputs.given)
+                logits = self._forward.logits(inputs.batch, inputs.input_embeds)
         if not len(inputs.batch.wanted_slots):
             return None
         with self._spans.span("sample"):
@@ -85,7 +85,7 @@ class ModelRunner:
         """Launches a step with prompts to be scored, which needs the hidden states of all tokens."""
         rows = None
         with self._spans.span("forward"):
-            hidden = self._forward.hidden(inputs.batch, inputs.given)
+            hidden = self._forward.hidden(inputs.batch, inputs.input_embeds)
         if len(inputs.batch.wanted_slots):
             with self._spans.span("sample"):
                 rows = self._rows.launch(inputs.batch, self._forward.wanted_logits(hidden, inputs.batch))

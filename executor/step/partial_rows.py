@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.executor.models.base import PartialSight
+from quire.executor.models.base import ShardView
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.transfers import to_device
@@ -27,13 +27,13 @@ class PartialRows:
         query_lens: [num_rows] int64, on the host.
         num_keys: [num_rows] int64, on the host; those of the part that a row's last token sees, or 1.
         sequences: [num_rows] int64, on the host; the rows of the step.
-        sight: of the tokens.
+        shard_view: of the tokens.
     """
 
     query_lens: np.ndarray
     num_keys: np.ndarray
     sequences: np.ndarray
-    sight: PartialSight
+    shard_view: ShardView
 
     @classmethod
     def of(
@@ -47,17 +47,17 @@ class PartialRows:
         """Tokens at `positions` [n] of the step's rows `sequences` [n], in the order in which they attend.
 
         Args:
-            order: [n] int64; see `PartialSight`.
+            order: [n] int64; see `ShardView`.
         """
         seen = shard.num_own(positions + 1)
         num_keys = np.maximum(seen, 1)
         is_first = (np.diff(sequences, prepend=-1) != 0) | (np.diff(num_keys, prepend=0) != 1)
         ends = np.append(np.flatnonzero(is_first)[1:], len(sequences))
         longest = int(positions.max()) + 1
-        sight = PartialSight(shard, to_device(positions, device), to_device(seen == 0, device), longest)
+        shard_view = ShardView(shard, to_device(positions, device), to_device(seen == 0, device), longest)
         if order is not None:
-            sight = sight._replace(order=to_device(order, device), back=to_device(np.argsort(order), device))
-        return cls(np.diff(ends, prepend=0), num_keys[ends - 1], sequences[ends - 1], sight)
+            shard_view = shard_view._replace(order=to_device(order, device), back=to_device(np.argsort(order), device))
+        return cls(np.diff(ends, prepend=0), num_keys[ends - 1], sequences[ends - 1], shard_view)
 
     @classmethod
     def of_step(cls, shard: SequenceShard, batch: InputBatch, query_lens: np.ndarray) -> "PartialRows":

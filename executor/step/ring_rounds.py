@@ -69,7 +69,7 @@ class RingRounds:
         rows = self._rows_of(part, self._shard.rank)
         if (part, group) not in self._of_queries:
             self._of_queries[part, group] = rows.batch(self._ops, self._batch.pages[group], self._block_size)
-        return keys._replace(batch=self._of_queries[part, group], sight=rows.sight)
+        return keys._replace(batch=self._of_queries[part, group], shard_view=rows.shard_view)
 
     def of_keys(self, rank: int, block: torch.Tensor, keys: PartialKeys) -> PartialKeys:
         group = keys.group
@@ -77,7 +77,7 @@ class RingRounds:
         if (rank, group) not in self._of_keys:
             pages = self._in_block(group)
             self._of_keys[rank, group] = rows.batch(self._ops, pages, self._block_size)
-        return PartialKeys(block, self._of_keys[rank, group], rows.sight, group)
+        return PartialKeys(block, self._of_keys[rank, group], rows.shard_view, group)
 
     def page_ids(self, group: int) -> torch.Tensor:
         return self._seen_pages(group)[1]

@@ -30,7 +30,7 @@ class StageRunner:
             inputs = self._inputs.build(plan)
         if inputs is not None:
             with self._spans.span("forward"):
-                self._forward.hand_over(inputs.batch, inputs.given)
+                self._forward.hand_over(inputs.batch, inputs.input_embeds)
         self._inputs.take_snapshots(plan)
         return LaunchedStep(plan.step_id, began, None, [], self._transfers.to_host(()))
 

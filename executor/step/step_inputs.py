@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.core.wire.protocol import StepPlan
-from quire.executor.models.base import GivenRows
+from quire.executor.models.base import InputEmbeds
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.input_batch import InputBatch, build_input_batch
@@ -20,12 +20,12 @@ class Inputs(NamedTuple):
     """The rows of one step.
 
     Attributes:
-        given: rows that replace embeddings.
+        input_embeds: rows that replace embeddings.
         can_be_recorded: the tensors are in the same memory in each such step.
     """
 
     batch: InputBatch
-    given: GivenRows | None
+    input_embeds: InputEmbeds | None
     can_be_recorded: bool
 
 
@@ -58,9 +58,9 @@ class StepInputs:
         if not plan.slots:
             return None
         decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
-        given = self._embedded.rows(plan) if self._embedded.pending else None
+        input_embeds = self._embedded.rows(plan) if self._embedded.pending else None
         batch = decode or build_input_batch(plan, self.table, has_states=self._snapshots is not None)
-        return Inputs(batch, given, can_be_recorded=decode is not None and given is None)
+        return Inputs(batch, input_embeds, can_be_recorded=decode is not None and input_embeds is None)
 
     def take_snapshots(self, plan: StepPlan) -> None:
         """Does what `plan.snapshots` says, once the step is launched."""

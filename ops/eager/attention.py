@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.ops.backend import AttentionForm
 from quire.ops.cache_rows import decode, decoded_bytes, in_octets
 from quire.ops.eager import attention_plan
-from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
+from quire.ops.eager.attention_plan import AttentionPlan, Group, VisibleRange
 
 
 def attend_partly(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionFor
     """
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
     page_bytes = decoded_bytes(num_kv_heads * block_size * q.shape[2], kv_cache.dtype, q.dtype)
-    groups = batch.groups(Sight(form.window, form.chunk, form.chunks), q.shape[1], page_bytes)
+    groups = batch.groups(VisibleRange(form.window, form.chunk, form.chunks), q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
         return _attend_group(q, kv_cache, groups[0], form, lse)
     out = torch.empty_like(q)

@@ -56,7 +56,7 @@ def scratch_bytes(device: torch.device, row_bytes: int, *, has_codes: bool) -> i
     return (3 if has_codes else 1) * gathered + 3 * scores + 4 * MAX_KEPT_BIASES
 
 
-class Sight(NamedTuple):
+class VisibleRange(NamedTuple):
     """Which tokens before it a token sees: see `AttentionForm`."""
 
     window: int | None
@@ -94,7 +94,7 @@ class Pieces:
 
     @property
     def reach(self) -> np.ndarray:
-        """Tokens of the row up to the last that one of the queries sees, if its sight has no limit."""
+        """Tokens of the row up to the last that one of the queries sees, if its visible has no limit."""
         return np.where(self.end - self.query_len < self.prefix, np.maximum(self.end, self.prefix), self.end)
 
 
@@ -113,7 +113,7 @@ class Group:
     key_positions: Tensor  # [R, L] int64
     unseen: Tensor | None  # indices into R * L of the keys after all that a row's queries see; None: none
     prefix: Tensor | None  # [R] int64: leading tokens that see each other; None: no query is one of them
-    sight: Sight
+    visible: VisibleRange
     sees_all: bool  # every query sees every key
     keeps_bias: bool  # for the next layer
     _bias: Tensor | None = field(default=None, repr=False)
@@ -159,18 +159,18 @@ class Group:
 
     def _make_bias(self, begin: int, end: int) -> Tensor:
         queries, keys = self.query_positions[:, begin:end].unsqueeze(2), self.key_positions.unsqueeze(1)
-        seen = self.sight.end(queries)
+        seen = self.visible.end(queries)
         if self.prefix is not None:
             prefix = self.prefix.view(-1, 1, 1)
             seen = torch.where(queries < prefix, prefix, seen)
         hidden = keys >= seen
-        if self.sight.window is not None or self.sight.chunk is not None:
-            hidden |= keys < self.sight.first(queries)
+        if self.visible.window is not None or self.visible.chunk is not None:
+            hidden |= keys < self.visible.first(queries)
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf")).unsqueeze(1)
 
 
 class AttentionPlan:
-    """One step's rows, and their groups for each sight that a layer has.
+    """One step's rows, and their groups for each visible that a layer has.
 
     Groups are made when the first layer asks, because the cache's shape is known there.
     """
@@ -192,7 +192,7 @@ class AttentionPlan:
         self.prefix_lens = prefix_lens
         self._device = slot_mapping.device
         self._pieces = _cut(query_lens, seq_lens, np.zeros_like(query_lens) if prefix_lens is None else prefix_lens)
-        self._groups: dict[tuple[Sight, int, int], list[Group]] = {}
+        self._groups: dict[tuple[VisibleRange, int, int], list[Group]] = {}
         self._num_kept = 0
 
     @property
@@ -200,23 +200,23 @@ class AttentionPlan:
         """Whether a token of the step sees tokens after itself."""
         return self.prefix_lens is not None and bool((self.seq_lens - self.query_lens + 1 < self.prefix_lens).any())
 
-    def groups(self, sight: Sight, num_heads: int, page_bytes: int) -> list[Group]:
+    def groups(self, visible: VisibleRange, num_heads: int, page_bytes: int) -> list[Group]:
         """Groups that together contain each query once; `page_bytes` is the size of one page's keys once read.
 
         Raises:
-            ValueError: a limited sight, and tokens that see those after them.
+            ValueError: a limited visible, and tokens that see those after them.
         """
-        if self.sees_ahead and sight != Sight(None, None):
+        if self.sees_ahead and visible != VisibleRange(None, None):
             raise ValueError("a prefix whose tokens see each other has neither window nor chunks")
-        key = (sight, num_heads, page_bytes)
+        key = (visible, num_heads, page_bytes)
         if key not in self._groups:
-            self._groups[key] = [self._group(part, sight) for part in self._split(*key)]
+            self._groups[key] = [self._group(part, visible) for part in self._split(*key)]
         return self._groups[key]
 
-    def _split(self, sight: Sight, num_heads: int, page_bytes: int) -> Iterator[Pieces]:
+    def _split(self, visible: VisibleRange, num_heads: int, page_bytes: int) -> Iterator[Pieces]:
         """Sets of pieces of similar size, each within the limits on workspace and scores."""
         pieces = self._pieces
-        num_pages = self._last_page(pieces, sight) - self._first_page(pieces, sight) + 1
+        num_pages = self._last_page(pieces, visible) - self._first_page(pieces, visible) + 1
         order = np.lexsort((num_pages, pieces.query_len))[::-1]
         begin = 0
         while begin < len(order):
@@ -235,15 +235,15 @@ class AttentionPlan:
             yield pieces.take(np.sort(order[begin : begin + count]))
             begin += count
 
-    def _first_page(self, pieces: Pieces, sight: Sight) -> np.ndarray:
-        return np.maximum(sight.first(pieces.end - pieces.query_len), 0) // self.block_size
+    def _first_page(self, pieces: Pieces, visible: VisibleRange) -> np.ndarray:
+        return np.maximum(visible.first(pieces.end - pieces.query_len), 0) // self.block_size
 
-    def _last_page(self, pieces: Pieces, sight: Sight) -> np.ndarray:
+    def _last_page(self, pieces: Pieces, visible: VisibleRange) -> np.ndarray:
         """At least the first one, also for a piece that sees no key."""
-        return np.maximum((sight.end(pieces.reach - 1) - 1) // self.block_size, self._first_page(pieces, sight))
+        return np.maximum((visible.end(pieces.reach - 1) - 1) // self.block_size, self._first_page(pieces, visible))
 
-    def _group(self, pieces: Pieces, sight: Sight) -> Group:
-        first_page, last_page = self._first_page(pieces, sight), self._last_page(pieces, sight)
+    def _group(self, pieces: Pieces, visible: VisibleRange) -> Group:
+        first_page, last_page = self._first_page(pieces, visible), self._last_page(pieces, visible)
         num_pages = int((last_page - first_page).max()) + 1
         # Shorter rows repeat their last page. No query sees the repetitions: their positions are past all that it sees.
         page_index = np.minimum(first_page[:, None] + np.arange(num_pages), last_page[:, None])
@@ -262,7 +262,7 @@ class AttentionPlan:
         padded = not is_valid.all()
         in_sequence = not padded and int(tokens[-1] - tokens[0]) + 1 == len(tokens)
         valid = np.flatnonzero(is_valid) if padded else None
-        sees_all = query_len == 1 and sight == Sight(None, None) and bool((pieces.reach == key_len).all())
+        sees_all = query_len == 1 and visible == VisibleRange(None, None) and bool((pieces.reach == key_len).all())
         num_biases = 0 if sees_all else len(pieces.row) * query_len * key_len
         keeps_bias = num_biases <= min(MAX_KEPT_BIAS, MAX_KEPT_BIASES - self._num_kept)
         self._num_kept += num_biases * keeps_bias
@@ -278,7 +278,7 @@ class AttentionPlan:
             key_positions=self._send(key_positions),
             unseen=self._send(unseen) if len(unseen) else None,
             prefix=self._send(pieces.prefix) if (pieces.end - pieces.query_len < pieces.prefix).any() else None,
-            sight=sight,
+            visible=visible,
             sees_all=sees_all,
             keeps_bias=keeps_bias,
         )

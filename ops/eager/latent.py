@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.ops.cache_rows import decode_parts, decoded_bytes, encode, in_octets, largest_stored, split_rows
 from quire.ops.eager import attention_plan
-from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
+from quire.ops.eager.attention_plan import AttentionPlan, Group, VisibleRange
 from quire.ops.eager.selection import attend_rows, attend_selected, best_rows, select_tokens
 from quire.ops.latent import CacheRows, LatentOperations, Selection
 
@@ -87,7 +87,7 @@ def _attend(
     queries = torch.cat((q, q_rotated), dim=-1)
     out = torch.empty_like(q)
     page_bytes = decoded_bytes(cache.shape[1] * queries.shape[2], cache.dtype, q.dtype)
-    for group in batch.groups(Sight(None, None), q.shape[1], page_bytes):
+    for group in batch.groups(VisibleRange(None, None), q.shape[1], page_bytes):
         own = None if lse is None else lse[group.tokens].clone()
         result = _attend_group(queries[group.tokens], cache, group, scale, q.shape[-1], own)
         for total, part in ((out, result), (lse, own)):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.ops.cache_rows import decode, decode_parts, decoded_bytes, gather, in_octets
 from quire.ops.eager import attention_plan
-from quire.ops.eager.attention_plan import AttentionPlan, Group, Sight
+from quire.ops.eager.attention_plan import AttentionPlan, Group, VisibleRange
 from quire.ops.latent import CacheRows, Selection
 
 
@@ -18,7 +18,7 @@ def select_tokens(
     page_bytes = decoded_bytes(cache.shape[1] * size, cache.dtype, torch.float32)
     slots = torch.empty(num_tokens, top_k, dtype=torch.int32, device=q.device)
     counts = torch.empty(num_tokens, dtype=torch.int64, device=q.device)
-    for group in batch.groups(Sight(None, None), num_heads, page_bytes):
+    for group in batch.groups(VisibleRange(None, None), num_heads, page_bytes):
         tokens: slice | Tensor = group.tokens
         rows = in_octets(cache).index_select(0, group.pages).view(group.num_rows, group.key_len, -1)
         keys = group.clear_unseen(decode(rows.view(cache.dtype), torch.float32))

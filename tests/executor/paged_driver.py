@@ -19,7 +19,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.expert_parallel import ExpertParallel
 from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.memory.state_layout import StateLayout, StatePages
-from quire.executor.models.base import GivenRows, Model, ModelContext, StepContext, Wanted
+from quire.executor.models.base import InputEmbeds, Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
@@ -142,14 +142,14 @@ class PagedDriver:
 
     @torch.inference_mode()
     def step(
-        self, new_tokens: dict[int, list[int]], *, only_last: bool = False, given: GivenRows | None = None
+        self, new_tokens: dict[int, list[int]], *, only_last: bool = False, input_embeds: InputEmbeds | None = None
     ) -> dict[int, Tensor]:
         """Feeds each request its next tokens; returns logits [new tokens, vocab] of each, or [1, vocab] of the last.
 
         The first tokens of a request are its prompt, unless `prompt_lens` already has its length.
         """
-        if given is not None:
-            given = GivenRows(*(each.to(self.device) for each in given))
+        if input_embeds is not None:
+            input_embeds = InputEmbeds(*(each.to(self.device) for each in input_embeds))
         rows = list(new_tokens)
         for row in rows:
             self.prompt_lens.setdefault(row, len(new_tokens[row]))
@@ -172,8 +172,8 @@ class PagedDriver:
             wanted = Wanted(self._tensor(ends), last)
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
         step = StepContext(
-            self._tensor(positions), self.caches, attention, given=given, wanted=wanted, states=self.states,
-            rows=state_rows,
+            self._tensor(positions), self.caches, attention, input_embeds=input_embeds, wanted=wanted,
+            states=self.states, rows=state_rows,
         )  # fmt: skip
         logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:

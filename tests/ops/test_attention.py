@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.ops.backend import AttentionForm, Backend
 from quire.ops.cache_rows import LARGEST_CODE, decode, encode
 from quire.ops.eager import attention_plan
-from quire.ops.eager.attention_plan import Sight
+from quire.ops.eager.attention_plan import VisibleRange
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.latent import Selection
 
@@ -308,11 +308,11 @@ def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
     step = Step(ops, [(50, 50), (33, 90), *[(1, 40)] * 5, (90, 91), *[(3, 8)] * 4, (1, 400)])
     for window in (None, 30):
         torch.testing.assert_close(step.run(window).double(), step.expected(window), atol=2e-5, rtol=1e-4)
-        for group in step.batch.groups(Sight(window, None), 4, 16 * 2 * 32 * 4):  # type: ignore[attr-defined]
+        for group in step.batch.groups(VisibleRange(window, None), 4, 16 * 2 * 32 * 4):  # type: ignore[attr-defined]
             assert group.query_len <= 16
             assert group.num_rows == 1 or len(group.pages) <= 6
-    sights = [Sight(window, None) for window in (None, 30)]
-    groups = [each for sight in sights for each in step.batch.groups(sight, 4, 16 * 2 * 32 * 4)]  # type: ignore[attr-defined]
+    visible_ranges = [VisibleRange(window, None) for window in (None, 30)]
+    groups = [each for visible in visible_ranges for each in step.batch.groups(visible, 4, 16 * 2 * 32 * 4)]  # type: ignore[attr-defined]
     kept = [group for group in groups if group.keeps_bias and not group.sees_all]
     assert 3000 < sum(group.num_rows * group.query_len * group.key_len for group in kept) <= 7000
 
@@ -320,7 +320,7 @@ def test_long_prompts_are_cut_and_groups_stay_within_the_workspace(
 def test_decode_rows_of_similar_length_form_one_group(ops: Backend) -> None:
     step = Step(ops, [(1, 120 + row) for row in range(32)], num_heads=2, num_kv_heads=1, head_dim=32)
     step.run()
-    assert len(step.batch.groups(Sight(None, None), 2, 16 * 32 * 4)) == 1  # type: ignore[attr-defined]
+    assert len(step.batch.groups(VisibleRange(None, None), 2, 16 * 32 * 4)) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("query_len", [1, 4])

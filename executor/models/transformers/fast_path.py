@@ -77,8 +77,8 @@ class EmbedTokens(InStep):
 
     def __call__(self, step: StepContext, token_ids: Tensor) -> Tensor:
         embedded = self.embed(token_ids)
-        if step.given is not None:
-            embedded[0, step.given.places] = step.given.rows
+        if step.input_embeds is not None:
+            embedded[0, step.input_embeds.places] = step.input_embeds.rows
         return embedded
 
 

@@ -204,9 +204,9 @@ class TransformersModel:
         embeds = None
         if step.received is not None:
             embeds = received_rows(step)
-        elif step.given is not None:
+        elif step.input_embeds is not None:
             embeds = self._embed(token_ids)
-            embeds[step.given.places] = step.given.rows
+            embeds[step.input_embeds.places] = step.input_embeds.rows
         return self._sequences.forward(self._backbone, step, token_ids, embeds)
 
     def run_head(self, hidden: Tensor) -> Tensor:

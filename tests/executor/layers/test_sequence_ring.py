@@ -131,12 +131,12 @@ def attend(case: Case, load: Load) -> Outcome:
         model: Any = SimpleNamespace(kv_layers=[LayerKV(case.num_kv_heads, HEAD_DIM, kept_tokens(case.form))])
         forward = DividedForward(model, ops, [LayerCache(pages, 0)], BLOCK_SIZE, Stage(), sequences)
         division = forward._divide(batch)
-        [attention], sight = forward._attend(batch, division, division.shares)
-        assert sight.rounds is not None
+        [attention], shard_view = forward._attend(batch, division, division.shares)
+        assert shard_view.rounds is not None
         own = q[division.shares.tokens[group.rank // case.num_same]][:, case.heads(group.rank)].contiguous()
-        keys = PartialKeys(pages, attention, sight, 0)
+        keys = PartialKeys(pages, attention, shard_view, 0)
         out = sequences.attend(ops, own, keys, case.own_form(group.rank), case.num_kv_heads)
-        return out, counted, division.shares, len(sight.rounds.page_ids(0)) * pages[0].nbytes
+        return out, counted, division.shares, len(shard_view.rounds.page_ids(0)) * pages[0].nbytes
 
     outs, groups, [shares, *_], [block_bytes, *_] = zip(*on_every_rank(case.size, on_rank), strict=True)
     parts = [torch.cat(outs[first : first + case.num_same], 1) for first in range(0, case.size, case.num_same)]

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire.core.errors import ModelLoadError
-from quire.executor.models.base import GivenRows
+from quire.executor.models.base import InputEmbeds
 from tests.executor.models.test_dense_models import VARIANTS
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
 
@@ -43,5 +43,5 @@ def test_given_rows_have_no_embedding_of_a_layer(checkpoint: Checkpoints) -> Non
     rows = torch.randn(20, reference.config.hidden_size, generator=torch.Generator().manual_seed(0))
     expected = reference(inputs_embeds=rows[None]).logits[0]
     driver = PagedDriver(load_model(read_spec(folder)), 1, 64)
-    given = GivenRows(torch.arange(20), rows)
-    torch.testing.assert_close(driver.step({0: [3] * 20}, given=given)[0], expected, atol=1e-4, rtol=1e-4)
+    given = InputEmbeds(torch.arange(20), rows)
+    torch.testing.assert_close(driver.step({0: [3] * 20}, input_embeds=given)[0], expected, atol=1e-4, rtol=1e-4)

@@ -18,7 +18,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.memory.dry_build import dry_build, held_bytes
-from quire.executor.models.base import GivenRows
+from quire.executor.models.base import InputEmbeds
 from quire.executor.models.transformers.attention import PagedAttention
 from quire.executor.models.transformers.cache_check import check_cached_attention
 from quire.executor.models.transformers.layer_modules import MLP, FusedPart, RMSNorm
@@ -100,9 +100,9 @@ def test_last_tokens_alone_and_given_rows(checkpoint: Checkpoints) -> None:
         torch.testing.assert_close(got[row], expected[row][-1:], atol=1e-5, rtol=0)
 
     native = load_model(read_spec(checkpoint("gemma3")))
-    rows = GivenRows(torch.tensor([1, 3]), torch.randn(2, spec.hidden_size))
+    rows = InputEmbeds(torch.tensor([1, 3]), torch.randn(2, spec.hidden_size))
     results = [
-        PagedDriver(each, 1, 64).step({0: [3, 4, 5, 6, 7]}, given=rows)[0] for each in (model, native)
+        PagedDriver(each, 1, 64).step({0: [3, 4, 5, 6, 7]}, input_embeds=rows)[0] for each in (model, native)
     ]  # fmt: skip
     torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=0)
     assert not torch.allclose(results[0], PagedDriver(model, 1, 64).step({0: [3, 4, 5, 6, 7]})[0])

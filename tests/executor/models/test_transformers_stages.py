@@ -13,7 +13,7 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
-from quire.executor.models.base import GivenRows, StagedModel, StepContext
+from quire.executor.models.base import InputEmbeds, StagedModel, StepContext
 from quire.executor.models.transformers.model import TransformersModel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
@@ -53,7 +53,8 @@ class Chain:
                 token_ids,
                 StepContext(
                     step.positions, caches[:num_kv], step.attention, states=states[:num_states], rows=step.rows,
-                    given=step.given, wanted=step.wanted if is_last else None, received=out, hands_over=not is_last,
+                    input_embeds=step.input_embeds, wanted=step.wanted if is_last else None, received=out,
+                    hands_over=not is_last,
                 ),
             )  # fmt: skip
             assert is_last or out.shape == (len(token_ids) * stage.handover_size(self._hidden_size),)
@@ -103,8 +104,10 @@ def test_stages_together_are_the_class(model_type: str, is_recorded: bool, tmp_p
     whole = load_model(spec)
     many = prompts(3, spec.vocab_size)
     assert greedy(stages, many) == greedy(whole, many)
-    rows = GivenRows(torch.tensor([1, 3]), torch.randn(2, spec.hidden_size))
-    first, second = (PagedDriver(each, 1, 64).step({0: [3, 4, 5, 6, 7]}, given=rows)[0] for each in (stages, whole))
+    rows = InputEmbeds(torch.tensor([1, 3]), torch.randn(2, spec.hidden_size))
+    first, second = (
+        PagedDriver(each, 1, 64).step({0: [3, 4, 5, 6, 7]}, input_embeds=rows)[0] for each in (stages, whole)
+    )
     torch.testing.assert_close(first, second, atol=1e-4, rtol=0)
 
 

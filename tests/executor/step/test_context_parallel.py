@@ -49,7 +49,7 @@ def test_prompts_are_few_rows(size: int, run: int) -> None:
     for rank in range(size):
         shard = SequenceShard(rank, size, run)
         rows = PartialRows.of_step(shard, batch, query_lens)
-        order, back = rows.sight.order, rows.sight.back
+        order, back = rows.shard_view.order, rows.shard_view.back
         assert order is not None
         assert back is not None
         assert order[back].tolist() == list(range(66))
@@ -58,7 +58,7 @@ def test_prompts_are_few_rows(size: int, run: int) -> None:
         offsets = np.arange(66) - (np.cumsum(rows.query_lens) - rows.query_lens)[token_rows]
         seen = (rows.num_keys - rows.query_lens)[token_rows] + offsets + 1
         assert (seen >= 1).all()
-        seen[rows.sight.sees_none.numpy()] = 0
+        seen[rows.shard_view.sees_none.numpy()] = 0
         expected = [sum(shard.owner(np.arange(at + 1)) == rank) for at in positions[order]]
         assert seen.tolist() == expected
         num_rows.append(len(rows.query_lens))

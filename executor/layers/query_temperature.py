@@ -8,20 +8,20 @@ from quire.executor.layers.step_context import StepContext
 from quire.ops.backend import Backend
 
 
-class QueryHeat:
+class QueryTemperature:
     """Multiplies the query at `position` by `1 + beta * log(1 + floor((position + first) / period))`."""
 
     def __init__(self, context: ModelContext, beta: float, period: int, first: int) -> None:
         positions = torch.arange(first, context.max_model_len + first, device=context.device, dtype=torch.float32)
-        heat = positions.div(period).floor_().log1p_() * beta
-        self._heat = heat.to(context.dtype).unsqueeze(1)  # the factor minus 1, by position
+        temperature = positions.div(period).floor_().log1p_() * beta
+        self._temperature = temperature.to(context.dtype).unsqueeze(1)  # the factor minus 1, by position
 
     def __call__(self, ops: Backend, q: Tensor, step: StepContext) -> Tensor:
         """Multiplies `q` [num_tokens, ...]."""
-        heat = ops.take_rows(self._heat, step.positions)
-        return ops.streams.predict(q.flatten(1).unsqueeze(0), heat)[0].view(q.shape)
+        temperature = ops.take_rows(self._temperature, step.positions)
+        return ops.streams.predict(q.flatten(1).unsqueeze(0), temperature)[0].view(q.shape)
 
 
-def query_heat(context: ModelContext, beta: float, period: int, *, first: int = 0) -> QueryHeat | None:
+def query_temperature(context: ModelContext, beta: float, period: int, *, first: int = 0) -> QueryTemperature | None:
     """Builds the factor; None if it is 1 at all positions."""
-    return QueryHeat(context, beta, period, first) if context.max_model_len - 1 + first >= period else None
+    return QueryTemperature(context, beta, period, first) if context.max_model_len - 1 + first >= period else None
