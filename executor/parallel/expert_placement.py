@@ -1,4 +1,4 @@
-"""The places of a layer's experts: which rank holds which of them, whole, and which placement suits a load."""
+"""Assigns a layer's experts to ranks, each expert whole, and balances the assignment for a load."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,21 @@ class Placement:
     """The experts of a layer by rank.
 
     Attributes:
-        ranks: for each rank, the numbers of its experts, in the order in which it keeps them.
+        ranks: for each rank, the indices of its experts, in the order of its places.
     """
 
     ranks: tuple[tuple[int, ...], ...]
 
     @classmethod
     def initial(cls, num_experts: int, num_ranks: int, asked: ExpertPlacement, *, is_balanced: bool) -> "Placement":
-        """The first ranks have one more where the number of ranks does not divide the number of experts.
+        """Divides experts in order; the first ranks have one more if the number of ranks does not divide that of
+        experts.
 
         Args:
-            is_balanced: places will be exchanged between ranks, so all have the same number.
+            is_balanced: experts will move between ranks, so all ranks need the same number.
 
         Raises:
-            ModelLoadError: they cannot.
+            ModelLoadError: they cannot have the same number.
         """
         if asked.strategy == "round_robin":
             return cls(tuple(tuple(range(rank, num_experts, num_ranks)) for rank in range(num_ranks)))
@@ -49,26 +50,26 @@ class Placement:
 
     @property
     def num_experts(self) -> int:
-        """Different experts; each has a place at least."""
+        """The number of different experts; each has at least one place."""
         return len(set(chain.from_iterable(self.ranks)))
 
     def rank_loads(self, loads: Sequence[int]) -> list[float]:
-        """What each rank has to do if expert i has `loads[i]` tokens, and its copies share them."""
+        """Computes the load of each rank if expert i has `loads[i]` tokens, and its copies share them."""
         copies = self._copies()
         return [sum(loads[expert] / copies[expert] for expert in own) for own in self.ranks]
 
     def imbalance(self, loads: Sequence[int]) -> float:
-        """The load of the busiest rank over the mean; 1 is best, and what no load has."""
+        """Divides the load of the busiest rank by the mean; 1 is the best, and the value without any load."""
         ranks = self.rank_loads(loads)
         return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
 
     def balanced(self, loads: Sequence[int]) -> "Placement":
-        """A placement in as many places that suits `loads` better, or this one if none is found.
+        """Finds an assignment to the same places with a better balance of `loads`; returns this one if there is none.
 
-        Two greedy steps. First, each expert gets a copy, and each further copy goes to the expert whose copies have
-        most to do. Then the copies are placed, the heaviest first, each on the rank with the least to do that has a
-        place left and has no copy of this expert (longest processing time first: Graham, 1969, with bounded bins).
-        What stays on a rank keeps its place there.
+        Two greedy steps. First, each expert gets a copy, and each further copy goes to the expert with the highest load
+        per copy. Then the copies are placed, the heaviest first, each on the least loaded rank with a free place and no
+        copy of this expert (longest processing time first: Graham, 1969, with bounded bins). A copy that stays on its
+        rank keeps its place there.
         """
         num_ranks, num_experts = len(self.ranks), self.num_experts
         copies = [1] * num_experts
@@ -79,7 +80,7 @@ class Placement:
             )
             copies[heaviest] += 1
         share = [load / count for load, count in zip(loads, copies, strict=True)]
-        # Among equals, experts with many copies come first: later ones find fewer ranks without them.
+        # Among equals, experts with many copies come first, while more ranks have no copy of them.
         order = sorted(range(num_experts), key=lambda expert: (-share[expert], -copies[expert], expert))
         placed: list[set[int]] = [set() for _ in self.ranks]
         work = [0.0] * num_ranks
@@ -107,7 +108,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Move:
-    """One expert's weights on their way to a place of another rank, or of the same one."""
+    """The move of one expert's weights to a place on another rank, or on the same one."""
 
     expert: int
     source: int  # rank
@@ -117,7 +118,7 @@ class Move:
 
 
 def moves_between(before: Placement, after: Placement) -> list[Move]:
-    """What makes `after` of `before`: each move reads a place as it was before all moves. The same on every rank."""
+    """Lists the moves from `before` to `after`. Each reads a place as it was before all moves. Equal on all ranks."""
     holders: dict[int, list[tuple[int, int]]] = {}
     for rank, own in enumerate(before.ranks):
         for place, expert in enumerate(own):
@@ -135,7 +136,7 @@ def moves_between(before: Placement, after: Placement) -> list[Move]:
 
 
 def _kept(own: Sequence[int], wanted: set[int]) -> tuple[int, ...]:
-    """`wanted` in an order in which those of `own` keep their places."""
+    """Orders `wanted` so that the members of `own` keep their places."""
     left, kept = set(wanted), []
     for expert in own:
         kept.append(expert if expert in left else None)

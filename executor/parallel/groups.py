@@ -1,7 +1,7 @@
-"""The groups of one rank, with the collectives that layers need. gloo on a CPU, or NCCL.
+"""The groups of one rank, with the collectives that layers need, over gloo on a CPU, or NCCL.
 
-Every rank of a tensor-parallel group gets the same bits: a gather copies, and each element is added up in one place, or
-in one order on all ranks. Sampling on each rank from gathered logits therefore stays in step.
+Every rank of a tensor-parallel group gets the same bits: a gather copies, and each element is summed in one place, or
+in one order on all ranks. So each rank can sample from gathered logits, and all get the same tokens.
 """
 
 import atexit
@@ -24,14 +24,14 @@ class Messages:
     """Tensors under way between ranks.
 
     Args:
-        works: of torch.distributed.
+        works: pending operations of torch.distributed.
     """
 
     def __init__(self, works: Sequence[Any] = ()) -> None:
         self._works = works
 
     def wait(self) -> None:
-        """Returns when all have been sent and received. On CUDA, what is launched later waits instead."""
+        """Returns when all have been sent and received. On CUDA, it only makes later kernels wait."""
         for work in self._works:
             work.wait()
 
@@ -42,43 +42,43 @@ class ParallelGroup:
     rank: int
     size: int
     counts_cost = COUNTS_COST
-    """What `all_to_all_rows` takes for telling how many rows come, in bytes that take as long."""
+    """The cost of sending the number of rows in `all_to_all_rows`, as the bytes that take as long."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum of `x` over ranks, any shape and float dtype. May overwrite `x`; use only the returned tensor."""
+        """Sums `x` over ranks, any shape and float dtype. May overwrite `x`; use only the returned tensor."""
         return x
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """`x` of every rank, joined along `dim` in rank order; all ranks give the same shape."""
+        """Joins `x` of every rank along `dim` in rank order; `x` has the same shape on all ranks."""
         return x
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [size, ...] has a part for each rank; returns what each has for this one, in rank order."""
+        """Sends part `rank` of `x` [size, ...] to each rank, and returns the parts for this one, in rank order."""
         return x
 
     def all_to_all_together(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """`all_to_all` of one or two tensors at once."""
+        """Runs `all_to_all` for one or two tensors at once."""
         return [self.all_to_all(x) for x in tensors]
 
     def all_to_all_rows(self, rows: torch.Tensor, sent: list[int], limits: list[int]) -> tuple[torch.Tensor, list[int]]:
-        """`exchange_rows` of bytes between ranks that do not know how many rows they get.
+        """Runs `exchange_rows` for bytes between ranks that do not know how many rows they get.
 
         Args:
             rows: uint8.
-            limits: the most rows that each rank may send one other; one with 0 sends none.
+            limits: the most rows that each rank may send to one other; a rank with 0 sends none.
 
         Returns:
-            The rows that came [num_received, width], and how many from each rank.
+            The received rows [num_received, width], and their number from each rank.
         """
         received = self.all_to_all(torch.tensor(sent, device=rows.device).unsqueeze(1)).flatten().tolist()
         return self.exchange_rows(rows, sent, received), received
 
     def exchange_rows(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        """`rows` [num_sent, width] has `sent[rank]` rows for each rank; returns `received[rank]` rows from each.
+        """Sends `sent[rank]` of the `rows` [num_sent, width] to each rank; returns `received[rank]` rows from each.
 
         Both are in the order of ranks.
         """
@@ -93,11 +93,11 @@ class ParallelGroup:
         return came
 
     def _swap(self, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]) -> None:
-        """`exchange` of at most one tensor with each rank."""
+        """Runs `exchange` for at most one tensor with each rank."""
         self.exchange([*sent.items()], [*received.items()])
 
     def exchange(self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Sends tensors to ranks, and fills others from ranks; what one rank sends another arrives in order.
+        """Sends tensors to ranks, and fills others from ranks. Tensors between two ranks arrive in order.
 
         All ranks call it at once, with dense tensors. No rank sends to itself.
         """
@@ -106,7 +106,7 @@ class ParallelGroup:
     def begin_exchange(
         self, sent: Sequence[tuple[int, torch.Tensor]], received: Sequence[tuple[int, torch.Tensor]]
     ) -> Messages:
-        """Begins an `exchange`. Until the messages have been waited for, their tensors may not be changed or read."""
+        """Begins an `exchange`. Do not change or read its tensors before the messages' `wait` has returned."""
         return Messages()
 
 
@@ -165,11 +165,11 @@ class DistributedGroup(ParallelGroup):
 
 
 class GlooGroup(DistributedGroup):
-    """A group over gloo. Sums are added up in the order of the ranks, so that a row's sum is the same in every batch.
+    """A group over gloo. Sums are computed in the order of the ranks, so that a row's sum is the same in every batch.
 
-    gloo itself adds up in an order that depends on an element's place in the tensor. For a sum it takes two round trips
-    or more, where small tensors need half of one. A receive takes fewer bytes than it has room for, so the number of
-    rows travels with them.
+    gloo itself sums in an order that depends on an element's place in the tensor. It takes two round trips or more for
+    a sum, where small tensors need half of one. A receive may be larger than its message, so the number of rows is part
+    of the message.
     """
 
     counts_cost = 0
@@ -182,9 +182,9 @@ class GlooGroup(DistributedGroup):
         x = x.contiguous()
         if x.nbytes <= MAX_BYTES:
             return _sum_of(self._small.exchange(x))
-        if self.size == 2:  # two numbers have one order
+        if self.size == 2:  # a sum of two does not depend on the order
             return super().all_reduce(x)
-        # Each rank adds up one part of the tensor.
+        # Each rank sums one part of the tensor.
         parts = list(x.view(-1).tensor_split(self.size))
         received = [torch.empty_like(parts[self.rank]) for _ in parts]
         received[self.rank] = parts[self.rank]
@@ -205,7 +205,7 @@ class GlooGroup(DistributedGroup):
         return torch.cat(self._small.exchange(x), dim=dim) if x.nbytes <= MAX_BYTES else super().all_gather(x, dim)
 
     def all_to_all_rows(self, rows: torch.Tensor, sent: list[int], limits: list[int]) -> tuple[torch.Tensor, list[int]]:
-        heads = torch.tensor(sent).unsqueeze(1).view(torch.uint8)  # how many rows follow
+        heads = torch.tensor(sent).unsqueeze(1).view(torch.uint8)  # the number of rows that follow
         messages = [torch.cat((head, part.flatten())) for head, part in zip(heads, rows.split(sent), strict=True)]
         head_bytes, row_bytes = heads.shape[1], rows.shape[1]
         came = [rows.new_empty(head_bytes + limit * row_bytes) for limit in limits]
@@ -223,7 +223,9 @@ class GlooGroup(DistributedGroup):
     def _swap(
         self, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor], most_sent: int | None = None
     ) -> None:
-        """Small tensors find a receive that was posted before. `most_sent`: the bytes that others have room for."""
+        """Sends small tensors to receives that were posted before. `most_sent`: the bytes that other ranks have room
+        for.
+        """
         small = {peer: x for peer, x in sent.items() if (most_sent or x.nbytes) <= MAX_BYTES}
         awaited = {peer: x for peer, x in received.items() if x.nbytes <= MAX_BYTES}
         large = self.begin_exchange(
@@ -243,12 +245,12 @@ def _sum_of(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class RankGroups(NamedTuple):
-    """The ranks of its engine that a rank talks to, by what they share with it; see `Lockstep` for those of others.
+    """The ranks of its engine with which a rank communicates, by shared work; see `Lockstep` for other engines' ranks.
 
     Attributes:
-        tensor: the layers of its stage.
-        context: those that divide the positions of sequences: some of `tensor`, and the same of other copies.
-        stages: the way of each token through the layers; None if there is one stage.
+        tensor: the ranks with the layers of its stage.
+        context: the ranks that divide the positions of sequences: some of `tensor`, and the same of other copies.
+        stages: the pipeline neighbours; None if there is one stage.
     """
 
     tensor: ParallelGroup = ParallelGroup()
@@ -257,12 +259,12 @@ class RankGroups(NamedTuple):
 
     @classmethod
     def join(cls, rank: Rank, layout: Layout, device: str, init_method: str) -> "RankGroups":
-        """Joins the ranks of one engine, or of all engines where these share experts; returns once all have.
+        """Joins the ranks of one engine, or of all engines if they share experts; returns once all have joined.
 
         Args:
             device: "cpu" or "cuda"; on cuda, worker number i of a host takes device i as its current one.
-            init_method: where ranks meet: `file:///path/of/a/private/file`, or `tcp://address:port` of a socket that
-                listens already, and which the first rank of one host is given with `?listen_fd=` and its descriptor.
+            init_method: the rendezvous: `file:///path/of/a/private/file`, or `tcp://address:port` of a socket that is open
+                already. The first rank of one host gets that with `?listen_fd=` and the socket's descriptor.
 
         Raises:
             ConfigError: there are fewer devices than ranks.
@@ -270,15 +272,15 @@ class RankGroups(NamedTuple):
         num_ranks = layout.num_meeting
         if num_ranks == 1:
             return cls()
-        # Not at the top of the file: a single worker, the usual case, need not wait for this import.
+        # Imported here, because a single worker, the usual case, does not need it.
         from torch import distributed
 
         number = layout.number(rank) + (rank.data * layout.num_workers if layout.shares_experts else 0)
         if device == "cuda":
             _check_devices(layout)
             torch.cuda.set_device(layout.local_index(rank))
-        # Workers of one host need no other interface, and a loopback is there even where a host name is not. On CUDA,
-        # too: `Lockstep` has groups over gloo on every device. Several hosts have set the variable already.
+        # Workers of one host need no other interface, and loopback works even without a resolvable host name. On CUDA,
+        # too: `Lockstep` has gloo groups on every device. With several hosts, the variable is set already.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group(
             "nccl" if device == "cuda" else "gloo",
@@ -290,7 +292,7 @@ class RankGroups(NamedTuple):
         kind = DistributedGroup if device == "cuda" else GlooGroup
         group, stages, context = ParallelGroup(), None, ParallelGroup()
         if layout.tensor > 1:
-            # Each rank makes all groups, in the same order.
+            # Each rank creates all groups, in the same order.
             firsts = range(0, num_ranks, layout.tensor)
             handles = [distributed.new_group(list(range(first, first + layout.tensor))) for first in firsts]
             group = kind(distributed, handles[number // layout.tensor], rank.tensor, layout.tensor)
@@ -308,7 +310,7 @@ class RankGroups(NamedTuple):
 
 
 def _context_groups(layout: Layout) -> list[list[int]]:
-    """The numbers of the workers that divide positions with one another."""
+    """Lists the workers that divide positions with one another, by their numbers."""
     copies = range(0, layout.stage_size, layout.tensor)
     return [
         [first + copy + place for copy in copies for place in range(begin, begin + layout.context)]
@@ -326,9 +328,9 @@ def leave() -> None:
 
 
 def _meeting(distributed: ModuleType, rank: Rank, num_ranks: int, init_method: str) -> dict[str, Any]:
-    """How `init_process_group` is told where the ranks meet.
+    """Returns the arguments of `init_process_group` for the rendezvous.
 
-    By itself, torch would listen for `tcp://` on all interfaces. A socket that it is given is bound to one address.
+    Torch alone would listen for `tcp://` on all interfaces. A socket that it is given is bound to one address.
     """
     place = urlsplit(init_method)
     if place.scheme != "tcp":

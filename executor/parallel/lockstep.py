@@ -1,4 +1,4 @@
-"""The ranks that hold one set of experts, of all engines, and the beginning of the steps that they take together."""
+"""The ranks of all engines that hold one set of experts, and the start of the steps that they run together."""
 
 import threading
 from collections.abc import Callable
@@ -14,28 +14,28 @@ from quire.executor.parallel.groups import DistributedGroup, GlooGroup, Parallel
 from quire.executor.parallel.unrecorded import unrecorded
 
 IDLE_LIMIT = timedelta(days=3650)
-"""How long the engines may have nothing to do."""
+"""The longest time for which the engines may be idle."""
 
 
 class Lockstep(DistributedGroup):
-    """The ranks of one stage of all engines; their numbers are the expert coordinates.
+    """The ranks of one stage of all engines, numbered by their expert coordinates.
 
-    Each stage takes steps of its own: a plan is in one step of every stage, and may be beside another engine's plans in
-    each. A stage waits for earlier ones alone, whose sends wait for nobody (`DistributedNeighbours`), so none waits for
-    itself.
+    The stages' steps are independent: a plan is in one step of every stage, and may be together with different plans of
+    other engines in each. A stage waits only for earlier stages, whose sends never block (`DistributedNeighbours`). So
+    there is no cycle of waiting.
 
-    Every step is taken by all of them, since each has experts for the tokens of all. A rank whose engine has no plan
-    sleeps until another one calls for a step. Before a step each rank tells all others how many tokens its engine has
-    in it: a rank without any computes its experts for the others.
+    All ranks take part in every step, since each has experts for the tokens of all. A rank whose engine has no plan
+    sleeps until another rank wakes it for a step. Before a step all ranks exchange their engines' numbers of tokens. A
+    rank without tokens computes its experts for the others.
 
-    What has to reach a sleeping rank and what all ranks wait for goes over gloo, whatever the device.
+    Wake-ups and the exchange before a step go over gloo, on any device.
 
     Args:
-        handles: the groups of all these ranks, for their tensors, for calls, and for the beginnings of steps.
+        handles: the groups of all these ranks, for their tensors, for wake-ups, and for the starts of steps.
 
     Attributes:
         engines: this rank's tensor coordinate in each engine, by the engines' numbers.
-        num_tokens: of each engine in the step that was begun last.
+        num_tokens: of each engine in the current step.
     """
 
     def __init__(
@@ -49,19 +49,19 @@ class Lockstep(DistributedGroup):
         self._tensor = layout.tensor
         self._bells = bells
         self._heads = heads
-        self._step = 0  # number of the next one
-        self._called = -1  # the last one that another rank has called for
-        self._calls: list[tuple[Any, torch.Tensor]] = []  # the transport reads the memory until it is received
+        self._step = 0  # index of the next step
+        self._called = -1  # the last step that another rank has started
+        self._calls: list[tuple[Any, torch.Tensor]] = []  # the transport reads the memory until the message is received
 
     @classmethod
     def join(cls, rank: Rank, layout: Layout, device: str) -> "Lockstep":
-        """The groups of a rank that has joined those of `RankGroups` on `device`. Every rank has to call it."""
+        """Creates the groups of a rank that has joined those of `RankGroups` on `device`. Every rank has to call it."""
         from torch import distributed  # as in `RankGroups.join`
 
         kind = DistributedGroup if device == "cuda" else GlooGroup
         own: tuple[Any, Any, Any] | None = None
         engines = ParallelGroup()
-        for stage in range(layout.pipeline):  # each rank makes all groups, in the same order
+        for stage in range(layout.pipeline):  # each rank creates all groups, in the same order
             ranks = [each for data in range(layout.data) for each in layout.ranks(data) if each.pipeline == stage]
             numbers = [each.data * layout.num_workers + layout.number(each) for each in ranks]
             by_tensor = [distributed.new_group(numbers[tensor :: layout.tensor]) for tensor in range(layout.tensor)]
@@ -75,25 +75,25 @@ class Lockstep(DistributedGroup):
         return cls(distributed, rank, layout, engines, own)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Calls `wake` from another thread whenever a rank has called for a step."""
+        """Calls `wake` from another thread whenever a rank starts a step."""
         threading.Thread(target=self._listen, args=(wake,), name="lockstep", daemon=True).start()
 
     @property
     def is_called(self) -> bool:
-        """Whether a rank has called for the next step."""
+        """True if another rank has started the next step."""
         return self._called >= self._step
 
     def begin(self, num_tokens: int) -> bool:
-        """Begins the next step, as soon as all ranks have called this.
+        """Starts the next step, once all ranks have called this.
 
-        Of an engine's ranks, the first decides whether a plan of theirs is in the step: the others may have seen the
-        plan sooner or later.
+        The first of an engine's ranks decides whether the engine's plan is in the step, because the others may have
+        received the plan earlier or later.
 
         Args:
             num_tokens: of the engine's next plan; 0 if this rank has none.
 
         Returns:
-            Whether the engine has a plan in the step. It is the next one, which may not be here yet.
+            True if the engine has a plan in the step. It is the next one, which may not have arrived yet.
         """
         if num_tokens and self._leads and not self.is_called:
             self._call()
@@ -105,7 +105,7 @@ class Lockstep(DistributedGroup):
         return self.num_tokens[self.engines.rank] > 0
 
     def _call(self) -> None:
-        """Calls all other ranks, which may sleep, for the next step."""
+        """Wakes all other ranks for the next step."""
         for work, _ in self._calls:
             work.wait()
         step = torch.tensor([self._step])

@@ -1,16 +1,17 @@
-"""Tells the end of another rank from faults of this one. This file must not import torch."""
+"""Distinguishes the end of another rank from faults of this one. This file must not import torch."""
 
 _TRANSPORT = "gloo/transport"
-"""gloo raises RuntimeError, whose text begins with the place in its source."""
+"""The start of gloo's RuntimeErrors, which begin with the place in its source."""
 _EXCEPTION = "DistError"
-"""The base of what torch.distributed itself raises, for NCCL and for the place where ranks meet."""
+"""The base of torch.distributed's own errors, for NCCL and for the rendezvous."""
 _OWN_FAULTS = ("ncclUnhandledCudaError", "ncclInternalError", "ncclInvalidArgument", "ncclInvalidUsage")
-"""Results of NCCL that are this process's fault; torch puts a result's name into the text. NCCL's documentation of
-`ncclResult_t` says of the others, ncclRemoteError and ncclSystemError, that another rank may have ended."""
+"""NCCL's results that are this process's fault; torch's text contains the result's name. NCCL's documentation of
+`ncclResult_t` says of the others, ncclRemoteError and ncclSystemError, that another rank may have ended.
+"""
 
 
 def lost_peer(error: BaseException) -> str | None:
-    """Why a rank cannot be reached, if that is what `error` says; else None."""
+    """Returns why a rank cannot be reached, if `error` reports that; else None."""
     text = str(error)
     if _TRANSPORT in text:
         return text.partition("] ")[2].partition(". ")[0]

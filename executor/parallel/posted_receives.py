@@ -1,7 +1,7 @@
-"""Small tensors between the ranks of a gloo group, with receives that are posted before they are needed.
+"""Exchanges small tensors between the ranks of a gloo group, by receives that are posted before they are needed.
 
-gloo sends nothing before the receiver has said that it waits. So a message whose receive is posted when it is needed
-takes a round trip, and one whose receive was posted before takes half of it. gloo's own collectives take one or more.
+gloo sends nothing before the receiver has announced its receive. So a message takes a round trip if its receive is
+posted when it is needed, and half of that if the receive was posted before. gloo's collectives take one or more.
 """
 
 from collections import deque
@@ -14,11 +14,11 @@ import torch
 from quire.executor.parallel.unrecorded import unrecorded
 
 MAX_BYTES = 256 * 1024
-"""Of a tensor. What is larger takes longer for its bytes than for round trips, and would need larger buffers."""
+"""The largest tensor. With more, the bytes take longer than the round trips, and buffers would have to be larger."""
 MAX_TOGETHER = 2
-"""Messages of one exchange."""
-_DEPTH = 1 + MAX_TOGETHER  # a peer may be one exchange ahead, and finds the next buffer waiting
-_TAG = 1  # other messages between two ranks have 0
+"""The most messages of one exchange."""
+_DEPTH = 1 + MAX_TOGETHER  # a peer may be one exchange ahead, and needs the next buffer already
+_TAG = 1  # other messages between two ranks have tag 0
 
 
 class PostedReceives:
@@ -38,7 +38,7 @@ class PostedReceives:
         self._used = [(peer, torch.empty(MAX_BYTES, dtype=torch.uint8)) for _ in range(_DEPTH) for peer in self._peers]
 
     def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks by rank, with the shape and dtype of `x`, which is contiguous.
+        """Returns the tensors of all ranks by rank, with the shape and dtype of `x`, which is contiguous.
 
         They may be read until the next exchange.
         """
@@ -46,8 +46,9 @@ class PostedReceives:
         return came
 
     def exchange_parts(self, messages: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """As `exchange`, of at most `MAX_TOGETHER` messages at once. Each has a tensor for each rank, of one shape and
-        dtype, and the same as those of other ranks."""
+        """Exchanges at most `MAX_TOGETHER` messages at once. Each has a tensor for each rank, all of one shape and
+        dtype, which are the same on other ranks.
+        """
         sent = [(peer, parts[peer]) for parts in messages for peer in self._peers]
         came = iter(self.swap(sent, [peer for peer, _ in sent]))
         received = []
@@ -59,9 +60,9 @@ class PostedReceives:
 
     def swap(self, sent: Iterable[tuple[int, torch.Tensor]], senders: Iterable[int]) -> list[torch.Tensor]:
         """Sends dense tensors to ranks. Returns [MAX_BYTES] uint8 for each of the `senders`: its next tensor's bytes,
-        and behind them some that do not matter.
+        then undefined ones.
 
-        A rank is in both at most `MAX_TOGETHER` times. What is returned may be read until the next exchange.
+        A rank is in both at most `MAX_TOGETHER` times. The results may be read until the next exchange.
         """
         for peer, buffer in self._used:
             self._posted[peer].append((self._receive(buffer, peer), buffer))

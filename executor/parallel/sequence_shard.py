@@ -1,4 +1,4 @@
-"""The positions of every sequence whose keys and values a rank keeps, where several ranks hold the same KV heads."""
+"""The positions of every sequence whose keys and values a rank holds, if several ranks hold the same KV heads."""
 
 from typing import NamedTuple, TypeVar
 
@@ -9,10 +9,10 @@ Integers = TypeVar("Integers", np.ndarray, Tensor)
 
 
 class SequenceShard(NamedTuple):
-    """Runs of `run` positions belong to `size` ranks in turn; this is the part of number `rank`.
+    """One rank's part: runs of `run` positions belong to `size` ranks in turn, and this rank is number `rank`.
 
-    A page of the scheduler holds `size` times as many tokens as it has slots on a rank, in which a rank keeps its
-    positions one after another. So the first pages of a sequence are full on all ranks, or on none.
+    A page of the scheduler has `size` times as many tokens as slots on a rank. A rank stores its positions in it
+    consecutively. So the first pages of a sequence are full on all ranks, or on none.
     """
 
     rank: int
@@ -20,17 +20,17 @@ class SequenceShard(NamedTuple):
     run: int
 
     def owner(self, positions: np.ndarray) -> np.ndarray:
-        """The number of the rank that keeps each position; any shape of integers."""
+        """Returns the rank that holds each position; any shape of integers."""
         return positions // self.run % self.size
 
     def num_own(self, num_tokens: Integers) -> Integers:
-        """How many of a sequence's first `num_tokens` positions are this rank's; any shape of integers."""
+        """Counts this rank's positions among a sequence's first `num_tokens`; any shape of integers."""
         turn = self.run * self.size
         rest = num_tokens % turn - self.rank * self.run
         return num_tokens // turn * self.run + rest.clip(0, self.run)
 
     def slots(self, pages: np.ndarray, offsets: np.ndarray, block_size: int, spare_page: int) -> np.ndarray:
-        """Where this rank writes tokens, all [num_tokens] int64: those of other ranks on a page that nobody reads.
+        """Returns this rank's slots for tokens, all [num_tokens] int64. Tokens of other ranks go to an unused page.
 
         Args:
             pages: of the tokens.

@@ -1,7 +1,7 @@
 """Messages between the pipeline stages of one tensor coordinate.
 
-gloo sends nothing before the receiver has said that it waits. A stage that said so only when a plan makes it wait would
-cost each step a round trip. So receives are posted before there is a plan.
+gloo sends nothing before the receiver has announced its receive. A receive posted only when a plan needs it would cost
+each step a round trip. So receives are posted before there is a plan.
 """
 
 from collections import deque
@@ -13,28 +13,28 @@ import torch
 from quire.executor.parallel.posted_receives import MAX_BYTES
 from quire.executor.parallel.unrecorded import unrecorded
 
-_LARGE_TAG, _SMALL_TAG = 0, 1  # both ends know a message's size, and with it its tag
+_LARGE_TAG, _SMALL_TAG = 0, 1  # both ends know a message's size, which determines its tag
 
 
 class StageNeighbours(Protocol):
     """The same tensor coordinate on the pipeline stages before and after a rank. Messages arrive in order."""
 
     def receive(self, message: torch.Tensor) -> torch.Tensor:
-        """Fills `message` with what the stage before has sent, of the same shape and dtype, and returns it."""
+        """Fills `message` with the previous stage's message, of the same shape and dtype, and returns it."""
         ...
 
     def send(self, message: torch.Tensor) -> None:
-        """Sends to the stage after, which need not be ready for it. `message` must not be changed any more."""
+        """Sends to the next stage, which need not be ready for it. Do not change `message` afterwards."""
         ...
 
 
 class DistributedNeighbours:
-    """See `StageNeighbours`: over torch.distributed, whose default group has all stages.
+    """Messages over torch.distributed, whose default group has all stages.
 
     Args:
-        before: the number of the stage before in the default group; None in the first stage.
-        after: of the stage after; None in the last stage.
-        depth: the most messages that may not have been received when another one is sent.
+        before: the previous stage's rank in the default group; None in the first stage.
+        after: that of the next stage; None in the last stage.
+        depth: the most messages that may be pending when another one is sent.
     """
 
     def __init__(self, distributed: ModuleType, before: int | None, after: int | None, depth: int) -> None:
@@ -42,7 +42,9 @@ class DistributedNeighbours:
         self._before = before
         self._after = after
         self._depth = depth
-        self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # the transport reads the memory until it is received
+        self._sent: deque[tuple[Any, torch.Tensor]] = (
+            deque()
+        )  # the transport reads the memory until the message is received
 
     def receive(self, message: torch.Tensor) -> torch.Tensor:
         self._distributed.recv(message, src=self._before, tag=_LARGE_TAG)
@@ -58,10 +60,10 @@ class DistributedNeighbours:
 
 
 class GlooNeighbours(DistributedNeighbours):
-    """See `StageNeighbours`: over gloo, with receives of small messages that are posted before they are needed.
+    """Messages over gloo, with receives of small messages that are posted before they are needed.
 
-    As many are posted as plans may be under way, so that each finds one: the engine makes no further plan before the
-    last stage has received an earlier one's message and posted the next receive.
+    There is a posted receive for each plan that may be under way: the engine submits no further plan before the last
+    stage has received an earlier one's message and posted the next receive.
     """
 
     def __init__(self, distributed: ModuleType, before: int | None, after: int | None, depth: int) -> None:

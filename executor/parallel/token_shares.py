@@ -1,4 +1,4 @@
-"""Which rank of several computes which tokens of a step."""
+"""Divides a step's tokens among ranks."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 class TokenShares(NamedTuple):
-    """Equally many tokens for each rank: its own, and then, where others have more, some that do not matter.
+    """The division of tokens: equally many for each rank, its own and then, if others have more, padding.
 
     Attributes:
         tokens: [num_ranks, most tokens of a rank] int64; flat indices of the step's tokens, by rank.
-        places: [n] int64; where each of the tokens that were shared out is in `tokens`, flat.
+        places: [n] int64; the flat index in `tokens` of each of the divided tokens.
     """
 
     tokens: np.ndarray
@@ -18,14 +18,14 @@ class TokenShares(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Tokens of each rank."""
+        """The number of each rank's tokens."""
         return self.tokens.shape[1]
 
     @classmethod
     def of(cls, tokens: np.ndarray, owners: np.ndarray, fillers: np.ndarray, num_same: int = 1) -> "TokenShares":
-        """Gives each of `tokens` [n], at least one, to its owner [n]; the others get one of `fillers` [num_ranks].
+        """Gives each of `tokens` [n], at least one, to its owner [n], and pads with `fillers` [num_ranks].
 
-        With `num_same`, so many neighbouring owners are one rank here, which gets their tokens one owner after another.
+        `num_same` neighbouring owners are one rank here, which gets their tokens one owner after another.
         """
         counts = np.bincount(owners // num_same, minlength=len(fillers))
         shares = np.repeat(fillers[:, None], counts.max(), axis=1)

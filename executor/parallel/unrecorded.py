@@ -1,4 +1,4 @@
-"""Messages of torch.distributed that stay under way after the call that begins them."""
+"""Starts messages of torch.distributed that outlive the call which starts them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,9 @@ import torch
 
 
 def unrecorded(begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls `isend` or `irecv` and returns its work, of which torch's profiler does not learn.
+    """Calls `isend` or `irecv` without recording it in torch's profiler, and returns its work.
 
-    A message may arrive when a recording is over. The profiler would then write its end into memory that it has given
-    back.
+    A message may arrive after a recording has ended. The profiler would then write the message's end into freed memory.
     """
     torch.autograd._enable_record_function(False)
     try:

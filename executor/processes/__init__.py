@@ -1,1 +1,1 @@
-"""The two executors: one worker in the engine process, or one process for each worker behind rings."""
+"""The two executors: one worker in the engine's process, or a process for each worker, connected by rings."""

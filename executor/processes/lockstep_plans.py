@@ -1,4 +1,4 @@
-"""The plans of an engine that takes its steps together with others. This file must not import torch."""
+"""The plans of an engine that runs its steps together with others. This file must not import torch."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -23,7 +23,7 @@ class WakeablePlans(Protocol):
     def poll(self) -> StepPlan | WorkerCall | None: ...
 
     def sleep(self) -> None:
-        """Returns when there may be another one since the last `poll`, or after `wake`."""
+        """Returns when there may be a new message since the last `poll`, or after `wake`."""
         ...
 
     def wake(self) -> None:
@@ -32,20 +32,20 @@ class WakeablePlans(Protocol):
 
 
 class LockstepPlans:
-    """See `quire.executor.processes.step_loop.Plans`: an engine's own plans, each when its step has begun everywhere.
+    """An engine's own plans, each returned when its step has started everywhere.
 
-    In steps without a plan of the engine, the worker accompanies the others.
+    In steps without a plan of this engine, the worker computes its experts for the others.
 
     Args:
-        accompany: does this worker's share of a step that other engines take.
+        accompany: runs this worker's share of a step of other engines.
     """
 
     def __init__(self, own: WakeablePlans, peers: StepPeers, accompany: Callable[[], None]) -> None:
         self._own = own
         self._peers = peers
         self._accompany = accompany
-        self._held: StepPlan | None = None  # its step has not begun
-        self._has_begun = False  # the step of the next plan
+        self._held: StepPlan | None = None  # received, but its step has not started
+        self._has_begun = False  # the step of the next plan has started
         peers.listen(own.wake)
 
     def wait(self) -> StepPlan | WorkerCall:
@@ -54,7 +54,7 @@ class LockstepPlans:
         return message
 
     def poll(self) -> StepPlan | WorkerCall | None:
-        """See `Plans.poll`. Takes at most one step of others."""
+        """Returns the next message, if there is one. Runs at most one step of other engines."""
         message = self._held or self._own.poll()
         self._held = None
         if isinstance(message, WorkerCall):

@@ -1,4 +1,4 @@
-"""`mp`: workers in processes of their own. Plans go to each host that has workers, and the results of all come back.
+"""The executor `mp`: a process for each worker. Plans go to each host with workers; all results come back.
 
 This file knows neither processes nor rings: see `worker_host`. It must not import torch.
 """
@@ -34,7 +34,7 @@ DEFAULT_FACTORY = "quire.executor.processes.worker_factory:create_worker"
 
 
 class MultiProcExecutor:
-    """Runs the workers of `config.layout`. See `quire.core.engine.Executor`.
+    """Runs the workers of `config.layout`. Implements `quire.core.engine.Executor`.
 
     Args:
         factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
@@ -45,8 +45,8 @@ class MultiProcExecutor:
         self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY, placement: Placement | None = None
     ) -> None:
         stages = config.layout.pipeline
-        # The rows of several stages' plans do not wait for one another's tokens, so plans are always made ahead.
-        # A worker whose plan comes after a step has begun elsewhere would sit that step out.
+        # Rows of plans in different stages do not wait for one another's tokens, so plans are always made ahead.
+        # With shared experts, a worker whose plan arrives after a step has started would miss that step.
         is_ahead = config.limits.async_scheduling or config.layout.shares_experts
         self.depth = stages if stages > 1 else 2 if is_ahead else 1
         self._config = config
@@ -114,7 +114,7 @@ class MultiProcExecutor:
         """Ends the workers and frees their rings. Idempotent.
 
         Args:
-            hung: have each worker write its stack to stderr.
+            hung: makes each worker write its stack to stderr.
         """
         if self._closed:
             return
@@ -173,11 +173,11 @@ class MultiProcExecutor:
             self._blaming = asyncio.create_task(self._blame_peer(error))
 
     async def _blame_peer(self, error: PeerLostError) -> None:
-        """Fails with `error`, unless a worker of this engine proves to be the one that is missed."""
+        """Fails with `error`, unless a worker of this engine turns out to be the lost one."""
         try:
             await asyncio.gather(*(host.hear_ends() for host in self._hosts))
         finally:
-            # Without shared experts there is no other engine, whose end it might be.
+            # Without shared experts, the lost peer cannot belong to another engine.
             self._fail(error if self._config.layout.shares_experts else EngineError(str(error)))
 
     def _on_failed(self, failed: WorkerFailed) -> None:
@@ -192,13 +192,13 @@ class MultiProcExecutor:
                 self._fail(EngineError(f"Worker {failed.rank} failed: {failed.message}"))
 
     def _fail(self, error: EngineError | ConfigError) -> None:
-        """Fails everything that waits with the first error; the engine then closes this executor."""
+        """Fails all waiting callers with the first error; the engine then closes this executor."""
         if self._failure is None:
             self._failure = error
         for ready in self._ready.values():
             if not ready.done():
                 ready.set_exception(error)
-                ready.exception()  # marks it as seen: `start` raises the first only
+                ready.exception()  # marks it as retrieved: `start` raises only the first
         failed = error if isinstance(error, EngineError) else EngineError(str(error))
         self._results.fail(failed)
         self._calls.fail(failed)
@@ -208,16 +208,17 @@ class MultiProcExecutor:
         self._ready = {rank: loop.create_future() for rank in ranks}
 
     async def _all_ready(self) -> list[WorkerReady]:
-        """What each rank says when it is ready, by rank; expects each to say it once more."""
+        """Returns each rank's next report that it is ready, by rank, and expects another report of each."""
         loaded = await asyncio.gather(*self._ready.values())
         self._expect_ready(list(self._ready))
-        if self._failure is not None:  # it came while the answers were collected
+        if self._failure is not None:  # set while the answers were collected
             raise self._failure
         return loaded
 
 
 def _agreed_groups(loaded: list[WorkerReady]) -> list[KVGroupSpec]:
-    """The KV groups that all workers declare, with the page bytes of the first: block tables are the same for all.
+    """Returns the KV groups that all workers declare, with the page bytes of the first: block tables are the same for
+    all.
 
     Raises:
         ModelLoadError: layers, kinds or windows differ.
@@ -234,5 +235,5 @@ def _agreed_groups(loaded: list[WorkerReady]) -> list[KVGroupSpec]:
 
 
 def _without_bytes(ready: WorkerReady) -> list[KVGroupSpec]:
-    """The groups without the bytes of pages, on which nothing but the number of a snapshot's pages depends."""
+    """Returns the groups without the bytes of pages, which only determine the number of a snapshot's pages."""
     return [group if group.interval else replace(group, page_bytes=0) for group in ready.kv_groups]

@@ -1,9 +1,9 @@
-"""The agent of a headless node: joins node 0, starts the workers that it is told to, and carries their messages.
+"""The agent of a headless node: joins node 0, starts workers at its request, and forwards their messages.
 
     engine --ZeroMQ--> agent --ring--> workers
     engine <--ZeroMQ-- agent <--rings-- workers
 
-When node 0 is gone or lets the node go, the agent ends the workers and joins anew, for as long as it runs.
+When node 0 is gone or releases the node, the agent ends the workers and joins again, as long as it runs.
 """
 
 import os
@@ -45,14 +45,14 @@ class NodeAgent:
         return 0
 
     def close(self) -> None:
-        """Has `run` end the workers, tell node 0, and return 0."""
+        """Makes `run` end the workers, send node 0 the reason, and return 0."""
         self._is_closing = True
         if self._session is not None:
             self._session.leave("it was told to stop.", "host")
 
 
 class _Session:
-    """One membership and the workers of its time."""
+    """One membership, and its workers."""
 
     def __init__(self, start: NodeStart) -> None:
         self._start = start
@@ -60,7 +60,7 @@ class _Session:
         self._membership = Membership(start.head, start.keys, start.facts, self)
         self._host: LocalHost | None = None
         self._copies: list[int] = []  # descriptors
-        self._listener: socket.socket | None = None  # where all workers of the engine meet, if they do it here
+        self._listener: socket.socket | None = None  # the rendezvous of all workers of the engine, if it is here
 
     async def run(self) -> str:
         """Joins and serves. Returns why that ended. Raises ConfigError if node 0 refuses this node."""
@@ -79,7 +79,7 @@ class _Session:
         """Ends `run`."""
         self._membership.leave(reason, cause)
 
-    # ----------------------------------------------------------------------------------------- what node 0 says
+    # ------------------------------------------------------------------------------------ messages of node 0
 
     def on_order(self, order: Order) -> None:
         match order:
@@ -109,13 +109,15 @@ class _Session:
         logger.info("this node starts %s", ", ".join(f"worker {rank}" for rank in order.ranks))
         address = self._membership.facts.address
         meeting = Meeting(order.init_method, address=address)
-        if self._listener is not None:  # the first worker is given the socket itself, so that nobody takes its port
+        if (
+            self._listener is not None
+        ):  # the first worker inherits the socket itself, so that no other process takes its port
             meeting = listening_at(self._listener, address)
         self._host = LocalHost(config, order.ranks, order.factory, meeting, self)
         self._host.start()
 
     def _keep(self, file: ShareFile) -> None:
-        """Keeps a copy of the file in memory, and tells the workers its path."""
+        """Stores a copy of the file in memory, and sends the workers its path."""
         fd = os.memfd_create("quire-copy")
         self._copies.append(fd)
         with open(fd, "wb", closefd=False) as copy:
@@ -123,7 +125,7 @@ class _Session:
         if self._host is not None:
             self._host.send(self._encoder.encode(FileCopy(file.path, f"/proc/{os.getpid()}/fd/{fd}")))
 
-    # --------------------------------------------------------------------------------------- what the workers say
+    # ----------------------------------------------------------------------------------- messages of workers
 
     def on_output(self, message: bytes) -> None:
         self._membership.send_output(message)

@@ -41,7 +41,7 @@ async def _run(start: NodeStart) -> int:
     loop = asyncio.get_running_loop()
     for number in ENDING:
         loop.add_signal_handler(number, agent.close)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # they waited from before the exec that made this program
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # they were blocked before the exec that started this program
     return await agent.run()
 
 

@@ -1,4 +1,4 @@
-"""A worker without a model: it answers every plan at once, so that tests and benchmarks measure all other costs."""
+"""A worker without a model, which answers every plan at once, so that tests and benchmarks measure all other costs."""
 
 from typing import NamedTuple
 
@@ -15,17 +15,17 @@ class AnsweredStep(NamedTuple):
 
     @property
     def step_id(self) -> int:
-        """The plan's."""
+        """The plan's id."""
         return self.result.step_id
 
     @property
     def is_done(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
 
 class NullWorker:
-    """Has the interface of `quire.executor.worker.Worker`; imports no torch and holds no memory."""
+    """Implements the interface of `quire.executor.worker.Worker` without torch and without memory."""
 
     peers = None
 
@@ -34,7 +34,7 @@ class NullWorker:
         self._rank = rank
 
     def load(self) -> WorkerReady:
-        """Room for a full batch of full-length requests, or the pages that the configuration asks for."""
+        """Reports room for a full batch of full-length requests, or the pages that the configuration asks for."""
         limits = self._config.limits
         pages_per_request = -(-self._config.max_model_len // limits.block_size)
         return WorkerReady(
@@ -48,19 +48,19 @@ class NullWorker:
         )
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
-        """There is nothing to allocate."""
+        """Does nothing: there is no cache."""
 
     def launch(self, plan: StepPlan) -> AnsweredStep:
-        """The token after position p of slot s is p + s, modulo the vocabulary."""
+        """Returns p + s, modulo the vocabulary, as the token after position p of slot s."""
         ends = zip(plan.slots, plan.num_computed, plan.num_scheduled, plan.num_wanted, strict=True)
         vocab_size = self._config.spec.vocab_size
         tokens = [[(slot + start + count) % vocab_size] for slot, start, count, wanted in ends if wanted]
         return AnsweredStep(StepResult(step_id=plan.step_id, token_ids=tokens))
 
     def collect(self, step: AnsweredStep) -> StepResult:
-        """The result that `launch` has made."""
+        """Returns the result of `launch`."""
         return step.result
 
     def call(self, call: WorkerCall) -> WorkerAnswer:
-        """There is no model to do anything with."""
+        """Refuses the call: there is no model."""
         return WorkerAnswer(call.call_id, self._rank, error="this worker has no model")

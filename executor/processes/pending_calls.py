@@ -1,4 +1,4 @@
-"""Calls that workers have been sent and not all answered."""
+"""Calls that were sent to workers and not yet answered by all of them."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from quire.core.wire.protocol import WorkerAnswer, WorkerCall
 
 
 class PendingCalls:
-    """Numbers calls, and collects the answers of all ranks. To be used from one event loop.
+    """Numbers calls, and collects the answers of all ranks. Use it from one event loop.
 
     Args:
         num_ranks: workers that answer each call.
@@ -22,7 +22,7 @@ class PendingCalls:
         self._failure: EngineError | None = None
 
     def open(self, name: str, payload: bytes) -> tuple[WorkerCall, "asyncio.Future[list[bytes]]"]:
-        """A call to be sent, and the future of its results by rank. Raises EngineError when no worker will answer."""
+        """Returns a call to send, and the future of its results by rank. Raises EngineError after `fail`."""
         if self._failure is not None:
             raise self._failure
         self._num_calls += 1
@@ -31,7 +31,7 @@ class PendingCalls:
         return WorkerCall(self._num_calls, name, payload), future
 
     def add(self, answer: WorkerAnswer) -> None:
-        """Takes one rank's answer; the last one settles the call. After `fail`, nobody waits for it."""
+        """Adds one rank's answer; the last one completes the call. After `fail`, answers are ignored."""
         if self._failure is not None:
             return
         future, answers = self._waiting[answer.call_id]

@@ -1,4 +1,4 @@
-"""Which hosts an engine's workers are on, and where its ranks meet."""
+"""The hosts of an engine's workers, and the rendezvous of its ranks."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ class Placement(Protocol):
     """Finds hosts for the workers of one engine."""
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
-        """The hosts of all workers, once they are there. None of them has started its workers.
+        """Returns the hosts of all workers, once they have joined. None of them has started its workers.
 
         Args:
             factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
@@ -27,24 +27,23 @@ class Placement(Protocol):
 
     @property
     def waits_for(self) -> str | None:
-        """What is missing before the engine can start; None if nothing is."""
+        """The missing condition for the engine's start; None if nothing is missing."""
 
     def close(self) -> None:
-        """Frees what the hosts had in common. Call it after closing them. Idempotent."""
+        """Frees resources that the hosts share. Call it after closing them. Idempotent."""
 
 
 class OneHost:
-    """All workers are on this host.
+    """All workers on this host.
 
     Args:
-        meeting: where they meet workers of other engines, too; None: they meet one another alone, in a file without a
-            name, as the rings are.
+        meeting: the rendezvous with workers of other engines; None: the engine's own workers use an anonymous file.
     """
 
     waits_for = None
 
     def __init__(self, config: EngineConfig, meeting: Meeting | None = None) -> None:
-        self._config = replace(config, is_led_from_afar=False)  # the engine reports what its workers say, once
+        self._config = replace(config, is_led_from_afar=False)  # the engine logs its workers' reports once
         self._meeting = meeting
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
@@ -61,9 +60,9 @@ class OneHost:
 
 
 class SeveralHosts:
-    """The workers are on this host, which is node 0, and on the nodes that join it; or on such nodes alone.
+    """Workers on this host, which is node 0, and on the nodes that join it; or only on such nodes.
 
-    The nodes of an engine follow one another in their numbers, and node 0 has workers of engine 0.
+    The nodes of an engine have consecutive numbers, and node 0 has workers of engine 0.
     """
 
     def __init__(self, config: EngineConfig, start: HeadStart) -> None:
@@ -74,7 +73,7 @@ class SeveralHosts:
         self._listener: socket.socket | None = None
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:
-        """See `Placement.find_hosts`.
+        """Waits for all nodes, and returns the hosts.
 
         Raises:
             ConfigError: this host does not have the address.
@@ -86,14 +85,14 @@ class SeveralHosts:
         first = data * layout.nodes  # number of the engine's first node
         hosts: list[WorkerHost] = []
         if first in self._facts.ranks:
-            # The first rank is given the socket itself, so that nobody else takes its port meanwhile.
+            # The first rank inherits the socket itself, so that no other process takes its port meanwhile.
             self._listener = listen(self._facts.address)
             place, here = endpoint_of(self._listener), listening_at(self._listener, self._facts.address)
             hosts.append(LocalHost(self._config, layout.ranks_of_node(0, data), factory, here, listener))
         else:
             place = await nodes[0].open_meeting()
         for node in nodes:
-            if node.loss is not None:  # meanwhile, when nobody listened
+            if node.loss is not None:  # lost meanwhile, before there was a listener
                 raise node.loss
             ranks = layout.ranks_of_node(node.facts.ranks[0] - first, data)
             hosts.append(RemoteHost(node, StartWorkers(self._config, ranks, factory, place), listener))

@@ -1,4 +1,4 @@
-"""The workers of one engine on another host, seen from the engine: messages go to the node's agent as they are."""
+"""The workers of one engine on another host: messages go unchanged to the node's agent and back."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from quire.executor.processes.worker_host import HostListener
 
 
 class RemoteHost:
-    """See `WorkerHost`. What the workers say comes from the node's link to `listener`."""
+    """Workers behind a node's link, which delivers their messages to `listener`."""
 
     def __init__(self, node: NodeLink, start: StartWorkers, listener: HostListener) -> None:
         self._node = node
@@ -22,19 +22,19 @@ class RemoteHost:
         self._node.tell(self._start)
 
     def send(self, message: bytes) -> None:
-        """See `WorkerHost.send`. One copy goes to the node, whose agent writes it into the ring there."""
+        """Sends one copy to the node, whose agent writes it into the ring there."""
         self._node.send_to_workers(message)
 
     def share(self, path: str) -> None:
-        """See `WorkerHost.share`. A file is sent once."""
+        """Sends a file to the node, once."""
         if path not in self._shared:
             self._shared.add(path)
             self._node.tell(ShareFile(path, Path(path).read_bytes()))
 
     async def hear_ends(self) -> None:
-        """See `WorkerHost.hear_ends`. By then the node has told of a worker's end, or is missed itself."""
+        """Waits until the node has reported a worker's end, or its own heartbeats are missed."""
         await asyncio.sleep(SILENCE_SECONDS + 2 * BEAT_SECONDS)
 
     async def close(self, *, hung: bool) -> None:
-        """See `WorkerHost.close`. The agent ends the workers by itself, too, when it does not hear this host."""
+        """Asks the agent to end the workers. The agent also does so when it no longer hears this host."""
         self._node.tell(Ended("the engine hangs." if hung else "the engine has ended."))

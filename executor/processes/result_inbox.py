@@ -1,4 +1,4 @@
-"""Results that the workers have sent and the engine has not taken, oldest first, and the failure that ends them."""
+"""Results that the workers have sent and the engine has not taken yet, oldest first, and the failure that ends them."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from quire.core.wire.protocol import StepResult
 
 
 class ResultInbox:
-    """Belongs to one event loop."""
+    """A queue of results, for one event loop."""
 
     def __init__(self) -> None:
         self._results: asyncio.Queue[StepResult | None] = asyncio.Queue()
@@ -33,7 +33,7 @@ class ResultInbox:
             call()
 
     async def get(self) -> StepResult:
-        """The oldest result, once there is one. Raises the failure when all results before it are taken."""
+        """Returns the oldest result, once there is one. Raises the failure when all results before it are taken."""
         result = await self._results.get()
         if result is not None:
             return result

@@ -30,8 +30,8 @@ from quire.executor.processes.ring_memory import (
 
 logger = get_logger(__name__)
 
-_SLOT_HEADER = struct.Struct("=II")  # length in bytes, 1 when the payload is in the spill
-_CHECK_SECONDS = 1.0  # how often a waiting side calls its `check`
+_SLOT_HEADER = struct.Struct("=II")  # length in bytes; 1 if the payload is in the spill
+_CHECK_SECONDS = 1.0  # interval between calls of a waiting side's `check`
 
 
 class RingClosed(EngineError):
@@ -61,7 +61,7 @@ class _Sleeper:
 
 
 def _clear(fd: int) -> None:
-    """Forgets past signals. Callers must read the shared words after this, not only before."""
+    """Clears past signals. Callers must read the shared words after this, not only before."""
     with contextlib.suppress(BlockingIOError):
         os.eventfd_read(fd)
 
@@ -86,7 +86,7 @@ class RingWriter:
         self._closed = False
 
     def fileno(self) -> int:
-        """Becomes readable when a reader frees a slot; see `clear`."""
+        """Returns a descriptor that becomes readable when a reader frees a slot; see `clear`."""
         return self._handle.space_fd
 
     def clear(self) -> None:
@@ -108,7 +108,7 @@ class RingWriter:
             return False
         self._blocked_at = None
         if self._spilled and not any(backlogs.values()):
-            os.ftruncate(self._handle.spill_fd, 0)  # gives back the memory of long messages
+            os.ftruncate(self._handle.spill_fd, 0)  # frees the memory of long messages
             self._spilled = False
         self._fill_slot(message)
         self._segment.fence()
@@ -137,7 +137,7 @@ class RingWriter:
             sleeper.sleep(self._warning_interval_seconds)
 
     def close(self) -> None:
-        """Tells the readers that no more messages follow; they can still read published ones. Idempotent."""
+        """Marks the ring as closed. Readers can still read published messages. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -216,11 +216,11 @@ class RingReader:
         self._closed = False
 
     def fileno(self) -> int:
-        """Becomes readable when there may be messages; an event loop then calls `drain`."""
+        """Returns a descriptor that becomes readable when there may be messages; an event loop then calls `drain`."""
         return self._fd
 
     def try_read(self) -> bytes | None:
-        """The next message, or None when there is none yet.
+        """Returns the next message, or None when there is none yet.
 
         Raises:
             RingClosed: this end was closed, or the writer has closed and everything was read.
@@ -228,7 +228,7 @@ class RingReader:
         if self._closed:
             raise RingClosed("This end of the ring is closed.")
         words = self._segment.words
-        closed = words[1]  # before the head: a message published before closing must not be missed
+        closed = words[1]  # read before the head: a message published before closing must not be missed
         self._segment.fence()
         if words[0] == self._tail & SEQUENCE_MASK:
             if closed:
@@ -264,7 +264,7 @@ class RingReader:
             sleeper.sleep()
 
     def sleep(self, check: Callable[[], None]) -> None:
-        """Returns when there may be a message that the last `try_read` did not find, after `wake`, or now and then.
+        """Returns when there may be a message since the last `try_read`, after `wake`, or at intervals.
 
         Args:
             check: as for `read`.
@@ -277,7 +277,7 @@ class RingReader:
         os.eventfd_write(self._fd, 1)
 
     def drain(self) -> Iterator[bytes]:
-        """All messages published so far, for event loops: never waits, and ends without an error on a closed ring."""
+        """Yields all messages published so far. Never waits, and ends without an error on a closed ring."""
         if self._closed:
             return
         _clear(self._fd)

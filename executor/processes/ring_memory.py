@@ -20,7 +20,7 @@ SPILL_STRIDE_BYTES = 1 << 32
 
 
 class RingHandle(Struct, frozen=True, array_like=True):
-    """What a process needs to open its end of a ring: inherited file descriptors (same numbers) and the geometry."""
+    """The inherited file descriptors (same numbers) and the geometry that a process needs to open its end of a ring."""
 
     segment_fd: int
     spill_fd: int
@@ -43,7 +43,7 @@ class RingHandle(Struct, frozen=True, array_like=True):
 def create_ring(
     num_readers: int, *, num_slots: int = 32, slot_bytes: int = 32 * 1024, first_sequence: int = 0
 ) -> RingHandle:
-    """Makes an empty ring for exactly `num_readers` readers. A reader that opens it late has missed nothing.
+    """Creates an empty ring for exactly `num_readers` readers. A reader that opens it late misses nothing.
 
     Memory is taken when a slot is first used. `num_slots` is rounded up to a power of two, which keeps the slot order
     when sequence numbers (from `first_sequence` on) wrap.
@@ -80,7 +80,7 @@ class Segment:
         self._fence_lock = threading.Lock()
 
     def slot_offset(self, sequence: int) -> int:
-        """Byte offset of the slot's header; the payload starts one line later."""
+        """Returns the byte offset of the slot's header; the payload starts one line later."""
         return self._slots_offset + (sequence & self._slot_mask) * self._stride
 
     def spill_offset(self, sequence: int) -> int:

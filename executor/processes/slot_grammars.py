@@ -1,7 +1,7 @@
-"""The grammars of the requests in the workers' slots: each is sent to the workers once while a slot is held to it.
+"""The grammars of the requests in the workers' slots. Each is sent to the workers once while a slot uses it.
 
-Both ends of the plan ring keep a `SlotGrammars`. They see the same plans, so a grammar that the sender leaves out, the
-receiver has.
+Both ends of the plan ring have a `SlotGrammars`. They see the same plans, so the receiver has each grammar that the
+sender leaves out.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ class SlotGrammars:
         self._grammars: dict[bytes, Grammar] = {}  # by key
 
     def without_known(self, plan: StepPlan) -> StepPlan:
-        """`plan` without the data of grammars that the workers have. The caller must send the returned plan."""
+        """Returns `plan` without the data of grammars that the workers have. The caller must send the returned plan."""
         self._release(plan.released)
         if not any(new.grammar for new in plan.admitted):
             return plan
@@ -41,7 +41,7 @@ class SlotGrammars:
         return replace(new, grammar=replace(new.grammar, data=b"")) if is_known else new
 
     def _hold(self, slot: int, grammar: Grammar) -> Grammar:
-        """Notes the grammar of a slot; returns the grammar with its data, as first sent."""
+        """Records the grammar of a slot; returns the grammar with its data, as first sent."""
         self._keys[slot] = grammar.key
         self._num_slots[grammar.key] += 1
         return self._grammars.setdefault(grammar.key, grammar)

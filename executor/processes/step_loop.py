@@ -15,12 +15,12 @@ class LaunchedStep(Protocol):
 
     @property
     def step_id(self) -> int:
-        """The plan's."""
+        """The plan's id."""
         ...
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has done the step; always true if the launch itself does it."""
+        """True if the device has finished the step; always True if the launch itself runs it."""
         ...
 
 
@@ -35,11 +35,11 @@ class StepWorker(Protocol[Step]):
         ...
 
     def collect(self, step: Step) -> StepResult:
-        """The result of a step; steps are collected in the order of their launches."""
+        """Returns the result of a step; steps are collected in the order of their launches."""
         ...
 
     def call(self, call: WorkerCall) -> WorkerAnswer:
-        """Does something beside the steps. A failure is part of the answer."""
+        """Runs a call between steps. A failure is part of the answer."""
         ...
 
 
@@ -47,19 +47,19 @@ class Plans(Protocol):
     """The source of plans and calls, in order. Both methods raise the exception that ends the loop."""
 
     def wait(self) -> StepPlan | WorkerCall:
-        """The next one, as soon as there is one."""
+        """Returns the next message, once there is one."""
         ...
 
     def poll(self) -> StepPlan | WorkerCall | None:
-        """The next one; None if there is none yet."""
+        """Returns the next message; None if there is none yet."""
         ...
 
 
 class StepLoop(Generic[Step]):
     """Launches each plan as soon as it arrives, and collects each step as soon as it is done.
 
-    So the inputs of a step are built while the device works on the step before. If a launch does the whole step, each
-    step is collected before the next plan is looked for. A call waits until the steps before it are collected.
+    So the inputs of a step are built while the device runs the previous step. If a launch runs the whole step, each
+    step is collected before the next plan is polled. A call waits until the steps before it are collected.
 
     Args:
         report: takes each result, in the order of plans.

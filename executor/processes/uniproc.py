@@ -1,6 +1,6 @@
-"""`uni`: the one worker lives in the engine process, in a thread of its own, so the engine's event loop stays free.
+"""The executor `uni`: one worker in a thread of the engine's process, so the engine's event loop stays free.
 
-This file must not import torch: the thread does, while the event loop goes on with the rest of the start-up.
+This file must not import torch: the thread does, while the event loop continues the start-up.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ class PlanInbox:
         self._plans: queue.SimpleQueue[StepPlan | WorkerCall | None] = queue.SimpleQueue()
 
     def put(self, plan: StepPlan | WorkerCall) -> None:
-        """Adds one at the end."""
+        """Adds a message at the end."""
         self._plans.put(plan)
 
     def close(self) -> None:
-        """Drops plans that were not taken, and wakes the thread."""
+        """Drops pending plans, and wakes the thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._plans.get_nowait()
@@ -70,7 +70,7 @@ class PlanInbox:
 
 
 class UniProcExecutor:
-    """Runs one worker. See `quire.core.engine.Executor`.
+    """Runs one worker. Implements `quire.core.engine.Executor`.
 
     Args:
         factory: qualified name of a function that builds the worker from (config, rank, init_method).
@@ -113,20 +113,20 @@ class UniProcExecutor:
         self._inbox.put(plan)
 
     async def next_result(self) -> StepResult:
-        """The oldest result that has not been taken. Raises EngineError when there will be none."""
+        """Returns the oldest result that has not been taken. Raises EngineError when there will be none."""
         return await self._results.get()
 
     def when_failed(self, call: Callable[[], None]) -> None:
         self._results.when_failed(call)
 
     async def call(self, name: str, payload: bytes) -> list[bytes]:
-        """The worker's answer to a call, as the only entry of a list. Raises EngineError if the worker fails at it."""
+        """Returns the worker's answer to a call, in a list. Raises EngineError if the call fails."""
         call, answer = self._calls.open(name, payload)
         self._inbox.put(call)
         return await answer
 
     async def close(self, *, hung: bool) -> None:
-        """Ends the thread after the step it is in, if that ends soon. Idempotent.
+        """Ends the thread after its current step, if that ends soon. Idempotent.
 
         Args:
             hung: write the stacks of all threads of this process to stderr.
@@ -144,7 +144,7 @@ class UniProcExecutor:
         except TimeoutError:
             logger.warning("The worker is still busy after %.0f s and is left behind.", CLOSE_GRACE_SECONDS)
         else:
-            thread.join()  # it ends without further work
+            thread.join()  # it ends without another step
 
     # ---------------------------------------------------------------------------------------------- worker's thread
 
@@ -157,9 +157,9 @@ class UniProcExecutor:
     def _load_and_step(self, started: asyncio.Future[WorkerReady]) -> None:
         try:
             share_out_cores(os.environ, self._config.place.num_local)
-            # Resolved here and not at the top of the file: importing torch takes seconds that the loop can use.
+            # Resolved here, because importing torch takes seconds that the loop can use.
             create_worker = pkgutil.resolve_name(self._factory)
-            gc.freeze()  # what imports made stays: the collection at the end of the start need not visit it
+            gc.freeze()  # imported objects stay: the collection at the end of the start need not visit them
             atexit.register(gc.unfreeze)  # see `calm_garbage_collector`
             gc.enable()  # the worker may wait for those of other engines for hours
             worker = create_worker(self._config, Rank(data=self._config.place.data), "")
@@ -168,7 +168,7 @@ class UniProcExecutor:
         except ConfigError as error:
             self._post(_set_exception, started, error)
             return
-        except Exception as error:  # any failure ends this thread, and the engine must be told
+        except Exception as error:  # any failure ends this thread, and the engine must learn of it
             logger.exception("the worker failed to start")
             text = f"The worker failed to start: {type(error).__name__}: {error}"
             self._post(_set_exception, started, EngineError(text))
@@ -182,7 +182,7 @@ class UniProcExecutor:
             loop.run()
         except InboxClosed:
             return
-        except Exception as error:  # the worker's state is unknown now: no later step may run
+        except Exception as error:  # the worker's state is undefined: no later step may run
             logger.exception("the worker failed in step %d", loop.step_id)
             text = f"The worker failed in step {loop.step_id}: {type(error).__name__}: {error}"
             self._post(self._fail, EngineError(text))
@@ -199,7 +199,7 @@ class UniProcExecutor:
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended without `close`: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop has ended without `close`: there is no receiver
             self._loop.call_soon_threadsafe(callback, *args)
 
 

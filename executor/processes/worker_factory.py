@@ -9,7 +9,7 @@ from quire.executor.worker import Worker
 
 
 def create_worker(config: EngineConfig, rank: Rank, init_method: str) -> Worker:
-    """The worker of `rank` in its groups; returns once all ranks have met at `init_method`."""
+    """Builds the worker of `rank` in its groups; returns once all ranks have joined the rendezvous at `init_method`."""
     groups = RankGroups.join(rank, config.layout, config.device, init_method)
     lockstep = Lockstep.join(rank, config.layout, config.device) if config.layout.shares_experts else None
     return Worker(

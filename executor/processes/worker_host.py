@@ -1,9 +1,9 @@
-"""The workers of one engine on one host: what an executor needs of them, and those of this host.
+"""The workers of one engine on one host: their interface to an executor, and its implementation for this host.
 
-An executor gives each host the messages for its workers and hears what the workers say, all as bytes. So a host may as
-well be another machine. Everything happens on one event loop: it watches the rings' eventfds and the processes' pidfds,
-so there is no thread, no lock and no polling. This file must not import torch: only the workers need it, and they
-start at once.
+An executor sends each host the messages for its workers and receives theirs, all as bytes. So a host may as well be
+another machine. Everything happens on one event loop: it watches the rings' eventfds and the processes' pidfds, so
+there is no thread, no lock and no polling. This file must not import torch: only the workers need it, and they start at
+once.
 """
 
 import asyncio
@@ -36,38 +36,38 @@ TERMINATE_GRACE_SECONDS = 5.0
 
 
 class HostListener(Protocol):
-    """The object that hears what the workers of a host say."""
+    """Receives the messages of a host's workers."""
 
     def on_output(self, message: bytes) -> None:
         """A worker has sent a `WorkerOutput`."""
 
     def on_lost(self, error: EngineError) -> None:
-        """A worker has ended, so none of them can go on. Its last messages came before."""
+        """Reports that a worker has ended, so none of them can continue. Its last messages came before."""
 
 
 class WorkerHost(Protocol):
     """The workers of one engine on one host."""
 
     def start(self) -> None:
-        """Starts the workers, which say themselves when they are ready. Call `close` even if this raises."""
+        """Starts the workers, which report when they are ready. Call `close` even if this raises."""
 
     def send(self, message: bytes) -> None:
-        """Sends a `WorkerInput` to each worker; all get the same in the same order. Never blocks."""
+        """Sends a `WorkerInput` to each worker, the same to all, in order. Never blocks."""
 
     def share(self, path: str) -> None:
-        """Has the workers find a file of this process's host under its path. Call before the message that names it."""
+        """Makes a file of this process's host available to the workers. Call before the message that names its path."""
 
     async def hear_ends(self) -> None:
-        """Returns when the listener has heard all of workers that are already ending, their ends among it.
+        """Returns when the listener has received everything from workers that are already ending, including their ends.
 
         A worker may find a peer's connection closed before the peer's end is known here.
         """
 
     async def close(self, *, hung: bool) -> None:
-        """Ends the workers and frees what they held. Idempotent.
+        """Ends the workers and frees their resources. Idempotent.
 
         Args:
-            hung: have each worker write its stack to stderr.
+            hung: makes each worker write its stack to stderr.
         """
 
 
@@ -95,7 +95,7 @@ class _Link:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the process is about to end."""
+        """Returns True if the process is about to end."""
         return not self.exited.is_set() and is_ending(self.process.pid)
 
     def close(self) -> None:
@@ -111,11 +111,11 @@ class LocalHost:
         config: the same for all ranks.
         ranks: of the workers here.
         factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
-        meeting: where all ranks of the engine find each other.
-        listener: hears the workers.
+        meeting: the rendezvous of all ranks of the engine.
+        listener: receives the workers' messages.
 
     Raises:
-        ConfigError: this host does not have the meeting's address.
+        ConfigError: this host does not have the rendezvous's address.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class LocalHost:
         self._meeting = meeting
         self._listener = listener
         self._encoder = encoder()
-        self._unsent: deque[bytes] = deque()  # messages that wait for room in the ring
+        self._unsent: deque[bytes] = deque()  # messages waiting for room in the ring
         self._links: list[_Link] = []
         self._is_lost = False
         self._closed = False
@@ -143,18 +143,18 @@ class LocalHost:
         self._plans = RingWriter(self._plans_handle, name="plan", warning_interval_seconds=interval)
 
     def start(self) -> None:
-        """Starts the workers, which say themselves when they are ready. Call `close` even if this raises."""
+        """Starts the workers, which report when they are ready. Call `close` even if this raises."""
         for reader, rank in enumerate(self._ranks):
             self._links.append(self._spawn(rank, reader))
 
     def send(self, message: bytes) -> None:
-        """See `WorkerHost.send`. While the ring is full, messages wait in a queue."""
+        """Sends through the ring. While it is full, messages wait in a queue."""
         self._unsent.append(message)
         if len(self._unsent) == 1:
             self._flush()
 
     def share(self, path: str) -> None:
-        """See `WorkerHost.share`. Workers of the same host open the path themselves."""
+        """Does nothing: workers on the same host open the path themselves."""
 
     async def hear_ends(self) -> None:
         for link in self._links:
@@ -193,9 +193,9 @@ class LocalHost:
             results=results,
             num_local=len(self._ranks) * self._config.place.num_local,
         )
-        # A memfd and not a pipe: writing it never waits for the child. A command and not a fork or multiprocessing:
+        # A memfd instead of a pipe: writing never waits for the child. A command instead of a fork or multiprocessing:
         # nothing of this process leaks into the child, and a user's script needs no `if __name__ == "__main__"`.
-        # -P: files in the folder that the user happens to be in are not modules.
+        # -P: files in the current folder are not modules.
         with open(os.memfd_create("quire-assignment"), "wb", buffering=0) as file:
             file.write(self._encoder.encode(assignment))
             process = subprocess.Popen(
@@ -211,7 +211,7 @@ class LocalHost:
         return link
 
     def _on_exit(self, link: _Link) -> None:
-        link.process.wait()  # returns at once: the pidfd is readable when the process has ended
+        link.process.wait()  # returns at once: the pidfd is readable once the process has ended
         asyncio.get_running_loop().remove_reader(link.pidfd)
         link.exited.set()
         self._on_messages(link)  # its last message may explain its end better than the exit code
@@ -275,7 +275,7 @@ class LocalHost:
 
 
 def _interface_variables(address: str | None) -> dict[str, str]:
-    """Variables that have gloo and NCCL use the network interface of `address` alone."""
+    """Returns variables that restrict gloo and NCCL to the network interface of `address`."""
     if address is None:
         return {}
     interface = interface_of(address)

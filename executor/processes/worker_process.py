@@ -1,7 +1,7 @@
 """Main of a worker process: `python -m quire.executor.processes.worker_process FD`, started by `worker_host`.
 
 FD is a memfd with a `WorkerAssignment`. The process loads its shard, reports its capacity, allocates as much as all
-ranks can, and answers plans until the plan ring closes, its parent dies or a step fails. It never decides anything.
+ranks can, and answers plans until the plan ring closes, its parent dies or a step fails. It decides nothing.
 """
 
 import atexit
@@ -50,13 +50,13 @@ _SPIN_SECONDS = 50e-6
 
 
 class WorkerAssignment(Struct, frozen=True, array_like=True):
-    """Everything that a worker process is told at its start. It reads `plans` as reader number `reader`."""
+    """A worker process's parameters at its start. The process reads `plans` as reader number `reader`."""
 
     config: EngineConfig
     rank: Rank
     parent_pid: int
     factory: str  # qualified name, called with (config, rank, init_method)
-    init_method: str  # where the ranks meet; see `RankGroups.join`
+    init_method: str  # the rendezvous of the ranks; see `RankGroups.join`
     plans: RingHandle
     reader: int
     results: RingHandle
@@ -69,7 +69,7 @@ class WorkerAssignment(Struct, frozen=True, array_like=True):
 
 
 class ParentGone(Exception):
-    """The engine has died, so no answer is wanted any more."""
+    """The engine has died, so there is no receiver of answers."""
 
 
 class WorkerProcess:
@@ -84,10 +84,10 @@ class WorkerProcess:
         self._decoder: msgspec.msgpack.Decoder[WorkerInput] = msgspec.msgpack.Decoder(WorkerInput)
         self._encoder = encoder()
         self._grammars = SlotGrammars()
-        self._copies: dict[str, str] = {}  # of another host's files, by their paths there
+        self._copies: dict[str, str] = {}  # copies of another host's files, by their paths there
 
     def run(self) -> int:
-        """Works until told to end. Returns the process's exit code."""
+        """Works until the rings close or a step fails. Returns the process's exit code."""
         try:
             self._work()
         except (RingClosed, ParentGone):
@@ -96,7 +96,7 @@ class WorkerProcess:
             if self._assignment.config.is_led_from_afar:
                 logger.error("%s", error)
             self._send(WorkerFailed(self._assignment.rank, str(error), "setting"))
-        except Exception as error:  # any failure ends this process, and the engine must be told
+        except Exception as error:  # any failure ends this process, and the engine must learn of it
             if (reason := lost_peer(error)) is not None:
                 what = f"a worker that it works with has ended, or cannot be reached ({reason})."
                 self._send(WorkerFailed(self._assignment.rank, what, "peer"))
@@ -107,7 +107,7 @@ class WorkerProcess:
 
     def _work(self) -> None:
         told = self._assignment
-        # By name, so that a test or a host-overhead benchmark can run the real path without torch.
+        # By name, so that tests and benchmarks of host overhead can run the real path without torch.
         worker = pkgutil.resolve_name(told.factory)(told.config, told.rank, told.init_method)
         ready: WorkerReady = worker.load()
         self._send(ready)
@@ -139,7 +139,7 @@ class WorkerProcess:
         self._plans.wake()
 
     def _complete(self, message: WorkerInput) -> StepPlan | WorkerCall | None:
-        """The message for the loop; None if it is not for the loop."""
+        """Returns the message for the loop; None if it is not for the loop."""
         match message:
             case StepPlan() as plan:
                 self._grammars.complete(plan)
@@ -177,11 +177,11 @@ class WorkerProcess:
 
 
 def _follow_parent(parent_pid: int, rank: Rank) -> None:
-    """Has the kernel kill this process when the parent's thread that started it ends, even by SIGKILL."""
+    """Makes the kernel kill this process when the parent's thread that started it ends, even by SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_NAME, f"quire-{rank}".encode())
-    if os.getppid() != parent_pid:  # it died before the kernel was told
+    if os.getppid() != parent_pid:  # the parent died before the kernel learned of it
         sys.exit(0)
 
 
