@@ -216,10 +216,10 @@ class Worker:
             self._balancer.after_step()
         return step
 
-    def accompany(self) -> None:
+    def run_dummy_step(self) -> None:
         """Does this rank's share of a step in which its engine has no tokens, and its peers have some."""
         assert self._experts is not None, "a worker with peers has experts"
-        self._experts.accompany()
+        self._experts.run_dummy_step()
         if self._balancer is not None:
             self._balancer.after_step()
 

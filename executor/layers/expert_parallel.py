@@ -9,7 +9,7 @@ from quire.core.config.parallel import ExpertPlacement
 from quire.core.config.resolved import EngineConfig
 from quire.executor.layers.expert_exchange import ExpertExchange
 from quire.executor.layers.expert_places import ExpertPlaces
-from quire.executor.parallel.expert_placement import Placement
+from quire.executor.parallel.expert_placement import ExpertMap
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 
@@ -26,7 +26,7 @@ class DividedExperts(Protocol):
         """Returns the packed weights of the expert in one of this rank's places."""
         ...
 
-    def accompany(self) -> None:
+    def run_dummy_step(self) -> None:
         """Computes other engines' tokens in a step in which this one has none."""
         ...
 
@@ -81,10 +81,10 @@ class ExpertParallel:
         )  # fmt: skip
 
     @torch.inference_mode()
-    def accompany(self) -> None:
+    def run_dummy_step(self) -> None:
         """Runs this rank's share of a step in which its engine has no tokens."""
         for layer in self.layers:
-            layer.accompany()
+            layer.run_dummy_step()
 
     def place(self, num_experts: int, device: torch.device) -> ExpertPlaces:
         """Places a layer's experts.
@@ -93,5 +93,5 @@ class ExpertParallel:
             ModelLoadError: they cannot be placed as requested.
         """
         size = self.group.size
-        placement = Placement.initial(num_experts, size, self._placement, is_balanced=self._is_balanced)
+        placement = ExpertMap.initial(num_experts, size, self._placement, is_balanced=self._is_balanced)
         return ExpertPlaces(placement, self.group.rank, num_experts, device, num_engines=self.num_engines)

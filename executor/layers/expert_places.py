@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quire.executor.parallel.expert_placement import Placement
+from quire.executor.parallel.expert_placement import ExpertMap
 
 
 class ExpertPlaces:
@@ -18,7 +18,7 @@ class ExpertPlaces:
     """
 
     def __init__(
-        self, placement: Placement, rank: int, num_experts: int, device: torch.device, *, num_engines: int = 1
+        self, placement: ExpertMap, rank: int, num_experts: int, device: torch.device, *, num_engines: int = 1
     ) -> None:
         self._rank = rank
         self._num_engines = num_engines
@@ -32,7 +32,7 @@ class ExpertPlaces:
         """The indices of this rank's experts, in the order of its places."""
         return self.placement.ranks[self._rank]
 
-    def move(self, placement: Placement) -> None:
+    def move(self, placement: ExpertMap) -> None:
         """Sets a new placement."""
         self.placement = placement
         num_tensor = len(placement.ranks) // self._num_engines

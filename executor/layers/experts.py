@@ -85,7 +85,7 @@ class Experts:
         tokens = self._exchange.dispatch(x, ids, weights, self.places)
         return self._exchange.combine(self._of_own(tokens.x, tokens.ids, tokens.weights), tokens)
 
-    def accompany(self) -> None:
+    def run_dummy_step(self) -> None:
         """Runs `partial` for a rank without tokens: the rank's part of the experts for the tokens of other engines."""
         choices = (0, self._top_k)
         self.partial(

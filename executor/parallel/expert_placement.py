@@ -9,7 +9,7 @@ from quire.core.errors import ModelLoadError
 
 
 @dataclass(frozen=True)
-class Placement:
+class ExpertMap:
     """The experts of a layer by rank.
 
     Attributes:
@@ -19,7 +19,7 @@ class Placement:
     ranks: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def initial(cls, num_experts: int, num_ranks: int, asked: ExpertPlacement, *, is_balanced: bool) -> "Placement":
+    def initial(cls, num_experts: int, num_ranks: int, asked: ExpertPlacement, *, is_balanced: bool) -> "ExpertMap":
         """Divides experts in order; the first ranks have one more if the number of ranks does not divide that of
         experts.
 
@@ -63,7 +63,7 @@ class Placement:
         ranks = self.rank_loads(loads)
         return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
 
-    def balanced(self, loads: Sequence[int]) -> "Placement":
+    def balanced(self, loads: Sequence[int]) -> "ExpertMap":
         """Finds an assignment to the same places with a better balance of `loads`; returns this one if there is none.
 
         Two greedy steps. First, each expert gets a copy, and each further copy goes to the expert with the highest load
@@ -96,7 +96,7 @@ class Placement:
                 rank = min(open_ranks, key=lambda rank: (work[rank], rank))
                 placed[rank].add(expert)
                 work[rank] += share[expert]
-        found = Placement(tuple(_kept(own, wanted) for own, wanted in zip(self.ranks, placed, strict=True)))
+        found = ExpertMap(tuple(_stable_order(own, wanted) for own, wanted in zip(self.ranks, placed, strict=True)))
         return found if found.imbalance(loads) < self.imbalance(loads) else self
 
     def _copies(self) -> list[int]:
@@ -117,7 +117,7 @@ class Move:
     target_place: int
 
 
-def moves_between(before: Placement, after: Placement) -> list[Move]:
+def moves_between(before: ExpertMap, after: ExpertMap) -> list[Move]:
     """Lists the moves from `before` to `after`. Each reads a place as it was before all moves. Equal on all ranks."""
     holders: dict[int, list[tuple[int, int]]] = {}
     for rank, own in enumerate(before.ranks):
@@ -135,7 +135,7 @@ def moves_between(before: Placement, after: Placement) -> list[Move]:
     return moves
 
 
-def _kept(own: Sequence[int], wanted: set[int]) -> tuple[int, ...]:
+def _stable_order(own: Sequence[int], wanted: set[int]) -> tuple[int, ...]:
     """Orders `wanted` so that the members of `own` keep their places."""
     left, kept = set(wanted), []
     for expert in own:

@@ -263,8 +263,8 @@ class RankGroups(NamedTuple):
 
         Args:
             device: "cpu" or "cuda"; on cuda, worker number i of a host takes device i as its current one.
-            init_method: the rendezvous: `file:///path/of/a/private/file`, or `tcp://address:port` of a socket that is open
-                already. The first rank of one host gets that with `?listen_fd=` and the socket's descriptor.
+            init_method: the rendezvous: `file:///path/of/a/private/file`, or `tcp://address:port` of an open
+                socket. The first rank of one host gets that with `?listen_fd=` and the socket's descriptor.
 
         Raises:
             ConfigError: there are fewer devices than ranks.
@@ -286,7 +286,7 @@ class RankGroups(NamedTuple):
             "nccl" if device == "cuda" else "gloo",
             rank=number,
             world_size=num_ranks,
-            **_meeting(distributed, rank, num_ranks, init_method),
+            **_rendezvous(distributed, rank, num_ranks, init_method),
         )
         atexit.register(leave)
         kind = DistributedGroup if device == "cuda" else GlooGroup
@@ -327,7 +327,7 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-def _meeting(distributed: ModuleType, rank: Rank, num_ranks: int, init_method: str) -> dict[str, Any]:
+def _rendezvous(distributed: ModuleType, rank: Rank, num_ranks: int, init_method: str) -> dict[str, Any]:
     """Returns the arguments of `init_process_group` for the rendezvous.
 
     Torch alone would listen for `tcp://` on all interfaces. A socket that it is given is bound to one address.

@@ -37,13 +37,13 @@ class LockstepPlans:
     In steps without a plan of this engine, the worker computes its experts for the others.
 
     Args:
-        accompany: runs this worker's share of a step of other engines.
+        run_dummy_step: runs this worker's share of a step of other engines.
     """
 
-    def __init__(self, own: WakeablePlans, peers: StepPeers, accompany: Callable[[], None]) -> None:
+    def __init__(self, own: WakeablePlans, peers: StepPeers, run_dummy_step: Callable[[], None]) -> None:
         self._own = own
         self._peers = peers
-        self._accompany = accompany
+        self._run_dummy_step = run_dummy_step
         self._held: StepPlan | None = None  # received, but its step has not started
         self._has_begun = False  # the step of the next plan has started
         peers.listen(own.wake)
@@ -65,7 +65,7 @@ class LockstepPlans:
             self._has_begun = self._peers.begin(0 if message is None else sum(message.num_scheduled))
             if not self._has_begun:
                 self._held = message
-                self._accompany()
+                self._run_dummy_step()
                 return None
         if message is not None:
             self._has_begun = False

@@ -25,7 +25,7 @@ from quire.core.wire.protocol import (
 )
 from quire.core.wire.rank import Rank
 from quire.executor.processes.pending_calls import PendingCalls
-from quire.executor.processes.placement import OneHost, Placement
+from quire.executor.processes.placement import OneHost, WorkerPlacement
 from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.slot_grammars import SlotGrammars
 from quire.executor.processes.worker_host import WorkerHost
@@ -42,7 +42,7 @@ class MultiProcExecutor:
     """
 
     def __init__(
-        self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY, placement: Placement | None = None
+        self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY, placement: WorkerPlacement | None = None
     ) -> None:
         stages = config.layout.pipeline
         # Rows of plans in different stages do not wait for one another's tokens, so plans are always made ahead.
@@ -175,7 +175,7 @@ class MultiProcExecutor:
     async def _blame_peer(self, error: PeerLostError) -> None:
         """Fails with `error`, unless a worker of this engine turns out to be the lost one."""
         try:
-            await asyncio.gather(*(host.hear_ends() for host in self._hosts))
+            await asyncio.gather(*(host.await_exits() for host in self._hosts))
         finally:
             # Without shared experts, the lost peer cannot belong to another engine.
             self._fail(error if self._config.layout.shares_experts else EngineError(str(error)))

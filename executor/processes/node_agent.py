@@ -88,7 +88,7 @@ class _Session:
             case StartWorkers():
                 self._start_workers(order)
             case ShareFile():
-                self._keep(order)
+                self._store_copy(order)
 
     def on_input(self, message: bytes) -> None:
         if self._host is not None:
@@ -116,7 +116,7 @@ class _Session:
         self._host = LocalHost(config, order.ranks, order.factory, meeting, self)
         self._host.start()
 
-    def _keep(self, file: ShareFile) -> None:
+    def _store_copy(self, file: ShareFile) -> None:
         """Stores a copy of the file in memory, and sends the workers its path."""
         fd = os.memfd_create("quire-copy")
         self._copies.append(fd)

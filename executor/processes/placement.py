@@ -15,7 +15,7 @@ from quire.executor.processes.remote_host import RemoteHost
 from quire.executor.processes.worker_host import HostListener, LocalHost, WorkerHost
 
 
-class Placement(Protocol):
+class WorkerPlacement(Protocol):
     """Finds hosts for the workers of one engine."""
 
     async def find_hosts(self, factory: str, listener: HostListener) -> list[WorkerHost]:

@@ -57,7 +57,7 @@ class WorkerHost(Protocol):
     def share(self, path: str) -> None:
         """Makes a file of this process's host available to the workers. Call before the message that names its path."""
 
-    async def hear_ends(self) -> None:
+    async def await_exits(self) -> None:
         """Returns when the listener has received everything from workers that are already ending, including their ends.
 
         A worker may find a peer's connection closed before the peer's end is known here.
@@ -156,7 +156,7 @@ class LocalHost:
     def share(self, path: str) -> None:
         """Does nothing: workers on the same host open the path themselves."""
 
-    async def hear_ends(self) -> None:
+    async def await_exits(self) -> None:
         for link in self._links:
             self._on_messages(link)
         for link in [link for link in self._links if link.is_ending]:
@@ -175,7 +175,7 @@ class LocalHost:
         finally:
             self._signal_all(signal.SIGKILL)
             await self._all_exited()
-            self._say_what_lives()
+            self._warn_survivors()
             self._free()
 
     # --------------------------------------------------------------------------------------------------- processes
@@ -240,7 +240,7 @@ class LocalHost:
                 for link in self._links:
                     await link.exited.wait()
 
-    def _say_what_lives(self) -> None:
+    def _warn_survivors(self) -> None:
         living = [f"{link.rank} (pid {link.process.pid})" for link in self._links if not link.exited.is_set()]
         if living:
             logger.warning("workers that were killed have not ended, and hold their devices: %s", ", ".join(living))

@@ -106,9 +106,9 @@ class WorkerProcess:
         return 1
 
     def _work(self) -> None:
-        told = self._assignment
+        assignment = self._assignment
         # By name, so that tests and benchmarks of host overhead can run the real path without torch.
-        worker = pkgutil.resolve_name(told.factory)(told.config, told.rank, told.init_method)
+        worker = pkgutil.resolve_name(assignment.factory)(assignment.config, assignment.rank, assignment.init_method)
         ready: WorkerReady = worker.load()
         self._send(ready)
         agreed = self._receive()
@@ -118,7 +118,7 @@ class WorkerProcess:
         gc.collect()
         gc.freeze()  # a full collection need not visit the model again
         atexit.register(gc.unfreeze)  # see `calm_garbage_collector`
-        plans = self if worker.peers is None else LockstepPlans(self, worker.peers, worker.accompany)
+        plans = self if worker.peers is None else LockstepPlans(self, worker.peers, worker.run_dummy_step)
         StepLoop(worker, plans, self._report, self._send).run()
 
     def wait(self) -> StepPlan | WorkerCall:

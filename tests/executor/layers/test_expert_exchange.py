@@ -80,7 +80,7 @@ def run_together(
                 if own := step[rank.data]:
                     got += driver.step(own).values()
                 else:
-                    experts.accompany()
+                    experts.run_dummy_step()
             if loads is not None:
                 loads[rank] = [int(layer.places.loads.sum()) for layer in experts.layers]
             return got

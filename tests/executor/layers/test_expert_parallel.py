@@ -21,7 +21,7 @@ from quire.executor.layers.expert_balancer import ExpertBalancer
 from quire.executor.layers.expert_places import ExpertPlaces
 from quire.executor.memory.dry_build import ShapeReader, dry_build, held_bytes
 from quire.executor.models.registry import build_model
-from quire.executor.parallel.expert_placement import Placement, moves_between
+from quire.executor.parallel.expert_placement import ExpertMap, moves_between
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
 from tests.executor.models.test_hybrid_models import Folder
@@ -44,9 +44,9 @@ def place(
     num_redundant: int = 0,
     *,
     is_balanced: bool = False,
-) -> Placement:
+) -> ExpertMap:
     asked = ExpertPlacement(strategy=strategy, num_redundant=num_redundant)
-    return Placement.initial(num_experts, num_ranks, asked, is_balanced=is_balanced)
+    return ExpertMap.initial(num_experts, num_ranks, asked, is_balanced=is_balanced)
 
 
 def test_places_are_as_equal_as_can_be() -> None:
@@ -129,7 +129,7 @@ def test_experts_move_while_a_model_runs(quantization: Any, checkpoint: Checkpoi
 
     whole = run(PagedDriver(load_model(spec, quantization=quantization), 2, 40), lambda: None)
 
-    def on_rank(group: ParallelGroup) -> tuple[list[Tensor], list[float], list[Placement]]:
+    def on_rank(group: ParallelGroup) -> tuple[list[Tensor], list[float], list[ExpertMap]]:
         context = model_context(spec, group=group, experts=ExpertPlacement(num_redundant=3), quantization=quantization)
         with building, contextlib.closing(context.weights), torch.inference_mode():
             model = build_model(spec, context)
@@ -152,7 +152,7 @@ def test_experts_move_while_a_model_runs(quantization: Any, checkpoint: Checkpoi
 
 def test_copies_share_the_tokens_of_an_expert() -> None:
     """By what a token is: alike on all ranks, and whatever the batch."""
-    placement = Placement(((0, 1), (0, 2), (0, 3), (0, 1)))
+    placement = ExpertMap(((0, 1), (0, 2), (0, 3), (0, 1)))
     x = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     ids = torch.tensor([[0, 1]]).expand(4000, 2)
     places = [ExpertPlaces(placement, rank, 4, torch.device("cpu")) for rank in range(4)]

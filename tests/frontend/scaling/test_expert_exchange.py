@@ -13,7 +13,7 @@ from quire.core.wire.model_cost import WeightCost
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.layers.expert_exchange import ExpertExchange
 from quire.executor.layers.expert_places import ExpertPlaces
-from quire.executor.parallel.expert_placement import Placement
+from quire.executor.parallel.expert_placement import ExpertMap
 from quire.executor.parallel.groups import DistributedGroup, GlooGroup, Messages
 from quire.executor.parallel.lockstep import Lockstep
 from quire.frontend.scaling.hardware import Network
@@ -46,7 +46,7 @@ class CountingGroup(ThreadGroup):
 def sent_bytes(layout: Layout, hidden: int, counts_cost: int) -> dict[Rank, list[int]]:
     """What each rank sends to each engine in one layer of experts, where every engine has the tokens of `IDS`."""
     size, num_tokens = layout.data * layout.tensor, len(IDS)
-    placement = Placement.initial(EXPERTS, size, ExpertPlacement(), is_balanced=False)
+    placement = ExpertMap.initial(EXPERTS, size, ExpertPlacement(), is_balanced=False)
     ranks = [rank for data in range(layout.data) for rank in layout.ranks(data)]
     groups = [CountingGroup.all_of(layout.data) for _ in range(layout.tensor)]
 
