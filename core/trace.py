@@ -32,7 +32,7 @@ class Spans(Protocol):
     def add(self, name: str, begin: float, end: float) -> None:
         """Records a piece of work that was timed elsewhere."""
 
-    def take(self) -> list[Span]:
+    def drain(self) -> list[Span]:
         """The spans recorded since the last call."""
 
 
@@ -45,7 +45,7 @@ class _NoSpans:
 
     def add(self, name: str, begin: float, end: float) -> None: ...
 
-    def take(self) -> list[Span]:
+    def drain(self) -> list[Span]:
         return []
 
 
@@ -80,7 +80,7 @@ class SpanList:
     def add(self, name: str, begin: float, end: float) -> None:
         self._spans.append((name, begin, end))
 
-    def take(self) -> list[Span]:
+    def drain(self) -> list[Span]:
         spans = list(self._spans)
         self._spans.clear()
         return spans
@@ -111,7 +111,7 @@ class Timeline:
 
     def start(self) -> None:
         """Begins a recording, and discards one that runs."""
-        self._engine.take()
+        self._engine.drain()
         self._worker.clear()
         self._recording = True
 
@@ -121,7 +121,7 @@ class Timeline:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._num_files += 1
         path = self._folder / f"quire-{os.getpid()}-{self._num_files}.trace.json"
-        path.write_bytes(chrome_trace({"engine": self._engine.take(), "worker 0": self._worker}))
+        path.write_bytes(chrome_trace({"engine": self._engine.drain(), "worker 0": self._worker}))
         self._worker.clear()
         return path
 

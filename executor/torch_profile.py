@@ -136,6 +136,6 @@ class TorchProfile:
     def add(self, name: str, begin: float, end: float) -> None:
         """Does nothing: work that is over cannot be added to a profile."""
 
-    def take(self) -> list[Span]:
+    def drain(self) -> list[Span]:
         """None: they are in the profile."""
         return []

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
+from quire.core.engine.borrowed_engine import BorrowingLauncher, FollowsOwner
 from quire.core.engine.client import EngineClient, OnPlaced
-from quire.core.engine.restarts import Restarts
-from quire.core.engine.visit import FollowsKeeper, VisitingLauncher
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
 from quire.core.wire.protocol import EngineReady
@@ -21,17 +21,18 @@ from quire.frontend.control.engine_control import EngineControl
 from quire.frontend.control.vllm_config import ModelConfig, VllmConfig, vllm_config
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.keywords import read_keywords
-from quire.frontend.launch.not_offered import explain
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.requests.arguments import Tokenization, refuse
+from quire.frontend.refusals.arguments import refuse
+from quire.frontend.refusals.methods import explain
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch
 from quire.frontend.requests.prompt import Prompt, PromptLike, with_text
 from quire.frontend.requests.request_intake import AfterReasoning, RequestIntake
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.truncation import Truncation
@@ -120,7 +121,7 @@ class AsyncLLM(EngineControl):
         cls,
         setup: EngineSetup,
         *,
-        visits: Sequence[VisitingLauncher] | None = None,
+        visits: Sequence[BorrowingLauncher] | None = None,
         known: Sequence[EngineReady] = (),
         on_placed: OnPlaced | None = None,
         max_log_len: int | None = None,
@@ -151,9 +152,9 @@ class AsyncLLM(EngineControl):
             setup.launchers if visits is None else visits,
             num_slots=config.limits.max_num_seqs,
             on_stats=metrics.on_stats if metrics else None,
-            restarts=Restarts if visits is None else FollowsKeeper,
+            restarts=RestartPolicy if visits is None else FollowsOwner,
             known=known,
-            together=config.layout.shares_experts,
+            coupled=config.layout.shares_experts,
             on_placed=on_placed,
         )
         for number, statistics in enumerate(metrics.engines if metrics else []):
@@ -186,7 +187,7 @@ class AsyncLLM(EngineControl):
 
     # ----------------------------------------------------------------------------------------------------- requests
 
-    async def open(
+    async def open_stream(
         self,
         prompt: PromptLike | Prompt,
         sampling_params: SamplingParams | None,
@@ -203,7 +204,7 @@ class AsyncLLM(EngineControl):
     ) -> RequestStream:
         """Validates a request and submits it to the engine; arguments, result and errors are `RequestIntake.open`'s."""
         await self.start()
-        return await self._intake.open(
+        return await self._intake.open_stream(
             prompt,
             sampling_params,
             request_id,
@@ -277,7 +278,7 @@ class AsyncLLM(EngineControl):
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
         tokenization = Tokenization.read(tokenization_kwargs)
-        stream = await self.open(
+        stream = await self.open_stream(
             with_text(prompt, prompt_text),
             sampling_params,
             request_id,

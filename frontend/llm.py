@@ -8,7 +8,6 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.launch.engine_options import EngineOptions
-from quire.frontend.launch.not_offered import explain
 from quire.frontend.metrics.reader import Metric
 from quire.frontend.offline.arguments import prompts_of
 from quire.frontend.offline.batch import Batch, BatchRunner
@@ -16,7 +15,8 @@ from quire.frontend.offline.batch_builder import BatchBuilder, ContentChoice, Co
 from quire.frontend.offline.engine import LLMEngine
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.progress import MakeBar, RequestProgress, open_progress
-from quire.frontend.requests.arguments import refuse
+from quire.frontend.refusals.arguments import refuse
+from quire.frontend.refusals.methods import explain
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearchOutput
 from quire.frontend.requests.prompt import PromptLike

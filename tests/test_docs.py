@@ -15,14 +15,14 @@ import pytest
 
 import quire
 from quire.core import envs
-from quire.frontend.chat.refused_fields import UNSUPPORTED
 from quire.frontend.cli import serve
+from quire.frontend.cli.command_group import Command, CommandGroup
 from quire.frontend.cli.main import QUIRE
-from quire.frontend.cli.program import Command, Program
 from quire.frontend.flags.parser import CommandParser
-from quire.frontend.launch.unsupported import UnsupportedFlag, unsupported
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from quire.frontend.refusals.fields import UNSUPPORTED
+from quire.frontend.refusals.unsupported_flags import UnsupportedFlag, unsupported
 from tests.servers import ServerProcess
 
 ROOT = Path(__file__).parents[1]
@@ -80,9 +80,9 @@ def column(page: Path, head: str) -> list[str]:
     return [code for row in rows(page) for code in CODE.findall(row.get(head, ""))]
 
 
-def commands(program: Program) -> Iterator[Command]:
+def commands(program: CommandGroup) -> Iterator[Command]:
     for command in program.commands.values():
-        if isinstance(command, Program):
+        if isinstance(command, CommandGroup):
             yield from commands(command)
         else:
             yield command

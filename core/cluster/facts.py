@@ -23,21 +23,21 @@ _SOURCES, _SOURCE_ENDINGS = ("core", "executor", "frontend", "ops"), (".py", ".c
 _DIGITS = 12  # hexadecimal ones, of a digest that people compare
 
 
-Part = Literal["workers", "engines", "servers"]
+Division = Literal["workers", "engines", "servers"]
 """What the nodes divide: the workers of one engine, whole engines, or engines and the servers of these."""
-_FLAGS: dict[Part, tuple[str, str]] = {
+_FLAGS: dict[Division, tuple[str, str]] = {
     "workers": ("--nnodes", "--node-rank"),
     "engines": ("--data-parallel-size", "--data-parallel-start-rank"),
     "servers": ("--data-parallel-size", "--data-parallel-rank or --data-parallel-start-rank"),
 }
 """How many numbers there are, and which a node has."""
-ADDRESS_FLAGS: dict[Part, tuple[str, str]] = {
+ADDRESS_FLAGS: dict[Division, tuple[str, str]] = {
     "workers": ("--master-addr", "--master-port"),
     "engines": ("--data-parallel-address (else --master-addr)", "--data-parallel-rpc-port (else --master-port)"),
     "servers": ("--data-parallel-address (else --master-addr)", "--data-parallel-rpc-port (else --master-port)"),
 }
 """Where node 0 listens for the others. The first of two flags counts, if it is given."""
-_NAMES: dict[Part, str] = {
+_NAMES: dict[Division, str] = {
     "workers": "node",
     "engines": "the node with engine",
     "servers": "the server with engine",
@@ -47,7 +47,7 @@ _NAMES: dict[Part, str] = {
 class NodeFacts(Struct, array_like=True, frozen=True):
     """One node, as it was started."""
 
-    part: Part
+    division: Division
     ranks: list[int]  # the numbers that the node has: its own, or those of its engines
     num_ranks: int  # in the whole cluster
     address: str  # for other nodes
@@ -60,7 +60,7 @@ class NodeFacts(Struct, array_like=True, frozen=True):
     @classmethod
     def of_this_host(
         cls,
-        part: Part,
+        division: Division,
         ranks: list[int],
         num_ranks: int,
         address: str,
@@ -69,7 +69,7 @@ class NodeFacts(Struct, array_like=True, frozen=True):
     ) -> "NodeFacts":
         """The facts of this host, with the checkpoint in `folder`; the digest is empty without one."""
         return cls(
-            part=part,
+            division=division,
             ranks=ranks,
             num_ranks=num_ranks,
             address=address,
@@ -82,7 +82,7 @@ class NodeFacts(Struct, array_like=True, frozen=True):
 
     def __str__(self) -> str:
         """For logs."""
-        return f"{_NAMES[self.part]} {name_ranks(self.ranks)} ({self.hostname}, {self.address})"
+        return f"{_NAMES[self.division]} {name_ranks(self.ranks)} ({self.hostname}, {self.address})"
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -96,14 +96,15 @@ def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | No
     Args:
         seconds_apart: by how much the node's clock is ahead of node 0's.
     """
-    size, number = _FLAGS[head.part]
-    if node.part != head.part:
+    size, number = _FLAGS[head.division]
+    if node.division != head.division:
         return (
-            f"It was started for {node.part}, and node 0 for {head.part}: give it {size} and {number}, as node 0 has."
+            f"It was started for {node.division}, and node 0 for {head.division}: give it {size} and {number}, as node "
+            "0 has."
         )
     if node.num_ranks != head.num_ranks:
         return f"It was started with {size} {node.num_ranks}, and node 0 with {head.num_ranks}; use one number."
-    has_one = len(node.ranks) == 1 or (head.part != "workers" and len(node.ranks) > 1)
+    has_one = len(node.ranks) == 1 or (head.division != "workers" and len(node.ranks) > 1)
     if not has_one or not all(0 <= rank < head.num_ranks and rank not in head.ranks for rank in node.ranks):
         numbers = name_ranks(node.ranks) or "none"
         return f"Its {number} gives it number {numbers}, which node 0 has or nobody can have."

@@ -39,7 +39,7 @@ class Joined(Struct, array_like=True, tag="joined", frozen=True):
     """Node 0 has taken the node in."""
 
 
-class Refused(Struct, array_like=True, tag="refused", frozen=True):
+class JoinRefused(Struct, array_like=True, tag="refused", frozen=True):
     """Node 0 will not take the node in as it was started. Nodes of other versions are told so, too, and must be able to
     read this."""
 
@@ -55,11 +55,11 @@ class StartWorkers(Struct, array_like=True, tag="start", frozen=True):
     init_method: str
 
 
-class OpenMeeting(Struct, array_like=True, tag="open_meeting", frozen=True):
-    """The node has the first workers of an engine: it opens the port where all meet. `MeetingOpened` answers."""
+class OpenRendezvous(Struct, array_like=True, tag="open_rendezvous", frozen=True):
+    """The node has the first workers of an engine: it opens the port where all meet. `RendezvousOpened` answers."""
 
 
-class MeetingOpened(Struct, array_like=True, tag="meeting_opened", frozen=True):
+class RendezvousOpened(Struct, array_like=True, tag="rendezvous_opened", frozen=True):
     """The node listens there for the workers that it will be told to start."""
 
     init_method: str  # see `RankGroups.join`
@@ -70,7 +70,7 @@ class StartEngine(Struct, array_like=True, tag="start_engine", frozen=True):
 
     config: EngineConfig  # as for `StartWorkers`; the node also says which of its engines this is
     init_method: str | None = None  # where its ranks meet those of other engines
-    opens_meeting: bool = False  # the node chooses that place, and the engine listens there
+    opens_rendezvous: bool = False  # the node chooses that place, and the engine listens there
 
 
 class EndEngine(Struct, array_like=True, tag="end_engine", frozen=True):
@@ -84,37 +84,40 @@ class EngineStarted(Struct, array_like=True, tag="engine_started", frozen=True):
 
     data: int
     address: str  # of its socket, for frontends with the keys of the join token
-    meeting: str | None = None  # where the ranks of other engines meet its own, if it was to open that place
+    rendezvous: str | None = None  # where the ranks of other engines meet its own, if it was to open that place
 
 
 class EngineWanted(Struct, array_like=True, tag="engine_wanted", frozen=True):
-    """A server is about to start an engine, which shares experts with those of other servers. Answered by `MeetAt`."""
+    """A server is about to start an engine that shares experts with other servers' engines.
+
+    Node 0 answers with `RendezvousReady` or `RendezvousFailed`.
+    """
 
     data: int
 
 
-class MeetAt(Struct, array_like=True, tag="meet_at", frozen=True):
+class RendezvousReady(Struct, array_like=True, tag="rendezvous_ready", frozen=True):
     """All servers are there: the server may start the engine, and its workers meet those of others."""
 
     data: int
     init_method: str  # see `RankGroups.join`
 
 
-class NoMeeting(Struct, array_like=True, tag="no_meeting", frozen=True):
+class RendezvousFailed(Struct, array_like=True, tag="rendezvous_failed", frozen=True):
     """The server does not start the engine: the others cannot be met. It may ask again."""
 
     data: int
     reason: str
 
 
-class LifeEnded(Struct, array_like=True, tag="life_ended", frozen=True):
+class EpochEnded(Struct, array_like=True, tag="epoch_ended", frozen=True):
     """An engine with which this one shares experts is gone: the server ends this one, if it still runs."""
 
     data: int
     reason: str
 
 
-class Waits(Struct, array_like=True, tag="waits", frozen=True):
+class WaitsFor(Struct, array_like=True, tag="waits", frozen=True):
     """What engines that share experts wait for, as far as node 0 knows; None: nothing."""
 
     what: str | None
@@ -143,12 +146,22 @@ class Ended(Struct, array_like=True, tag="ended", frozen=True):
 
 
 EngineNews = EngineStarted | EngineEnded | EngineWanted
-Order = OpenMeeting | StartWorkers | ShareFile | StartEngine | EndEngine | MeetAt | NoMeeting | LifeEnded | Waits
-FromNode = Join | Beat | NodeLost | MeetingOpened | EngineNews
-ToNode = Joined | Refused | Beat | Order | Ended
+Order = (
+    OpenRendezvous
+    | StartWorkers
+    | ShareFile
+    | StartEngine
+    | EndEngine
+    | RendezvousReady
+    | RendezvousFailed
+    | EpochEnded
+    | WaitsFor
+)
+FromNode = Join | Beat | NodeLost | RendezvousOpened | EngineNews
+ToNode = Joined | JoinRefused | Beat | Order | Ended
 
 
-class HeadStart(Struct, array_like=True, frozen=True):
+class CoordinatorStart(Struct, array_like=True, frozen=True):
     """Everything that an engine on node 0 is told of its cluster."""
 
     address: str  # where nodes join, as address:port
@@ -160,7 +173,7 @@ class HeadStart(Struct, array_like=True, frozen=True):
 class NodeStart(Struct, array_like=True, frozen=True):
     """Everything that the process of a headless node is told at its start."""
 
-    head: str  # node 0's name or address, and port; see `Membership`
+    head: str  # node 0's name or address, and port; see `Participant`
     keys: CurveKeys
     facts: NodeFacts
     folder: str  # of the checkpoint on this host

@@ -15,11 +15,11 @@ from itertools import chain
 from msgspec import Struct
 from msgspec.structs import replace
 
+from quire.core.engine.engine_selection import make_selector
 from quire.core.engine.fleet_status import FleetStatus, agreed
 from quire.core.engine.launcher import Launcher
 from quire.core.engine.link import EngineLink
-from quire.core.engine.placement import placement_on
-from quire.core.engine.restarts import Restarts
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.engine.supervisor import EngineStatus
 from quire.core.errors import PeerLostError, QuireError
 from quire.core.logging import get_logger
@@ -47,7 +47,7 @@ class _Submitted(Struct):
 
     request: EngineRequest
     num_unfinished: int
-    blocks: list[int]  # see `Placement.blocks`
+    blocks: list[int]  # see `EngineSelector.blocks`
     link: EngineLink  # the engine that has it, or will have it when it is ready
 
 
@@ -71,7 +71,7 @@ class EngineClient:
         restarts: makes the rules that decide whether an engine that ended is followed by another.
         rules: how requests are divided between engines; the usual rules when None.
         known: what each engine can do, if they ran before this client came. Then one engine is enough to start with.
-        together: the engines cannot run without one another, so they end and are restarted together.
+        coupled: the engines cannot run without one another, so they end and are restarted together.
         on_placed: called with an engine's number and the blocks (`prompt_blocks`) of each prompt that it is sent, for
             other frontends' `on_placed_elsewhere`.
 
@@ -85,20 +85,20 @@ class EngineClient:
         *,
         num_slots: int,
         on_stats: Callable[[int, SchedulerStats], None] | None = None,
-        restarts: Callable[[], Restarts] = Restarts,
+        restarts: Callable[[], RestartPolicy] = RestartPolicy,
         rules: RoutingRules | None = None,
         known: Sequence[EngineReady] = (),
-        together: bool = False,
+        coupled: bool = False,
         on_placed: OnPlaced | None = None,
     ) -> None:
         self._on_placed = on_placed or (lambda engine, blocks: None)
         self._on_stats = on_stats or (lambda engine, stats: None)
         self._tracked: dict[str, _Tracked] = {}
         self._known = list(known)
-        self._together = together
+        self._coupled = coupled
         self.ready: list[EngineReady] = []
         self._links = [EngineLink(number, each, self, restarts()) for number, each in enumerate(launchers)]
-        self._placement = placement_on(self._links, num_slots, rules)
+        self._selector = make_selector(self._links, num_slots, rules)
 
     async def start(self) -> EngineReady:
         """Starts the engines, once; later calls wait for the same start. Returns what they can do together: sums of
@@ -153,8 +153,8 @@ class EngineClient:
             EngineDeadError: the engines are gone for good.
         """
         self.check_health()
-        blocks = self._placement.blocks(request)
-        link = self._placement.choose(blocks) if engine is None else self._links[engine]
+        blocks = self._selector.blocks(request)
+        link = self._selector.choose(blocks) if engine is None else self._links[engine]
         submitted = _Submitted(request, len(request.sequences), blocks, link)
         for start, on_delta in zip(request.sequences, on_deltas, strict=True):
             self._tracked[start.request_id] = _Tracked(submitted, start, on_delta, list(start.output_token_ids))
@@ -179,7 +179,7 @@ class EngineClient:
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
         """Another frontend of the same engines has sent a prompt of these blocks to the engine with a number."""
-        self._placement.on_placed_elsewhere(engine, blocks)
+        self._selector.on_placed_elsewhere(engine, blocks)
 
     async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Drops cached pages that no request uses. Returns whether that was all of them, in all engines.
@@ -195,7 +195,7 @@ class EngineClient:
         links = [link for link in self._links if not link.is_dead]
         answers = await asyncio.gather(*(link.reset_prefix_cache(preempt_running=preempt_running) for link in links))
         for link in links:
-            self._placement.on_empty(link)
+            self._selector.on_empty(link)
         return all(answers)
 
     async def profile(self, active: bool) -> str | None:
@@ -247,7 +247,7 @@ class EngineClient:
     # ------------------------------------------------------------------------------------ what the engines' links tell
 
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
-        self._placement.on_ready(link, ready)
+        self._selector.on_ready(link, ready)
         for submitted, sequences in self._unfinished_on(link):
             self._send(submitted, _continued(submitted.request, sequences))
         for other in self._links:
@@ -258,11 +258,11 @@ class EngineClient:
         self._deliver(deltas)
 
     def on_stats(self, link: EngineLink, stats: SchedulerStats) -> None:
-        self._placement.on_load(link)
+        self._selector.on_load(link)
         self._on_stats(link.number, stats)
 
     def on_crash(self, link: EngineLink, end: QuireError) -> None:
-        self._placement.on_empty(link)
+        self._selector.on_empty(link)
         is_innocent = isinstance(end, PeerLostError)
         poison = []
         for request_id, tracked in self._tracked.items():
@@ -277,7 +277,7 @@ class EngineClient:
         if all(each.is_dead for each in self._links):
             self._fail(self._tracked, f"The engine is gone: {error}")
             return
-        if self._together:
+        if self._coupled:
             for other in self._links:
                 other.give_up(error)
             return
@@ -297,23 +297,23 @@ class EngineClient:
     def _send(self, submitted: _Submitted, request: EngineRequest) -> None:
         """Sends a request, or what is left of it, to its engine, which is ready, and counts its tokens as work."""
         link = submitted.link
-        num_cached = self._placement.add_prompt(link, submitted.blocks)
+        num_cached = self._selector.add_prompt(link, submitted.blocks)
         link.send(replace(request, num_new_tokens=_num_tokens(request) - num_cached))
-        self._placement.on_load(link)
+        self._selector.on_load(link)
         if submitted.blocks:
             self._on_placed(link.number, submitted.blocks)
 
     def _evacuate(self, link: EngineLink) -> None:
         """Moves the requests of an engine that does not run to others. Those that others have no room for stay: they
         wait for the next engine. If there will be none, they move all the same."""
-        if self._together:
+        if self._coupled:
             return
         for submitted, sequences in self._unfinished_on(link):
             if link.is_dead:
-                refuge = self._placement.refuge(submitted.blocks, len(sequences), even_full=True)
-                refuge = refuge or self._placement.choose(submitted.blocks)
+                refuge = self._selector.refuge(submitted.blocks, len(sequences), even_full=True)
+                refuge = refuge or self._selector.choose(submitted.blocks)
             else:
-                refuge = self._placement.refuge(submitted.blocks, len(sequences), even_full=False)
+                refuge = self._selector.refuge(submitted.blocks, len(sequences), even_full=False)
             if refuge is not None:
                 link.remove(submitted.request, len(sequences), is_last=True)
                 submitted.link = refuge
@@ -336,7 +336,7 @@ class EngineClient:
         submitted = self._tracked.pop(request_id).submitted
         submitted.num_unfinished -= 1
         submitted.link.remove(submitted.request, 1, is_last=not submitted.num_unfinished)
-        self._placement.on_load(submitted.link)
+        self._selector.on_load(submitted.link)
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         """Hands each delta to its sequence: the only place where sequences end. The loop runs once per token.

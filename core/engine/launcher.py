@@ -30,7 +30,7 @@ class EngineHandle(Protocol):
         """Ends the process and its workers at once, without waiting for its end; of another one's engine, makes `wait`
         return. Harmless when it has ended."""
 
-    async def gone(self, seconds: float) -> None:
+    async def wait_freed(self, seconds: float) -> None:
         """After `kill`: returns when the process and its workers have ended, so that what they held is free for others.
         After so many seconds at most: then it says what still lives. At once for processes of other hosts, or of
         others."""

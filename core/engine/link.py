@@ -10,10 +10,10 @@ from typing import Protocol
 
 from quire.core.engine.engine_clock import EngineClock
 from quire.core.engine.launcher import Launcher
-from quire.core.engine.lent_grammars import LentGrammars
 from quire.core.engine.pending_answers import PendingAnswers
-from quire.core.engine.restarts import Restarts
-from quire.core.engine.supervisor import EngineNews, EngineStatus, EngineSupervisor
+from quire.core.engine.restart_policy import RestartPolicy
+from quire.core.engine.sent_grammars import SentGrammars
+from quire.core.engine.supervisor import EngineMessage, EngineStatus, EngineSupervisor
 from quire.core.errors import EngineError, QuireError
 from quire.core.routing.engine_load import EngineLoad
 from quire.core.wire import protocol
@@ -50,12 +50,12 @@ class EngineLink:
         holds_requests: whether an engine may hold requests that were sent to it: from its readiness to its end.
     """
 
-    def __init__(self, number: int, launcher: Launcher, user: LinkUser, restarts: Restarts) -> None:
+    def __init__(self, number: int, launcher: Launcher, user: LinkUser, restarts: RestartPolicy) -> None:
         self.number = number
         self.load = EngineLoad()
         self.holds_requests = False
         self._user = user
-        self._grammars = LentGrammars()
+        self._grammars = SentGrammars()
         self._clock = EngineClock()  # of an engine on another host
         self._num_calls = 0
         self._calls: dict[int, asyncio.Future[list[bytes]]] = {}  # of the workers, by their number
@@ -194,7 +194,7 @@ class EngineLink:
         self.holds_requests = True
         self._user.on_ready(self, ready)
 
-    def on_message(self, message: EngineNews) -> None:
+    def on_message(self, message: EngineMessage) -> None:
         match message:
             case protocol.StepOutputs():
                 if self._is_elsewhere:

@@ -17,8 +17,8 @@ from quire.core import envs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.file_copies import FileCopies
-from quire.core.engine.garbage import calm_garbage_collector
-from quire.core.engine.unread import sequences_of_unread
+from quire.core.engine.gc_tuning import tune_garbage_collector
+from quire.core.engine.unreadable import ids_in_unreadable
 from quire.core.errors import ConfigError, EngineError, HostLostError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler
@@ -107,7 +107,7 @@ class EngineProcess:
             on_deltas=self._send_deltas,
             timeline=self._timeline,
         )
-        calm_garbage_collector()
+        tune_garbage_collector()
         self._ready = ready
         for frontend in list(self._frontends):
             self._send(frontend, ready)
@@ -123,7 +123,7 @@ class EngineProcess:
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             logger.error("a message that cannot be read is dropped: %s", error)
             if frontend in self._frontends:
-                unread = [request_id for each in said for request_id in sequences_of_unread(each)]
+                unread = [request_id for each in said for request_id in ids_in_unreadable(each)]
                 self._fail(frontend, unread, f"The engine could not read this request: {error}")
             return
         if frontend not in self._frontends and not isinstance(message, protocol.Hello | protocol.Shutdown):

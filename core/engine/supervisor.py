@@ -1,9 +1,8 @@
 """Keeps an engine running: launches it, listens to it, notices its end, and launches the next one.
 
-The supervisor knows nothing of requests. Its user holds them, and is told when an engine is ready, when one crashed,
-and when no other follows. A fault in an engine's start or life ends that engine alone. The supervision itself ends with
-`close`, or when `Restarts` says that another start is hopeless. If a fault of its own ends it, the engine counts as
-dead, and never as healthy.
+The supervisor knows nothing of requests. Its user holds them, and hears when an engine is ready, when one crashes, and
+when no other follows. An engine that fails ends alone: the supervisor goes on until `close`, or until `RestartPolicy`
+finds another start hopeless. If the supervisor itself fails, it reports the engine as dead, never as healthy.
 """
 
 import asyncio
@@ -15,9 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from quire.core import envs
-from quire.core.engine.ends import end_of, explain, fault_of, is_elsewhere
+from quire.core.engine.failures import explain, failure_of, fault_of, is_external
 from quire.core.engine.launcher import EngineHandle, Launcher, NoMoreEnginesError
-from quire.core.engine.restarts import Fault, Restarts
+from quire.core.engine.restart_policy import Fault, RestartPolicy
 from quire.core.errors import EngineDeadError, QuireError
 from quire.core.logging import get_logger
 from quire.core.processes import is_ending
@@ -37,7 +36,7 @@ host's, that host's end, which silence tells within 3 s."""
 LAST_WORDS_SECONDS = 0.05
 """How long after an engine's end its last message may still be on the way."""
 
-EngineNews = (
+EngineMessage = (
     protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled | protocol.PrefixCacheReset | protocol.WorkersAnswered
 )
 """Messages of an engine that its user gets."""
@@ -53,7 +52,7 @@ class EngineUser(Protocol):
     def on_ready(self, ready: EngineReady) -> None:
         """An engine is ready, and holds no request yet."""
 
-    def on_message(self, message: EngineNews) -> None:
+    def on_message(self, message: EngineMessage) -> None:
         """The engine sent a message. An exception ends that engine, because the message is lost."""
 
     def on_crash(self, end: QuireError) -> None:
@@ -94,7 +93,7 @@ class EngineSupervisor:
         restarts: decides whether an engine that ended is followed by another.
     """
 
-    def __init__(self, launcher: Launcher, user: EngineUser, restarts: Restarts) -> None:
+    def __init__(self, launcher: Launcher, user: EngineUser, restarts: RestartPolicy) -> None:
         self._process_id = os.getpid()
         self._launcher = launcher
         self._user = user
@@ -192,7 +191,7 @@ class EngineSupervisor:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._handle is not None:
-            await self._handle.gone(CLOSE_SECONDS)
+            await self._handle.wait_freed(CLOSE_SECONDS)
 
     def close_nowait(self) -> None:
         """Ends the engine by force, without waiting for anything."""
@@ -212,7 +211,7 @@ class EngineSupervisor:
         """Runs one engine after another. Returns how the last one ended."""
         while True:
             self._last_end = end = await self._run_one_engine()
-            if self._dead is not None or not (started.done() or is_elsewhere(end)):
+            if self._dead is not None or not (started.done() or is_external(end)):
                 return end
             if (why := self._restarts.why_hopeless) is not None:
                 logger.error("%s The engine is not restarted any more: %s", end, why)
@@ -241,10 +240,10 @@ class EngineSupervisor:
             fault = fault_of(end)
         except Exception as error:
             end = life.end or explain(error)
-            fault = "elsewhere" if is_elsewhere(error) else "own"  # not as the engine says, but as is known
+            fault = "elsewhere" if is_external(error) else "own"  # not as the engine says, but as is known
         finally:
             self._bury(life, end, fault)
-        await life.handle.gone(FREE_SECONDS)  # or the next engine finds its memory and devices taken
+        await life.handle.wait_freed(FREE_SECONDS)  # or the next engine finds its memory and devices taken
         return end
 
     async def _launch(self) -> _Life:
@@ -259,7 +258,7 @@ class EngineSupervisor:
             )
         except BaseException:
             handle.kill()
-            await handle.gone(CLOSE_SECONDS)
+            await handle.wait_freed(CLOSE_SECONDS)
             raise
         return _Life(handle, channel, time.monotonic())
 
@@ -357,6 +356,6 @@ class EngineSupervisor:
                 life.waits_for = message.waits_for
                 self._user.on_message(message)
             case protocol.EngineFailed():
-                self._condemn(life, end_of(message))
+                self._condemn(life, failure_of(message))
             case _:
                 self._user.on_message(message)

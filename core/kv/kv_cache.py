@@ -142,7 +142,7 @@ class KVCacheManager:
 
     def take_snapshot(self, request: PagedRequest, num_tokens: int) -> PlannedSnapshot | None:
         """See `Snapshots.take`. Call it after `grow` or `admit`."""
-        snapshot = None if self._snapshots is None else self._snapshots.take(request, num_tokens)
+        snapshot = None if self._snapshots is None else self._snapshots.take_snapshot(request, num_tokens)
         if snapshot is not None:
             request.pages_settled_until = min(request.pages_settled_until, num_tokens)  # the next plan announces it
         return snapshot

@@ -48,7 +48,7 @@ class Snapshots:
         """The pages of the snapshot after `num_blocks` blocks, which `longest_prefix` has found; none for 0 blocks."""
         return self._pool.pages_of(self._keys(hashes[num_blocks - 1])) if num_blocks else []
 
-    def take(self, request: PagedRequest, num_tokens: int) -> PlannedSnapshot | None:
+    def take_snapshot(self, request: PagedRequest, num_tokens: int) -> PlannedSnapshot | None:
         """A snapshot of `request` after `num_tokens` tokens, the last of which the plan being made computes.
 
         None if none is due, if there is one already, or if pages in use leave no room.

@@ -55,7 +55,7 @@ class StepsInFlight:
         """Adds a step; the arguments are as in `StepInFlight`."""
         self._steps.append(StepInFlight(plan, requests, prefilled, scored, num_prompt_tokens, self._clock()))
 
-    def take(self, result: StepResult) -> StepInFlight:
+    def complete(self, result: StepResult) -> StepInFlight:
         """Removes and returns the oldest step. Raises EngineError when `result` does not answer it."""
         step = self._steps.popleft()
         if step.plan.step_id != result.step_id or len(step.requests) != len(result.token_ids):

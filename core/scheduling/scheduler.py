@@ -34,10 +34,10 @@ from quire.core.kv.block_table import CachedPrefix
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.scheduling.admission import Admission
-from quire.core.scheduling.ends import Ends
 from quire.core.scheduling.in_flight import StepInFlight, StepsInFlight
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
 from quire.core.scheduling.request import Prompt, Request, RequestStatus
+from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
 from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
 from quire.core.wire.protocol import (
@@ -79,7 +79,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
-        self._ends = Ends(eos_token_ids)
+        self._stop_conditions = StopConditions(eos_token_ids)
         self._num_stages = num_stages
         self._clock = clock
         self._priority_key_of = POLICIES[limits.policy]
@@ -124,7 +124,7 @@ class Scheduler:
         """Queues the sequences of a request; returns the last deltas of those that are refused."""
         now = self._clock()
         prompt = Prompt(wire)
-        stop_ids = self._ends.stop_ids(wire.sampling)
+        stop_ids = self._stop_conditions.stop_ids(wire.sampling)
         max_num_tokens = self._admission.max_num_tokens(wire)
         fault, overload = self._admission.fault(wire), None
         refused = []
@@ -166,7 +166,7 @@ class Scheduler:
         )
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
-        """Ends requests and frees what they hold at once; unknown and finished ids are skipped."""
+        """StopConditions requests and frees what they hold at once; unknown and finished ids are skipped."""
         deltas = []
         for request_id in request_ids:
             request = self._requests.get(request_id)
@@ -216,7 +216,7 @@ class Scheduler:
         """
         slots, num_computed = plan.slots.append, plan.num_computed.append
         num_scheduled, num_wanted = plan.num_scheduled.append, plan.num_wanted.append
-        take, sample, drafting, totals = self._prefill.take, sampling.append, self._drafting, self._totals
+        chunk_size, sample, drafting, totals = self._prefill.chunk_size, sampling.append, self._drafting, self._totals
         staged, room = self._num_stages > 1, -(-len(self._running) // self._num_stages)
         for request in self._running:  # preemption removes from its end, at the earliest this request
             start = request.num_planned_tokens
@@ -230,7 +230,7 @@ class Scheduler:
                 if request.num_drafts:
                     num_new = request.take_drafts(budget)
                 else:
-                    num_new = take(num_new, budget, self._kv.next_border(start) - start)
+                    num_new = chunk_size(num_new, budget, self._kv.next_border(start) - start)
                     self._num_left_tokens += end - start - num_new
                 if not num_new:
                     continue
@@ -283,7 +283,7 @@ class Scheduler:
             start = prefix.num_blocks * self._limits.block_size
             border = self._kv.next_border(start) - start
             at_least = request.num_prompt_tokens if self._whole_prompts else 1
-            num_new = self._prefill.take(request.num_tokens - start, budget, border, at_least)
+            num_new = self._prefill.chunk_size(request.num_tokens - start, budget, border, at_least)
             if not num_new:
                 break
             if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._running)):
@@ -354,7 +354,7 @@ class Scheduler:
 
     def update(self, result: StepResult) -> list[RequestDelta]:
         """Takes in the result of the oldest plan in flight; returns a delta for each of its unfinished requests."""
-        step = self._in_flight.take(result)
+        step = self._in_flight.complete(result)
         requests, scored = step.requests, step.scored
         num_before = len(self._requests)
         faults = [(*failure, "internal") for failure in result.failures]
@@ -400,7 +400,7 @@ class Scheduler:
             output.extend(tokens)
             reason = stop_token_id = None
             if closely or tokens[0] in request.stop_ids or len(output) == request.max_num_output_tokens:
-                end = self._ends.first(request, tokens)
+                end = self._stop_conditions.first(request, tokens)
                 if end is not None:
                     reason, stop_token_id = end
                     self._end(request)

@@ -43,7 +43,7 @@ class FilesSaved(Struct, array_like=True, tag="saved"):
     num_bytes: int
 
 
-class Refused(Struct, array_like=True, tag="refused"):
+class InspectionRefused(Struct, array_like=True, tag="refused"):
     """The user's mistake, in a sentence that says what to change."""
 
     message: str
@@ -110,4 +110,4 @@ class OpsTimed(Struct, array_like=True, tag="timed"):
     timings: list[OpTiming]
 
 
-InspectionAnswer = LoadPlan | Obstacles | ModelCost | FilesSaved | OpsTimed | Refused
+InspectionAnswer = LoadPlan | Obstacles | ModelCost | FilesSaved | OpsTimed | InspectionRefused

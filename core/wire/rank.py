@@ -76,7 +76,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         return self.expert > self.tensor
 
     @property
-    def num_meeting(self) -> int:
+    def world_size(self) -> int:
         """Workers that talk to one another: those of one engine, or of all engines that share experts."""
         return self.num_workers * (self.data if self.shares_experts else 1)
 

@@ -20,7 +20,7 @@ import msgspec
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, configure
-from quire.core.wire.inspection import InspectionAnswer, Obstacles, OpsQuestion, Refused
+from quire.core.wire.inspection import InspectionAnswer, InspectionRefused, Obstacles, OpsQuestion
 
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended, as in shells."""
@@ -48,7 +48,7 @@ def _answer(message: bytes, question: str, rest: list[str]) -> InspectionAnswer:
             return _time_ops(msgspec.msgpack.decode(message, type=OpsQuestion))
         return _inspect(msgspec.msgpack.decode(message, type=EngineConfig), question, rest)
     except ConfigError as error:
-        return Refused(str(error))
+        return InspectionRefused(str(error))
 
 
 def _time_ops(question: OpsQuestion) -> InspectionAnswer:

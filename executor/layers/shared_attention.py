@@ -105,15 +105,15 @@ def sharing_places(context: ModelContext, types: list[str], num_layers: int, num
             f"config.json: the last {num_shared} layers (num_kv_shared_layers) read keys and values of a layer of "
             f"their type, but no layer before them is of type {', '.join(missing)}."
         )
-    keepers = [index for index in context.layers if index < first_shared]
+    owners = [index for index in context.layers if index < first_shared]
 
     def place(index: int) -> LayerPlace:
         source = index if index < first_shared else sources[types[index]]
-        if source not in keepers:
+        if source not in owners:
             raise ModelLoadError(
                 f"Layer {index} reads keys and values of layer {source}, which is in another pipeline stage: name "
                 "stages of which one has both in QUIRE_PP_LAYER_PARTITION, or use a smaller --pipeline-parallel-size."
             )
-        return LayerPlace(index, keepers.index(source), is_last=index == first_shared - 1)
+        return LayerPlace(index, owners.index(source), is_last=index == first_shared - 1)
 
     return [place(index) for index in context.layers]

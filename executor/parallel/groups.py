@@ -269,7 +269,7 @@ class RankGroups(NamedTuple):
         Raises:
             ConfigError: there are fewer devices than ranks.
         """
-        num_ranks = layout.num_meeting
+        num_ranks = layout.world_size
         if num_ranks == 1:
             return cls()
         # Imported here, because a single worker, the usual case, does not need it.
@@ -314,7 +314,7 @@ def _context_groups(layout: Layout) -> list[list[int]]:
     copies = range(0, layout.stage_size, layout.tensor)
     return [
         [first + copy + place for copy in copies for place in range(begin, begin + layout.context)]
-        for first in range(0, layout.num_meeting, layout.stage_size)
+        for first in range(0, layout.world_size, layout.stage_size)
         for begin in range(0, layout.tensor, layout.context)
     ]
 

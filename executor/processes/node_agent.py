@@ -12,19 +12,19 @@ import socket
 from msgspec.structs import replace
 
 from quire.core.cluster.addresses import listen
-from quire.core.cluster.membership import Membership
-from quire.core.cluster.messages import MeetingOpened, NodeStart, OpenMeeting, Order, ShareFile, StartWorkers
+from quire.core.cluster.messages import NodeStart, OpenRendezvous, Order, RendezvousOpened, ShareFile, StartWorkers
+from quire.core.cluster.participant import Participant
 from quire.core.errors import EngineError, PeerLostError
 from quire.core.logging import get_logger
-from quire.core.wire.meeting import Meeting, endpoint_of, listening_at
 from quire.core.wire.protocol import FailureCause, FileCopy, encoder
+from quire.core.wire.rendezvous import Rendezvous, endpoint_of, listening_rendezvous
 from quire.executor.processes.worker_host import LocalHost
 
 logger = get_logger(__name__)
 
 
 class NodeAgent:
-    """Runs one membership after another. Use from one event loop."""
+    """Runs one participant after another. Use from one event loop."""
 
     def __init__(self, start: NodeStart) -> None:
         self._start = start
@@ -52,12 +52,12 @@ class NodeAgent:
 
 
 class _Session:
-    """One membership, and its workers."""
+    """One participant, and its workers."""
 
     def __init__(self, start: NodeStart) -> None:
         self._start = start
         self._encoder = encoder()
-        self._membership = Membership(start.head, start.keys, start.facts, self)
+        self._participant = Participant(start.head, start.keys, start.facts, self)
         self._host: LocalHost | None = None
         self._copies: list[int] = []  # descriptors
         self._listener: socket.socket | None = None  # the rendezvous of all workers of the engine, if it is here
@@ -65,11 +65,11 @@ class _Session:
     async def run(self) -> str:
         """Joins and serves. Returns why that ended. Raises ConfigError if node 0 refuses this node."""
         try:
-            return await self._membership.run()
+            return await self._participant.run()
         finally:
             if self._host is not None:
                 await self._host.close(hung=False)
-            self._membership.close()
+            self._participant.close()
             if self._listener is not None:
                 self._listener.close()
             for fd in self._copies:
@@ -77,14 +77,14 @@ class _Session:
 
     def leave(self, reason: str, cause: FailureCause) -> None:
         """Ends `run`."""
-        self._membership.leave(reason, cause)
+        self._participant.leave(reason, cause)
 
     # ------------------------------------------------------------------------------------ messages of node 0
 
     def on_order(self, order: Order) -> None:
         match order:
-            case OpenMeeting():
-                self._open_meeting()
+            case OpenRendezvous():
+                self._open_rendezvous()
             case StartWorkers():
                 self._start_workers(order)
             case ShareFile():
@@ -94,10 +94,10 @@ class _Session:
         if self._host is not None:
             self._host.send(message)
 
-    def _open_meeting(self) -> None:
-        address = self._membership.facts.address
+    def _open_rendezvous(self) -> None:
+        address = self._participant.facts.address
         self._listener = listen(address)
-        self._membership.report(MeetingOpened(endpoint_of(self._listener)))
+        self._participant.report(RendezvousOpened(endpoint_of(self._listener)))
 
     def _start_workers(self, order: StartWorkers) -> None:
         config = replace(
@@ -107,13 +107,13 @@ class _Session:
             is_led_from_afar=True,
         )
         logger.info("this node starts %s", ", ".join(f"worker {rank}" for rank in order.ranks))
-        address = self._membership.facts.address
-        meeting = Meeting(order.init_method, address=address)
+        address = self._participant.facts.address
+        rendezvous = Rendezvous(order.init_method, address=address)
         if (
             self._listener is not None
         ):  # the first worker inherits the socket itself, so that no other process takes its port
-            meeting = listening_at(self._listener, address)
-        self._host = LocalHost(config, order.ranks, order.factory, meeting, self)
+            rendezvous = listening_rendezvous(self._listener, address)
+        self._host = LocalHost(config, order.ranks, order.factory, rendezvous, self)
         self._host.start()
 
     def _store_copy(self, file: ShareFile) -> None:
@@ -128,7 +128,7 @@ class _Session:
     # ----------------------------------------------------------------------------------- messages of workers
 
     def on_output(self, message: bytes) -> None:
-        self._membership.send_output(message)
+        self._participant.send_output(message)
 
     def on_lost(self, error: EngineError) -> None:
         self.leave(str(error), "peer" if isinstance(error, PeerLostError) else "other")

@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from quire.core.cluster.head import NodeLink
+from quire.core.cluster.coordinator import NodeLink
+from quire.core.cluster.heartbeat import BEAT_SECONDS, SILENCE_SECONDS
 from quire.core.cluster.messages import Ended, ShareFile, StartWorkers
-from quire.core.cluster.silence import BEAT_SECONDS, SILENCE_SECONDS
 from quire.executor.processes.worker_host import HostListener
 
 

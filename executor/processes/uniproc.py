@@ -160,7 +160,7 @@ class UniProcExecutor:
             # Resolved here, because importing torch takes seconds that the loop can use.
             create_worker = pkgutil.resolve_name(self._factory)
             gc.freeze()  # imported objects stay: the collection at the end of the start need not visit them
-            atexit.register(gc.unfreeze)  # see `calm_garbage_collector`
+            atexit.register(gc.unfreeze)  # see `tune_garbage_collector`
             gc.enable()  # the worker may wait for those of other engines for hours
             worker = create_worker(self._config, Rank(data=self._config.place.data), "")
             ready = worker.load()

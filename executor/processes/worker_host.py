@@ -22,9 +22,9 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import EngineError, PeerLostError
 from quire.core.logging import get_logger
 from quire.core.processes import is_ending
-from quire.core.wire.meeting import Meeting
 from quire.core.wire.protocol import encoder
 from quire.core.wire.rank import Rank
+from quire.core.wire.rendezvous import Rendezvous
 from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.ring import RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle, create_ring
@@ -111,7 +111,7 @@ class LocalHost:
         config: the same for all ranks.
         ranks: of the workers here.
         factory: qualified name of a function that builds a worker in its process from (config, rank, init_method).
-        meeting: the rendezvous of all ranks of the engine.
+        rendezvous: the rendezvous of all ranks of the engine.
         listener: receives the workers' messages.
 
     Raises:
@@ -123,12 +123,12 @@ class LocalHost:
         config: EngineConfig,
         ranks: Sequence[Rank],
         factory: str,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         listener: HostListener,
     ) -> None:
         self._config = config
         self._factory = factory
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._listener = listener
         self._encoder = encoder()
         self._unsent: deque[bytes] = deque()  # messages waiting for room in the ring
@@ -136,7 +136,7 @@ class LocalHost:
         self._is_lost = False
         self._closed = False
         self._ranks = ranks
-        self._environment = {**os.environ, **_interface_variables(meeting.address)}
+        self._environment = {**os.environ, **_interface_variables(rendezvous.address)}
         share_out_cores(self._environment, len(ranks) * config.place.num_local)
         self._plans_handle = create_ring(len(ranks))
         interval = envs.read_float("RINGBUFFER_WARNING_INTERVAL")
@@ -187,7 +187,7 @@ class LocalHost:
             rank=rank,
             parent_pid=os.getpid(),
             factory=self._factory,
-            init_method=self._meeting.init_method,
+            init_method=self._rendezvous.init_method,
             plans=self._plans_handle,
             reader=reader,
             results=results,
@@ -201,7 +201,7 @@ class LocalHost:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "quire.executor.processes.worker_process", str(file.fileno())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[file.fileno(), *self._meeting.fds, *assignment.fds],
+                pass_fds=[file.fileno(), *self._rendezvous.fds, *assignment.fds],
                 env=self._environment,
             )
         link = _Link(rank, process, results)

@@ -117,7 +117,7 @@ class WorkerProcess:
         self._send(ready)
         gc.collect()
         gc.freeze()  # a full collection need not visit the model again
-        atexit.register(gc.unfreeze)  # see `calm_garbage_collector`
+        atexit.register(gc.unfreeze)  # see `tune_garbage_collector`
         plans = self if worker.peers is None else LockstepPlans(self, worker.peers, worker.run_dummy_step)
         StepLoop(worker, plans, self._report, self._send).run()
 

@@ -68,7 +68,7 @@ class ModelRunner:
                 self._rows.collect(step.rows, result)
             result.prompt_logprobs = [part.read() for part in step.scored]
         self._spans.add("step", step.launched_at, time.monotonic())
-        result.spans = self._spans.take()
+        result.spans = self._spans.drain()
         return result
 
     def _launch_plain(self, inputs: Inputs) -> SampledRows | None:

@@ -37,4 +37,4 @@ class StageRunner:
     def collect(self, step: LaunchedStep) -> StepResult:
         """A result without tokens."""
         self._spans.add("step", step.launched_at, time.monotonic())
-        return StepResult(step.step_id, [], spans=self._spans.take())
+        return StepResult(step.step_id, [], spans=self._spans.drain())

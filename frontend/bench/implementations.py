@@ -15,7 +15,7 @@ from quire.frontend.llm import LLM
 _FEW_TOKENS = 4
 
 
-class Turns(NamedTuple):
+class PairedTimes(NamedTuple):
     """What was measured of two engines in turns, in seconds.
 
     Attributes:
@@ -38,29 +38,29 @@ class Turns(NamedTuple):
         return statistics.median(second / first for first, second in self.seconds)
 
 
-def measure_turns(
+def measure_alternating(
     engines: tuple[LLM, LLM], batch_sizes: Sequence[int], input_len: int, output_len: int, num_turns: int
-) -> list[Turns]:
+) -> list[PairedTimes]:
     """Times a prompt of `input_len` tokens, and steps in which each number of requests decodes after a few tokens."""
 
     def decode(llm: LLM, batch_size: int) -> float:
         whole = _seconds(llm, batch_size, _FEW_TOKENS, output_len)
         return (whole - _seconds(llm, batch_size, _FEW_TOKENS, 1)) / (output_len - 1)
 
-    def measure(what: str, seconds: Callable[[LLM], float]) -> Turns:
+    def measure(what: str, seconds: Callable[[LLM], float]) -> PairedTimes:
         turns = []
         for turn in range(num_turns + 1):  # the first one warms up
             order = 1 - 2 * (turn % 2)
             first, second = [seconds(llm) for llm in engines[::order]][::order]
             turns.append((first, second))
-        return Turns(what, turns[1:])
+        return PairedTimes(what, turns[1:])
 
     prompt = measure(f"a prompt of {input_len} tokens", lambda llm: _seconds(llm, 1, input_len, 1))
     steps = [measure(f"a step of {size}", lambda llm, size=size: decode(llm, size)) for size in batch_sizes]  # type: ignore[misc]
     return [prompt, *steps]
 
 
-def turns_table(names: tuple[str, str], measured: Sequence[Turns]) -> Table:
+def paired_table(names: tuple[str, str], measured: Sequence[PairedTimes]) -> Table:
     """A table in Markdown, to be pasted into notes."""
     table = Table(box=box.MARKDOWN)
     table.add_column("")

@@ -13,7 +13,7 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.bench.figures import write_json
-from quire.frontend.bench.implementations import measure_turns, turns_table
+from quire.frontend.bench.implementations import measure_alternating, paired_table
 from quire.frontend.bench.step_budget import Budget, as_json, decode_budget, linear_names, read_timeline, table_rows
 from quire.frontend.bench.tables import show
 from quire.frontend.flags.parser import CommandParser, add_engine_options
@@ -43,7 +43,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="Instead of a step's parts, the time of a prompt of --input-len tokens and of steps after short prompts: "
         "in --model-impl and in this implementation, on two engines in turns.",
     )
-    group.add_argument("--num-turns", type=COUNT, default=5, help="Turns of --against (default: %(default)s).")
+    group.add_argument("--num-turns", type=COUNT, default=5, help="PairedTimes of --against (default: %(default)s).")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,8 +64,10 @@ def _run_against(args: argparse.Namespace) -> int:
     names = args.engine_args.model.model_impl, args.against
     options = _options(args.engine_args, max(args.batch_sizes), num_tokens) | {"enable_prefix_caching": False}
     with LLM(**options) as first, LLM(**{**options, "model_impl": args.against}) as second:
-        measured = measure_turns((first, second), args.batch_sizes, args.input_len, args.output_len, args.num_turns)
-    show(turns_table(names, measured))
+        measured = measure_alternating(
+            (first, second), args.batch_sizes, args.input_len, args.output_len, args.num_turns
+        )
+    show(paired_table(names, measured))
     rows = [{"what": each.what, "ratio": each.ratio, "seconds": each.seconds} for each in measured]
     write_json(args.output_json, {"implementations": names, "turns": rows})
     return 0

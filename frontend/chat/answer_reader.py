@@ -14,7 +14,7 @@ from quire.frontend.parsing import constraints
 from quire.frontend.parsing.answer_sink import Held
 from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.parsers import OutputParsers, ReasoningMarks
-from quire.frontend.requests.turns import in_turns
+from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.tokenizer import Tokenizer
 
 
@@ -177,7 +177,7 @@ class AnswerReader:
         first = parser()
         if first is None:
             return None
-        parsers = [first, *[parser() async for _ in in_turns(range(1, chat.num_choices))]]
+        parsers = [first, *[parser() async for _ in in_time_slices(range(1, chat.num_choices))]]
         always_answers = self._always_answers(chat)
         count_search = None
         if self._searches is not None and chat.tools.functions and chat.tools.choice.mode != "none":

@@ -8,7 +8,7 @@ from msgspec import Struct
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_lists import check_extra_args
 from quire.core.wire.sampling_params import RequestOutputKind
-from quire.frontend.chat.refused_fields import UNSUPPORTED
+from quire.frontend.refusals.fields import UNSUPPORTED
 
 SAMPLING_FIELDS = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),

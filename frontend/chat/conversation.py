@@ -242,7 +242,7 @@ class Conversations:
         sampling = SamplingParams(**fields)
         if chat.beams is not None:
             return await self._open_beams(chat, chat.beams, prompt, sampling, request_id, data_parallel_rank)
-        return await self._engine.open(
+        return await self._engine.open_stream(
             prompt,
             sampling,
             request_id,

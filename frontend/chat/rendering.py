@@ -8,7 +8,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.rendered import GenerateSampling, RenderedRequest
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.prompt import Prompt
-from quire.frontend.requests.turns import apart
+from quire.frontend.requests.time_slices import in_thread_if_long
 from quire.frontend.text.truncation import Truncation
 
 
@@ -47,7 +47,7 @@ class PromptRendering:
         if text is not None and wants_offsets:
             tokenizer = self._engine.async_tokenizer.tokenizer
             find = functools.partial(tokenizer.offsets, text, add_special_tokens=has_special_tokens)
-            offsets = await apart(find, is_long=len(text) > INLINE_CHARACTERS)
+            offsets = await in_thread_if_long(find, is_long=len(text) > INLINE_CHARACTERS)
         if truncation is not None:
             cut = functools.partial(
                 self._engine.prompts.part,

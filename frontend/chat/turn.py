@@ -17,7 +17,7 @@ from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.reader import TextEnd
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.merging import OutputStream
-from quire.frontend.requests.turns import apart, in_turns
+from quire.frontend.requests.time_slices import in_thread_if_long, in_time_slices
 from quire.frontend.text.tokenizer import Tokenizer
 
 
@@ -181,7 +181,7 @@ class Turn:
         events: list[list[Event]] | None = None if self.choices is None else [[] for _ in self.choices]
         parts: dict[int, CompletionOutput] = {}
         async for output in self.stream:
-            async for part in in_turns(output.outputs):
+            async for part in in_time_slices(output.outputs):
                 if self.choices is not None and events is not None:
                     events[part.index] += self.choices[part.index].read(part)
                     if self.choices[part.index].answers_with_reasoning:
@@ -224,7 +224,7 @@ class Turn:
         def count() -> int:
             return sum(len(encode(text, add_special_tokens=False)) for text in texts)
 
-        return min(await apart(count, is_long=sum(map(len, texts)) > INLINE_CHARACTERS), num_tokens)
+        return min(await in_thread_if_long(count, is_long=sum(map(len, texts)) > INLINE_CHARACTERS), num_tokens)
 
 
 def _end(reason: str, stop_reason: int | str | None) -> TextEnd:

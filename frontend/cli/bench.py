@@ -1,8 +1,8 @@
 """`quire bench NAME`: the table of benchmarks; each module declares its own arguments."""
 
-from quire.frontend.cli.program import Command, Program
+from quire.frontend.cli.command_group import Command, CommandGroup
 
-SWEEP = Program(
+SWEEP = CommandGroup(
     "Run one benchmark over a grid of settings: JSON results, a table, and plots of throughput against latency.",
     {
         "serve": Command(
@@ -18,7 +18,7 @@ SWEEP = Program(
     },
 )
 
-BENCH = Program(
+BENCH = CommandGroup(
     "Measure throughput, latency, a running server, start-up, a step's parts, kernels, the host's cost, or quality.",
     {
         "throughput": Command(
@@ -37,7 +37,7 @@ BENCH = Program(
             "quire.frontend.bench.host.command", "What everything but the model costs, stage by stage.", ("bench",)
         ),
         "fleet": Command(
-            "quire.frontend.bench.fleet.command", "The router before a thousand engines without a model.", ("bench",)
+            "quire.frontend.labs.fleet.command", "The router before a thousand engines without a model.", ("bench",)
         ),
         "grammar": Command(
             "quire.frontend.bench.grammar", "What schemas cost a token, and hostile ones everybody else.", ("bench",)

@@ -18,7 +18,7 @@ from quire.frontend.cli.columns import columns
 from quire.frontend.flags.parser import CommandParser
 
 if TYPE_CHECKING:
-    from quire.core.cluster.check import Findings
+    from quire.core.cluster.check_coordinator import Findings
     from quire.core.cluster.check_messages import CheckStart, GPUMemory, NodeReport, Quantity
     from quire.frontend.launch.cluster_check import MemoryCheck
 
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _lead(start: "CheckStart", patience: float, memory: "MemoryCheck | None") -> list[str]:
-    from quire.core.cluster.check import CheckHead
+    from quire.core.cluster.check_coordinator import CheckCoordinator
 
-    head = CheckHead(start, None if memory is None else memory.misfits)
+    head = CheckCoordinator(start, None if memory is None else memory.misfits)
     try:
         findings = await head.run(patience)
     finally:
@@ -69,9 +69,9 @@ async def _lead(start: "CheckStart", patience: float, memory: "MemoryCheck | Non
 
 
 async def _follow(start: "CheckStart", patience: float) -> list[str]:
-    from quire.core.cluster.check_node import CheckNode
+    from quire.core.cluster.check_participant import CheckParticipant
 
-    node = CheckNode(start)
+    node = CheckParticipant(start)
     try:
         return await node.run(patience)
     finally:

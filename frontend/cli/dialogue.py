@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from quire.frontend.cli.client import ServerError
-from quire.frontend.cli.program import FAILED, complain
+from quire.frontend.cli.command_group import FAILED, complain
 
 COMMAND = re.compile(r"/(\w+)(?:\s+(.*))?", re.DOTALL)  # a path such as /etc/hosts is none
 QUOTES = '"""'

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from quire.core import process_start  # noqa: F401  (first, because it tells when the program began)
 from quire.frontend.cli.bench import BENCH
-from quire.frontend.cli.program import FAILED, INTERRUPTED, Command, Program, complain
+from quire.frontend.cli.command_group import FAILED, INTERRUPTED, Command, CommandGroup, complain
 
-QUIRE = Program(
+QUIRE = CommandGroup(
     "Serves large language models.",
     {
         "serve": Command("quire.frontend.cli.serve", "Serve a model over HTTP with OpenAI's API.", is_service=True),
@@ -28,7 +28,7 @@ QUIRE = Program(
         ),
         "pack": Command("quire.frontend.cli.pack", "Write a checkpoint as packed weights, which a start maps."),
         "completions": Command(
-            "quire.frontend.cli.completions", "Print what completes Quire's commands in your shell."
+            "quire.frontend.cli.shell_completions", "Print what completes Quire's commands in your shell."
         ),
         "collect-env": Command("quire.frontend.cli.collect_env", "Print what a bug report should say of this machine."),
     },

@@ -2,17 +2,17 @@
 
 import argparse
 
-from quire.frontend.cli import other_form
+from quire.frontend.cli import checkpoint_writer
 from quire.frontend.flags.parser import CommandParser
 
 COMMON = ["--output", "--quantization", "--tensor-parallel-size", "--dtype"]
 
 
 def add_arguments(parser: CommandParser) -> None:
-    other_form.add_arguments(parser, "pack", COMMON)
+    checkpoint_writer.add_arguments(parser, "pack", COMMON)
 
 
 def run(args: argparse.Namespace) -> None:
     from quire.frontend.launch.inspection import pack_model  # imported here, so that --help reads no checkpoint
 
-    other_form.write(args, "pack", pack_model)
+    checkpoint_writer.write(args, "pack", pack_model)

@@ -20,7 +20,7 @@ from quire.frontend.cli import plan_cluster
 from quire.frontend.cli.columns import columns
 from quire.frontend.flags.parser import CommandParser, add_engine_fields, add_sources
 from quire.frontend.flags.values import Field, human_int
-from quire.frontend.scaling.hardware import DEVICES
+from quire.frontend.labs.cluster_model.hardware import DEVICES
 
 COMMON = [
     "--device-memory", "--json", "--max-model-len", "--max-num-seqs", "--tensor-parallel-size", "--dtype",

@@ -13,12 +13,12 @@ from quire.core.wire.model_cost import ModelCost
 from quire.frontend.cli.columns import columns
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.flags.ranges import COUNT
-from quire.frontend.scaling.comparison import bound, milliseconds, reason
-from quire.frontend.scaling.estimate import Estimate, estimate_all
-from quire.frontend.scaling.hardware import DEVICES, NETWORKS, Cluster, Efficiency, find_device, find_network
-from quire.frontend.scaling.layouts import tensor_sizes
-from quire.frontend.scaling.load import Load
-from quire.frontend.scaling.memory_fit import gib
+from quire.frontend.labs.cluster_model.comparison import bound, milliseconds, reason
+from quire.frontend.labs.cluster_model.estimate import Estimate, estimate_all
+from quire.frontend.labs.cluster_model.hardware import DEVICES, NETWORKS, Cluster, Efficiency, find_device, find_network
+from quire.frontend.labs.cluster_model.layouts import tensor_sizes
+from quire.frontend.labs.cluster_model.load import Load
+from quire.frontend.labs.cluster_model.memory_fit import gib
 
 NO_FIT = 1
 

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from quire.frontend.cli.program import end_at_once
+from quire.frontend.cli.command_group import end_at_once
 from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.http.server_config import ServerConfig
 

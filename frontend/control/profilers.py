@@ -9,7 +9,7 @@ from quire.core.engine.client import EngineClient
 from quire.core.errors import ConfigError, ParameterError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import START_PROFILE, STOP_PROFILE, StartProfile
-from quire.frontend.requests.arguments import refuse
+from quire.frontend.refusals.arguments import refuse
 
 logger = get_logger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 from quire.core.errors import ConfigError
 from quire.frontend.flags.dotted import DottedValue
 from quire.frontend.flags.values import Field
-from quire.frontend.launch.refusals import Refusals
+from quire.frontend.refusals.flags import FlagRefusals
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FileSettings:
 
 
 def read(
-    path: str, flags: Mapping[str, argparse.Action], fields: Mapping[str, Field], refusals: Refusals
+    path: str, flags: Mapping[str, argparse.Action], fields: Mapping[str, Field], refusals: FlagRefusals
 ) -> FileSettings:
     """The settings in the file at `path`.
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from quire.core.config.engine_args import convert_group
 from quire.frontend.flags.values import Field, fields_of
-from quire.frontend.launch.refusals import Refusals
-from quire.frontend.launch.unsupported import UnsupportedFlag
+from quire.frontend.refusals.flags import FlagRefusals
+from quire.frontend.refusals.unsupported_flags import UnsupportedFlag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,8 @@ class OptionParser(argparse.ArgumentParser):
         return self._option_string_actions
 
     @property
-    def refusals(self) -> Refusals:
-        return Refusals(self.flags, self.refused_sections, self._left_out)
+    def refusals(self) -> FlagRefusals:
+        return FlagRefusals(self.flags, self.refused_sections, self._left_out)
 
 
 def escape(text: str) -> str:

@@ -17,6 +17,7 @@ from quire.frontend.anthropic.routes import anthropic_routes
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.entry_store.access import LocalEntries, StoredEntries
 from quire.frontend.http.answers import HttpAnswers
 from quire.frontend.http.auth import ApiKeyGuard
 from quire.frontend.http.dev_routes import dev_routes
@@ -28,7 +29,6 @@ from quire.frontend.http.metrics_page import MetricsPage, OwnPage
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service_routes import control_routes, front_page_route, monitoring_routes
-from quire.frontend.kept.access import KeptEntries, OwnEntries
 from quire.frontend.openai.routes import openai_routes
 
 
@@ -39,7 +39,7 @@ def create_app(
     state: ServerState | None = None,
     registry: CollectorRegistry | None = None,
     page: MetricsPage | None = None,
-    entries: KeptEntries | None = None,
+    entries: StoredEntries | None = None,
     announces: bool = True,
 ) -> Litestar:
     """The application, ready for any ASGI server.
@@ -55,7 +55,7 @@ def create_app(
     registry = registry if registry is not None else CollectorRegistry()
     register_collectors(registry, engine, of_process=page is None)
     page = page or OwnPage(registry)
-    entries = entries or OwnEntries(server.entry_store())
+    entries = entries or LocalEntries(server.entry_store())
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
     guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)

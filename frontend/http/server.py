@@ -14,13 +14,14 @@ import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from quire.core import envs
-from quire.core.engine.garbage import calm_garbage_collector
+from quire.core.engine.gc_tuning import tune_garbage_collector
 from quire.core.errors import EngineDeadError
 from quire.core.logging import get_logger
 from quire.core.process_start import STARTED_AT
 from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.entry_store.access import StoredEntries
 from quire.frontend.http.app import create_app
 from quire.frontend.http.cache_facts import cache_facts, cache_room
 from quire.frontend.http.certificates import CertificateWatcher
@@ -33,7 +34,6 @@ from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.signals import signal_handlers
 from quire.frontend.http.user_middleware import wrapped
 from quire.frontend.http.uvicorn_config import uvicorn_config
-from quire.frontend.kept.access import KeptEntries
 
 logger = get_logger(__name__)
 
@@ -82,7 +82,7 @@ class HttpServer:
         announces: bool = True,
         registry: CollectorRegistry | None = None,
         page: MetricsPage | None = None,
-        entries: KeptEntries | None = None,
+        entries: StoredEntries | None = None,
     ) -> None:
         self._engine = engine
         self._greet = greet
@@ -119,7 +119,7 @@ class HttpServer:
         if self._engine.metrics is not None:
             for statistics, each in zip(self._engine.metrics.engines, self._engine.client.ready, strict=True):
                 statistics.cache_info = cache_facts(config, each)
-        calm_garbage_collector()
+        tune_garbage_collector()
         self._state.ready = True
         if not self._announces:
             return
@@ -197,7 +197,7 @@ def _application(
     state: ServerState,
     registry: CollectorRegistry | None,
     page: MetricsPage | None,
-    entries: KeptEntries | None,
+    entries: StoredEntries | None,
     announces: bool,
 ) -> RequestObserver:
     disable_created_metrics()  # needless timestamps beside every counter

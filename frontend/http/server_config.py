@@ -14,7 +14,7 @@ from quire.core.config.observability import ObservabilityConfig
 from quire.core.config.types import Positive
 from quire.core.errors import ConfigError
 from quire.frontend.chat.config import ChatConfig
-from quire.frontend.kept.entries import EntryStore
+from quire.frontend.entry_store.store import EntryStore
 
 
 class ServerConfig(ChatConfig, frozen=True, kw_only=True):

@@ -19,11 +19,11 @@ import msgspec
 import uvloop
 from msgspec import Struct
 
-from quire.core.cluster.messages import HeadStart
+from quire.core.cluster.messages import CoordinatorStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import configure
 from quire.core.wire.channel import CurveKeys
-from quire.core.wire.meeting import Meeting
+from quire.core.wire.rendezvous import Rendezvous
 from quire.executor import torch_library
 
 
@@ -35,8 +35,8 @@ class EngineStart(Struct, array_like=True):
     keys: CurveKeys | None
     parent: int  # its process id
     worker_factory: str | None = None  # qualified name of a replacement for the real worker
-    cluster: HeadStart | None = None  # where other nodes join
-    meeting: Meeting | None = None  # with the workers of other engines
+    cluster: CoordinatorStart | None = None  # where other nodes join
+    rendezvous: Rendezvous | None = None  # with the workers of other engines
     listen_fd: int | None = None  # of a socket that listens at the address already
 
 
@@ -82,10 +82,10 @@ async def _run_engine(start: EngineStart) -> int:
     else:
         from quire.executor.processes.multiproc import MultiProcExecutor as Executor  # type: ignore[assignment]
     options: dict[str, Any] = {"factory": start.worker_factory} if start.worker_factory else {}
-    if start.meeting is not None:
+    if start.rendezvous is not None:
         from quire.executor.processes.placement import OneHost
 
-        options["placement"] = OneHost(start.config, start.meeting)
+        options["placement"] = OneHost(start.config, start.rendezvous)
     if start.cluster is not None:
         from quire.executor.processes.placement import SeveralHosts
 

@@ -6,12 +6,12 @@ import signal
 from msgspec.structs import replace
 
 from quire.core.cluster.addresses import listen
-from quire.core.cluster.membership import Membership
 from quire.core.cluster.messages import EndEngine, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
+from quire.core.cluster.participant import Participant
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
-from quire.core.wire.meeting import Meeting, endpoint_of, listening_at
 from quire.core.wire.rank import EnginePlace
+from quire.core.wire.rendezvous import Rendezvous, endpoint_of, listening_rendezvous
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
 
 logger = get_logger(__name__)
@@ -21,7 +21,7 @@ END_SECONDS = 10.0
 
 
 class EngineNode:
-    """Runs one membership after another. When node 0 is gone, the engines end, and the node joins anew."""
+    """Joins node 0 again and again. When node 0 is gone, this node's engines end, and the node joins anew."""
 
     def __init__(self, start: NodeStart) -> None:
         self._start = start
@@ -51,11 +51,11 @@ class EngineNode:
 
 
 class _Session:
-    """One membership and the engines of its time."""
+    """One session in the cluster, and the engines of its time."""
 
     def __init__(self, start: NodeStart) -> None:
         self._start = start
-        self._membership = Membership(start.head, start.keys, start.facts, self)
+        self._participant = Participant(start.head, start.keys, start.facts, self)
         self._engines: dict[int, EngineSubprocess] = {}  # by number
         self._former: dict[int, EngineSubprocess] = {}  # by number: the one before
         self._starts: dict[int, asyncio.Task[None]] = {}  # by number of the engine
@@ -64,25 +64,27 @@ class _Session:
     async def run(self) -> str:
         """Joins and serves. Returns why that ended. Raises ConfigError if node 0 refuses this node."""
         try:
-            return await self._membership.run()
+            return await self._participant.run()
         finally:
             for task in (*self._starts.values(), *self._watches):
                 task.cancel()
             for engine in self._engines.values():
                 engine.kill()
-            self._membership.close()
+            self._participant.close()
             ending = (*self._engines.values(), *self._former.values())
-            await asyncio.gather(*(engine.gone(END_SECONDS) for engine in ending))  # the next ones find memory free
+            await asyncio.gather(
+                *(engine.wait_freed(END_SECONDS) for engine in ending)
+            )  # the next ones find memory free
 
     def leave(self, reason: str) -> None:
         """Ends `run`."""
-        self._membership.leave(reason, "host")
+        self._participant.leave(reason, "host")
 
     def on_input(self, message: bytes) -> None:
-        """See `MemberListener.on_input`. Messages of workers stay within their engine."""
+        """See `ParticipantListener.on_input`. Messages of workers stay within their engine."""
 
     def on_order(self, order: Order) -> None:
-        """See `MemberListener.on_order`."""
+        """See `ParticipantListener.on_order`."""
         match order:
             case StartEngine():
                 data = order.config.place.data
@@ -100,17 +102,17 @@ class _Session:
         """Starts an engine when the one before with its number is gone, which may hold the same devices."""
         try:
             if data in self._former:
-                await self._former[data].gone(END_SECONDS)
+                await self._former[data].wait_freed(END_SECONDS)
             self._start_engine(data, order)
         except (OSError, ConfigError) as error:  # the others go on
             reason = f"cannot be started: {error}"
             logger.error("engine %d %s", data, reason)
-            self._membership.report(EngineEnded(data, 1, reason))
+            self._participant.report(EngineEnded(data, 1, reason))
         except Exception as error:
-            self._membership.on_failure(error)
+            self._participant.on_failure(error)
 
     def _start_engine(self, data: int, order: StartEngine) -> None:
-        facts, config = self._membership.facts, order.config
+        facts, config = self._participant.facts, order.config
         own = replace(
             config,
             spec=replace(config.spec, path=self._start.folder),
@@ -120,20 +122,20 @@ class _Session:
         )
         logger.info("this node starts engine %d", data)
         launcher, opened = EngineLauncher(own, Listening(facts.address, self._start.keys)), None
-        if order.opens_meeting:
+        if order.opens_rendezvous:
             with listen(facts.address) as listener:  # the engine inherits the socket
-                engine, opened = launcher.start(listening_at(listener, facts.address)), endpoint_of(listener)
+                engine, opened = launcher.start(listening_rendezvous(listener, facts.address)), endpoint_of(listener)
         else:
             where = order.init_method
-            engine = launcher.start(None if where is None else Meeting(where, address=facts.address))
+            engine = launcher.start(None if where is None else Rendezvous(where, address=facts.address))
         self._engines[data] = engine
         watch = asyncio.create_task(self._watch(data, engine))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
-        self._membership.report(EngineStarted(data, engine.address, opened))
+        self._participant.report(EngineStarted(data, engine.address, opened))
 
     async def _watch(self, data: int, engine: EngineSubprocess) -> None:
         code, was_killed = await engine.wait(), engine.was_killed
         engine.kill()  # and workers that outlived it
         if self._engines.get(data) is engine:
-            self._membership.report(EngineEnded(data, code, was_killed=was_killed))
+            self._participant.report(EngineEnded(data, code, was_killed=was_killed))

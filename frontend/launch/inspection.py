@@ -12,7 +12,15 @@ import msgspec
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.core.wire.inspection import FilesSaved, InspectionAnswer, LoadPlan, Obstacles, OpsQuestion, OpsTimed, Refused
+from quire.core.wire.inspection import (
+    FilesSaved,
+    InspectionAnswer,
+    InspectionRefused,
+    LoadPlan,
+    Obstacles,
+    OpsQuestion,
+    OpsTimed,
+)
 from quire.core.wire.model_cost import ModelCost
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.options import resolve
@@ -117,6 +125,6 @@ def _ask(
     if done.returncode:
         raise QuireError(f"the process that was asked ended with code {done.returncode}; its messages say why.")
     answer = msgspec.msgpack.decode(done.stdout, type=InspectionAnswer)
-    if isinstance(answer, Refused):
+    if isinstance(answer, InspectionRefused):
         raise ConfigError(answer.message)
     return answer

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.core.config.engine_args import EngineArgs, keyword_aliases
 from quire.core.errors import ConfigError
-from quire.frontend.launch.refusals import Refusals
+from quire.frontend.refusals.flags import FlagRefusals
 
 
 def read_keywords(options: dict[str, Any]) -> EngineArgs:
@@ -16,7 +16,7 @@ def read_keywords(options: dict[str, Any]) -> EngineArgs:
     """
     options = _without_aliases(options)
     known = EngineArgs().flat()
-    refusals = Refusals(map(_flag, known), ["engine"])
+    refusals = FlagRefusals(map(_flag, known), ["engine"])
     for name in options.keys() - known.keys():
         try:
             refusals.drop(_flag(name), options[name])

@@ -15,16 +15,16 @@ import msgspec
 
 from quire.core import envs
 from quire.core.cluster.addresses import listen
-from quire.core.cluster.messages import HeadStart
+from quire.core.cluster.messages import CoordinatorStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError, PeerLostError
 from quire.core.logging import get_logger
 from quire.core.processes import is_ending, members, names_of_living, until_ended, wait_ended
 from quire.core.wire.channel import CurveKeys
-from quire.core.wire.meeting import Meeting, endpoint_of
+from quire.core.wire.rendezvous import Rendezvous, endpoint_of
 from quire.frontend.launch.engine_main import EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
-from quire.frontend.launch.together import CommonLives
+from quire.frontend.launch.shared_experts import Epochs
 
 JOIN_SECONDS = 5.0
 """How long an engine's end is waited for where that holds up everything else."""
@@ -81,8 +81,8 @@ class EngineSubprocess:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    async def gone(self, seconds: float) -> None:
-        """See `EngineHandle.gone`."""
+    async def wait_freed(self, seconds: float) -> None:
+        """See `EngineHandle.wait_freed`."""
         if self._is_gone:
             return
         try:
@@ -135,7 +135,7 @@ class EngineLauncher:
         worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
         cluster: where other nodes join; None: all workers run on this host.
         ray_nodes: starts the other nodes; None: others do.
-        together: of the engines with which this one shares experts, if any.
+        epochs: of the engines with which this one shares experts, if any.
     """
 
     def __init__(
@@ -144,16 +144,16 @@ class EngineLauncher:
         transport: Literal["ipc", "tcp"] | Listening = "ipc",
         *,
         worker_factory: str | None = None,
-        cluster: HeadStart | None = None,
+        cluster: CoordinatorStart | None = None,
         ray_nodes: RayNodes | None = None,
-        together: CommonLives | None = None,
+        epochs: Epochs | None = None,
     ) -> None:
         self.config = config
         self._transport = transport
         self._worker_factory = worker_factory
         self._cluster = cluster
         self._ray_nodes = ray_nodes
-        self._together = together
+        self._epochs = epochs
         self.folder: str | None = None  # holds the sockets; mode 0700
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
@@ -161,11 +161,11 @@ class EngineLauncher:
     @property
     def waits_for(self) -> str | None:
         """See `Launcher.waits_for`. What a started engine waits for, it says itself."""
-        return None if self._together is None else self._together.waits_for
+        return None if self._epochs is None else self._epochs.waits_for
 
     def launch_ahead(self) -> None:
         """Starts the engine that the first `launch` returns, so that it loads while the frontend starts."""
-        if self._together is None or not self._together.has_other_hosts:
+        if self._epochs is None or not self._epochs.has_other_hosts:
             self._ahead = self._start_in_common()
 
     async def launch(self) -> EngineSubprocess:
@@ -173,20 +173,20 @@ class EngineLauncher:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             return ahead
-        if self._together is not None:
-            await self._together.gathered(self.config.place.data)
+        if self._epochs is not None:
+            await self._epochs.wait_for_hosts(self.config.place.data)
         return self._start_in_common()
 
     def _start_in_common(self) -> EngineSubprocess:
-        if self._together is None:
+        if self._epochs is None:
             return self.start()
-        life = self._together.life_of(self.config.place.data)
-        engine = self.start(life.place.here())
-        life.add(engine)
+        epoch = self._epochs.epoch_of(self.config.place.data)
+        engine = self.start(epoch.rendezvous.for_local_engine())
+        epoch.add(engine)
         return engine
 
-    def start(self, meeting: Meeting | None = None) -> EngineSubprocess:
-        """As `launch`, at once. The engine's workers meet those of other engines at `meeting`."""
+    def start(self, rendezvous: Rendezvous | None = None) -> EngineSubprocess:
+        """As `launch`, at once. The engine's workers meet those of other engines at `rendezvous`."""
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         if isinstance(self._transport, Listening):
             keys = self._transport.keys
@@ -197,13 +197,13 @@ class EngineLauncher:
             address, listen_fd = self._next_address(here)
             config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
             start = EngineStart(
-                config, address, keys, os.getpid(), self._worker_factory, self._cluster, meeting, listen_fd
+                config, address, keys, os.getpid(), self._worker_factory, self._cluster, rendezvous, listen_fd
             )
             # A memory file and not the pipe, which may have no room: others are served here, and would wait until the
             # engine reads it.
             file = here.enter_context(open(os.memfd_create("quire-engine"), "wb", buffering=0))
             file.write(msgspec.msgpack.encode(start))
-            inherited = [file.fileno(), *([] if meeting is None else meeting.fds)]
+            inherited = [file.fileno(), *([] if rendezvous is None else rendezvous.fds)]
             if listen_fd is not None:
                 inherited.append(listen_fd)
             process = subprocess.Popen(
@@ -218,8 +218,8 @@ class EngineLauncher:
 
     def retire(self) -> None:
         """See `Launcher.retire`."""
-        if self._together is not None:
-            self._together.retire()
+        if self._epochs is not None:
+            self._epochs.retire()
 
     def close(self) -> None:
         """Ends an engine that was never handed out and the nodes that Ray runs, and removes the private folder."""
@@ -229,8 +229,8 @@ class EngineLauncher:
             self._ahead = None
         if self._ray_nodes is not None:
             self._ray_nodes.close()
-        if self._together is not None:
-            self._together.close()
+        if self._epochs is not None:
+            self._epochs.close()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None

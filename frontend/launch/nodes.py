@@ -10,7 +10,7 @@ from quire.core.cluster.addresses import check_host, interface_of, named_host, o
 from quire.core.cluster.check_messages import CheckStart, GPUMemory, NodeReport
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
-from quire.core.cluster.messages import HeadStart, NodeStart
+from quire.core.cluster.messages import CoordinatorStart, NodeStart
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.parallel import ParallelConfig
 from quire.core.config.quantization import short_name
@@ -18,13 +18,13 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, get_logger
 from quire.frontend.launch.layout import engine_places, hosts_of_engine
-from quire.frontend.launch.peer_servers import FirstServer, FurtherServer
-from quire.frontend.launch.together import CommonLives, EngineHosts, EnginesTogether
+from quire.frontend.launch.peer_servers import CoordinatorServer, ParticipantServer
+from quire.frontend.launch.shared_experts import EngineHosts, EpochCoordinator, Epochs
 
 logger = get_logger(__name__)
 
 
-def head_starts(parallel: ParallelConfig, folder: Path) -> list[HeadStart | None]:
+def coordinator_starts(parallel: ParallelConfig, folder: Path) -> list[CoordinatorStart | None]:
     """What each engine on node 0 is told; None if all its workers are here.
 
     The other nodes of an engine join it at a port of its own, counted from --master-port.
@@ -42,12 +42,14 @@ def head_starts(parallel: ParallelConfig, folder: Path) -> list[HeadStart | None
         return [None for _ in engine_places(parallel)]
     if parallel.node_rank:
         raise ConfigError(f"--node-rank {parallel.node_rank} needs --headless: node 0 alone serves.")
-    address = _address_of_head(parallel.master_addr, "--master-addr")
+    address = _address_of_coordinator(parallel.master_addr, "--master-addr")
     facts = NodeFacts.of_this_host("workers", [0], parallel.nnodes, address, folder)
     keys, hosts = _token(parallel, parallel.master_port).keys(), hosts_of_engine(parallel)
     others = range(1, parallel.nnodes)
     return [
-        HeadStart(f"{address}:{_port(parallel, data)}", keys, facts, [rank for rank in others if rank // hosts != data])
+        CoordinatorStart(
+            f"{address}:{_port(parallel, data)}", keys, facts, [rank for rank in others if rank // hosts != data]
+        )
         for data in range(parallel.data_parallel_size)
     ]
 
@@ -60,13 +62,13 @@ def _port(parallel: ParallelConfig, data: int) -> int:
     return port
 
 
-def engines_head_start(parallel: ParallelConfig, folder: Path) -> HeadStart:
-    """What a server is told whose other engines run on other hosts. Raises ConfigError as `head_start` does."""
-    head, flag, port = _engines_head(parallel)
-    address = _address_of_head(head, flag)
+def engines_coordinator_start(parallel: ParallelConfig, folder: Path) -> CoordinatorStart:
+    """What a server is told whose other engines run on other hosts. Raises ConfigError as `coordinator_starts` does."""
+    head, flag, port = _engines_coordinator(parallel)
+    address = _address_of_coordinator(head, flag)
     ranks = [place.data for place in engine_places(parallel)]
     facts = NodeFacts.of_this_host("engines", ranks, parallel.data_parallel_size, address, folder)
-    return HeadStart(f"{address}:{port}", _token(parallel, port).keys(), facts)
+    return CoordinatorStart(f"{address}:{port}", _token(parallel, port).keys(), facts)
 
 
 def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
@@ -76,34 +78,34 @@ def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingC
             "--headless with --data-parallel-size needs --nnodes and --node-rank, or --data-parallel-start-rank "
             "and --data-parallel-size-local: which engines this host runs."
         )
-    head, flag, port = _engines_head(parallel)
+    head, flag, port = _engines_coordinator(parallel)
     address, ranks = _address_of_node(head, flag), [place.data for place in engine_places(parallel)]
     facts = NodeFacts.of_this_host("engines", ranks, parallel.data_parallel_size, address, folder)
     return NodeStart(f"{head}:{port}", _token_of_all().keys(), facts, str(folder), logging)
 
 
-def companions(args: EngineArgs, config: EngineConfig, folder: Path, nodes: EngineHosts | None) -> CommonLives | None:
+def shared_epochs(args: EngineArgs, config: EngineConfig, folder: Path, nodes: EngineHosts | None) -> Epochs | None:
     """What the engines have in common that this server runs; None if they share no experts.
 
     Args:
         nodes: other hosts with engines of this server; None: there are none.
 
     Raises:
-        ConfigError: as `head_start`, where other servers have some of the engines.
+        ConfigError: as `coordinator_starts`, where other servers have some of the engines.
     """
     if not config.layout.shares_experts:
         return None
     if len(config.served_engines) == config.layout.data:
-        return EnginesTogether(nodes)
-    head, flag, port = _engines_head(args.parallel)
+        return EpochCoordinator(nodes)
+    head, flag, port = _engines_coordinator(args.parallel)
     is_first = 0 in config.served_engines
-    address = _address_of_head(head, flag) if is_first else _address_of_node(head, flag)
+    address = _address_of_coordinator(head, flag) if is_first else _address_of_node(head, flag)
     facts = NodeFacts.of_this_host(
         "servers", list(config.served_engines), config.layout.data, address, folder, _shared_settings(args, config)
     )
     if is_first:
-        return FirstServer(HeadStart(f"{address}:{port}", _token(args.parallel, port).keys(), facts))
-    return FurtherServer(f"{head}:{port}", _token_of_all().keys(), facts)
+        return CoordinatorServer(CoordinatorStart(f"{address}:{port}", _token(args.parallel, port).keys(), facts))
+    return ParticipantServer(f"{head}:{port}", _token_of_all().keys(), facts)
 
 
 def _shared_settings(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
@@ -126,7 +128,7 @@ def _shared_settings(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
     }
 
 
-def _engines_head(parallel: ParallelConfig) -> tuple[str, str, int]:
+def _engines_coordinator(parallel: ParallelConfig) -> tuple[str, str, int]:
     """Node 0's name or address, the option that has it, and the port at which nodes with engines join."""
     head, flag = parallel.data_parallel_address, "--data-parallel-address"
     if head is None:
@@ -134,7 +136,7 @@ def _engines_head(parallel: ParallelConfig) -> tuple[str, str, int]:
     return head, flag, parallel.data_parallel_rpc_port or parallel.master_port
 
 
-def _address_of_head(host: str, flag: str) -> str:
+def _address_of_coordinator(host: str, flag: str) -> str:
     """Node 0's, which is this host."""
     address = resolve(host, flag)
     try:
@@ -149,7 +151,7 @@ def _address_of_head(host: str, flag: str) -> str:
 
 
 def _address_of_node(head: str, flag: str) -> str:
-    """That of this host, which is not node 0, or its name; empty: see `Membership`. Neither this one nor node 0's need
+    """That of this host, which is not node 0, or its name; empty: see `Participant`. Neither this one nor node 0's need
     be there yet."""
     check_host(head, flag)
     return named_host()
@@ -197,12 +199,12 @@ def check_start(
         head, flag, port = parallel.master_addr, "--master-addr", parallel.master_port
         ports = [_port(parallel, data) for data in range(engines)]
     else:
-        head, flag, port = _engines_head(parallel)
+        head, flag, port = _engines_coordinator(parallel)
         ports = [port]
     if parallel.node_rank:
         address = _address_of_node(head, flag)
     else:
-        head = address = _address_of_head(head, flag)
+        head = address = _address_of_coordinator(head, flag)
     heads = [f"{head}:{each}" for each in ports]
     token = _token_of_all() if parallel.node_rank else _token(parallel, port)
     facts = NodeFacts.of_this_host("workers", [parallel.node_rank], parallel.nnodes, address, folder)
@@ -216,7 +218,7 @@ def join_secret(parallel: ParallelConfig) -> str:
 
 def engines_join_secret(parallel: ParallelConfig) -> str:
     """Like `join_secret`, where the other nodes have whole engines."""
-    return _token(parallel, _engines_head(parallel)[2]).secret
+    return _token(parallel, _engines_coordinator(parallel)[2]).secret
 
 
 def _check_rank(parallel: ParallelConfig) -> None:

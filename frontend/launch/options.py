@@ -23,7 +23,7 @@ from quire.frontend.launch.layout import (
     layout_of,
     served_engines,
 )
-from quire.frontend.launch.stages import divide_layers
+from quire.frontend.launch.pipeline_stages import divide_layers
 
 UsageContext = Literal["llm", "server"]
 DEFAULT_BLOCK_SIZE = 16

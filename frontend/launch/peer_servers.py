@@ -1,83 +1,92 @@
 """Several servers whose engines share experts: the first says where their workers meet, and for how long.
 
 Each server starts and watches its own engines. It asks the first server before it starts one (`EngineWanted`), and is
-told where the engine meets the others (`MeetAt`) and when one of these is gone (`LifeEnded`).
+told where the engine meets the others (`RendezvousReady`) and when one of these is gone (`EpochEnded`).
 """
 
 import asyncio
 from functools import partial
 
+from quire.core.cluster.coordinator import ClusterCoordinator, NodeLink
 from quire.core.cluster.facts import NodeFacts, name_ranks
-from quire.core.cluster.head import ClusterHead, NodeLink
-from quire.core.cluster.membership import Membership
-from quire.core.cluster.messages import EngineNews, EngineWanted, HeadStart, LifeEnded, MeetAt, NoMeeting, Order, Waits
+from quire.core.cluster.messages import (
+    CoordinatorStart,
+    EngineNews,
+    EngineWanted,
+    EpochEnded,
+    Order,
+    RendezvousFailed,
+    RendezvousReady,
+    WaitsFor,
+)
+from quire.core.cluster.participant import Participant
 from quire.core.errors import ConfigError, EngineError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire.channel import CurveKeys
-from quire.frontend.launch.together import CommonLife, EnginesTogether, MeetingElsewhere
+from quire.frontend.launch.shared_experts import Epoch, EpochCoordinator, RemoteRendezvous
 
 logger = get_logger(__name__)
 
 _GIVEN_UP = "this server has given up its engines."
 
 
-class FirstServer:
-    """See `CommonLives` and `EngineHosts`: the server with engine 0. The others join from the first `gathered` on."""
+class CoordinatorServer:
+    """See `Epochs` and `EngineHosts`: the server with engine 0. The others join from the first `wait_for_hosts` on."""
 
     has_other_hosts = True
     has_engines_here = True
 
-    def __init__(self, start: HeadStart) -> None:
+    def __init__(self, start: CoordinatorStart) -> None:
         self.address = start.facts.address
         self._start = start
-        self._together = EnginesTogether(self)
+        self._epochs = EpochCoordinator(self)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._head: ClusterHead | None = None
+        self._coordinator: ClusterCoordinator | None = None
         self._servers: set[NodeLink] = set()
         self._answers: dict[tuple[NodeLink, int], asyncio.Task[None]] = {}  # by server, and number of the engine
         self._is_closed = False
 
     @property
     def waits_for(self) -> str | None:
-        """See `CommonLives.waits_for` and `EngineHosts.waits_for`."""
+        """See `Epochs.waits_for` and `EngineHosts.waits_for`."""
         own = self._start.facts
-        missing = self._head.missing if self._head else sorted(set(range(own.num_ranks)) - set(own.ranks))
+        missing = self._coordinator.missing if self._coordinator else sorted(set(range(own.num_ranks)) - set(own.ranks))
         return f"the server of engine {name_ranks(missing)}" if missing else None
 
-    async def gathered(self, number: int) -> None:
-        """See `CommonLives.gathered`. Raises ConfigError if servers cannot join at the address."""
-        self._open_head()
-        await self._together.gathered(number)
+    async def wait_for_hosts(self, number: int) -> None:
+        """See `Epochs.wait_for_hosts`. Raises ConfigError if servers cannot join at the address."""
+        self._open_coordinator()
+        await self._epochs.wait_for_hosts(number)
 
     async def all_joined(self) -> None:
         """See `EngineHosts.all_joined`."""
-        await self._open_head().all_joined()
+        await self._open_coordinator().all_joined()
 
-    def life_of(self, number: int) -> CommonLife:
-        """See `CommonLives.life_of`."""
-        return self._together.life_of(number)
+    def epoch_of(self, number: int) -> Epoch:
+        """See `Epochs.epoch_of`."""
+        return self._epochs.epoch_of(number)
 
     def retire(self) -> None:
-        """See `CommonLives.retire`. The other servers wait for the next one with engine 0."""
+        """See `Epochs.retire`. The other servers wait for the next one with engine 0."""
         self.close()
 
     def close(self) -> None:
-        """See `CommonLives.close`."""
+        """See `Epochs.close`."""
         self._is_closed = True
-        self._together.close()
+        self._epochs.close()
         if self._loop is not None and not self._loop.is_closed():  # perhaps from another thread, as the program ends
-            self._loop.call_soon_threadsafe(self._close_head)
+            self._loop.call_soon_threadsafe(self._close_coordinator)
 
-    def _open_head(self) -> ClusterHead:
+    def _open_coordinator(self) -> ClusterCoordinator:
         if self._is_closed:
             raise PeerLostError(_GIVEN_UP)
-        if self._head is None:  # here, because a head needs the running loop
+        if self._coordinator is None:  # here, because a head needs the running loop
             self._loop = asyncio.get_running_loop()
-            self._head = ClusterHead(self._start, self._on_joined)
-        return self._head
+            self._coordinator = ClusterCoordinator(self._start, self._on_joined)
+        return self._coordinator
 
-    def _close_head(self) -> None:
-        head, self._head = self._head, None
+    def _close_coordinator(self) -> None:
+        head, self._coordinator = self._coordinator, None
         for answer in self._answers.values():
             answer.cancel()
         if head is not None:
@@ -92,7 +101,7 @@ class FirstServer:
 
     def _tell_what_is_missing(self) -> None:
         for server in self._servers:
-            server.tell(Waits(self.waits_for))
+            server.tell(WaitsFor(self.waits_for))
 
     def on_wanted(self, server: NodeLink, number: int) -> None:
         """A server is about to start an engine."""
@@ -102,30 +111,30 @@ class FirstServer:
 
     async def _answer(self, server: NodeLink, number: int) -> None:
         try:
-            await self.gathered(number)
-            life = self.life_of(number)
-            method = await life.port.elsewhere()
+            await self.wait_for_hosts(number)
+            epoch = self.epoch_of(number)
+            method = await epoch.port.for_remote_engine()
         except (OSError, EngineError, ConfigError) as error:
             logger.error("engine %d cannot be started on another host: %s", number, error)
-            server.tell(NoMeeting(number, f"the server of engine 0 opens no meeting: {error}"))
+            server.tell(RendezvousFailed(number, f"the server of engine 0 opens no rendezvous: {error}"))
             return
         assert method is not None  # this host has the port
-        server.tell(MeetAt(number, method))
-        life.add(_PeerEngine(server, number))
+        server.tell(RendezvousReady(number, method))
+        epoch.add(_PeerEngine(server, number))
 
     def on_lost(self, server: NodeLink, error: EngineError) -> None:
         """A server is lost. Nobody else would end its engines' peers."""
         self._servers.discard(server)
         for place in [place for place in self._answers if place[0] is server]:
             self._answers.pop(place).cancel()
-        self._together.end(PeerLostError(str(error)))
+        self._epochs.end(PeerLostError(str(error)))
         self._tell_what_is_missing()
 
 
 class _Server:
     """See `EngineListener`: hears one of the other servers."""
 
-    def __init__(self, first: FirstServer, server: NodeLink) -> None:
+    def __init__(self, first: CoordinatorServer, server: NodeLink) -> None:
         self._first = first
         self._server = server
 
@@ -145,11 +154,11 @@ class _PeerEngine:
         self._number = number
 
     def end(self, reason: PeerLostError) -> None:
-        self._server.tell(LifeEnded(self._number, str(reason)))
+        self._server.tell(EpochEnded(self._number, str(reason)))
 
 
-class FurtherServer:
-    """See `CommonLives`: a server without engine 0. It joins the one that has it at the first `gathered`, and again
+class ParticipantServer:
+    """See `Epochs`: a server without engine 0. It joins the one that has it at the first `wait_for_hosts`, and again
     whenever it has lost it; its engines end meanwhile.
 
     Args:
@@ -161,51 +170,51 @@ class FurtherServer:
     has_other_hosts = True
 
     def __init__(self, head: str, keys: CurveKeys, facts: NodeFacts) -> None:
-        self._head = head
+        self._coordinator = head
         self._keys = keys
         self._facts = facts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._attending: asyncio.Task[None] | None = None
-        self._membership: Membership | None = None  # that node 0 has granted
+        self._participant: Participant | None = None  # that node 0 has granted
         self._missing: str | None = None  # as node 0 told it last
-        self._asked: dict[int, asyncio.Future[MeetAt]] = {}  # by number of the engine
-        self._lives: dict[int, CommonLife] = {}  # of the engine alone: this server does not know the others'
+        self._asked: dict[int, asyncio.Future[RendezvousReady]] = {}  # by number of the engine
+        self._epochs: dict[int, Epoch] = {}  # of the engine alone: this server does not know the others'
         self._is_closed = False
 
     @property
     def waits_for(self) -> str | None:
-        """See `CommonLives.waits_for`."""
-        return "the server of engine 0" if self._membership is None else self._missing
+        """See `Epochs.waits_for`."""
+        return "the server of engine 0" if self._participant is None else self._missing
 
-    async def gathered(self, number: int) -> None:
-        """See `CommonLives.gathered`. Raises ConfigError if node 0 refuses this server as it was started."""
+    async def wait_for_hosts(self, number: int) -> None:
+        """See `Epochs.wait_for_hosts`. Raises ConfigError if node 0 refuses this server as it was started."""
         if self._is_closed:
             raise PeerLostError(_GIVEN_UP)
         self._asked[number] = asked = asyncio.get_running_loop().create_future()
         if self._attending is None or self._attending.done():
             self._loop = asyncio.get_running_loop()
             self._attending = asyncio.create_task(self._attend())
-        if self._membership is not None:
-            self._membership.report(EngineWanted(number))
+        if self._participant is not None:
+            self._participant.report(EngineWanted(number))
         await asked
 
-    def life_of(self, number: int) -> CommonLife:
-        """See `CommonLives.life_of`."""
-        return self._lives[number]
+    def epoch_of(self, number: int) -> Epoch:
+        """See `Epochs.epoch_of`."""
+        return self._epochs[number]
 
     def retire(self) -> None:
-        """See `CommonLives.retire`. The others' engines end, and wait for the next server with these numbers."""
+        """See `Epochs.retire`. The others' engines end, and wait for the next server with these numbers."""
         self.close()
 
     def close(self) -> None:
-        """See `CommonLives.close`."""
+        """See `Epochs.close`."""
         self._is_closed = True
         if self._loop is not None and not self._loop.is_closed():  # perhaps from another thread, as the program ends
             self._loop.call_soon_threadsafe(self._leave)
 
     def _leave(self) -> None:
-        if self._membership is not None:
-            self._membership.leave("its engines have ended.")
+        if self._participant is not None:
+            self._participant.leave("its engines have ended.")
         elif self._attending is not None:
             self._attending.cancel()
         self._fail_asked(PeerLostError(_GIVEN_UP))
@@ -225,22 +234,22 @@ class FurtherServer:
 
     async def _be_member(self) -> None:
         """Raises ConfigError if node 0 refuses this server as it was started."""
-        membership = Membership(self._head, self._keys, self._facts, self)
+        participant = Participant(self._coordinator, self._keys, self._facts, self)
         try:
-            reason = await membership.run(partial(self._on_joined, membership))
+            reason = await participant.run(partial(self._on_joined, participant))
         finally:
-            self._membership = None
-            membership.close()
+            self._participant = None
+            participant.close()
         if not self._is_closed:
             logger.warning("the server of engine 0 is lost: %s This server waits for it.", reason)
-            for life in self._lives.values():
-                life.end(PeerLostError(f"the server of engine 0 is lost: {reason}"))
+            for epoch in self._epochs.values():
+                epoch.end(PeerLostError(f"the server of engine 0 is lost: {reason}"))
 
-    def _on_joined(self, membership: Membership) -> None:
-        self._membership = membership
+    def _on_joined(self, participant: Participant) -> None:
+        self._participant = participant
         for number, asked in self._asked.items():
             if not asked.done():
-                membership.report(EngineWanted(number))
+                participant.report(EngineWanted(number))
 
     def _fail_asked(self, error: QuireError) -> None:
         for asked in self._asked.values():
@@ -248,22 +257,22 @@ class FurtherServer:
                 asked.set_exception(error)
 
     def on_input(self, message: bytes) -> None:
-        """See `MemberListener.on_input`. Messages of workers stay within their engine."""
+        """See `ParticipantListener.on_input`. Messages of workers stay within their engine."""
 
     def on_order(self, order: Order) -> None:
-        """See `MemberListener.on_order`."""
+        """See `ParticipantListener.on_order`."""
         match order:
-            case Waits(what):
+            case WaitsFor(what):
                 self._missing = what
-            case MeetAt(data, init_method):
+            case RendezvousReady(data, init_method):
                 asked = self._asked.get(data)
-                if asked is not None and not asked.done() and self._membership is not None:
-                    self._lives[data] = CommonLife(MeetingElsewhere(init_method, self._membership.facts.address))
+                if asked is not None and not asked.done() and self._participant is not None:
+                    self._epochs[data] = Epoch(RemoteRendezvous(init_method, self._participant.facts.address))
                     asked.set_result(order)
-            case NoMeeting(data, reason):
+            case RendezvousFailed(data, reason):
                 asked = self._asked.get(data)
                 if asked is not None and not asked.done():
                     asked.set_exception(PeerLostError(reason))
-            case LifeEnded(data, reason):
-                if (life := self._lives.get(data)) is not None:
-                    life.end(PeerLostError(reason))
+            case EpochEnded(data, reason):
+                if (epoch := self._epochs.get(data)) is not None:
+                    epoch.end(PeerLostError(reason))

@@ -3,27 +3,27 @@
 import asyncio
 from collections import defaultdict
 
+from quire.core.cluster.coordinator import ClusterCoordinator, NodeLink
 from quire.core.cluster.facts import name_ranks
-from quire.core.cluster.head import ClusterHead, NodeLink
-from quire.core.cluster.messages import EndEngine, EngineEnded, EngineNews, EngineStarted, HeadStart, StartEngine
+from quire.core.cluster.messages import CoordinatorStart, EndEngine, EngineEnded, EngineNews, EngineStarted, StartEngine
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.launcher import EngineHandle
 from quire.core.errors import EngineDeadError, EngineError, PeerLostError
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch.ray_nodes import RayNodes
-from quire.frontend.launch.together import CommonLives
+from quire.frontend.launch.shared_experts import Epochs
 
 
 class RemoteEngine:
     """See `EngineHandle`. The engine's process is a child of the node's own.
 
     Attributes:
-        meeting: where the workers of other engines meet those of this one, if its node was to open that place.
+        rendezvous: where the workers of other engines meet those of this one, if its node was to open that place.
     """
 
     def __init__(self, node: NodeLink, data: int, started: EngineStarted, keys: CurveKeys) -> None:
         self.address = started.address
-        self.meeting = started.meeting
+        self.rendezvous = started.rendezvous
         self.keys: CurveKeys | None = keys
         self.pid: int | None = None
         self.is_owned = True
@@ -53,7 +53,7 @@ class RemoteEngine:
         if not (self.ended.done() or self._loop.is_closed()):  # perhaps from another thread, as the program ends
             self._loop.call_soon_threadsafe(self._node.tell, EndEngine(self._data))
 
-    async def gone(self, seconds: float) -> None:
+    async def wait_freed(self, seconds: float) -> None:
         """The memory is another host's, which waits for the engine's end before it starts the next one."""
 
     def join(self) -> None:
@@ -71,48 +71,48 @@ class RemoteNodes:
         has_engines_here: see `EngineHosts`.
     """
 
-    def __init__(self, start: HeadStart, ray_nodes: RayNodes | None = None) -> None:
+    def __init__(self, start: CoordinatorStart, ray_nodes: RayNodes | None = None) -> None:
         self.address = start.facts.address
         self.has_engines_here = bool(start.facts.ranks)
         self._start = start
         self._ray_nodes = ray_nodes
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._head: ClusterHead | None = None
+        self._coordinator: ClusterCoordinator | None = None
         self._starting: dict[int, asyncio.Future[RemoteEngine]] = {}  # by number of the engine
         self._running: dict[int, RemoteEngine] = {}
         self._nodes: defaultdict[NodeLink, set[int]] = defaultdict(set)
 
     async def all_joined(self) -> None:
         """Returns when all nodes are there. Raises ConfigError if nodes cannot join at the address."""
-        await self._open_head().all_joined()
+        await self._open_coordinator().all_joined()
 
     async def start(
-        self, config: EngineConfig, init_method: str | None = None, *, opens_meeting: bool = False
+        self, config: EngineConfig, init_method: str | None = None, *, opens_rendezvous: bool = False
     ) -> RemoteEngine:
         """Starts an engine on the node that has its number, once that is there.
 
         Args:
             init_method: where its ranks meet those of other engines; None: they do not, or at a place of its node.
-            opens_meeting: its node shall open that place.
+            opens_rendezvous: its node shall open that place.
 
         Raises:
             ConfigError: nodes cannot join at the address.
             EngineError: the node is lost meanwhile, or cannot start the engine.
         """
         data = config.place.data
-        node = await self._open_head().node_with(data)
+        node = await self._open_coordinator().node_with(data)
         if node.engine_listener is None:
             node.engine_listener = _NodeEngines(self, node)
         self._nodes[node].add(data)
         self._starting[data] = starting = asyncio.get_running_loop().create_future()
-        node.tell(StartEngine(config, init_method, opens_meeting))
+        node.tell(StartEngine(config, init_method, opens_rendezvous))
         return await starting
 
     @property
     def missing(self) -> list[int]:
         """The numbers of engines whose nodes have not joined."""
         own = self._start.facts
-        return self._head.missing if self._head else sorted(set(range(own.num_ranks)) - set(own.ranks))
+        return self._coordinator.missing if self._coordinator else sorted(set(range(own.num_ranks)) - set(own.ranks))
 
     @property
     def waits_for(self) -> str | None:
@@ -121,26 +121,26 @@ class RemoteNodes:
 
     def close(self) -> None:
         """Lets all nodes go, which end their engines. Idempotent."""
-        head, self._head = self._head, None
+        head, self._coordinator = self._coordinator, None
         if head is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._close_head, head)
+            self._loop.call_soon_threadsafe(self._close_coordinator, head)
         if self._ray_nodes is not None:
             self._ray_nodes.close()
 
-    def _close_head(self, head: ClusterHead) -> None:
+    def _close_coordinator(self, head: ClusterCoordinator) -> None:
         head.close("the server has ended.")
         for starting in self._starting.values():
             if not starting.done():
                 starting.set_exception(EngineDeadError("the server has ended."))
                 starting.exception()  # perhaps nobody waits for it any more
 
-    def _open_head(self) -> ClusterHead:
-        if self._head is None:  # here, because a head needs the running loop
+    def _open_coordinator(self) -> ClusterCoordinator:
+        if self._coordinator is None:  # here, because a head needs the running loop
             self._loop = asyncio.get_running_loop()
-            self._head = ClusterHead(self._start)
+            self._coordinator = ClusterCoordinator(self._start)
         if self._ray_nodes is not None:
             self._ray_nodes.ensure()
-        return self._head
+        return self._coordinator
 
     def on_engine(self, node: NodeLink, news: EngineNews) -> None:
         """A node has said something of an engine. It is heard of those that it was told to start alone."""
@@ -189,19 +189,19 @@ class RemoteLauncher:
     """See `Launcher`: starts the engine of one number on its node.
 
     Args:
-        together: of the engines with which this one shares experts, if any.
+        epochs: of the engines with which this one shares experts, if any.
     """
 
-    def __init__(self, config: EngineConfig, nodes: RemoteNodes, together: CommonLives | None = None) -> None:
+    def __init__(self, config: EngineConfig, nodes: RemoteNodes, epochs: Epochs | None = None) -> None:
         self.config = config
         self._nodes = nodes
-        self._together = together
+        self._epochs = epochs
 
     @property
     def waits_for(self) -> str | None:
         """See `Launcher.waits_for`."""
-        if self._together is not None:
-            return self._together.waits_for
+        if self._epochs is not None:
+            return self._epochs.waits_for
         data = self.config.place.data
         return f"the host of engine {data}" if data in self._nodes.missing else None
 
@@ -210,21 +210,21 @@ class RemoteLauncher:
 
     async def launch(self) -> EngineHandle:
         """See `Launcher.launch`. Waits for the node, and for those of engines that share experts with this one."""
-        if self._together is None:
+        if self._epochs is None:
             return await self._nodes.start(self.config)
-        await self._together.gathered(self.config.place.data)
-        life = self._together.life_of(self.config.place.data)
-        init_method = await life.port.elsewhere()
-        engine = await self._nodes.start(self.config, init_method, opens_meeting=init_method is None)
-        if engine.meeting is not None:
-            life.port.opened(engine.meeting)
-        life.add(engine)
+        await self._epochs.wait_for_hosts(self.config.place.data)
+        epoch = self._epochs.epoch_of(self.config.place.data)
+        init_method = await epoch.port.for_remote_engine()
+        engine = await self._nodes.start(self.config, init_method, opens_rendezvous=init_method is None)
+        if engine.rendezvous is not None:
+            epoch.port.on_opened(engine.rendezvous)
+        epoch.add(engine)
         return engine
 
     def retire(self) -> None:
         """See `Launcher.retire`."""
-        if self._together is not None:
-            self._together.retire()
+        if self._epochs is not None:
+            self._epochs.retire()
 
     def close(self) -> None:
         """See `Launcher.close`."""

@@ -10,13 +10,13 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import get_logger, level
 from quire.frontend.checkpoint import model_source
-from quire.frontend.launch import environment
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.layout import divide_engines, engine_places, remote_places
-from quire.frontend.launch.nodes import companions, engines_head_start, head_starts
+from quire.frontend.launch.nodes import coordinator_starts, engines_coordinator_start, shared_epochs
 from quire.frontend.launch.options import UsageContext, resolve
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
+from quire.frontend.refusals import environment
 
 logger = get_logger(__name__)
 
@@ -43,23 +43,21 @@ class EngineSetup:
         folder = model_source.find_model(args.model, args.load)
         tokenizer_folder = model_source.find_tokenizer(args.model, args.load, folder)
         config = resolve(args, model_source.read_model_spec(folder, args.model, tokenizer_folder), usage)
-        clusters, transport = head_starts(args.parallel, folder), args.parallel.engine_transport
+        clusters, transport = coordinator_starts(args.parallel, folder), args.parallel.engine_transport
         num_workers, kind = config.layout.num_workers, config.device
         ray_nodes = RayNodes.with_workers(args, num_workers=num_workers, device=kind)
         ray_engines = RayNodes.with_engines(args, num_workers=num_workers, device=kind)
         others = remote_places(args.parallel)
-        nodes = RemoteNodes(engines_head_start(args.parallel, folder), ray_engines) if others else None
-        together = companions(args, config, folder, nodes)
+        nodes = RemoteNodes(engines_coordinator_start(args.parallel, folder), ray_engines) if others else None
+        epochs = shared_epochs(args, config, folder, nodes)
         launchers: list[EngineLauncher | RemoteLauncher] = [
-            EngineLauncher(
-                replace(config, place=place), transport, cluster=cluster, ray_nodes=ray_nodes, together=together
-            )
+            EngineLauncher(replace(config, place=place), transport, cluster=cluster, ray_nodes=ray_nodes, epochs=epochs)
             for place, cluster in zip(engine_places(args.parallel), clusters, strict=True)
         ]
         if nodes is not None:
-            launchers += [RemoteLauncher(replace(config, place=place), nodes, together) for place in others]
+            launchers += [RemoteLauncher(replace(config, place=place), nodes, epochs) for place in others]
             launchers.sort(key=lambda launcher: launcher.config.place.data)
-        elif args.parallel.data_parallel_address is not None and (together is None or not together.has_other_hosts):
+        elif args.parallel.data_parallel_address is not None and (epochs is None or not epochs.has_other_hosts):
             logger.info("--data-parallel-address has no effect: this server uses no engines of other hosts")
         return cls(args, folder, tokenizer_folder, config, launchers)
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.requests.arguments import Tokenization
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearchOutput
 from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.tokenization import Tokenization
 
 _TOKENIZED_AT_ONCE = 256
 """Prompts per batch of tokenization. The engine works on the first batch while the second is tokenized."""
@@ -149,7 +149,7 @@ class BatchRunner:
         opened: asyncio.Future[None],
     ) -> RequestOutput:
         async with places:
-            stream = await self._llm.open(
+            stream = await self._llm.open_stream(
                 prompt,
                 sampling.replace(output_kind=RequestOutputKind.FINAL_ONLY),
                 request_id,

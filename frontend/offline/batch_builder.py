@@ -7,8 +7,8 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.offline.arguments import conversations_of, one_each, prompts_of
 from quire.frontend.offline.batch import Batch
-from quire.frontend.requests.arguments import Tokenization
 from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.chat_template import Message
 
 Conversations = Message | Sequence[Message] | Sequence[Sequence[Message]]

@@ -14,13 +14,14 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.event_loop import EventLoopThread
-from quire.frontend.launch.not_offered import explain
 from quire.frontend.metrics.reader import Metric
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.requests.arguments import Tokenization, refuse
+from quire.frontend.refusals.arguments import refuse
+from quire.frontend.refusals.methods import explain
 from quire.frontend.requests.prompt import PromptLike, with_text
 from quire.frontend.requests.request_fields import check_id
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -138,7 +139,7 @@ class LLMEngine:
         tokenization: Tokenization,
         priority: int,
     ) -> None:
-        stream = await self.async_llm.open(
+        stream = await self.async_llm.open_stream(
             prompt,
             params,
             request_id,

@@ -17,7 +17,7 @@ from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.generation import INLINE_CHOICES
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.requests.merging import cancel
-from quire.frontend.requests.turns import apart, in_turns
+from quire.frontend.requests.time_slices import in_thread_if_long, in_time_slices
 
 
 class BatchChatRequest(ChatRequest, kw_only=True):
@@ -61,7 +61,7 @@ class BatchChat:
         conversations = request.conversations()
         tasks: list[asyncio.Task[ChatCompletion]] = []
         try:
-            async for each in in_turns(conversations, most=1):
+            async for each in in_time_slices(conversations, most=1):
                 if tasks and tasks[-1].done() and tasks[-1].exception() is not None:  # refused: so is the whole batch
                     break
                 tasks.append(asyncio.create_task(self._chat.complete(each, headers)))
@@ -69,7 +69,7 @@ class BatchChat:
             answers = await asyncio.gather(*(task for task in tasks if task.done()))
         finally:
             await cancel(tasks)
-        return await apart(functools.partial(_joined, answers), is_long=len(answers) > INLINE_CHOICES)
+        return await in_thread_if_long(functools.partial(_joined, answers), is_long=len(answers) > INLINE_CHOICES)
 
 
 def _joined(answers: list[ChatCompletion]) -> ChatCompletion:

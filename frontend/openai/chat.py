@@ -18,7 +18,7 @@ from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.schema import ChatRequest
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.parsing.events import Event, Finish, Usage
-from quire.frontend.requests.turns import apart
+from quire.frontend.requests.time_slices import in_thread_if_long
 
 
 class ChatCompletions:
@@ -53,7 +53,7 @@ class ChatCompletions:
         usage = reply.usage(Usage(len(output.prompt_token_ids), num_tokens, num_cached, num_reasoning))
         tells_ids = bool(request.return_token_ids) and turn.tells_tokens
         answer = functools.partial(self._answer, request, reply, output, events, usage, tells_ids=tells_ids)
-        return await apart(answer, is_long=len(output.outputs) > INLINE_CHOICES)
+        return await in_thread_if_long(answer, is_long=len(output.outputs) > INLINE_CHOICES)
 
     async def stream(
         self, request: ChatRequest, headers: ClientHeaders = ClientHeaders()

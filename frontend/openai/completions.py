@@ -31,7 +31,7 @@ from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.merging import OutputStream, close, merge
 from quire.frontend.requests.prompt import Prompt, PromptLike
-from quire.frontend.requests.turns import apart, in_turns
+from quire.frontend.requests.time_slices import in_thread_if_long, in_time_slices
 from quire.frontend.text.fill_in_middle import fill_in_middle
 
 DEFAULT_MAX_TOKENS = 16
@@ -63,7 +63,7 @@ class TextCompletions:
         finally:
             await close(streams)
         answer = functools.partial(self.answer, request, reply, [last[index] for index in sorted(last)])
-        return await apart(answer, is_long=len(last) * (request.n or 1) > INLINE_CHOICES)
+        return await in_thread_if_long(answer, is_long=len(last) * (request.n or 1) > INLINE_CHOICES)
 
     async def stream(
         self, request: CompletionRequest, headers: ClientHeaders = ClientHeaders()
@@ -98,7 +98,7 @@ class TextCompletions:
         sampling = SamplingParams(**fields)
         streams: list[OutputStream] = []
         try:
-            async for index, prompt in in_turns(enumerate(prompts)):
+            async for index, prompt in in_time_slices(enumerate(prompts)):
                 request_id = engine_id(reply_id, index)
                 streams.append(await self._open_one(prompt, request, sampling, request_id, data_parallel_rank))
         except BaseException:
@@ -148,7 +148,7 @@ class TextCompletions:
                 )
             if sampling.thinking_token_budget is not None:
                 sampling = sampling.replace(thinking=self._conversations.thinking_marks(self._as_text(prompt)))
-            return await self._engine.open(
+            return await self._engine.open_stream(
                 await self._with_suffix(prompt, request),
                 sampling,
                 request_id,
@@ -179,7 +179,7 @@ class TextCompletions:
         make = functools.partial(
             fill_in_middle, tokenizer.tokenizer, prompt, request.suffix, add_special_tokens=special
         )
-        ids = await apart(make, is_long=len(prompt) + len(request.suffix) > INLINE_CHARACTERS)
+        ids = await in_thread_if_long(make, is_long=len(prompt) + len(request.suffix) > INLINE_CHARACTERS)
         return Prompt(prompt if isinstance(prompt, str) else None, ids)
 
     # ------------------------------------------------------------------------------------------------------ answers

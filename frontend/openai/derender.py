@@ -34,7 +34,7 @@ from quire.frontend.openai.derender_reading import (
     required,
 )
 from quire.frontend.openai.generation import Reply
-from quire.frontend.requests.turns import apart
+from quire.frontend.requests.time_slices import in_thread_if_long
 
 
 class Derendering:
@@ -108,7 +108,7 @@ class Derendering:
         if part is not None:
             rows = self._given.rows(part, [*(prompt_ids or []), *state.output_token_ids])
             read = functools.partial(place.read, state, part, rows)
-            choice, state = await apart(read, is_long=len(state.output_token_ids) > INLINE_TOKENS)
+            choice, state = await in_thread_if_long(read, is_long=len(state.output_token_ids) > INLINE_TOKENS)
             chunk.choices = [choice]
         chunk.usage = _event_usage(given.usage, request.prompt_tokens)
         if asked.return_token_ids and given.prompt_token_ids is not None:
@@ -164,7 +164,7 @@ class Derendering:
             rows = self._given.rows(part, [*prompt_ids, *state.output_token_ids])
             replay = self._given.replay(prompt_ids, SamplingParams(**self._text.sampling_fields(asked)))
             formatter, size = self._text.formatter(asked), len(state.output_token_ids)
-            choice, state = await apart(
+            choice, state = await in_thread_if_long(
                 functools.partial(completion_part, asked, replay, formatter, state, part, rows),
                 is_long=size > INLINE_TOKENS,
             )

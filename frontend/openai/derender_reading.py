@@ -20,8 +20,8 @@ from quire.frontend.openai.derender_bodies import (
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.requests.replay import Replay
+from quire.frontend.requests.time_slices import in_thread_if_long
 from quire.frontend.requests.token_logprobs import RowReader
-from quire.frontend.requests.turns import apart
 
 INLINE_TOKENS = 4096
 """More tokens than this are read in a thread."""
@@ -63,7 +63,7 @@ class GivenReader:
             request_id=given.request_id,
             prompt=None,
             prompt_token_ids=prompt_ids,
-            outputs=await apart(read, is_long=num_tokens > INLINE_TOKENS),
+            outputs=await in_thread_if_long(read, is_long=num_tokens > INLINE_TOKENS),
             finished=True,
             prompt_logprobs=given.prompt_logprobs,
             num_cached_tokens=None if given.usage is None else given.usage.cached_tokens,

@@ -146,7 +146,7 @@ class TokenGeneration:
         sampling = SamplingParams(**{**msgspec.structs.asdict(asked), **decided})
         sampling, is_whole = self._constrained(request, sampling)
         with renamed(data_parallel_rank=RANK_HEADER):
-            stream = await self._engine.open(
+            stream = await self._engine.open_stream(
                 {"prompt_token_ids": request.token_ids},
                 sampling,
                 engine_id(reply_id),

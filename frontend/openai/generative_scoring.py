@@ -14,7 +14,7 @@ from quire.frontend.openai.answers import CompletionUsage
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.merging import merge
 from quire.frontend.requests.request_stream import RequestStream
-from quire.frontend.requests.turns import in_turns
+from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.tokenizer import needed
 
 
@@ -93,7 +93,7 @@ class GenerativeScoring:
         """Token ids of the query with each item, cut to what leaves room for a token."""
         query = await self._ids(request.query, special=request.add_special_tokens)
         prompts = []
-        async for item in in_turns(request.items):
+        async for item in in_time_slices(request.items):
             ids = await self._ids(item, special=False)
             both = ids + query if request.item_first else query + ids
             prompts.append(both[: self._engine.max_model_len - 1])
@@ -117,8 +117,8 @@ class GenerativeScoring:
         streams: list[RequestStream] = []
         outputs: dict[int, RequestOutput] = {}
         try:
-            async for ids in in_turns(prompts):
-                stream = await self._engine.open(
+            async for ids in in_time_slices(prompts):
+                stream = await self._engine.open_stream(
                     {"prompt_token_ids": ids},
                     sampling,
                     engine_id(reply_id, len(streams)),

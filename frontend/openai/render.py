@@ -11,7 +11,7 @@ from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.chat.rendering import PromptRendering
 from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS, TextCompletions
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
-from quire.frontend.requests.turns import in_turns
+from quire.frontend.requests.time_slices import in_time_slices
 
 
 class Rendering:
@@ -55,7 +55,7 @@ class Rendering:
         special, prompts = request.add_special_tokens is not False, request.prompts()
         base_id = f"cmpl-{headers.choose_id(request.request_id)}"
         rendered = []
-        async for index, each in in_turns(enumerate(prompts)):
+        async for index, each in in_time_slices(enumerate(prompts)):
             must_fit = request.truncation is None
             prompt = await self._engine.prompts.read(each, add_special_tokens=special, must_fit=must_fit)
             one = await self._prompts.of_prompt(

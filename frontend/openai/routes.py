@@ -13,13 +13,13 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.rendered import RenderedRequest
+from quire.frontend.entry_store.access import StoredEntries
 from quire.frontend.http.answers import HttpAnswers, documented, documented_empty, json_answer
 from quire.frontend.http.json_request import JsonRequest, decode_body
 from quire.frontend.http.load_report import LoadReport
 from quire.frontend.http.openapi_document import BODY
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
-from quire.frontend.kept.access import KeptEntries
 from quire.frontend.openai.answers import (
     ChatChunk,
     ChatCompletion,
@@ -86,7 +86,7 @@ def openai_routes(
     answers: HttpAnswers,
     conversations: Conversations,
     anthropic_models: ModelDescriptions,
-    entries: KeptEntries,
+    entries: StoredEntries,
 ) -> list[Any]:
     """Handlers for /v1, /invocations and the tokenizer.
 
@@ -213,7 +213,7 @@ def _response_routes(
     state: ServerState,
     answers: HttpAnswers,
     conversations: Conversations,
-    entries: KeptEntries,
+    entries: StoredEntries,
 ) -> list[Any]:
     """Responses and conversations that the server keeps, which share one store."""
     makings = Makings()

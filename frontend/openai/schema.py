@@ -1,7 +1,7 @@
 """Bodies of requests, with the field names of OpenAI's API and of vLLM's additions to it.
 
 Every known field is honoured, refused by name with a reason, or without effect on a server of one's own: see
-`refused_fields.py`. All other fields are unknown. `null` means unset.
+`frontend/refusals/fields.py`. All other fields are unknown. `null` means unset.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from quire.core.wire.sampling_params import MAX_COMPLETIONS
 from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import with_functions
-from quire.frontend.chat.refused_fields import is_usual_verbosity
 from quire.frontend.chat.rendered import StreamOptions
 from quire.frontend.chat.tool_fields import ignored_tools, read_tool_set
 from quire.frontend.openai.answers import WeightVersionSpan
 from quire.frontend.openai.beams import refuse_with_beams
 from quire.frontend.openai.output_format import OutputFields
+from quire.frontend.refusals.fields import is_usual_verbosity
 from quire.frontend.requests.prompt import MAX_EMBEDS_BYTES, PromptLike
 from quire.frontend.requests.request_fields import check_priority, check_salt
 from quire.frontend.text.truncation import Side, Truncation

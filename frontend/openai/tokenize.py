@@ -12,7 +12,7 @@ from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.tool_fields import read_tool_set
 from quire.frontend.openai.answers import DetokenizeResponse, TokenizeResponse
-from quire.frontend.requests.turns import apart
+from quire.frontend.requests.time_slices import in_thread_if_long
 from quire.frontend.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4096
@@ -91,7 +91,9 @@ class Tokenization:
         strings = None
         if request.return_token_strs:
             tokenizer = self._tokenizer.tokenizer
-            strings = await apart(lambda: [tokenizer.token(i) or "" for i in ids], is_long=len(ids) > INLINE_TOKENS)
+            strings = await in_thread_if_long(
+                lambda: [tokenizer.token(i) or "" for i in ids], is_long=len(ids) > INLINE_TOKENS
+            )
         return TokenizeResponse(len(ids), self._engine.max_model_len, ids, strings)
 
     def info(self, chat_template: str | None) -> dict[str, Any]:
@@ -114,7 +116,7 @@ class Tokenization:
             )
         tokenizer = self._tokenizer.tokenizer
         decode = functools.partial(_decode, tokenizer, request.tokens)
-        return DetokenizeResponse(await apart(decode, is_long=len(request.tokens) > INLINE_TOKENS))
+        return DetokenizeResponse(await in_thread_if_long(decode, is_long=len(request.tokens) > INLINE_TOKENS))
 
 
 def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:

@@ -80,7 +80,7 @@ class AsyncTokenizer:
         encode = functools.partial(self.tokenizer.encode_batch, add_special_tokens=add_special_tokens)
         return await asyncio.get_running_loop().run_in_executor(thread, encode, texts)
 
-    async def apart(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
         """Runs `work`, other slow reading of a prompt, in the thread that tokenizes; returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 

@@ -20,10 +20,10 @@ from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.merging import cancel
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_stream import RequestStream
-from quire.frontend.requests.turns import in_turns
+from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.tokenizer import Tokenizer
 
-BEAMS_PER_TURN = 16
+BEAMS_PER_SLICE = 16
 """Beams whose requests are opened in one turn of the event loop, so that other streams do not wait."""
 
 
@@ -204,7 +204,7 @@ class BeamSearch:
         for num_tokens in range(1, self._params.max_tokens + 1):
             rows = await self._expand(running, num_tokens)
             longer, ended = list[_Step](), list[_Step]()
-            async for beam, row in in_turns(zip(running, rows, strict=True)):
+            async for beam, row in in_time_slices(zip(running, rows, strict=True)):
                 for token_id, entry in row.items():
                     step = _Step(beam.cum_logprob + entry.logprob, beam, token_id, row)
                     (ended if token_id in self._end_ids else longer).append(step)
@@ -223,7 +223,7 @@ class BeamSearch:
         """Log-probabilities of the likeliest next tokens, best first, for each beam."""
         tasks: list[asyncio.Task[dict[int, Logprob]]] = []
         try:
-            async for index, beam in in_turns(enumerate(beams), most=BEAMS_PER_TURN):
+            async for index, beam in in_time_slices(enumerate(beams), most=BEAMS_PER_SLICE):
                 tasks.append(asyncio.create_task(self._likeliest(beam, f"{step}-{index}")))
             return await asyncio.gather(*tasks)
         finally:

@@ -147,7 +147,7 @@ class Completion:
         """The tokenizer; None when the request wants no text."""
         return self._tokenizer if self._detokenizer is not None else None
 
-    def take(self) -> CompletionOutput:
+    def take_output(self) -> CompletionOutput:
         """The reader's next output: only the new part with DELTA, everything otherwise."""
         self.has_news = False
         self._num_told = self.num_tokens

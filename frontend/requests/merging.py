@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.requests.turns import in_turns
+from quire.frontend.requests.time_slices import in_time_slices
 
 T = TypeVar("T")
 
-TASKS_PER_TURN = 64
+TASKS_PER_SLICE = 64
 """Most tasks of one request that are started or cancelled in a turn of the event loop."""
 
 
@@ -60,7 +60,7 @@ async def _merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, R
     pumps: list[asyncio.Task[None]] = []
     item = None
     try:
-        async for index, stream in in_turns(enumerate(streams), most=TASKS_PER_TURN):
+        async for index, stream in in_time_slices(enumerate(streams), most=TASKS_PER_SLICE):
             pumps.append(asyncio.create_task(pump(index, stream)))
         unfinished = len(streams)
         while unfinished:
@@ -84,16 +84,16 @@ async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
     The list is emptied because an error keeps the variables of every function that it went through. Tasks still in
     the list would all be freed at once by a later garbage collection.
     """
-    async for task in in_turns(tasks, most=TASKS_PER_TURN):
+    async for task in in_time_slices(tasks, most=TASKS_PER_SLICE):
         task.cancel()
-    async for task in in_turns(_taken(tasks)):
+    async for task in in_time_slices(_taken(tasks)):
         if not task.done():
             await asyncio.wait([task])
 
 
 async def close(streams: list[OutputStream]) -> None:
     """Closes the streams of a request, and empties the list, as `cancel` does."""
-    async for stream in in_turns(_taken(streams)):
+    async for stream in in_time_slices(_taken(streams)):
         stream.close()
 
 

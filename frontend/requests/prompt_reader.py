@@ -63,7 +63,7 @@ class PromptReader:
                 param="prompt_embeds",
             )
         read = functools.partial(self._read_embeds, value, self._limit.max_model_len)
-        embeds, num_tokens = await self._tokenizer.apart(read)
+        embeds, num_tokens = await self._tokenizer.in_thread(read)
         return prompt._replace(token_ids=[0] * num_tokens, embeds=embeds)
 
     def _checked(self, prompt: Prompt) -> Prompt:

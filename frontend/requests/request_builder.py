@@ -8,7 +8,7 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt, check_embeds
 from quire.frontend.requests.sampling_input import SamplingInput, check_id_rows
-from quire.frontend.requests.turns import in_turns
+from quire.frontend.requests.time_slices import in_time_slices
 
 
 class RequestBuilder:
@@ -62,7 +62,7 @@ class RequestBuilder:
                 child_seed(seed, index),
                 scores_prompt=index == 0,
             )
-            async for index in in_turns(range(sampling.n))
+            async for index in in_time_slices(range(sampling.n))
         ]
         return EngineRequest(
             sequences,

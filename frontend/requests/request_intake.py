@@ -97,7 +97,7 @@ class RequestIntake:
             metrics=metrics,
         )
 
-    async def open(
+    async def open_stream(
         self,
         prompt: PromptLike | Prompt,
         sampling_params: SamplingParams | None,
@@ -147,7 +147,7 @@ class RequestIntake:
             read = self.prompts.truncate(read, truncation, sampling.max_tokens, has_special_tokens=add_special_tokens)
         if self._after_reasoning is not None and not grammar_is_whole:
             sampling = self._after_reasoning(sampling, read.text, read.token_ids)
-        return await self.running.open(
+        return await self.running.open_stream(
             read,
             sampling,
             request_id,
@@ -207,7 +207,7 @@ class RequestIntake:
         if self._log is not None:
             self._log.add(request_id, read, params)
         open_request = functools.partial(
-            self.running.open,
+            self.running.open_stream,
             priority=priority,
             cache_salt=cache_salt,
             limit_logprobs=False,

@@ -261,7 +261,7 @@ class RequestStream:
             request_id=self.request_id,
             prompt=self._prompt.text,
             prompt_token_ids=self._prompt.token_ids,
-            outputs=[each.take() for each in self._completions if each.has_news or everything],
+            outputs=[each.take_output() for each in self._completions if each.has_news or everything],
             finished=self._done,
             prompt_logprobs=None if self._prompt_rows is None else self._prompt_logprobs(self._prompt_rows),
             prompt_token_id_logprobs=None if self._prompt_rows is None else self._named_logprobs(self._prompt_rows),

@@ -18,7 +18,7 @@ from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder
 from quire.frontend.requests.request_log import LoggedStream, RequestLog
 from quire.frontend.requests.request_stream import RequestStream
-from quire.frontend.requests.turns import in_turns
+from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -60,7 +60,7 @@ class RunningRequests:
     def __len__(self) -> int:
         return len(self._streams)
 
-    async def open(
+    async def open_stream(
         self,
         prompt: Prompt,
         sampling: SamplingParams,
@@ -124,7 +124,7 @@ class RunningRequests:
         interval = max(self._model.stream_interval, sampling.stream_interval or 1)
         completions = [
             Completion(index, start.request_id, prompt.token_ids, sampling, self._tokenizer, interval)
-            async for index, start in in_turns(enumerate(request.sequences))
+            async for index, start in in_time_slices(enumerate(request.sequences))
         ]
         make = RequestStream if log is None or not log.outputs else functools.partial(LoggedStream, log)
         stream = make(

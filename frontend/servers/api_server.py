@@ -9,8 +9,8 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from quire.core.engine.borrowed_engine import BorrowingLauncher
 from quire.core.engine.launcher import NoMoreEnginesError
-from quire.core.engine.visit import VisitingLauncher
 from quire.core.errors import EngineDeadError, PeerLostError, UnavailableError
 from quire.core.logging import configure, get_logger
 from quire.core.processes import leave
@@ -85,7 +85,7 @@ class ApiServer:
 
     def __init__(self, link: ControlLink[ToServer], start: ServerStart, listener: socket.socket) -> None:
         self._link = link
-        self._visits = [VisitingLauncher() for _ in start.config.served_engines]
+        self._visits = [BorrowingLauncher() for _ in start.config.served_engines]
         setup = EngineSetup(start.args, Path(start.folder), Path(start.tokenizer_folder), start.config, [])
         server = start.server
         self._engine = engine = AsyncLLM.from_setup(

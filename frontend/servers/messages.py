@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
-from quire.core.engine.visit import EngineAddress
+from quire.core.engine.borrowed_engine import EngineAddress
 from quire.core.wire.protocol import EngineReady
+from quire.frontend.entry_store.access import MakerQuestion
+from quire.frontend.entry_store.store import Entry, Replaces
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.kept.access import MakerQuestion
-from quire.frontend.kept.entries import Entry, Replaces
 from quire.frontend.servers.family import Family
 
 

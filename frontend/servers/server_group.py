@@ -15,9 +15,9 @@ from prometheus_client import disable_created_metrics
 from prometheus_client.core import Metric
 
 from quire.core import envs
-from quire.core.engine.keeper import EngineKeeper
-from quire.core.engine.restarts import Restarts
-from quire.core.engine.visit import EngineAddress
+from quire.core.engine.borrowed_engine import EngineAddress
+from quire.core.engine.engine_owner import EngineOwner
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import EngineDeadError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineReady, SchedulerStats
@@ -79,9 +79,9 @@ class ServerGroup:
         self._hash_seed = {"PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
         model_name = ServedModel.from_args(setup.args, setup.folder).name
         self._statistics = [EngineStatistics(Labelled(model_name, engine)) for engine in setup.config.served_engines]
-        self._keepers = [EngineKeeper(number, each, self) for number, each in enumerate(setup.launchers)]
-        for statistics, keeper in zip(self._statistics, self._keepers, strict=True):
-            statistics.status = keeper.status
+        self._owners = [EngineOwner(number, each, self) for number, each in enumerate(setup.launchers)]
+        for statistics, owner in zip(self._statistics, self._owners, strict=True):
+            statistics.status = owner.status
         self._engines: dict[int, EngineStarted | EngineGone] = {}  # what a new server must know
         self._waits: dict[int, EngineWaits] = {}
         self._servers: dict[int, ServerProcess] = {}
@@ -115,7 +115,7 @@ class ServerGroup:
 
     async def _keep_engines(self) -> None:
         """Returns never; raises when there are no engines any more."""
-        self._known = await asyncio.gather(*(keeper.start() for keeper in self._keepers))
+        self._known = await asyncio.gather(*(owner.start() for owner in self._owners))
         logging_stats = None
         if self._setup.config.log_stats:
             log = StatsLog(self._statistics, aggregate=self._setup.config.aggregate_engine_logging)
@@ -129,32 +129,32 @@ class ServerGroup:
     async def _look(self) -> None:
         """Tells the servers what engines wait for, which they cannot ask them. Returns never."""
         while True:
-            for number, keeper in enumerate(self._keepers):
-                waits = EngineWaits(number, keeper.status().waits_for)
+            for number, owner in enumerate(self._owners):
+                waits = EngineWaits(number, owner.status().waits_for)
                 if waits != self._waits.setdefault(number, EngineWaits(number, None)):
                     self._waits[number] = waits
                     self._tell(waits)
             await asyncio.sleep(LOOK_SECONDS)
 
     def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
-        """See `KeeperListener`."""
+        """See `EngineOwnerListener`."""
         self._statistics[number].cache_info = cache_facts(self._setup.config, ready)
         self._engines[number] = EngineStarted(number, engine)
         self._tell(self._engines[number])
 
     def on_ended(self, number: int, end: QuireError) -> None:
-        """See `KeeperListener`."""
+        """See `EngineOwnerListener`."""
         self._engines.pop(number, None)
         self._tell(EngineEnded(number, str(end), has_lost_peer=isinstance(end, PeerLostError)))
 
     def on_gone(self, number: int, error: QuireError) -> None:
-        """See `KeeperListener`."""
+        """See `EngineOwnerListener`."""
         self._engines[number] = EngineGone(number, str(error))
         self._tell(self._engines[number])
-        if not all(keeper.is_dead for keeper in self._keepers):
+        if not all(owner.is_dead for owner in self._owners):
             if self._setup.config.layout.shares_experts:
-                for keeper in self._keepers:
-                    keeper.give_up(error)
+                for owner in self._owners:
+                    owner.give_up(error)
         elif not self._all_gone.done() and not self._stopping.is_set():
             if envs.read_flag("KEEP_ALIVE_ON_ENGINE_DEATH"):
                 logger.error("the engines are gone; every request is answered 503: %s", error)
@@ -162,14 +162,14 @@ class ServerGroup:
                 self._all_gone.set_exception(EngineDeadError(f"The engines are gone: {error}"))
 
     def on_stats(self, number: int, stats: SchedulerStats) -> None:
-        """See `KeeperListener`."""
+        """See `EngineOwnerListener`."""
         self._statistics[number].on_stats(stats)
 
     # ---------------------------------------------------------------------------------------------------------- servers
 
     async def _keep_server(self, number: int) -> None:
         """Runs one server after another with the same number. Returns when the group stops."""
-        restarts = Restarts()
+        restarts = RestartPolicy()
         while not self._stopping.is_set():
             server = self._servers[number] = await self._launch(number)
             try:
@@ -266,4 +266,4 @@ class ServerGroup:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *running, return_exceptions=True)
-        await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+        await asyncio.gather(*(owner.close() for owner in self._owners))

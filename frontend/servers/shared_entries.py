@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.core.errors import UnavailableError
-from quire.frontend.kept.access import Answerer, MakerQuestion
-from quire.frontend.kept.entries import Entry, EntryStore, Put, Replaces
+from quire.frontend.entry_store.access import Answerer, MakerQuestion
+from quire.frontend.entry_store.store import Entry, EntryStore, Put, Replaces
 from quire.frontend.servers.calls import Calls, LinkEndedError
 from quire.frontend.servers.messages import AskMaker, CountInMaking, FindEntry, PutEntry, RemoveEntry
 
 
 class SharedEntries:
-    """See `KeptEntries`: those of all servers, seen from one.
+    """See `StoredEntries`: those of all servers, seen from one.
 
     Args:
         server: the number of this server.
@@ -39,12 +39,12 @@ class SharedEntries:
         return number
 
     async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
-        """See `KeptEntries.ask`."""
+        """See `StoredEntries.ask`."""
         answer: bytes | None = await self._ask(AskMaker(maker, question), bytes | None)
         return answer
 
     def answer_with(self, answer: Answerer) -> None:
-        """See `KeptEntries.answer_with`."""
+        """See `StoredEntries.answer_with`."""
         self._answer = answer
 
     async def answer(self, question: MakerQuestion) -> bytes | None:

@@ -38,13 +38,13 @@ def test_spans_are_taken_once() -> None:
     spans = SpanList()
     with spans.span("outer"), spans.span("inner"):
         pass
-    (inner, outer) = spans.take()
+    (inner, outer) = spans.drain()
     assert (inner[0], outer[0]) == ("inner", "outer")
     assert outer[1] <= inner[1] <= inner[2] <= outer[2]
-    assert spans.take() == []
+    assert spans.drain() == []
 
 
 def test_nothing_is_recorded_where_nothing_is_wanted() -> None:
     with NO_SPANS.span("a"), NO_SPANS.span("a"):
         pass
-    assert NO_SPANS.take() == []
+    assert NO_SPANS.drain() == []

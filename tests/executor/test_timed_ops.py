@@ -12,7 +12,7 @@ from quire.ops.cpu.native import NativeBackend
 
 
 def names(spans: SpanList) -> list[str]:
-    return [name for name, _, _ in spans.take()]
+    return [name for name, _, _ in spans.drain()]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_recording_has_the_spans_that_it_was_made_with(spans: SpanList) -> Non
 
     _, recording = ops.record(run)
     assert recording is not None
-    spans.take()
+    spans.drain()
     recording.run()
     assert names(spans) == ["rms_norm", "activate_and_mul"]
     ops.activate_and_mul(x)

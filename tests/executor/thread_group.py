@@ -44,7 +44,7 @@ class Way(NamedTuple):
     receiver: int
 
 
-class Meeting:
+class Rendezvous:
     """What the threads of one group share."""
 
     def __init__(self, size: int) -> None:
@@ -105,7 +105,7 @@ class LateMessages(Messages):
 class ThreadGroup(ParallelGroup):
     """One rank, which is a thread of this process."""
 
-    def __init__(self, rank: int, size: int, meeting: Meeting) -> None:
+    def __init__(self, rank: int, size: int, meeting: Rendezvous) -> None:
         super().__init__(rank, size)
         self.meeting = meeting
         self._num_messages: dict[Way, int] = {}
@@ -113,7 +113,7 @@ class ThreadGroup(ParallelGroup):
     @classmethod
     def all_of(cls, size: int) -> list[Self]:
         """The ranks of a group."""
-        meeting = Meeting(size)
+        meeting = Rendezvous(size)
         return [cls(rank, size, meeting) for rank in range(size)]
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -118,10 +118,10 @@ def test_wrong_requests_are_refused_before_the_engine_sees_them(llm: AsyncLLM, r
             ("Hello", GREEDY.replace(logprobs=21), "at most 20"),
         ):
             with pytest.raises(ParameterError, match=said):
-                await llm.open(prompt, sampling, "wrong")
-        stream = await llm.open("Hello", LONG, "twice")
+                await llm.open_stream(prompt, sampling, "wrong")
+        stream = await llm.open_stream("Hello", LONG, "twice")
         with pytest.raises(ParameterError, match="'twice' is in use"):
-            await llm.open("Hello", GREEDY, "twice")
+            await llm.open_stream("Hello", GREEDY, "twice")
         stream.close()
         await llm.check_health()
 
@@ -198,7 +198,7 @@ def test_beams_of_a_wrong_type(values: dict[str, Any]) -> None:
 
 def test_a_full_queue_says_when_to_come_back(llm: AsyncLLM, run: Run) -> None:
     async def work() -> None:
-        streams = [await llm.open([5, 6], LONG, f"flood-{i}") for i in range(130)]
+        streams = [await llm.open_stream([5, 6], LONG, f"flood-{i}") for i in range(130)]
         results = await asyncio.gather(*(anext(stream) for stream in streams[104:]), return_exceptions=True)
         for stream in streams:
             stream.close()

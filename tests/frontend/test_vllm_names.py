@@ -12,7 +12,7 @@ import pytest
 import quire
 from quire.core.config.engine_args import EngineArgs
 from quire.frontend.launch.keywords import read_keywords
-from quire.frontend.launch.not_offered import explain
+from quire.frontend.refusals.methods import explain
 
 GENERATE = "use_tqdm lora_request priority tokenization_kwargs mm_processor_kwargs"
 CHAT = (

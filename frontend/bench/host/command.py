@@ -7,12 +7,12 @@ import uvloop
 from rich import box
 from rich.table import Table
 
-from quire.core.engine.garbage import calm_garbage_collector
+from quire.core.engine.gc_tuning import tune_garbage_collector
 from quire.core.errors import ConfigError
 from quire.frontend.bench.descriptors import make_room
 from quire.frontend.bench.figures import write_json
 from quire.frontend.bench.host.null_engine import NullSetup
-from quire.frontend.bench.host.stages import STAGES
+from quire.frontend.bench.host.paths import PATHS
 from quire.frontend.bench.host.steps import measure_steps
 from quire.frontend.bench.host.streams import Workload, measure
 from quire.frontend.bench.tables import show
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--stages",
         nargs="+",
-        choices=[*STAGES, "steps"],
-        default=[*STAGES, "steps"],
+        choices=[*PATHS, "steps"],
+        default=[*PATHS, "steps"],
         help="engine: ids through ZeroMQ and workers; text: AsyncLLM; http: the server; steps: the scheduler alone.",
     )
     group.add_argument(
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         make_room(max(args.num_streams), "--num-streams")
     streams: list[dict[str, Any]] = []
     for executor in args.executors:
-        for stage in (name for name in args.stages if name in STAGES):
+        for stage in (name for name in args.stages if name in PATHS):
             for num_streams in args.num_streams:
                 figures = uvloop.run(_measure_stage(args, executor, stage, num_streams))
                 streams.append({"executor": executor, "stage": stage} | figures)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     steps = []
     if "steps" in args.stages:
         config, _ = _setup(args, "uni", max(args.num_streams)).resolve()
-        calm_garbage_collector()  # as in an engine: the default, a collection per 700 objects, grows with the requests
+        tune_garbage_collector()  # as in an engine: the default, a collection per 700 objects, grows with the requests
         steps = [measure_steps(config, num_running, args.num_steps) for num_running in args.num_streams]
         show(_step_table(steps))
     write_json(args.output_json, {"streams": streams, "steps": steps})
@@ -86,7 +86,7 @@ async def _measure_stage(args: argparse.Namespace, executor: str, name: str, num
     setup = _setup(args, executor, num_streams)
     config, _ = setup.resolve()
     workload = Workload(args.input_len, args.output_len, args.seconds, config.spec.vocab_size)
-    stage = STAGES[name](setup)
+    stage = PATHS[name](setup)
     try:
         await stage.start()
         return await measure(stage, num_streams, workload)

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from quire.frontend.bench.host.cpu_time import CpuClock
-from quire.frontend.bench.host.stages import Complete, Stage
+from quire.frontend.bench.host.paths import Complete, HostPath
 
 WARMUP_SECONDS = 0.2
 PROMPTS_AT_ONCE = 1024
@@ -30,7 +30,7 @@ class Workload(Struct, frozen=True):
             yield from generator.integers(0, self.vocab_size, (PROMPTS_AT_ONCE, self.input_len)).tolist()
 
 
-async def measure(stage: Stage, num_streams: int, workload: Workload) -> dict[str, Any]:
+async def measure(stage: HostPath, num_streams: int, workload: Workload) -> dict[str, Any]:
     """Measures rates per second, and microseconds per token: wall time, and each role's processor time."""
     streams = [await stage.open_stream() for _ in range(num_streams)]
     prompts = workload.prompts()

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from quire.frontend.kept.access import Events
+from quire.frontend.entry_store.access import Events
 
 
 class StreamHistory:

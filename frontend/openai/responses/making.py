@@ -6,7 +6,7 @@ from typing import assert_never
 import msgspec
 from msgspec import Struct
 
-from quire.frontend.kept.access import Abandon, Cancel, Look, MakerQuestion, ReadEvents
+from quire.frontend.entry_store.access import Abandon, Cancel, Look, MakerQuestion, ReadEvents
 from quire.frontend.openai.responses.answers import Response
 from quire.frontend.openai.responses.history import StreamHistory
 

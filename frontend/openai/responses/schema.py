@@ -13,12 +13,12 @@ from quire.core.errors import ParameterError
 from quire.frontend.chat.body_fields import read_sampling, refuse_unsupported
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.partly_read import PartlyRead
-from quire.frontend.chat.refused_fields import is_usual_verbosity
 from quire.frontend.chat.tool_fields import read_tool_set
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.responses.answers import AppliedCacheOptions
 from quire.frontend.openai.responses.items import ignored_items
 from quire.frontend.openai.responses.tools import OfferedTools, ignored_response_tools
+from quire.frontend.refusals.fields import is_usual_verbosity
 from quire.frontend.requests.request_fields import check_priority, check_salt
 
 OUTPUT_LOGPROBS = "message.output_text.logprobs"

@@ -6,8 +6,8 @@ from typing import overload
 import msgspec
 
 from quire.core.errors import EngineError, NotFoundError, OverloadedError, ParameterError
-from quire.frontend.kept.access import Abandon, Cancel, Events, KeptEntries, Look, MakerQuestion, ReadEvents
-from quire.frontend.kept.entries import Entry
+from quire.frontend.entry_store.access import Abandon, Cancel, Events, Look, MakerQuestion, ReadEvents, StoredEntries
+from quire.frontend.entry_store.store import Entry
 from quire.frontend.openai.responses.answers import Response
 from quire.frontend.openai.responses.making import Makings
 from quire.frontend.openai.responses.stored import (
@@ -32,7 +32,7 @@ class ResponseStore:
         max_entries, max_bytes: the bounds of `EntryStore`, to refuse what it would not keep.
     """
 
-    def __init__(self, entries: KeptEntries, makings: Makings, *, max_entries: int, max_bytes: int) -> None:
+    def __init__(self, entries: StoredEntries, makings: Makings, *, max_entries: int, max_bytes: int) -> None:
         self._entries = entries
         self._makings = makings
         self._max_entries = max_entries

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from quire.frontend.kept.entries import Entry
+from quire.frontend.entry_store.store import Entry
 from quire.frontend.openai.responses.answers import Conversation, Response, ResponseFailure
 
 LOST = ResponseFailure("server_error", "The server's process that made this response has ended. Ask again.")

@@ -17,22 +17,22 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from quire.core.cluster import silence
+from quire.core.cluster import heartbeat
+from quire.core.cluster.coordinator import ClusterCoordinator
 from quire.core.cluster.facts import NodeFacts, digest_of_sources
-from quire.core.cluster.head import ClusterHead
 from quire.core.cluster.join_token import JoinToken
-from quire.core.cluster.membership import JOIN_SECONDS, Membership
 from quire.core.cluster.messages import (
     CONTROL,
-    HeadStart,
+    CoordinatorStart,
     Join,
     Joined,
-    Refused,
+    JoinRefused,
     ShareFile,
     StartWorkers,
     ToNode,
     control,
 )
+from quire.core.cluster.participant import JOIN_SECONDS, Participant
 from quire.core.errors import ConfigError, EngineError, HostLostError
 from quire.core.wire.channel import CurveKeys, connect_dealer
 from tests.servers import free_port
@@ -65,9 +65,9 @@ class Heard:
 
 
 @contextlib.asynccontextmanager
-async def head(facts: NodeFacts = HEAD) -> AsyncIterator[tuple[ClusterHead, str]]:
+async def head(facts: NodeFacts = HEAD) -> AsyncIterator[tuple[ClusterCoordinator, str]]:
     address = f"127.0.0.1:{free_port()}"
-    cluster = ClusterHead(HeadStart(address, KEYS, facts))
+    cluster = ClusterCoordinator(CoordinatorStart(address, KEYS, facts))
     try:
         yield cluster, address
     finally:
@@ -77,23 +77,23 @@ async def head(facts: NodeFacts = HEAD) -> AsyncIterator[tuple[ClusterHead, str]
 @contextlib.asynccontextmanager
 async def member(
     address: str, facts: NodeFacts = NODE, keys: CurveKeys = KEYS
-) -> AsyncIterator[tuple[Membership, Heard, "asyncio.Task[str]"]]:
+) -> AsyncIterator[tuple[Participant, Heard, "asyncio.Task[str]"]]:
     heard = Heard()
-    membership = Membership(address, keys, facts, heard)
-    running = asyncio.create_task(membership.run())
+    participant = Participant(address, keys, facts, heard)
+    running = asyncio.create_task(participant.run())
     try:
-        yield membership, heard, running
+        yield participant, heard, running
     finally:
         running.cancel()
         await asyncio.wait([running])
-        membership.close()
+        participant.close()
 
 
 def test_bytes_and_files_go_both_ways_in_order() -> None:
     async def test() -> None:
         async with (
             head() as (cluster, address),
-            member(address.replace("127.0.0.1", "localhost")) as (membership, there, running),
+            member(address.replace("127.0.0.1", "localhost")) as (participant, there, running),
         ):
             asked_at = time.monotonic()
             [node] = await cluster.all_joined()
@@ -104,9 +104,9 @@ def test_bytes_and_files_go_both_ways_in_order() -> None:
                 node.send_to_workers(each)
             assert await there.orders.get() == ShareFile("/a", b"file")
             assert [await there.inputs.get(), await there.inputs.get()] == [b"1", b"2"]
-            membership.send_output(b"3")
+            participant.send_output(b"3")
             assert await here.outputs.get() == b"3"
-            membership.leave("it was told to stop.", "host")
+            participant.leave("it was told to stop.", "host")
             error = await here.lost.get()
             assert isinstance(error, HostLostError)
             assert "Node 1 (there, 127.0.0.2) is lost: it was told to stop." in str(error)
@@ -161,10 +161,10 @@ def test_whoever_says_what_cannot_be_read_is_told_so(frames: list[bytes], caplog
                 assert "cannot read" in reason
                 assert "install one version on all nodes" in reason
             stranger.close()
-            async with member(address) as (membership, _, running):
+            async with member(address) as (participant, _, running):
                 [node] = await cluster.all_joined()
                 node.listener = here = Heard()
-                membership._channel.send(frames)
+                participant._channel.send(frames)
                 assert "cannot read" in str(await here.lost.get())
                 await running
 
@@ -204,7 +204,7 @@ def test_a_node_is_told_of_another_version_by_a_digest_of_its_files(
 def test_a_node_of_another_engine_is_refused_and_not_waited_for() -> None:
     async def test() -> None:
         address, facts = f"127.0.0.1:{free_port()}", replace(HEAD, num_ranks=3)
-        cluster = ClusterHead(HeadStart(address, KEYS, facts, elsewhere=[1]))
+        cluster = ClusterCoordinator(CoordinatorStart(address, KEYS, facts, elsewhere=[1]))
         try:
             assert cluster.missing == [2]
             async with member(address, replace(NODE, num_ranks=3)) as (_, _, running):
@@ -221,7 +221,7 @@ def test_a_node_of_another_engine_is_refused_and_not_waited_for() -> None:
 
 def test_a_clock_that_is_far_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = SimpleNamespace(time=lambda: time.time() + 60, monotonic=time.monotonic)
-    monkeypatch.setattr("quire.core.cluster.membership.time", ahead)
+    monkeypatch.setattr("quire.core.cluster.participant.time", ahead)
 
     async def test() -> None:
         async with head() as (_, address), member(address) as (_, _, running):
@@ -250,7 +250,7 @@ def test_a_message_that_waited_is_not_taken_for_a_clock_that_is_behind(monkeypat
     async def test() -> None:
         async with head() as (_, address):
             refused = await answer_to(address, 20, 20, pause=0.5)
-            assert isinstance(refused, Refused)
+            assert isinstance(refused, JoinRefused)
             assert "Its clock is -20 s from node 0's" in refused.reason
             assert isinstance(await answer_to(address, 8, 7, 6, 5, 4), Joined)
 
@@ -269,8 +269,8 @@ class NameServer:
         self.answers.set()
         self._ask_system = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self._ask)
-        monkeypatch.setattr("quire.core.cluster.way_to_head.LOOK_UP_SECONDS", 0.05)
-        monkeypatch.setattr("quire.core.cluster.way_to_head.CONNECT_SECONDS", 0.3)
+        monkeypatch.setattr("quire.core.cluster.coordinator_connection.LOOK_UP_SECONDS", 0.05)
+        monkeypatch.setattr("quire.core.cluster.coordinator_connection.CONNECT_SECONDS", 0.3)
 
     def _ask(self, host: str | bytes | None, *args: Any) -> Any:
         if host != self.NAME:
@@ -290,7 +290,7 @@ def named(address: str) -> str:
 def test_a_name_that_is_not_known_yet_is_waited_for_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("quire.core.cluster.membership.REMINDER_SECONDS", 2 * JOIN_SECONDS)  # the first one at once
+    monkeypatch.setattr("quire.core.cluster.participant.REMINDER_SECONDS", 2 * JOIN_SECONDS)  # the first one at once
     names = NameServer(monkeypatch)
 
     async def test() -> None:
@@ -309,7 +309,7 @@ def test_a_name_that_is_not_known_yet_is_waited_for_and_the_log_says_so(
 def test_a_node_waits_for_its_own_name_and_for_the_interface_that_has_the_address(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("quire.core.cluster.membership.REMINDER_SECONDS", JOIN_SECONDS)
+    monkeypatch.setattr("quire.core.cluster.participant.REMINDER_SECONDS", JOIN_SECONDS)
     names, interfaces = NameServer(monkeypatch), psutil.net_if_addrs()
     up = [interfaces["lo"][0]._replace(address="192.0.2.1")]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
@@ -410,14 +410,14 @@ def test_whoever_lacks_the_token_is_turned_away_and_the_port_survives_rubbish(
 
 
 def test_silence_of_either_side_ends_the_membership(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "SILENCE_SECONDS", 1.2)
+    monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 1.2)
 
     async def test() -> None:
-        async with head() as (cluster, address), member(address) as (membership, _, running):
+        async with head() as (cluster, address), member(address) as (participant, _, running):
             [node] = await cluster.all_joined()
             node.listener = here = Heard()
             started = time.monotonic()
-            membership._try_to_tell = lambda message: None  # type: ignore[method-assign]
+            participant._try_to_tell = lambda message: None  # type: ignore[method-assign]
             assert "silent" in str(await here.lost.get())
             assert time.monotonic() - started > 0.6
             assert "lost" in await running  # node 0 says so, in case that it is heard
@@ -432,21 +432,21 @@ def test_silence_of_either_side_ends_the_membership(monkeypatch: pytest.MonkeyPa
 def test_own_standstill_is_not_the_silence_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    peer = silence.Silence()
+    peer = heartbeat.HeartbeatMonitor()
     now += 60.0  # this process was stopped
-    assert not peer.is_too_long()
+    assert not peer.is_lost()
     for _ in range(7):
-        now += silence.BEAT_SECONDS
-        is_lost = peer.is_too_long()
+        now += heartbeat.BEAT_SECONDS
+        is_lost = peer.is_lost()
     assert is_lost
 
 
 def test_an_address_that_cannot_be_listened_on_is_named() -> None:
     async def test() -> None:
         with pytest.raises(ConfigError, match=r"Nodes cannot join at 192\.0\.2\.1:29501: .*--master-addr must be"):
-            ClusterHead(HeadStart("192.0.2.1:29501", KEYS, HEAD))
+            ClusterCoordinator(CoordinatorStart("192.0.2.1:29501", KEYS, HEAD))
         flags = r"--data-parallel-address \(else --master-addr\) must .*--data-parallel-rpc-port \(else --master-port\)"
         with pytest.raises(ConfigError, match=flags):
-            ClusterHead(HeadStart("192.0.2.1:29501", KEYS, replace(HEAD, part="engines")))
+            ClusterCoordinator(CoordinatorStart("192.0.2.1:29501", KEYS, replace(HEAD, division="engines")))
 
     run(test())

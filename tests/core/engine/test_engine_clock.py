@@ -5,7 +5,7 @@ import time
 import pytest
 
 from quire.core.engine.link import EngineLink
-from quire.core.engine.restarts import Restarts
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.wire.protocol import EngineReady, RequestDelta, SchedulerStats, StepOutputs
 from quire.frontend.launch.launcher import EngineLauncher
 from tests.core.engine.null_engine import engine_config
@@ -30,7 +30,7 @@ class User:
 @pytest.mark.parametrize("ahead", [8e6, -8e6])
 def test_times_of_an_engine_on_another_host_are_told_by_this_hosts_clock(ahead: float) -> None:
     user = User()
-    link = EngineLink(0, EngineLauncher(engine_config()), user, Restarts())
+    link = EngineLink(0, EngineLauncher(engine_config()), user, RestartPolicy())
 
     def say(seconds_ago: float, *deltas: RequestDelta) -> None:
         """A message that was sent so long ago."""

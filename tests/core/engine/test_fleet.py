@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from quire.core.engine.client import EngineClient
-from quire.core.engine.restarts import Restarts
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import EngineDeadError
 from quire.core.routing.router import RoutingRules
 from quire.core.wire.protocol import EngineRequest, FinishReason, SchedulerStats, SequenceStart
 from quire.core.wire.rank import EnginePlace, Layout
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.launch.launcher import EngineLauncher
-from quire.frontend.launch.together import EnginesTogether
+from quire.frontend.launch.shared_experts import EpochCoordinator
 from tests.core.engine.null_engine import NULL_WORKER, Stream, engine_config
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def launchers(
     number: int = 2,
     num_pages: int | None = None,
     max_model_len: int = MAX_LENGTH,
-    together: EnginesTogether | None = None,
+    together: EpochCoordinator | None = None,
     worker: str = NULL_WORKER,
     caching: bool = True,
 ) -> list[EngineLauncher]:
@@ -45,7 +45,7 @@ def launchers(
     if together is not None:
         config = replace(config, executor="mp")
     places = [EnginePlace(rank, rank, number) for rank in range(number)]
-    return [EngineLauncher(replace(config, place=place), worker_factory=worker, together=together) for place in places]
+    return [EngineLauncher(replace(config, place=place), worker_factory=worker, coupled=together) for place in places]
 
 
 @asynccontextmanager
@@ -155,7 +155,7 @@ def test_a_request_that_two_engines_held_as_they_crashed_fails() -> None:
 
 def test_the_others_serve_on_when_one_engine_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with fleet(launchers(), restarts=lambda: Restarts(max_fruitless_lives=-1), num_slots=1) as client:
+        async with fleet(launchers(), restarts=lambda: RestartPolicy(max_fruitless_runs=-1), num_slots=1) as client:
             streams = [Stream(client, f"{number}", [number], 8000) for number in range(2)]
             await until(lambda: all(stream.token_ids for stream in streams))
             end(client, 0)
@@ -176,7 +176,7 @@ def test_engines_that_share_experts_are_restarted_together() -> None:
     """Their streams wait, and a second crash of one is no fault of requests that the other has."""
 
     async def scenario() -> None:
-        async with fleet(launchers(together=EnginesTogether()), together=True) as client:
+        async with fleet(launchers(coupled=EpochCoordinator()), coupled=True) as client:
             streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
             for _ in range(2):
                 await until(lambda: all(stream.token_ids for stream in streams))
@@ -208,8 +208,8 @@ def test_requests_of_engines_that_miss_another_are_not_to_blame(
     monkeypatch.setenv("LOST_PEER", str(sign := tmp_path / "lost"))
 
     async def scenario() -> None:
-        engines = launchers(together=EnginesTogether(), worker="tests.executor.doubles:SometimesLonelyWorker")
-        async with fleet(engines, together=True) as client:
+        engines = launchers(coupled=EpochCoordinator(), worker="tests.executor.doubles:SometimesLonelyWorker")
+        async with fleet(engines, coupled=True) as client:
             streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
             for _ in range(3):
                 await until(lambda: all(stream.token_ids for stream in streams))
@@ -225,8 +225,11 @@ def test_requests_of_engines_that_miss_another_are_not_to_blame(
 
 def test_engines_that_share_experts_are_given_up_together() -> None:
     async def scenario() -> None:
-        engines, limits = launchers(together=EnginesTogether()), iter([Restarts(max_fruitless_lives=-1), Restarts()])
-        async with fleet(engines, restarts=lambda: next(limits), together=True) as client:
+        engines, limits = (
+            launchers(coupled=EpochCoordinator()),
+            iter([RestartPolicy(max_fruitless_runs=-1), RestartPolicy()]),
+        )
+        async with fleet(engines, restarts=lambda: next(limits), coupled=True) as client:
             streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
             await until(lambda: all(stream.token_ids for stream in streams))
             end(client, 0)

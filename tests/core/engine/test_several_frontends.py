@@ -28,7 +28,7 @@ class _Visitor:
     def kill(self) -> None:
         self._left.set()
 
-    async def gone(self, seconds: float) -> None:
+    async def wait_freed(self, seconds: float) -> None:
         """Its host ends it."""
 
     def join(self) -> None:

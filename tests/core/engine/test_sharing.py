@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from quire.core.engine.client import EngineClient
-from quire.core.engine.lent_grammars import LentGrammars
+from quire.core.engine.sent_grammars import SentGrammars
 from quire.core.wire import protocol
 from quire.core.wire.channel import Channel
 from quire.core.wire.protocol import EngineRequest, FinishReason, Grammar, RequestDelta, SequenceStart
@@ -183,7 +183,7 @@ def test_tokens_of_n_sequences_are_those_of_each_alone() -> None:
 
 def test_a_grammar_that_nobody_uses_was_perhaps_never_sent() -> None:
     """While an engine starts, a request may come and go."""
-    lent, request = LentGrammars(), request_of(1, grammar=GRAMMAR)
+    lent, request = SentGrammars(), request_of(1, grammar=GRAMMAR)
     lent.add_user(request)
     assert lent.remove_user(request) is None
     lent.add_user(request)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quire.core.engine.launcher import NoMoreEnginesError
-from quire.core.engine.restarts import Restarts
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import ConfigError, EngineDeadError, HostLostError, PeerLostError
 from quire.core.processes import names_of_living
 from quire.core.wire.protocol import FinishReason
@@ -152,7 +152,7 @@ def test_a_first_start_that_another_engine_spoils_is_repeated_and_the_last_end_i
 def test_a_first_start_whose_host_is_lost_waits_for_it_again() -> None:
     async def scenario() -> None:
         engine = WaitingLauncher()
-        async with client_of(engine, restarts=lambda: Restarts(max_failed_starts=0)) as client:
+        async with client_of(engine, restarts=lambda: RestartPolicy(max_failed_starts=0)) as client:
             starting = asyncio.create_task(client.start())
             await until(lambda: client.status().engine.reason is not None)
             assert (client.status().engine.state, client.status().engine.reason) == ("starting", "Node 1 is lost.")
@@ -213,7 +213,7 @@ def test_failed_starts_are_not_held_against_requests() -> None:
 
 def test_engine_that_cannot_be_launched_any_more_is_given_up() -> None:
     async def scenario() -> None:
-        async with client_of(LimitedLauncher(1), restarts=lambda: Restarts(max_failed_starts=2)) as client:
+        async with client_of(LimitedLauncher(1), restarts=lambda: RestartPolicy(max_failed_starts=2)) as client:
             await client.start()
             pair = open_pair(client)
             assert client.engine_pids[0] is not None

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from quire.core.engine.restarts import Restarts
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import EngineDeadError
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess
@@ -144,7 +144,7 @@ def test_idle_engine_may_be_killed_as_often_as_one_likes() -> None:
 
 def test_engine_that_crashes_with_work_and_no_output_is_given_up() -> None:
     async def scenario() -> None:
-        async with client_of(launcher(), restarts=lambda: Restarts(max_fruitless_lives=0)) as client:
+        async with client_of(launcher(), restarts=lambda: RestartPolicy(max_fruitless_runs=0)) as client:
             await client.start()
             assert client.engine_pids[0] is not None
             os.kill(client.engine_pids[0], signal.SIGSTOP)
@@ -161,7 +161,7 @@ def test_engine_that_crashes_with_work_and_no_output_is_given_up() -> None:
 
 
 def test_supervision_that_fails_leaves_nothing_healthy(caplog: pytest.LogCaptureFixture) -> None:
-    class Faulty(Restarts):
+    class Faulty(RestartPolicy):
         def add(self, **_: object) -> None:
             raise ArithmeticError("a fault of its own")
 

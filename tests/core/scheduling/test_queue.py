@@ -36,18 +36,22 @@ def test_priority_ranks_low_values_first_and_ties_by_arrival() -> None:
 
 
 def test_chunks_are_bounded_by_budget_and_threshold() -> None:
-    assert [ChunkedPrefill(limits()).take(num, 8, 100) for num in (3, 8, 20)] == [3, 8, 8]
-    assert [ChunkedPrefill(limits(long_prefill_token_threshold=5)).take(num, 8, 100) for num in (3, 8, 20)] == [3, 5, 5]
+    assert [ChunkedPrefill(limits()).chunk_size(num, 8, 100) for num in (3, 8, 20)] == [3, 8, 8]
+    assert [ChunkedPrefill(limits(long_prefill_token_threshold=5)).chunk_size(num, 8, 100) for num in (3, 8, 20)] == [
+        3,
+        5,
+        5,
+    ]
 
 
 def test_a_chunk_ends_where_a_snapshot_is_due() -> None:
-    assert [ChunkedPrefill(limits()).take(num, 8, 6) for num in (3, 6, 20)] == [3, 6, 6]
+    assert [ChunkedPrefill(limits()).chunk_size(num, 8, 6) for num in (3, 6, 20)] == [3, 6, 6]
 
 
 def test_whole_prompts_wait_for_a_step_with_room() -> None:
     whole = WholePrefill(limits())
-    assert [whole.take(8, budget, 3) for budget in (10, 8, 7)] == [8, 8, 0]
-    assert whole.take(11, 10, 3) == 10  # a recomputation that no step could hold
+    assert [whole.chunk_size(8, budget, 3) for budget in (10, 8, 7)] == [8, 8, 0]
+    assert whole.chunk_size(11, 10, 3) == 10  # a recomputation that no step could hold
 
 
 def test_the_queue_yields_the_smallest_key_first() -> None:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
-from quire.core.cluster.membership import Membership
-from quire.core.cluster.messages import HeadStart, MeetingOpened, NodeStart, OpenMeeting, Order
+from quire.core.cluster.messages import CoordinatorStart, NodeStart, OpenRendezvous, Order, RendezvousOpened
+from quire.core.cluster.participant import Participant
 from quire.core.errors import EngineError, HostLostError, ModelLoadError
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace, Layout
@@ -79,7 +79,7 @@ async def stop(process: asyncio.subprocess.Process) -> None:
 def second_engine(address: str, factory: str = "NullWorker") -> MultiProcExecutor:
     """Of two engines, the one whose workers are all on other nodes, 2 and 3."""
     config = replace(make_config(2), layout=Layout(data=2, tensor=2, nodes=2), place=EnginePlace(1))
-    placement = SeveralHosts(config, HeadStart(address, KEYS, facts(0, 4), elsewhere=[1]))
+    placement = SeveralHosts(config, CoordinatorStart(address, KEYS, facts(0, 4), elsewhere=[1]))
     return MultiProcExecutor(config, factory=f"quire.executor.processes.null_worker:{factory}", placement=placement)
 
 
@@ -104,7 +104,7 @@ class Orders:
 async def executor(address: str, factory: str = "NullWorker") -> AsyncIterator[MultiProcExecutor]:
     config = replace(make_config(4), layout=Layout(tensor=4, nodes=2))
     module = "quire.executor.processes.null_worker" if factory == "NullWorker" else "tests.executor.doubles"
-    placement = SeveralHosts(config, HeadStart(address, KEYS, facts(0)))
+    placement = SeveralHosts(config, CoordinatorStart(address, KEYS, facts(0)))
     made = MultiProcExecutor(config, factory=f"{module}:{factory}", placement=placement)
     try:
         yield made
@@ -187,15 +187,15 @@ def test_a_node_that_is_lost_while_another_opens_the_meeting_fails_the_start() -
         engine, orders = second_engine(address), Orders()
         starting = asyncio.create_task(engine.start())
         members = [
-            Membership(address, KEYS, facts(rank, 4), listener) for rank, listener in ((2, orders), (3, Orders()))
+            Participant(address, KEYS, facts(rank, 4), listener) for rank, listener in ((2, orders), (3, Orders()))
         ]
         running = [asyncio.create_task(member.run()) for member in members]
         try:
-            assert await orders.queue.get() == OpenMeeting()
+            assert await orders.queue.get() == OpenRendezvous()
             members[1].leave("it was told to stop.")
             while engine.waits_for != "node 3 of 4":
                 await asyncio.sleep(0.01)
-            members[0].report(MeetingOpened("tcp://127.0.0.3:1"))
+            members[0].report(RendezvousOpened("tcp://127.0.0.3:1"))
             with pytest.raises(EngineError, match=r"Node 3 \(host-3, 127\.0\.0\.4\) is lost: it was told to stop"):
                 await starting
         finally:

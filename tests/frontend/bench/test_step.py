@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import QuireError
-from quire.frontend.bench.implementations import Turns
+from quire.frontend.bench.implementations import PairedTimes
 from quire.frontend.bench.step_budget import Span, decode_budget, linear_names, read_timeline
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.frontend.cli.main import QUIRE
@@ -80,7 +80,7 @@ def test_two_implementations_are_timed_in_turns(
 
 
 def test_the_median_of_the_turns_is_their_ratio() -> None:
-    turns = Turns("a step of 1", [(1.0, 2.0), (4.0, 4.0), (2.0, 6.0)])
+    turns = PairedTimes("a step of 1", [(1.0, 2.0), (4.0, 4.0), (2.0, 6.0)])
     assert (turns.least, turns.ratio) == ((1.0, 2.0), 2.0)
 
 

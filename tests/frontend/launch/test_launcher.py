@@ -201,9 +201,9 @@ def test_an_engine_is_gone_when_its_workers_are(
     async def scenario() -> None:
         engine.kill()
         await engine.wait()
-        await engine.gone(0.1)
+        await engine.wait_freed(0.1)
         assert f"have not ended, and hold what they had (memory, devices, ports): {worker} (python" in caplog.text
-        going = asyncio.create_task(engine.gone(60))
+        going = asyncio.create_task(engine.wait_freed(60))
         await asyncio.sleep(0.2)
         assert not going.done()
         os.kill(worker, signal.SIGKILL)

@@ -7,7 +7,13 @@ import pytest
 from quire.core.config.parallel import ParallelConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig
-from quire.frontend.launch.nodes import check_start, engines_head_start, engines_node_start, head_starts, node_start
+from quire.frontend.launch.nodes import (
+    check_start,
+    coordinator_starts,
+    engines_coordinator_start,
+    engines_node_start,
+    node_start,
+)
 
 
 @pytest.mark.parametrize("head", ["0.0.0.0", "10.0.0.300", "fe80::1", "a..b", ""])
@@ -41,10 +47,10 @@ def test_node_0_is_told_at_once_that_its_address_is_another_hosts(
     with pytest.raises(
         ConfigError, match=r"--master-addr 192\.0\.2\.1 is no address of this host, which has .*127\.0\.0\.1"
     ):
-        head_starts(ParallelConfig(nnodes=2, master_addr="192.0.2.1"), tmp_path)
+        coordinator_starts(ParallelConfig(nnodes=2, master_addr="192.0.2.1"), tmp_path)
     engines = ParallelConfig(data_parallel_size=2, data_parallel_size_local=1, data_parallel_address="192.0.2.1")
     with pytest.raises(ConfigError, match=r"--data-parallel-address 192\.0\.2\.1 is no address of this host"):
-        engines_head_start(engines, tmp_path)
+        engines_coordinator_start(engines, tmp_path)
 
 
 def test_a_node_keeps_the_name_of_node_0_which_may_come_back_at_another_address(

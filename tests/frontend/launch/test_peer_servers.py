@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
-from quire.core.cluster.messages import HeadStart
+from quire.core.cluster.messages import CoordinatorStart
 from quire.core.errors import ConfigError, EngineDeadError, PeerLostError
 from quire.frontend.launch.launcher import EngineLauncher
-from quire.frontend.launch.peer_servers import FirstServer, FurtherServer
-from quire.frontend.launch.together import CommonLives
+from quire.frontend.launch.peer_servers import CoordinatorServer, ParticipantServer
+from quire.frontend.launch.shared_experts import Epochs
 from tests.core.engine.null_engine import engine_config
 from tests.servers import free_port
 
@@ -48,11 +48,11 @@ class Engine:
             self.ended.set_result(str(reason))
 
 
-async def start(lives: CommonLives, number: int) -> Engine:
+async def start(lives: Epochs, number: int) -> Engine:
     """As a launcher does."""
-    await lives.gathered(number)
-    life = lives.life_of(number)
-    engine = Engine(life.place.here().init_method.split("?")[0])
+    await lives.wait_for_hosts(number)
+    life = lives.epoch_of(number)
+    engine = Engine(life.rendezvous.for_local_engine().init_method.split("?")[0])
     life.add(engine)
     return engine
 
@@ -62,14 +62,14 @@ class Servers:
 
     def __init__(self) -> None:
         self.head = f"127.0.0.1:{free_port()}"
-        self.all: list[FirstServer | FurtherServer] = []
+        self.all: list[CoordinatorServer | ParticipantServer] = []
 
-    def first(self) -> FirstServer:
-        self.all.append(first := FirstServer(HeadStart(self.head, KEYS, facts(0, 1))))
+    def first(self) -> CoordinatorServer:
+        self.all.append(first := CoordinatorServer(CoordinatorStart(self.head, KEYS, facts(0, 1))))
         return first
 
-    def further(self, *engines: int, settings: dict[str, str] = SETTINGS) -> FurtherServer:
-        self.all.append(further := FurtherServer(self.head, KEYS, facts(*engines, settings=settings)))
+    def further(self, *engines: int, settings: dict[str, str] = SETTINGS) -> ParticipantServer:
+        self.all.append(further := ParticipantServer(self.head, KEYS, facts(*engines, settings=settings)))
         return further
 
 
@@ -105,14 +105,14 @@ def test_engines_meet_when_all_servers_are_there_and_end_with_any_of_them() -> N
             engines = [await again, await start(first, 0), await start(third, 3), await start(first, 1)]
             assert len({engine.place for engine in engines}) == 1
 
-            EngineLauncher(engine_config(), together=third).retire()
+            EngineLauncher(engine_config(), epochs=third).retire()
             assert "The server with engine 3 (host-3, 127.0.0.4) is lost" in await engines[1].ended
             assert "The server with engine 3 (host-3, 127.0.0.4) is lost" in await engines[0].ended
             assert not engines[2].ended.done()  # its own server gives it up
             while second.waits_for != "the server of engine 3":
                 await asyncio.sleep(0.01)
             with pytest.raises(PeerLostError, match="has given up its engines"):
-                await third.gathered(3)
+                await third.wait_for_hosts(3)
 
     run(test())
 
@@ -140,11 +140,11 @@ def test_a_server_that_comes_and_goes_leaves_nothing_behind(caplog: pytest.LogCa
     async def test() -> None:
         async with servers() as made:
             first = made.first()
-            waiting = asyncio.create_task(first.gathered(0))
+            waiting = asyncio.create_task(first.wait_for_hosts(0))
             num_tasks = []
             for _ in range(4):
                 second = made.further(2)
-                asking = asyncio.create_task(second.gathered(2))
+                asking = asyncio.create_task(second.wait_for_hosts(2))
                 while second.waits_for != "the server of engine 3":
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.1)  # it has asked
@@ -167,7 +167,7 @@ def test_whoever_waits_is_told_when_its_server_closes() -> None:
     async def test() -> None:
         async with servers() as made:
             first, joined = made.first(), made.further(2)
-            starts = [asyncio.create_task(each.gathered(number)) for each, number in ((first, 0), (joined, 2))]
+            starts = [asyncio.create_task(each.wait_for_hosts(number)) for each, number in ((first, 0), (joined, 2))]
             while joined.waits_for != "the server of engine 3":
                 await asyncio.sleep(0.01)
             joined.close()
@@ -177,7 +177,7 @@ def test_whoever_waits_is_told_when_its_server_closes() -> None:
             with pytest.raises(EngineDeadError, match="its engines have ended"):
                 await starts[0]
             lonely = made.further(3)
-            start = asyncio.create_task(lonely.gathered(3))
+            start = asyncio.create_task(lonely.wait_for_hosts(3))
             await asyncio.sleep(0)
             lonely.close()
             with pytest.raises(PeerLostError, match="has given up its engines"):
@@ -190,10 +190,10 @@ def test_a_server_that_cannot_open_the_meeting_says_so_on_both_sides(caplog: pyt
     async def test() -> None:
         async with servers() as made:
             elsewhere = replace(facts(0, 1), address="192.0.2.1")  # no address of this host
-            made.all.append(first := FirstServer(HeadStart(made.head, KEYS, elsewhere)))
+            made.all.append(first := CoordinatorServer(CoordinatorStart(made.head, KEYS, elsewhere)))
             waiting = asyncio.create_task(first.all_joined())
             with pytest.raises(PeerLostError, match="Cannot assign requested address"):
-                await made.further(2, 3).gathered(2)
+                await made.further(2, 3).wait_for_hosts(2)
             await waiting
 
     run(test())
@@ -203,10 +203,10 @@ def test_a_server_that_cannot_open_the_meeting_says_so_on_both_sides(caplog: pyt
 def test_a_server_that_cannot_reach_the_first_one_says_so() -> None:
     async def test() -> None:
         async with servers() as made:
-            made.all.append(further := FurtherServer("127.0.0.1:no-port", KEYS, facts(2)))
+            made.all.append(further := ParticipantServer("127.0.0.1:no-port", KEYS, facts(2)))
             for _ in range(2):
                 with pytest.raises(PeerLostError, match="Invalid argument"):
-                    await further.gathered(2)
+                    await further.wait_for_hosts(2)
 
     run(test())
 
@@ -216,10 +216,10 @@ def test_a_server_with_other_settings_is_refused_and_both_are_told(caplog: pytes
 
     async def test() -> None:
         async with servers() as made:
-            waiting = asyncio.create_task(made.first().gathered(0))
+            waiting = asyncio.create_task(made.first().wait_for_hosts(0))
             further = made.further(2, 3, settings=SETTINGS | {"--dtype": "float32"})
             with pytest.raises(ConfigError, match=f"Node 0 refuses this node: {reason}"):
-                await further.gathered(2)
+                await further.wait_for_hosts(2)
             assert not waiting.done()
             waiting.cancel()
 
@@ -230,10 +230,10 @@ def test_a_server_with_other_settings_is_refused_and_both_are_told(caplog: pytes
 def test_an_engine_node_does_not_join_servers() -> None:
     async def test() -> None:
         async with servers() as made:
-            waiting = asyncio.create_task(made.first().gathered(0))
-            made.all.append(further := FurtherServer(made.head, KEYS, replace(facts(2), part="engines")))
+            waiting = asyncio.create_task(made.first().wait_for_hosts(0))
+            made.all.append(further := ParticipantServer(made.head, KEYS, replace(facts(2), division="engines")))
             with pytest.raises(ConfigError, match="started for engines, and node 0 for servers"):
-                await further.gathered(2)
+                await further.wait_for_hosts(2)
             waiting.cancel()
 
     run(test())

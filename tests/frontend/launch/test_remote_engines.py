@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
-from quire.core.cluster.membership import Membership
-from quire.core.cluster.messages import EngineEnded, EngineStarted, HeadStart, NodeStart, Order, StartEngine
+from quire.core.cluster.messages import CoordinatorStart, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
+from quire.core.cluster.participant import Participant
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import EngineDeadError, ModelLoadError, PeerLostError
 from quire.core.logging import LoggingConfig
@@ -50,7 +50,7 @@ def run(test: Awaitable[None]) -> None:
 async def server() -> AsyncIterator[tuple[RemoteNodes, str]]:
     """A server with engine 0, and where its nodes join."""
     address = f"127.0.0.1:{free_port()}"
-    nodes = RemoteNodes(HeadStart(address, KEYS, facts(0)))
+    nodes = RemoteNodes(CoordinatorStart(address, KEYS, facts(0)))
     try:
         yield nodes, address
     finally:
@@ -75,8 +75,8 @@ class Member:
     def __init__(self, address: str, *engines: int) -> None:
         self.orders: asyncio.Queue[Order] = asyncio.Queue()
         self.on_order = self.orders.put_nowait
-        self.membership = Membership(address, KEYS, facts(*engines), self)
-        self.running = asyncio.create_task(self.membership.run())
+        self.participant = Participant(address, KEYS, facts(*engines), self)
+        self.running = asyncio.create_task(self.participant.run())
 
     def on_input(self, message: bytes) -> None:
         raise AssertionError(message)
@@ -87,9 +87,9 @@ class Member:
         return order.config.place.data
 
     async def close(self) -> None:
-        self.membership.leave("it was told to stop.")
+        self.participant.leave("it was told to stop.")
         await self.running
-        self.membership.close()
+        self.participant.close()
 
 
 def test_an_engine_that_cannot_be_started_ends_with_the_reason_on_both_sides(
@@ -186,11 +186,11 @@ def test_a_peer_is_not_blamed_for_the_end_of_an_engine_that_was_killed_before() 
             member = Member(address, 2)
             starting = asyncio.create_task(nodes.start(engine(2)))
             assert await member.told_to_start() == 2
-            member.membership.report(EngineStarted(2, "tcp://127.0.0.3:1"))
+            member.participant.report(EngineStarted(2, "tcp://127.0.0.3:1"))
             started = await starting
             started.kill()
             started.end(PeerLostError("another one has ended."))
-            member.membership.report(EngineEnded(2, -9, was_killed=True))
+            member.participant.report(EngineEnded(2, -9, was_killed=True))
             assert await started.wait() == -9
             await member.close()
 
@@ -204,10 +204,10 @@ def test_a_peer_is_blamed_for_the_end_of_an_engine_that_the_node_has_killed_alon
             member = Member(address, 2)
             starting = asyncio.create_task(nodes.start(engine(2)))
             assert await member.told_to_start() == 2
-            member.membership.report(EngineStarted(2, "tcp://127.0.0.3:1"))
+            member.participant.report(EngineStarted(2, "tcp://127.0.0.3:1"))
             started = await starting
             started.end(PeerLostError("another one has ended."))
-            member.membership.report(EngineEnded(2, -9, was_killed=was_killed))
+            member.participant.report(EngineEnded(2, -9, was_killed=was_killed))
             with pytest.raises(PeerLostError) if was_killed else contextlib.nullcontext():
                 assert await started.wait() == -9
             await member.close()
@@ -251,13 +251,13 @@ def test_a_host_that_is_lost_with_its_engine_s_connection_is_waited_for(caplog: 
                     greeted.set()
 
                 router = bind_router("tcp://127.0.0.3:*", KEYS, on_message)
-                member.membership.report(EngineStarted(2, router.address))
+                member.participant.report(EngineStarted(2, router.address))
                 await greeted.wait()
                 while client.status_of(0).silent_seconds is None:
                     await asyncio.sleep(0.01)
                 router.close()
                 member.running.cancel()
-                member.membership.close()
+                member.participant.close()
                 member = Member(address, 2)
                 assert await member.told_to_start() == 2
                 assert not starting.done()
@@ -275,15 +275,15 @@ def test_a_node_does_not_speak_for_the_engines_of_another() -> None:
             true, false = Member(address, 2), Member(address, 3)
             starts = [asyncio.create_task(nodes.start(engine(number))) for number in (2, 3)]
             assert (await true.told_to_start(), await false.told_to_start()) == (2, 3)
-            false.membership.report(EngineStarted(2, "tcp://127.0.0.4:1"))
-            false.membership.report(EngineStarted(3, "tcp://127.0.0.4:2"))
+            false.participant.report(EngineStarted(2, "tcp://127.0.0.4:1"))
+            false.participant.report(EngineStarted(3, "tcp://127.0.0.4:2"))
             await starts[1]
             assert not starts[0].done()
-            true.membership.report(EngineStarted(2, "tcp://127.0.0.3:1"))
+            true.participant.report(EngineStarted(2, "tcp://127.0.0.3:1"))
             started = await starts[0]
             assert started.address == "tcp://127.0.0.3:1"
-            false.membership.report(EngineEnded(2, 1))
-            false.membership.report(EngineEnded(3, 1))
+            false.participant.report(EngineEnded(2, 1))
+            false.participant.report(EngineEnded(3, 1))
             assert await starts[1].result().wait() == 1
             assert not started.ended.done()
             for member in (true, false):

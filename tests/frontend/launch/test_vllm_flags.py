@@ -18,7 +18,7 @@ from quire.core.errors import ConfigError
 from quire.frontend.cli import serve
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.launch.keywords import read_keywords
-from quire.frontend.launch.unsupported import unsupported
+from quire.frontend.refusals.unsupported_flags import unsupported
 
 TABLES = json.loads(Path(__file__).with_name("vllm_flags.json").read_text())
 NEWER: dict[str, Any] = TABLES["0.33"]

@@ -8,15 +8,15 @@ from typing import Any
 import httpx
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.entry_store.access import LocalEntries
+from quire.frontend.entry_store.store import Entry, EntryStore, Put, Replaces
 from quire.frontend.http.app import create_app
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.kept.access import OwnEntries
-from quire.frontend.kept.entries import Entry, EntryStore, Put, Replaces
 
 BODY: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "background": True, "request_id": "mine"}
 
 
-class SlowEntries(OwnEntries):
+class SlowEntries(LocalEntries):
     """Keeps an entry at once, and answers when it may, as the parent of several servers does."""
 
     def __init__(self, store: EntryStore) -> None:

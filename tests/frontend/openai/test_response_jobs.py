@@ -10,10 +10,10 @@ import pytest
 from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.entry_store.access import LocalEntries
+from quire.frontend.entry_store.store import Entry, Put, Replaces
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
-from quire.frontend.kept.access import OwnEntries
-from quire.frontend.kept.entries import Entry, Put, Replaces
 from quire.frontend.openai.responses.answers import Response
 from quire.frontend.openai.responses.conversations import KeptConversations
 from quire.frontend.openai.responses.jobs import Jobs
@@ -28,7 +28,7 @@ BODY: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "request_id": "mi
 ENDLESS = BODY | {"max_output_tokens": 1500, "ignore_eos": True, "background": True}
 
 
-class Contested(OwnEntries):
+class Contested(LocalEntries):
     """Another server of the command may put an entry just before this one does, for which the id was free."""
 
     rival: Entry | None = None

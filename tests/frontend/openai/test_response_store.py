@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from quire.core.errors import EngineError, NotFoundError, OverloadedError, ParameterError
-from quire.frontend.kept.access import Answerer, Events, MakerQuestion, OwnEntries
-from quire.frontend.kept.entries import EntryStore
+from quire.frontend.entry_store.access import Answerer, Events, LocalEntries, MakerQuestion
+from quire.frontend.entry_store.store import EntryStore
 from quire.frontend.openai.responses.answers import Response
 from quire.frontend.openai.responses.bodies import ConversationRequest, ItemsRequest
 from quire.frontend.openai.responses.conversations import KeptConversations
@@ -65,7 +65,7 @@ class Servers:
         return making
 
 
-class OneOfTwo(OwnEntries):
+class OneOfTwo(LocalEntries):
     def __init__(self, servers: Servers, server: int) -> None:
         super().__init__(servers.entries)
         self.server = server

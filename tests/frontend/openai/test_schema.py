@@ -14,10 +14,10 @@ from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import RequestOutputKind
 from quire.frontend.chat.body_fields import OTHER_SAMPLING_FIELDS, SAMPLING_FIELDS
 from quire.frontend.chat.client_headers import ClientHeaders
-from quire.frontend.chat.refused_fields import HARMLESS, UNSUPPORTED
 from quire.frontend.http.json_request import decode_body
 from quire.frontend.openai.output_format import OutputFields
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from quire.frontend.refusals.fields import HARMLESS, UNSUPPORTED
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 TEXT: dict[str, Any] = {"prompt": "a"}

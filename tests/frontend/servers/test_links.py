@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import uvloop
 
-from quire.frontend.kept.access import Look
-from quire.frontend.kept.entries import Entry, EntryStore
+from quire.frontend.entry_store.access import Look
+from quire.frontend.entry_store.store import Entry, EntryStore
 from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
     BEHIND_BYTES,

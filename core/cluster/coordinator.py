@@ -1,0 +1,348 @@
+"""Node 0's end of a cluster: other nodes join here, are taken in or refused, and are watched."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from quire.core.cluster.check_messages import CHECK
+from quire.core.cluster.facts import ADDRESS_FLAGS, NodeFacts, name_ranks, obstacle
+from quire.core.cluster.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, HeartbeatMonitor
+from quire.core.cluster.messages import (
+    WORKER,
+    Beat,
+    CoordinatorStart,
+    Ended,
+    EngineEnded,
+    EngineNews,
+    EngineStarted,
+    EngineWanted,
+    FromNode,
+    Join,
+    Joined,
+    JoinRefused,
+    NodeLost,
+    OpenRendezvous,
+    RendezvousOpened,
+    ToNode,
+    control,
+)
+from quire.core.cluster.peer_clock import PeerClock
+from quire.core.errors import ConfigError, EngineDeadError, EngineError, HostLostError, PeerLostError
+from quire.core.logging import get_logger
+from quire.core.wire.channel import Channel, bind_router
+from quire.core.wire.protocol import FailureCause
+
+logger = get_logger(__name__)
+
+REMINDER_SECONDS = 10.0
+SELDOM_SECONDS = 60.0
+
+
+class NodeListener(Protocol):
+    """The object that hears a node."""
+
+    def on_output(self, message: bytes) -> None:
+        """A worker of the node has sent a `WorkerOutput`."""
+
+    def on_lost(self, error: EngineError) -> None:
+        """The node has ended, hangs, or cannot be reached: HostLostError. Or its workers have failed, or miss those of
+        another node: PeerLostError. Nothing follows."""
+
+
+class EngineListener(Protocol):
+    """The object that hears of a node's engines."""
+
+    def on_engine(self, news: EngineNews) -> None:
+        """The node has said something of one of its engines."""
+
+    def on_lost(self, error: EngineError) -> None:
+        """As `NodeListener.on_lost`."""
+
+
+class NodeLink:
+    """Node 0's end of one node that has joined.
+
+    Attributes:
+        listener: hears the node's workers from now on.
+        engine_listener: hears of the node's engines from now on.
+        loss: why the node is lost.
+    """
+
+    def __init__(self, facts: NodeFacts, identity: bytes, channel: Channel) -> None:
+        self.facts = facts
+        self.listener: NodeListener | None = None
+        self.engine_listener: EngineListener | None = None
+        self.heartbeat = HeartbeatMonitor()
+        self.is_gone = False
+        self.loss: EngineError | None = None
+        self.rivals: dict[bytes, NodeFacts] = {}  # by identity: they have the same number
+        self._identity = identity
+        self._channel = channel
+        self._opened: asyncio.Future[str] | None = None
+
+    async def open_rendezvous(self) -> str:
+        """Where the node listens from now on for all workers of the engine; see `RankGroups.join`.
+
+        Raises:
+            EngineError: the node is lost meanwhile.
+        """
+        self._opened = asyncio.get_running_loop().create_future()
+        self.tell(OpenRendezvous())
+        return await self._opened
+
+    def on_opened(self, init_method: str) -> None:
+        """The node has answered."""
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_result(init_method)
+
+    def on_lost(self, error: EngineError) -> None:
+        """Tells whoever listens or waits."""
+        self.is_gone = True
+        self.loss = error
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(error)
+        for listener in (self.listener, self.engine_listener):
+            if listener is not None:
+                listener.on_lost(error)
+
+    def tell(self, message: ToNode) -> None:
+        """Sends a message to the node, unless it is gone."""
+        if not self.is_gone:
+            self._channel.send([self._identity, *control(message)])
+
+    def send_to_workers(self, message: bytes) -> None:
+        """Sends a `WorkerInput` to all workers of the node, unless it is gone."""
+        if not self.is_gone:
+            self._channel.send([self._identity, WORKER, message])
+
+
+class _Seldom:
+    """Something that is said once a minute at most, however often it happens."""
+
+    def __init__(self) -> None:
+        self._said_at = -SELDOM_SECONDS
+
+    def is_due(self) -> bool:
+        """Whether it is said now."""
+        now = time.monotonic()
+        if now - self._said_at < SELDOM_SECONDS:
+            return False
+        self._said_at = now
+        return True
+
+
+class ClusterCoordinator:
+    """Takes nodes in until all are there, and watches them until `close`. Use from one event loop.
+
+    Args:
+        on_joined: called with each node that has joined, before it is heard.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+
+    def __init__(self, start: CoordinatorStart, on_joined: Callable[[NodeLink], None] = lambda node: None) -> None:
+        self._on_joined = on_joined
+        self._facts = start.facts
+        self._elsewhere = set(start.elsewhere)
+        self._address = start.address
+        self._nodes: dict[bytes, NodeLink] = {}  # by identity
+        self._waiting: set[asyncio.Future[None]] = set()  # for nodes
+        self._said = (0.0, "")  # the last reminder, and when: CLOCK_MONOTONIC seconds
+        self._decoder: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+        self._clocks: dict[bytes, PeerClock] = {}  # by identity, of nodes that are not judged yet
+        self._num_strangers = 0
+        self._strangers, self._unread = _Seldom(), _Seldom()
+        try:
+            self._channel = bind_router(
+                f"tcp://{start.address}", start.keys, self._on_frames, self._on_stranger, asks_for_senders=True
+            )
+        except zmq.ZMQError as error:
+            address, port = ADDRESS_FLAGS[start.facts.division]
+            raise ConfigError(
+                f"Nodes cannot join at {start.address}: {error}. {address} must be an address of this host, and "
+                f"{port} a free port."
+            ) from None
+        self._beating = asyncio.create_task(self._beat())
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers whose nodes are not there."""
+        there = {rank for node in self._nodes.values() for rank in node.facts.ranks}
+        return sorted(set(range(self._facts.num_ranks)) - there - set(self._facts.ranks) - self._elsewhere)
+
+    @property
+    def waits_for(self) -> str | None:
+        """What is missing, for people; None if nothing is."""
+        if not self.missing:
+            return None
+        one = "node" if self._facts.division == "workers" else "engine"
+        return f"{one} {name_ranks(self.missing)} of {self._facts.num_ranks}"
+
+    async def all_joined(self) -> list[NodeLink]:
+        """All other nodes by their numbers, once they are there. Says now and then for which it waits.
+
+        Raises:
+            EngineDeadError: this is closed meanwhile.
+        """
+        await self._wait_while(lambda: bool(self.missing))
+        return sorted(self._nodes.values(), key=lambda node: node.facts.ranks)
+
+    async def node_with(self, rank: int) -> NodeLink:
+        """The node that has a number, once it is there. Raises as `all_joined` does."""
+        await self._wait_while(lambda: rank in self.missing)
+        return next(node for node in self._nodes.values() if rank in node.facts.ranks)
+
+    async def _wait_while(self, is_missing: Callable[[], bool]) -> None:
+        """Raises EngineDeadError if this is closed meanwhile."""
+        while is_missing():
+            self._remind()
+            changed = asyncio.get_running_loop().create_future()
+            self._waiting.add(changed)
+            try:
+                async with asyncio.timeout(REMINDER_SECONDS):
+                    await changed
+            except TimeoutError:
+                continue
+            finally:
+                self._waiting.discard(changed)
+
+    def _remind(self) -> None:
+        """Says what is missing, once for all who wait."""
+        said_at, said = self._said
+        what, now = f"waiting at {self._address} for {self.waits_for}", time.monotonic()
+        if what != said or now - said_at >= REMINDER_SECONDS:
+            self._said = now, what
+            logger.info("%s", what)
+
+    def close(self, reason: str) -> None:
+        """Lets all nodes go, which then wait for another engine. Idempotent."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(EngineDeadError(f"Nobody joins any more: {reason}"))
+        self._beating.cancel()
+        for node in self._nodes.values():
+            node.tell(Ended(reason))
+            node.is_gone = True
+        self._nodes.clear()
+        self._channel.close(linger_ms=500)
+
+    # ----------------------------------------------------------------------------------------------------- messages
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        identity, *said = frames
+        node = self._nodes.get(identity)
+        if node is not None:
+            node.heartbeat.on_message()
+        try:
+            kind, payload = said
+            message = None if kind in (CHECK, WORKER) else self._decoder.decode(payload)
+        except (ValueError, msgspec.DecodeError) as error:
+            self._on_unreadable(identity, node, error)
+            return
+        if kind == WORKER and node is not None and node.listener is not None:
+            node.listener.on_output(payload)
+        match message:
+            case None:  # a `quire check-cluster`, which should have met another one, gives up by itself
+                pass
+            case Join() as join:
+                self._on_join(identity, join)
+            case Beat():
+                self._on_beat(identity, node)
+            case NodeLost(reason, cause):
+                if node is not None:
+                    self._lose(identity, reason, cause)
+            case RendezvousOpened(init_method):
+                if node is not None:
+                    node.on_opened(init_method)
+            case EngineStarted() | EngineEnded() | EngineWanted() as news:
+                if node is not None and node.engine_listener is not None:
+                    node.engine_listener.on_engine(news)
+
+    def _on_join(self, identity: bytes, join: Join) -> None:
+        facts = join.facts
+        if identity in self._nodes:  # it has not seen our answer yet
+            return
+        clock = self._clocks.setdefault(identity, PeerClock())
+        clock.hear(join.clock)
+        if clock.may_have_waited:
+            return
+        del self._clocks[identity]
+        problem = obstacle(self._facts, facts, clock.seconds_apart)
+        if problem is None and self._elsewhere & set(facts.ranks):
+            problem = "It has workers of another engine; give all nodes one --master-port and --data-parallel-size."
+        if problem is not None:
+            self._refuse(identity, facts, problem)
+            return
+        if (other := self._node_of(facts.ranks)) is not None:
+            other.rivals[identity] = facts  # until the other one shows whether it lives
+            return
+        self._nodes[identity] = node = NodeLink(facts, identity, self._channel)
+        node.tell(Joined())
+        logger.info("%s has joined", facts)
+        self._on_joined(node)
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _on_beat(self, identity: bytes, node: NodeLink | None) -> None:
+        if node is None:
+            self._channel.send([identity, *control(Ended("node 0 does not know this node (any more)."))])
+            return
+        for rival, facts in node.rivals.items():
+            self._refuse(rival, facts, f"There is already {node.facts}; give each node a number of its own.")
+        node.rivals.clear()
+
+    def _refuse(self, identity: bytes, facts: NodeFacts, reason: str) -> None:
+        logger.error("%s is refused: %s", facts, reason)
+        self._channel.send([identity, *control(JoinRefused(reason))])
+
+    def _on_unreadable(self, identity: bytes, node: NodeLink | None, error: Exception) -> None:
+        reason = (
+            f"It says what node 0 cannot read ({error}), as another version of Quire may; install one version on all "
+            "nodes."
+        )
+        if node is not None:
+            self._lose(identity, reason, "other")
+            return
+        if self._unread.is_due():
+            logger.error("a node at %s is refused: %s", self._channel.sender or "an unknown address", reason)
+        self._channel.send([identity, *control(JoinRefused(reason))])
+
+    def _node_of(self, ranks: list[int]) -> NodeLink | None:
+        return next((node for node in self._nodes.values() if set(node.facts.ranks) & set(ranks)), None)
+
+    def _on_stranger(self) -> None:
+        """Says seldom that somebody without the token was here: a scanner must not fill the log."""
+        self._num_strangers += 1
+        if not self._strangers.is_due():
+            return
+        logger.warning(
+            "somebody without the join token was turned away at %s (%d so far); if it is a node, give it the same "
+            "QUIRE_JOIN_TOKEN",
+            self._address,
+            self._num_strangers,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- watching
+
+    async def _beat(self) -> None:
+        while True:
+            for identity, node in list(self._nodes.items()):
+                node.tell(Beat())
+                if node.heartbeat.is_lost():
+                    silent = f"it has been silent for {SILENCE_SECONDS} s, so it hangs or is cut off."
+                    self._lose(identity, silent, "host")
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _lose(self, identity: bytes, reason: str, cause: FailureCause) -> None:
+        node = self._nodes.pop(identity)
+        logger.error("%s is lost: %s", node.facts, reason)
+        node.tell(Ended("node 0 takes this node for lost."))
+        name = str(node.facts)
+        kind = {"host": HostLostError, "peer": PeerLostError}.get(cause, EngineError)
+        node.on_lost(kind(f"{name[0].upper()}{name[1:]} is lost: {reason}"))

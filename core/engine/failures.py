@@ -1,0 +1,61 @@
+"""Why an engine ended: errors from what it said, or from what its launch met, whose fault it was and what may help."""
+
+import errno
+
+import zmq
+
+from quire.core.engine.restart_policy import Fault
+from quire.core.errors import EngineDeadError, HostLostError, ModelLoadError, PeerLostError, QuireError
+from quire.core.logging import get_logger
+from quire.core.wire import protocol
+
+logger = get_logger(__name__)
+
+_REMEDIES = {
+    errno.EMFILE: "Raise the limit on the process's open files (ulimit -n).",
+    errno.ENFILE: "Raise the machine's limit on open files (sysctl fs.file-max).",
+    errno.ENOMEM: "Free memory on this machine.",
+    errno.EAGAIN: "Raise the limit on the user's processes (ulimit -u).",
+    errno.ENOSPC: "Free space on the disk.",
+    errno.ENAMETOOLONG: "Name a folder with a shorter path in QUIRE_RPC_BASE_PATH.",
+}
+
+
+def failure_of(failed: protocol.EngineFailed) -> QuireError:
+    """Why an engine ends, as it says."""
+    match failed.cause:
+        case "setting":
+            return ModelLoadError(failed.message)
+        case "peer":
+            return PeerLostError(f"the engine failed: {failed.message}")
+        case "host":
+            return HostLostError(f"the engine failed: {failed.message}")
+    return EngineDeadError(f"the engine failed: {failed.message}")
+
+
+def is_external(error: Exception) -> bool:
+    """Whether an engine ended because of another one, or of a host."""
+    return isinstance(error, PeerLostError | HostLostError)
+
+
+def fault_of(end: QuireError) -> Fault:
+    """Whether an engine's end counts against it."""
+    match end:
+        case PeerLostError():
+            return "peer"
+        case HostLostError():
+            return "elsewhere"
+    return "own"
+
+
+def explain(error: Exception) -> QuireError:
+    """Why an engine could not be launched or watched, and what may help."""
+    match error:
+        case QuireError():
+            return error
+        case OSError() | zmq.ZMQError():
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            return EngineDeadError(f"the engine could not be run: {error}. {remedy}".rstrip())
+        case _:
+            logger.error("the engine could not be run", exc_info=error)
+            return EngineDeadError(f"the engine could not be run: {type(error).__name__}: {error}.")

@@ -1,0 +1,125 @@
+"""Entries that are kept by id, within bounds. What is in them is their writers' business."""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+Put = Literal["kept", "too large", "no room", "changed"]
+"""What became of an entry: it is kept; it is alone too large to be; entries in the making left it no room; or what is
+kept under its id is not what it shall replace."""
+
+Replaces = int | Literal["anything", "nothing"]
+"""What an entry may replace: whatever is kept under its id, no entry, or the one of a version."""
+
+
+class Entry(Struct, array_like=True, frozen=True, kw_only=True):
+    """Something that is kept under an id.
+
+    Attributes:
+        body: in a form that the writers and readers agree on.
+        events: frames of a stream that may be read again; None if there was none.
+        maker: the number of the server that still makes it; None for one that is finished.
+        is_lost: its maker ended before it was finished.
+        version: what `EntryStore.put` compares, so that no change is lost. That of an entry in the making names the
+            making: its id may be deleted and taken again before the making has ended.
+    """
+
+    id: str
+    body: bytes
+    events: list[bytes] | None = None
+    maker: int | None = None
+    is_lost: bool = False
+    version: int = 0
+
+
+class _Stored(Struct):
+    entry: Entry
+    stored_at: float
+    num_bytes: int
+
+
+class EntryStore:
+    """Keeps entries; those that were stored or changed last, longest. What is still being made is never driven out.
+
+    Args:
+        max_entries: most entries kept; 0 keeps none.
+        max_bytes: most bytes of all of them together.
+        max_age_seconds: how long one is kept after its last change.
+    """
+
+    def __init__(
+        self,
+        max_entries: int,
+        max_bytes: int,
+        max_age_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._max_age_seconds = max_age_seconds
+        self._clock = clock
+        self._kept: dict[str, _Stored] = {}  # the oldest first
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, entry_id: str) -> bool:
+        return entry_id in self._kept
+
+    @property
+    def num_in_making(self) -> int:
+        """Entries that are still being made."""
+        return sum(1 for each in self._kept.values() if each.entry.maker is not None)
+
+    def find(self, entry_id: str) -> Entry | None:
+        """The entry with an id, unless there never was one, or it is gone."""
+        self._drop_old()
+        kept = self._kept.get(entry_id)
+        return None if kept is None else kept.entry
+
+    def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
+        """Keeps a new or changed entry. Old ones make room for it. One that cannot be kept drops the one before it."""
+        if replaces != "anything":
+            before = self.find(entry.id)
+            if replaces != ("nothing" if before is None else before.version):
+                return "changed"
+        self.remove(entry.id)
+        num_bytes = len(entry.body) + sum(map(len, entry.events or ()))
+        if num_bytes > self._max_bytes and entry.maker is None:
+            return "too large"
+        self._kept[entry.id] = _Stored(entry, self._clock(), num_bytes)
+        self._num_bytes += num_bytes
+        self._make_room()
+        return "kept" if entry.id in self._kept else "no room"
+
+    def remove(self, entry_id: str) -> None:
+        """Forgets an entry, if there is one."""
+        kept = self._kept.pop(entry_id, None)
+        if kept is not None:
+            self._num_bytes -= kept.num_bytes
+
+    def on_maker_ended(self, maker: int) -> None:
+        """A server has ended: what it was making will not be finished."""
+        for kept in self._kept.values():
+            if kept.entry.maker == maker:
+                kept.entry = replace(kept.entry, maker=None, is_lost=True)
+
+    def _make_room(self) -> None:
+        self._drop_old()
+        for entry_id, kept in list(self._kept.items()):
+            if len(self._kept) <= self._max_entries and self._num_bytes <= self._max_bytes:
+                return
+            if kept.entry.maker is None:
+                self.remove(entry_id)
+
+    def _drop_old(self) -> None:
+        oldest = self._clock() - self._max_age_seconds
+        for entry_id, kept in list(self._kept.items()):
+            if kept.stored_at > oldest:
+                return
+            if kept.entry.maker is None:
+                self.remove(entry_id)

@@ -1,0 +1,243 @@
+"""Engines that share experts: they are started together, and none goes on without the others."""
+
+import asyncio
+import os
+import socket
+from typing import Protocol
+
+from quire.core.cluster.addresses import listen
+from quire.core.errors import PeerLostError
+from quire.core.wire.rendezvous import Rendezvous, endpoint_of, listening_rendezvous
+
+
+class StartedEngine(Protocol):
+    """A running engine that can be ended."""
+
+    def end(self, reason: PeerLostError) -> None:
+        """Ends it at once. Harmless when it has ended."""
+
+
+class EngineHosts(Protocol):
+    """The other hosts whose engines share experts with those of this one.
+
+    Attributes:
+        address: of this host, for the others.
+        has_engines_here: whether this host runs some, too.
+    """
+
+    address: str
+    has_engines_here: bool
+
+    @property
+    def waits_for(self) -> str | None:
+        """Which hosts are not there, for people; None if all are."""
+
+    async def all_joined(self) -> None:
+        """Returns when all are there."""
+
+
+class RendezvousFile:
+    """A file without a name, at which the workers of all engines on one host meet once."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("quire-rendezvous")
+
+    def for_local_engine(self) -> Rendezvous:
+        """What an engine on this host is told."""
+        return Rendezvous(f"file:///proc/self/fd/{self._fd}", [self._fd])
+
+    def close(self) -> None:
+        """Frees the rendezvous."""
+        os.close(self._fd)
+
+
+class RendezvousPort:
+    """A port of one host, at which the workers of all engines meet once. The host's first engine listens there.
+
+    Args:
+        address: of this host.
+        is_here: this host has the port. Otherwise it is on the host whose engine is started first.
+    """
+
+    def __init__(self, address: str, *, is_here: bool) -> None:
+        self._address = address
+        # The engine is given the socket itself, so that nobody else takes its port meanwhile.
+        self._listener: socket.socket | None = listen(address) if is_here else None
+        self._is_taken = False
+        self._opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if self._listener is not None:
+            self._opened.set_result(endpoint_of(self._listener))
+
+    def for_local_engine(self) -> Rendezvous:
+        """What an engine on this host is told."""
+        assert self._listener is not None  # this host has engines
+        if self._is_taken:
+            return Rendezvous(self._opened.result(), address=self._address)
+        self._is_taken = True
+        return listening_rendezvous(self._listener, self._address)
+
+    async def for_remote_engine(self) -> str | None:
+        """What an engine on another host is told: see `RankGroups.join`. None: its host shall open the port, and
+        `opened` is told where.
+
+        Raises:
+            PeerLostError: the engine has ended whose host was to open it.
+        """
+        if self._listener is not None or self._is_taken:
+            return await asyncio.shield(self._opened)
+        self._is_taken = True
+        return None
+
+    def on_opened(self, init_method: str) -> None:
+        """An engine's host has opened the port."""
+        if not self._opened.done():
+            self._opened.set_result(init_method)
+
+    def close(self) -> None:
+        """Frees the port. Engines that wait to be told of it are told that it will not come."""
+        if self._listener is not None:
+            self._listener.close()
+        if not self._opened.done():
+            self._opened.set_exception(PeerLostError("the engine at which the others were to meet has ended."))
+            self._opened.exception()  # perhaps nobody waits for it
+
+
+class RemoteRendezvous:
+    """A port of another host, as its server has told it.
+
+    Args:
+        address: of this host.
+    """
+
+    def __init__(self, init_method: str, address: str) -> None:
+        self._rendezvous = Rendezvous(init_method, address=address)
+
+    def for_local_engine(self) -> Rendezvous:
+        """What an engine on this host is told."""
+        return self._rendezvous
+
+    def close(self) -> None:
+        """The other host frees the port."""
+
+
+class Epoch:
+    """One engine of each number, from their starts to their end; on a host, the part of it that is there.
+
+    Attributes:
+        rendezvous: where their workers meet.
+        numbers: those that have been, or are about to be, started.
+    """
+
+    def __init__(self, rendezvous: RendezvousFile | RendezvousPort | RemoteRendezvous) -> None:
+        self.rendezvous = rendezvous
+        self.numbers: set[int] = set()
+        self._engines: list[StartedEngine] = []
+        self._reason: PeerLostError | None = None
+
+    @property
+    def port(self) -> RendezvousPort:
+        """The rendezvous, where engines are on several hosts."""
+        assert isinstance(self.rendezvous, RendezvousPort)
+        return self.rendezvous
+
+    def add(self, engine: StartedEngine) -> None:
+        """An engine has been started; perhaps too late."""
+        self._engines.append(engine)
+        if self._reason is not None:
+            engine.end(self._reason)
+
+    def end(self, reason: PeerLostError) -> None:
+        """Ends all engines."""
+        self._reason = reason
+        for engine in self._engines:
+            engine.end(reason)
+        self.rendezvous.close()
+
+
+class Epochs(Protocol):
+    """Gives engines that are started the epoch that they have in common."""
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """Whether engines have to wait for `wait_for_hosts`."""
+
+    @property
+    def waits_for(self) -> str | None:
+        """See `Launcher.waits_for`."""
+
+    async def wait_for_hosts(self, number: int) -> None:
+        """Engine `number` is about to start; returns when the hosts of all engines are there."""
+
+    def epoch_of(self, number: int) -> Epoch:
+        """The epoch of engine `number`, which starts now."""
+
+    def retire(self) -> None:
+        """No engine is started here any more: see `Launcher.retire`. Idempotent."""
+
+    def close(self) -> None:
+        """Frees the rendezvous. Idempotent."""
+
+
+class EpochCoordinator:
+    """See `Epochs`. Gives engines that are started the epoch that they have in common.
+
+    An engine that is started again lacks peers: those of its former self cannot go on. So the others are ended, each
+    one's supervisor starts it again, and all meet at a new rendezvous.
+
+    Args:
+        hosts: of engines on other hosts; None: all are on this one.
+    """
+
+    def __init__(self, hosts: EngineHosts | None = None) -> None:
+        self._hosts = hosts
+        self._epoch: Epoch | None = None
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """See `Epochs.has_other_hosts`."""
+        return self._hosts is not None
+
+    @property
+    def waits_for(self) -> str | None:
+        """See `Launcher.waits_for`."""
+        return None if self._hosts is None else self._hosts.waits_for
+
+    async def wait_for_hosts(self, number: int) -> None:
+        """See `Epochs.wait_for_hosts`."""
+        if self._hosts is None:
+            return
+        if self._hosts.waits_for is not None:
+            self._end(number)  # those that have been started since would meet nobody
+        await self._hosts.all_joined()
+
+    def epoch_of(self, number: int) -> Epoch:
+        """See `Epochs.epoch_of`."""
+        if self._epoch is not None and number in self._epoch.numbers:
+            self._end(number)
+        if self._epoch is None:
+            self._epoch = Epoch(self._new_place())
+        self._epoch.numbers.add(number)
+        return self._epoch
+
+    def end(self, reason: PeerLostError) -> None:
+        """Ends all engines that have been started; none can go on."""
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            epoch.end(reason)
+
+    def retire(self) -> None:
+        """The server gives up all its engines, and so there is nothing to do."""
+
+    def close(self) -> None:
+        """See `Epochs.close`."""
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            epoch.rendezvous.close()
+
+    def _new_place(self) -> RendezvousFile | RendezvousPort:
+        if self._hosts is None:
+            return RendezvousFile()
+        return RendezvousPort(self._hosts.address, is_here=self._hosts.has_engines_here)
+
+    def _end(self, number: int) -> None:
+        self.end(PeerLostError(f"engine {number}, with which this one shares experts, has ended."))

@@ -1,0 +1,11 @@
+"""Why an engine ended, as it says so itself."""
+
+from quire.core.engine.failures import failure_of
+from quire.core.engine.process import _cause_of
+from quire.core.errors import EngineDeadError, HostLostError, PeerLostError
+from quire.core.wire.protocol import EngineFailed
+
+
+def test_a_lost_host_is_told_apart_from_the_engine_s_own_failure_across_the_wire() -> None:
+    for error in (HostLostError("a"), PeerLostError("a"), EngineDeadError("a")):
+        assert type(failure_of(EngineFailed("a", _cause_of(error)))) is type(error)
