@@ -21,7 +21,8 @@ _LOOKS_PER_SILENCE = 4
 class Accepted(bytes):
     """A frame that says that the request is with the engine: events, if any, that open the stream.
 
-    They follow the headers, at the latest after `UNDECIDED_SECONDS`, so that no client waits long for a first byte.
+    They follow the headers, at the latest after `UNDECIDED_SECONDS`, so that no client waits long for a first byte. In
+    the place of an empty one goes a keep-alive, if the stream has any.
     """
 
 
@@ -105,10 +106,9 @@ class EventStream:
                         self._opening = frame
                         undecided = asyncio.get_running_loop().call_later(UNDECIDED_SECONDS, self._start_early, send)
                     else:
-                        await self._start(send)
-                        await self._send(frame, send)
+                        await self._start(send, self._opening + frame)
                 if not self._started:
-                    await self._start(send)
+                    await self._start(send, self._opening)
         except Exception as error:
             if not self._started:
                 raise
@@ -121,14 +121,16 @@ class EventStream:
 
     def _start_early(self, send: Send) -> None:
         if not self._started:
-            self._early = asyncio.create_task(self._start(send))
+            opening = self._opening or (self._keep_alive_frame if self._keep_alive_seconds else b"")
+            self._early = asyncio.create_task(self._start(send, opening))
             self._helpers.append(self._early)
 
-    async def _start(self, send: Send) -> None:
+    async def _start(self, send: Send, first: bytes) -> None:
+        """Sends the headers and the first frames."""
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        if self._opening:
-            await self._send(self._opening, send)
+        if first:
+            await self._send(first, send)
         if self._keep_alive_seconds:
             self._helpers.append(asyncio.create_task(self._keep_alive(send)))
 

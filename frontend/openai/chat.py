@@ -9,7 +9,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.turn import Turn
-from quire.frontend.http.event_stream import ACCEPTED
+from quire.frontend.http.event_stream import Accepted
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, CompletionUsage
 from quire.frontend.openai.chat_events import ChatChunks, read_message, told_reason
@@ -62,9 +62,9 @@ class ChatCompletions:
         reply = self._replies.begin(request, headers)
         turn = await self._conversations.open(request.to_chat_input(), reply.id, headers)
         try:
-            yield ACCEPTED
             formatter, role = self.formatter(request), self.role(request)
             chunks = ChatChunks(request, reply, role, formatter, self._encoder, turn)
+            yield Accepted(chunks.open())
             async for output in turn.stream:
                 frame = chunks.add(output)
                 if output.finished:  # one write for the last text and the end

@@ -153,13 +153,20 @@ class ChatChunks:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._num_tokens = [0] * self._num_choices
-        self._opened = False
+        self._is_role_told = False
+        self._is_begun = False
         self._text_only = not self._return_token_ids and not reply.continuous_usage
         self._text_events: dict[int, TextEvent] = {}  # by choice
 
+    def open(self) -> bytes:
+        """Events that need no output: those of the role. They wait for one where they tell of the prompt's tokens."""
+        if self._return_prompt_ids or self._reply.continuous_usage:
+            return b""
+        return b"".join(self._tell_role(UNSET))
+
     def add(self, output: RequestOutput) -> bytes:
         """Events for what is new; empty when there is nothing to tell."""
-        frames = [] if self._opened else self._open(output)
+        frames = [] if self._is_begun else self._begin(output)
         for each in output.outputs:
             self._num_tokens[each.index] += len(each.token_ids)
             if self._readers is not None:
@@ -178,12 +185,18 @@ class ChatChunks:
         usage = self._usage(num_tokens, await self._turn.count_reasoning(num_tokens))
         return self._frame([], usage=usage) + DONE
 
-    def _open(self, output: RequestOutput) -> list[bytes]:
-        """One event per choice with the role, and one with the echoed text."""
-        self._opened = True
+    def _begin(self, output: RequestOutput) -> list[bytes]:
+        """Counts the prompt's tokens; the events of the role, if they were not told yet."""
+        self._is_begun = True
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens or 0
-        ids = output.prompt_token_ids if self._return_prompt_ids else UNSET
+        if self._is_role_told:
+            return []
+        return self._tell_role(output.prompt_token_ids if self._return_prompt_ids else UNSET)
+
+    def _tell_role(self, ids: list[int] | msgspec.UnsetType) -> list[bytes]:
+        """One event per choice with the role, and one with the echoed text."""
+        self._is_role_told = True
         delta = ChatDelta(role=self._role, content="")
         frames = [
             self._frame([ChatChunkChoice(index=index, delta=delta)], prompt_token_ids=ids)

@@ -2,7 +2,9 @@
 
 import pytest
 
+from quire.core.errors import OverloadedError
 from quire.core.wire.protocol import EngineRequest
+from quire.frontend.http.errors import describe
 from tests.core.scheduling.fake_worker import Harness, make_request
 
 
@@ -87,3 +89,21 @@ def test_retry_after_comes_from_what_was_finished_lately() -> None:
     assert failure is not None
     # five requests finished in the eight seconds since the first did; five wait now
     assert failure.retry_after_seconds == pytest.approx(5 / (5 / 8))
+
+
+def test_a_refusals_message_and_its_header_tell_the_same_seconds() -> None:
+    """The header holds whole seconds, and the estimate seldom is one."""
+    harness = Harness(max_num_seqs=1, max_num_queued_reqs=4)
+    for index in range(5):
+        harness.add(str(index), 4, max_tokens=1)
+    for _ in range(5):
+        harness.clock.now += 2.1
+        harness.step()
+    for index in range(5):
+        harness.add(f"more {index}", 4)
+    failure = harness.offer(make_request("refused", 4))
+    assert failure is not None
+    error = OverloadedError(failure.message, retry_after_seconds=failure.retry_after_seconds)
+    told = describe(error).headers["Retry-After"]
+    assert told == "9"  # 8.4
+    assert f"Try again in {told} s." in failure.message

@@ -118,13 +118,28 @@ def test_what_opens_a_stream_does_not_wait_for_the_first_frame(monkeypatch: pyte
     """It goes with the headers, or right before a frame that is there sooner; a refusal gets its own status."""
     client = Client()
     play(Source(Accepted(b"open"), b"a", b"b"), client)
-    assert client.bodies == [b"open", b"a", b"b", b""]
+    assert client.bodies == [b"opena", b"b", b""]
     with pytest.raises(OverloadedError):
         play(Source(Accepted(b"open"), OverloadedError("full", retry_after_seconds=1)), Client())
     monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
     late = Client()
     play(Source(Accepted(b"open"), lambda: late.bodies == [b"open"], b"a"), late)
     assert late.bodies == [b"open", b"a", b""]
+
+
+@pytest.mark.parametrize(("keep_alive_seconds", "opening"), [(60, [event_stream.KEEP_ALIVE]), (0, [])])
+def test_a_stream_with_nothing_to_open_it_begins_with_a_comment(
+    monkeypatch: pytest.MonkeyPatch, keep_alive_seconds: float, opening: list[bytes]
+) -> None:
+    """Unless comments are turned off."""
+    monkeypatch.setattr(event_stream, "UNDECIDED_SECONDS", 0.01)
+    client = Client()
+    script = Source(ACCEPTED, lambda: bool(client.messages) and client.bodies == opening, b"a")
+    play(script, client, keep_alive_seconds=keep_alive_seconds)
+    assert client.bodies == [*opening, b"a", b""]
+    soon = Client()
+    play(Source(ACCEPTED, b"a"), soon, keep_alive_seconds=keep_alive_seconds)
+    assert soon.bodies == [b"a", b""]
 
 
 def test_headers_wait_until_the_request_is_accepted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,14 +157,14 @@ def test_whole_answers_tell_the_load_to_those_who_ask(http: httpx.Client) -> Non
         assert report(path, "TEXT", stream=True, **fields) is None
 
 
-def test_the_load_that_is_told_is_that_of_other_requests(dev_server: ServerProcess, http: httpx.Client) -> None:
-    fields = {"model": "tiny", "prompt": SHARED, "max_tokens": 700, "ignore_eos": True, "stream": True}
+def test_the_load_that_is_told_is_that_of_other_requests(http: httpx.Client) -> None:
+    # A request that ends by leaving it: one of a few hundred tokens is done before a busy machine sends the next.
+    fields = {"model": "tiny", "prompt": SHARED, "max_tokens": 1700, "n": 64, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=fields) as running:
         lines = running.iter_lines()
         next(lines)
         body, asked = {"model": "tiny", "prompt": "x", "max_tokens": 1}, {"endpoint-load-metrics-format": "JSON"}
         told = http.post("/v1/completions", json=body, headers=asked).headers["endpoint-load-metrics"]
-        assert list(lines)
     assert 0 < json.loads(told.removeprefix("JSON "))["named_metrics"]["kv_cache_usage_perc"] <= 1
 
 
