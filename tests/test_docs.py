@@ -244,3 +244,11 @@ def test_classes_that_are_named_exist(page: Path) -> None:
     }
     quoted = (re.fullmatch(r"([A-Z]\w*[a-z]\w*)(?:\.\w+)?", code) for code in CODE.findall(FENCE.sub("", text(page))))
     assert [match[1] for match in quoted if match and match[1] not in defined] == []
+
+
+def test_names_of_metrics_are_written_whole_in_the_code() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "frontend/metrics").glob("*.py"))
+    names = {f"{family.name}_total" if family.type == "counter" else family.name
+             for family in Metrics("model", 100).collect()}  # fmt: skip
+    assert len(names) > 30
+    assert [name for name in names if f'"{name}"' not in code] == []

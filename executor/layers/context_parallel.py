@@ -43,7 +43,7 @@ class ContextParallel:
 
     def __init__(self, group: ParallelGroup, num_parts: int, run: int) -> None:
         """Takes the length `run` of the runs of positions, which belong to the ranks of `group` in turn."""
-        self.flag = f"--{'prefill' if num_parts > 1 else 'decode'}-context-parallel-size"
+        self.flag = "--prefill-context-parallel-size" if num_parts > 1 else "--decode-context-parallel-size"
         self.num_parts = num_parts
         self.num_same = group.size // num_parts
         self.group = group

@@ -31,7 +31,10 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "http_requests", "Requests by method, status and route.", ["method", "status", "handler"], registry=registry
+            "http_requests_total",
+            "Requests by method, status and route.",
+            ["method", "status", "handler"],
+            registry=registry,
         )
         self._request_bytes = Summary(
             "http_request_size_bytes", "Bytes of request bodies.", ["handler"], registry=registry

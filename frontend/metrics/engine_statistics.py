@@ -58,51 +58,53 @@ class EngineStatistics:
     def collect(self) -> Iterator[Metric]:
         """Yields the families for one scrape."""
         stats, families = self.stats, self._families
-        yield families.gauge("num_requests_running", "Requests in the running batch.", stats.num_running)
-        yield families.gauge("num_requests_waiting", "Requests in the queue.", stats.num_waiting)
+        yield families.gauge("vllm:num_requests_running", "Requests in the running batch.", stats.num_running)
+        yield families.gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.num_waiting)
         yield families.gauge(
-            "num_requests_waiting_by_reason",
+            "vllm:num_requests_waiting_by_reason",
             "Requests in the queue, by what they wait for.",
             {"capacity": stats.num_waiting, "deferred": 0},
             "reason",
         )
-        yield families.gauge("kv_cache_usage_perc", "Share of KV-cache pages in use; 1 is full.", stats.kv_cache_usage)
         yield families.gauge(
-            "engine_sleep_state",
+            "vllm:kv_cache_usage_perc", "Share of KV-cache pages in use; 1 is full.", stats.kv_cache_usage
+        )
+        yield families.gauge(
+            "vllm:engine_sleep_state",
             "1 for the state the engine is in.",
             {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
             "sleep_state",
         )
-        yield families.info("cache_config_info", "Facts about the KV cache, as labels.", self.cache_info, 1)
+        yield families.info("vllm:cache_config_info", "Facts about the KV cache, as labels.", self.cache_info, 1)
         looked_up, found = "Prompt tokens looked up in the prefix cache.", "Prompt tokens found in the prefix cache."
         for name, text, value in (
-            ("prefix_cache_queries", looked_up, self.prefix_cache_queries),
-            ("prefix_cache_hits", found, self.prefix_cache_hits),
-            ("external_prefix_cache_queries", "Tokens looked up in caches of other engines.", 0),
-            ("external_prefix_cache_hits", "Tokens found in caches of other engines.", 0),
-            ("mm_cache_queries", "Multimodal items looked up.", 0),
-            ("mm_cache_hits", "Multimodal items found.", 0),
-            ("num_preemptions", "Times that a request lost its pages to another.", self.num_preemptions),
+            ("vllm:prefix_cache_queries_total", looked_up, self.prefix_cache_queries),
+            ("vllm:prefix_cache_hits_total", found, self.prefix_cache_hits),
+            ("vllm:external_prefix_cache_queries_total", "Tokens looked up in caches of other engines.", 0),
+            ("vllm:external_prefix_cache_hits_total", "Tokens found in caches of other engines.", 0),
+            ("vllm:mm_cache_queries_total", "Multimodal items looked up.", 0),
+            ("vllm:mm_cache_hits_total", "Multimodal items found.", 0),
+            ("vllm:num_preemptions_total", "Times that a request lost its pages to another.", self.num_preemptions),
         ):
             yield families.counter(name, text, value)
         places = {"device": self.prefix_cache_hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
         yield families.counter(
-            "prompt_tokens_cached_by_source", "Tokens found in a cache, by its place.", places, "source"
+            "vllm:prompt_tokens_cached_by_source_total", "Tokens found in a cache, by its place.", places, "source"
         )
         yield families.histogram(
-            "iteration_tokens_total", "Tokens a step generated, and those of prompts it ended.", self._step_tokens
+            "vllm:iteration_tokens_total", "Tokens a step generated, and those of prompts it ended.", self._step_tokens
         )
         if stats.expert_balancedness is not None:
             text = (
                 "Mean load of the ranks of experts over the busiest's, in the last window that EPLB counted; 1 is best."
             )
-            yield families.own().gauge("expert_balancedness", text, stats.expert_balancedness)
+            yield families.gauge("quire:expert_balancedness", text, stats.expert_balancedness)
         if self.status is not None:
             yield from self._state(self.status())
 
     def _state(self, status: EngineStatus) -> Iterator[Metric]:
-        families, is_up = self._families.own(), status.state == "serving"
-        yield families.gauge("engine_up", "1 while the engine serves, 0 while it starts or is gone.", is_up)
+        families, is_up = self._families, status.state == "serving"
+        yield families.gauge("quire:engine_up", "1 while the engine serves, 0 while it starts or is gone.", is_up)
         if status.waits_for is not None:
             text = "1 while the engine waits for what its label names, such as another host."
-            yield families.info("engine_waits_for", text, {"waits_for": status.waits_for}, 1)
+            yield families.info("quire:engine_waits_for", text, {"waits_for": status.waits_for}, 1)

@@ -14,16 +14,13 @@ class Labelled:
     Args:
         model_name: the `model_name` label; the first served name.
         engine: the `engine` label: the engine's data-parallel rank.
-        prefix: of names; metrics that vLLM does not have begin with `quire`.
+
+    Names of metrics are written whole, so that they can be searched for: `vllm:` has vLLM's, `quire:` the others. A
+    counter's name ends with `_total`.
     """
 
-    def __init__(self, model_name: str, engine: int, prefix: str = "vllm") -> None:
+    def __init__(self, model_name: str, engine: int) -> None:
         self.labels = {"model_name": model_name, "engine": str(engine)}
-        self._prefix = prefix
-
-    def own(self) -> "Labelled":
-        """Makes families with the same labels whose names are Quire's."""
-        return Labelled(self.labels["model_name"], int(self.labels["engine"]), "quire")
 
     def gauge(self, name: str, text: str, value: float | dict[str, int], label: str | None = None) -> Metric:
         """A gauge."""
@@ -35,13 +32,13 @@ class Labelled:
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
         """A histogram."""
-        family = HistogramMetricFamily(f"{self._prefix}:{name}", text, labels=list(self.labels))
+        family = HistogramMetricFamily(name, text, labels=list(self.labels))
         family.add_metric(list(self.labels.values()), histogram.buckets(), histogram.sum)
         return family
 
     def info(self, name: str, text: str, labels: dict[str, str], value: float) -> Metric:
         """A gauge whose labels are facts."""
-        family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=[*self.labels, *labels])
+        family = GaugeMetricFamily(name, text, labels=[*self.labels, *labels])
         family.add_metric([*self.labels.values(), *labels.values()], value)
         return family
 
@@ -54,7 +51,7 @@ class Labelled:
         label: str | None,
     ) -> Metric:
         names, values = list(self.labels), list(self.labels.values())
-        family = kind(f"{self._prefix}:{name}", text, labels=[*names, label] if label else names)
+        family = kind(name, text, labels=[*names, label] if label else names)
         if isinstance(value, dict):
             for key, number in value.items():
                 family.add_metric([*values, key], number)

@@ -130,18 +130,18 @@ class RequestMetrics:
         sources = {"local_compute": computed, "local_cache_hit": self.cached_tokens, "external_kv_transfer": 0}
         finished = {str(reason): count for reason, count in self._finished.items()}
         for name, text, value in (
-            ("prompt_tokens", "Prompt tokens of requests that began to answer.", self.prompt_tokens),
-            ("prompt_tokens_cached", "Prompt tokens that came from a cache.", self.cached_tokens),
-            ("generation_tokens", "Tokens generated.", self.generation_tokens),
+            ("vllm:prompt_tokens_total", "Prompt tokens of requests that began to answer.", self.prompt_tokens),
+            ("vllm:prompt_tokens_cached_total", "Prompt tokens that came from a cache.", self.cached_tokens),
+            ("vllm:generation_tokens_total", "Tokens generated.", self.generation_tokens),
         ):
             yield self._families.counter(name, text, value)
         for name, text, values, label in (
-            ("prompt_tokens_by_source", "Prompt tokens, by where they came from.", sources, "source"),
-            ("request_success", "Finished sequences, by how they ended.", finished, "finished_reason"),
+            ("vllm:prompt_tokens_by_source_total", "Prompt tokens, by where they came from.", sources, "source"),
+            ("vllm:request_success_total", "Finished sequences, by how they ended.", finished, "finished_reason"),
         ):
             yield self._families.counter(name, text, values, label)
         rejected = "Requests turned away with 429, by the limit they met."
-        rejections = CounterMetricFamily("vllm:admission_rejections", rejected, labels=["model_name", "reason"])
+        rejections = CounterMetricFamily("vllm:admission_rejections_total", rejected, labels=["model_name", "reason"])
         rejections.add_metric([self._families.labels["model_name"], "max_num_queued_reqs"], self.rejections)
         yield rejections
         for name, text, histogram in self._histograms():
@@ -150,19 +150,19 @@ class RequestMetrics:
     def _histograms(self) -> tuple[tuple[str, str, Histogram], ...]:
         between = "Seconds between output tokens of a sequence."
         return (
-            ("time_to_first_token_seconds", "Seconds from arrival to the first token.", self._ttft),
-            ("inter_token_latency_seconds", between, self._inter_token),
-            ("request_time_per_output_token_seconds", "A sequence's mean of those.", self._per_output_token),
-            ("e2e_request_latency_seconds", "Seconds from arrival to the end.", self._e2e),
-            ("request_queue_time_seconds", "Seconds in the queue.", self._queue),
-            ("request_inference_time_seconds", "Seconds from first step to last token.", self._inference),
-            ("request_prefill_time_seconds", "Seconds from first step to first token.", self._prefill),
-            ("request_decode_time_seconds", "Seconds from first to last token.", self._decode),
-            ("request_prompt_tokens", "Prompt tokens.", self._prompt_length),
-            ("request_generation_tokens", "Output tokens.", self._generation_length),
-            ("request_prefill_kv_computed_tokens", "Prompt tokens not found in a cache.", self._computed_length),
-            ("request_max_num_generation_tokens", "Longest output of a request.", self._longest_generation),
-            ("request_params_n", "n of requests.", self._params_n),
-            ("request_params_max_tokens", "max_tokens of requests.", self._params_max_tokens),
-            ("request_num_preemptions", "Preemptions of a sequence.", self._request_preemptions),
+            ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token.", self._ttft),
+            ("vllm:inter_token_latency_seconds", between, self._inter_token),
+            ("vllm:request_time_per_output_token_seconds", "A sequence's mean of those.", self._per_output_token),
+            ("vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.", self._e2e),
+            ("vllm:request_queue_time_seconds", "Seconds in the queue.", self._queue),
+            ("vllm:request_inference_time_seconds", "Seconds from first step to last token.", self._inference),
+            ("vllm:request_prefill_time_seconds", "Seconds from first step to first token.", self._prefill),
+            ("vllm:request_decode_time_seconds", "Seconds from first to last token.", self._decode),
+            ("vllm:request_prompt_tokens", "Prompt tokens.", self._prompt_length),
+            ("vllm:request_generation_tokens", "Output tokens.", self._generation_length),
+            ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens not found in a cache.", self._computed_length),
+            ("vllm:request_max_num_generation_tokens", "Longest output of a request.", self._longest_generation),
+            ("vllm:request_params_n", "n of requests.", self._params_n),
+            ("vllm:request_params_max_tokens", "max_tokens of requests.", self._params_max_tokens),
+            ("vllm:request_num_preemptions", "Preemptions of a sequence.", self._request_preemptions),
         )

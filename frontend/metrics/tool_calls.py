@@ -38,7 +38,7 @@ class ToolCallSearches(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the family for one scrape."""
         text = "Searches for calls: one for each answer, in streams one for each piece."
-        family = CounterMetricFamily("vllm:tool_call_parser_invocations", text, labels=["model_name", *_LABELS])
+        family = CounterMetricFamily("vllm:tool_call_parser_invocations_total", text, labels=["model_name", *_LABELS])
         for values, count in self._counts.items():
             family.add_metric([self._model_name, *values], count)
         yield family
