@@ -55,6 +55,18 @@ def normalize(schema: Any, *, closed: bool) -> Any:
     return out
 
 
+def simplified(schema: Part) -> Part:
+    """An equivalent schema in which objects are one with their parts; the same where the schema is malformed.
+
+    Each `$ref` then leads to `#` or to a definition of the root.
+    """
+    try:
+        out = normalize(schema, closed=False)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # which the compiler reports
+        return schema
+    return out if isinstance(out, dict) else schema
+
+
 class _TooMany(Exception):
     """More schemas would have to be merged than is reasonable."""
 

@@ -5,6 +5,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from quire.frontend.grammar.normalized import simplified
+from quire.frontend.grammar.schema import walk
+
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 """The schema of arguments that may be any."""
 
@@ -77,17 +80,38 @@ def call_list_schema(
     definitions: dict[str, Any] = {}
     items = []
     for index, (name, schema) in enumerate(schemas.items()):
+        if not _names_definitions(schema):
+            schema = simplified(schema)
         moved = {}
         for key in ("$defs", "definitions"):
             for each, definition in (schema.get(key) or {}).items() if isinstance(schema.get(key), dict) else ():
                 moved[f"#/{key}/{each}"] = f"{index}_{key.lstrip('$')}_{each}"
                 definitions[moved[f"#/{key}/{each}"]] = definition
         body = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
+        if _refers_to_itself(schema):
+            moved["#"] = f"{index}_whole"
+            definitions[moved["#"]] = body
         for target in moved.values():
             definitions[target] = _redirect(definitions[target], moved)
         items.append(call(name, _redirect(body, moved)))
     whole = {"type": "array", "minItems": 1, "items": items[0] if len(items) == 1 else {"anyOf": items}}
     return {**whole, "$defs": definitions} if definitions else whole
+
+
+def _names_definitions(schema: dict[str, Any]) -> bool:
+    """Whether each reference of a schema names a definition of its root, or the root."""
+    known = {"#"}
+    for key in ("$defs", "definitions"):
+        known |= {f"#/{key}/{each}" for each in schema[key]} if isinstance(schema.get(key), dict) else set()
+    return _references(schema) <= known
+
+
+def _refers_to_itself(schema: dict[str, Any]) -> bool:
+    return "#" in _references(schema)
+
+
+def _references(schema: dict[str, Any]) -> set[str]:
+    return {str(node["$ref"]) for node in walk(schema) if isinstance(node, dict) and "$ref" in node}
 
 
 def _redirect(schema: Any, moved: dict[str, str]) -> Any:

@@ -13,7 +13,7 @@ from quire.frontend.parsing.call_tags import CallTag, CallTags, schema_content
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.reader import Malformed, Markers, Reader, Steps
 from quire.frontend.parsing.tools import Tool
-from quire.frontend.parsing.typed_values import schema_types, to_json
+from quire.frontend.parsing.typed_values import properties_of, schema_types, target_of, to_json
 
 _MAX_DEPTH = 128
 _INVOKE = re.compile(r"\s*name=\s*(?:\"([^\"]+)\"|'([^']+)'|([^\s\"'>]+))\s*")
@@ -172,10 +172,10 @@ class _Schema:
 
     def object(self, elements: list[tuple[str, Element]], schema: dict[str, Any]) -> dict[str, Any]:
         """The elements as an object's fields; repeated elements become a list."""
-        properties = schema.get("properties")
+        properties = properties_of(schema, self._root)
         values: dict[str, list[Any]] = {}
         for name, element in elements:
-            known = properties.get(name) if isinstance(properties, dict) else None
+            known = properties.get(name)
             field = known if known is not None else schema.get("additionalProperties")
             values.setdefault(name, []).append(self._value(element, field))
         return {name: each[0] if len(each) == 1 else each for name, each in values.items()}
@@ -195,11 +195,11 @@ class _Schema:
         """ "array" or "object", whichever the schema allows first, with the part that says so; "" if neither."""
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return "", {}
-        if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
-            target: Any = self._root
-            for part in reference[2:].split("/"):
-                target = target.get(part) if isinstance(target, dict) else None
-            return self._container(target, depth + 1)
+        parts = [target_of(schema["$ref"], self._root)] if isinstance(schema.get("$ref"), str) else []
+        for part in [*parts, *(schema.get("allOf") or ())]:
+            kind, container = self._container(part, depth + 1)
+            if kind:
+                return kind, {**container, "properties": properties_of(schema, self._root)}
         declared = schema.get("type")
         for kind, hints in (("array", ("items",)), ("object", ("properties", "additionalProperties"))):
             if declared == kind or (isinstance(declared, list) and kind in declared):

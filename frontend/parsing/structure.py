@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.frontend.grammar.loosened import loosened
+from quire.frontend.grammar.normalized import simplified
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import ANY_OBJECT, CallTag, CallTags, call_list_schema
 from quire.frontend.parsing.harmony import Harmony
@@ -26,7 +27,7 @@ def tool_call_structure(
     schemas = _schemas(tools, choice)
     if not schemas or (choice.mode == "auto" and not any(tool.strict for tool in tools)):
         return None
-    tags = form.call_tags(schemas)
+    tags = form.call_tags(schemas) or form.call_tags({name: simplified(schema) for name, schema in schemas.items()})
     if tags is None or (choice.mode == "auto" and not tags.trigger):
         return None
     one = choice.mode == "named" or choice.max_calls == 1 or tags.single

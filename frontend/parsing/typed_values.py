@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from msgspec import Struct
 
+from quire.frontend.grammar.schema import SchemaError, resolve
 from quire.frontend.parsing.json_text import quote
 from quire.frontend.parsing.literals import literal_to_json, scalar_to_json
 from quire.frontend.parsing.tools import Tool
@@ -73,8 +74,7 @@ class ValueSchema(Struct, frozen=True):
 
     def member(self, name: str) -> "ValueSchema":
         """The schema of an object's member."""
-        properties = self._resolved("properties")
-        return ValueSchema(self.root, properties.get(name) if isinstance(properties, dict) else None)
+        return ValueSchema(self.root, properties_of(self.schema, self.root).get(name))
 
     def item(self) -> "ValueSchema":
         """The schema of a list's items."""
@@ -127,19 +127,18 @@ def conformed_arguments(text: str, tool: Tool | None) -> str:
 def _parameters(tool: Tool | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The schema of a tool's arguments, and the schemas of each; empty if the tool has none."""
     root = tool.parameters if tool else None
-    properties = root.get("properties") if isinstance(root, dict) else None
-    return (root, properties) if isinstance(root, dict) and isinstance(properties, dict) else ({}, {})
+    properties = properties_of(root, root) if isinstance(root, dict) else {}
+    return (root, properties) if isinstance(root, dict) and properties else ({}, {})
 
 
 def _conformed(value: Any, schema: Any, root: dict[str, Any], depth: int = 0) -> Any:
     """`value` with the types that `schema` asks for, where they differ and the text can be read as one of them."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return value
-    if isinstance(schema.get("$ref"), str):
-        schema = target_of(schema["$ref"], root)
-        return _conformed(value, schema, root, depth + 1)
-    if isinstance(value, dict) and isinstance(properties := schema.get("properties"), dict):
+    if isinstance(value, dict) and (properties := properties_of(schema, root)):
         return {key: _conformed(each, properties.get(key), root, depth + 1) for key, each in value.items()}
+    if isinstance(schema.get("$ref"), str):
+        return _conformed(value, target_of(schema["$ref"], root), root, depth + 1)
     if isinstance(value, list):
         return [_conformed(each, schema.get("items"), root, depth + 1) for each in value]
     types = schema_types(schema, root)
@@ -169,10 +168,23 @@ def _types(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
 
 def target_of(reference: str, root: dict[str, Any]) -> Any:
     """The schema in `root` that `reference` points to; None if there is none."""
-    target: Any = root if reference.startswith("#/") else None
-    for part in reference[2:].split("/"):
-        target = target.get(part) if isinstance(target, dict) else None
-    return target
+    try:
+        return resolve(reference, root)
+    except SchemaError:
+        return None
+
+
+def properties_of(schema: Any, root: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    """The schemas of an object's members, by name, with those of the schemas that `$ref` and `allOf` name."""
+    if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
+        return {}
+    parts = [target_of(schema["$ref"], root)] if isinstance(schema.get("$ref"), str) else []
+    parts += schema["allOf"] if isinstance(schema.get("allOf"), list) else []
+    found: dict[str, Any] = {}
+    for part in parts:
+        found |= properties_of(part, root, depth + 1)
+    own = schema.get("properties")
+    return found | own if isinstance(own, dict) else found
 
 
 def _type_of(value: Any) -> str:

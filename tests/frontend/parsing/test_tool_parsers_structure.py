@@ -172,6 +172,57 @@ WRONG: list[Call] = [
 ]
 
 
+INHERITED = Tool(
+    name="rate",
+    strict=True,
+    parameters={
+        "allOf": [
+            {"$ref": "#/$defs/A%20Place"},
+            {"type": "object", "properties": {"stars": {"$ref": "#/$defs/x~1y"}}, "required": ["stars"]},
+        ],
+        "propertyNames": {"type": "string"},
+        "unevaluatedProperties": False,
+        "$defs": {
+            "A Place": {
+                "type": "object",
+                "properties": {
+                    "zip": {"allOf": [{"$ref": "#/$defs/Zip"}], "description": "five digits"},
+                    "votes": {
+                        "type": "object",
+                        "properties": {"up": {"type": "integer"}},
+                        "propertyNames": {"type": "string"},
+                        "required": ["up"],
+                        "additionalProperties": False,
+                    },
+                },
+                "required": ["zip", "votes"],
+            },
+            "Zip": {"type": "string"},
+            "x/y": {"type": "integer"},
+        },
+    },
+)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in UNTRIGGERED])
+def test_schemas_in_parts_are_enforced_in_every_format(name: str):
+    """The schema of OpenAPI's inheritance, percent-encoded names, and what zod writes of records."""
+    tag = structure(name, ToolChoice(), [INHERITED])
+    assert tag is not None
+    constraint = Constraint(kind="structural_tag", text=json.dumps(tag), backends=("xgrammar",), closed=True)
+    grammar = xgrammar.CompiledGrammar.deserialize_json(BACKEND.compile(constraint).decode(), INFO)
+
+    def fits(text: str) -> bool:
+        matcher = xgrammar.GrammarMatcher(grammar)
+        return bool(matcher.accept_string(text) and matcher.is_completed())
+
+    right: Call = ("rate", {"zip": "90210", "votes": {"up": 1}, "stars": 5})
+    assert fits(written(name, [right]))
+    assert decoded(parse(OutputParsers(name), [written(name, [right])], tools=[INHERITED])) == [right]
+    for wrong in ({"stars": "many"}, {"votes": {"up": "x"}}, {"votes": {}}):
+        assert not fits(written(name, [("rate", {**right[1], **wrong})])), wrong
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_each_keyword_is_enforced_where_the_model_chooses(name: str):
     tools = [PAINT, *OTHERS]
@@ -232,6 +283,33 @@ def test_nothing_is_enforced_without_need():
     assert OutputParsers("hermes").constraint(TOOLS, ToolChoice()) is None
     assert OutputParsers("hermes").constraint(TOOLS, ToolChoice(mode="none")) is None
     assert OutputParsers("hermes").constraint([], REQUIRED) is None
+
+
+def test_references_to_any_place_hold_in_a_list_of_calls():
+    """To the whole schema of the arguments, to a part of it, and to a name with percent-encoding."""
+    tree = {
+        "type": "object",
+        "properties": {
+            "v": {"type": "integer"},
+            "w": {"$ref": "#/properties/v"},
+            "x": {"$ref": "#/$defs/a%20b"},
+            "left": {"$ref": "#"},
+        },
+        "required": ["v"],
+        "additionalProperties": False,
+        "$defs": {"a b": {"type": "null"}},
+    }
+    text = {"type": "object", "properties": {"v": {"type": "string"}}, "additionalProperties": False}
+    schema = call_list_schema({"grow": tree, "say": text})
+    validator = jsonschema.Draft202012Validator(schema)
+    for parameters, fits in (
+        ({"v": 1, "left": {"v": 2, "w": 3, "x": None, "left": {"v": 1}}}, True),
+        ({"v": 1, "left": {"v": "2"}}, False),
+        ({"v": 1, "left": {"left": {"v": 1}}}, False),
+        ({"v": 1, "w": "x"}, False),
+        ({"v": 1, "x": 1}, False),
+    ):
+        assert validator.is_valid([{"name": "grow", "parameters": parameters}]) is fits, parameters
 
 
 def test_references_stay_whole_in_a_list_of_calls():
