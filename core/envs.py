@@ -85,7 +85,7 @@ def read_flag(name: str) -> bool:
 
 
 def cache_folder() -> Path:
-    """Where files are kept between starts: `QUIRE_CACHE_ROOT`, else quire/ in the user's cache."""
+    """The folder for files that are kept between starts: `QUIRE_CACHE_ROOT`, else quire/ in the user's cache."""
     root = read("CACHE_ROOT")
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "quire"
     return Path(root or default).expanduser()

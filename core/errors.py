@@ -9,10 +9,10 @@ QuireError
 │   └── OverloadedError    the waiting queue is full (429)
 ├── TokenizerError         the checkpoint's own tokenizer failed on a text (500)
 ├── UnavailableError       loading, stopping, or too busy a host: another attempt may succeed (503)
-└── EngineError            the engine failed while the request was in its hands (500)
+└── EngineError            the engine failed while it held the request (500)
     └── EngineDeadError    the engine is gone and will not come back (503)
         ├── PeerLostError  it could not go on without another engine or worker
-        └── HostLostError  one of its hosts is gone; the next engine waits for that
+        └── HostLostError  one of its hosts is gone; the next engine waits for the host
 """
 
 

@@ -18,10 +18,10 @@ class _Nothing(ModuleType):
 
 @contextlib.contextmanager
 def without(*names: str) -> Iterator[None]:
-    """While the context is open, `import name` gives an empty module, unless the real one is already loaded.
+    """Makes `import name` give an empty module while the context is open, unless the real one is loaded already.
 
-    Transformers, for one, takes a second and a hundred megabytes, even where only the name of a class is needed. Not
-    for use while another thread imports one of `names`.
+    Transformers, for example, takes a second and a hundred megabytes to import. Do not use it while another thread
+    imports one of `names`.
     """
     absent = [name for name in names if name not in sys.modules]
     for name in absent:
@@ -38,7 +38,7 @@ def without(*names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def absent(*names: str) -> Iterator[None]:
-    """While the context is open, `import name` raises ImportError: for libraries that can work without the module."""
+    """Makes `import name` raise ImportError while the context is open, for libraries that work without the module."""
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]

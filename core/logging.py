@@ -1,4 +1,4 @@
-"""Logs on stderr: one line an event, with time, level and the process's role. Or as a file of the user's says."""
+"""Logs on stderr, one line an event with time, level and process role, or as the user's configuration file says."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ _HINTS = "quire.ops"
 
 
 class LoggingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How each process logs; vLLM's `--logging-config`. None stands for the environment variable's value."""
+    """Logging options of each process; vLLM's `--logging-config`. None takes the environment variable's value."""
 
     log_level: LogLevel | None = None  # QUIRE_LOGGING_LEVEL
     formatter: Literal["text", "json"] = "text"
@@ -31,7 +31,7 @@ class LoggingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def is_wanted(self) -> bool:
-        """Whether Quire sets up logging at all."""
+        """True if Quire sets up logging at all."""
         return envs.read_flag("CONFIGURE_LOGGING") if self.configure_logging is None else self.configure_logging
 
     @property
@@ -110,7 +110,7 @@ def _json_formatter(part: str) -> logging.Formatter:
 def _configure_from(path: str, part: str) -> None:
     """Applies a JSON file in the schema of `logging.config.dictConfig`. Every record has the role, as `part`.
 
-    A logger `vllm` in the file stands for `quire`, unless the file names that as well.
+    A logger `vllm` in the file configures `quire`, unless the file names that as well.
     """
     try:
         settings = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The ends of this host's processes: of one, or of a group that is killed together, as an engine and its workers."""
+"""Waits for the end of this host's processes: single ones, or process groups such as an engine and its workers."""
 
 import asyncio
 import atexit
@@ -14,10 +14,10 @@ _PF_EXITING = 0x4  # Linux, include/linux/sched.h; the flags are field 9 of proc
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process, whose work is done, and waits for no thread.
+    """Ends this process when its work is done, without waiting for threads.
 
-    The interpreter's own end takes apart object by object what the system takes back at once; that took longer than all
-    else of a server's end. What is registered with `atexit` is called, and what was printed is written.
+    The interpreter would free each object, which the system does at once; that took most of a server's shutdown.
+    Functions registered with `atexit` run, and stdout and stderr are flushed.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -27,8 +27,8 @@ def leave(code: int) -> NoReturn:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a child that has not been waited for has begun to end, as far as can be seen. It has before the system
-    closes its connections and frees its memory, which may take seconds."""
+    """Returns True if a child, not yet waited for, has begun to end, as far as can be seen. The flag is set before the
+    system closes connections and frees memory, which may take seconds."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
         state, flags = fields[0], int(fields[6])
@@ -37,7 +37,7 @@ def is_ending(pid: int) -> bool:
 
 
 def members(group: int) -> list[int]:
-    """The ids of a group's processes. Some may have ended, and not been waited for."""
+    """The process ids of a group. Includes processes that have ended and were not waited for."""
     found = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(ValueError, OSError):  # no process, or none any more
@@ -47,7 +47,7 @@ def members(group: int) -> list[int]:
 
 
 def names_of_living(group: int) -> list[str]:
-    """For logs: the processes of a group that have not ended, each by its id and name."""
+    """The running processes of a group, by id and name, for logs."""
     found = []
     for pid in members(group):
         with contextlib.suppress(OSError), _descriptor(pid) as pidfd:
@@ -57,7 +57,7 @@ def names_of_living(group: int) -> list[str]:
 
 
 async def until_ended(pid: int) -> None:
-    """Returns when a process, be it a child or not, has ended."""
+    """Waits until a process has ended. It need not be a child."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     with _descriptor(pid) as pidfd:
         if pidfd is None:
@@ -70,7 +70,7 @@ async def until_ended(pid: int) -> None:
 
 
 def wait_ended(pid: int, seconds: float) -> None:
-    """As `until_ended`, where no event loop is held up, for so long at most."""
+    """Blocks until a process has ended, for up to `seconds`. For use outside an event loop."""
     with _descriptor(pid) as pidfd:
         if pidfd is not None:
             select.select([pidfd], [], [], max(0.0, seconds))
@@ -78,7 +78,7 @@ def wait_ended(pid: int, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _descriptor(pid: int) -> Iterator[int | None]:
-    """Of a process; None if it has been waited for."""
+    """The pidfd of a process; None if the process has been waited for."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

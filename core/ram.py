@@ -1,4 +1,4 @@
-"""The RAM that this host has to give."""
+"""The RAM that this host has available."""
 
 from pathlib import Path
 

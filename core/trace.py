@@ -87,7 +87,7 @@ class SpanList:
 
 
 class Timeline:
-    """One recording after another, each written to a file of its own.
+    """A sequence of recordings, each with its own file.
 
     Args:
         folder: made when it does not exist.

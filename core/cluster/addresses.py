@@ -14,7 +14,7 @@ _ANY = "0.0.0.0"
 
 
 def resolve(host: str, source: str) -> str:
-    """The IPv4 address of a host name; an address stays as it is. May take as long as a name server does.
+    """The IPv4 address of a host name; an address is returned as it is. May take as long as the name server.
 
     Args:
         source: the option that has it, for the message.
@@ -32,7 +32,7 @@ def resolve(host: str, source: str) -> str:
 
 
 def check_host(host: str, source: str) -> None:
-    """Refuses what can never be another host's name or address. Looks nothing up. As `resolve`."""
+    """Refuses a text that can never be another host's name or address, without a look-up. Raises as `resolve` does."""
     if host == _ANY:
         raise ConfigError(f"{source} {host} stands for all interfaces; name one address that all nodes reach.")
     if not _can_be_host(host):
@@ -52,9 +52,9 @@ def _can_be_host(host: str) -> bool:
 
 
 async def look_up(host: str) -> list[str]:
-    """The IPv4 addresses that a host name has now; an address stays as it is.
+    """The current IPv4 addresses of a host name; an address is returned as it is.
 
-    A name server may take many seconds to answer. Neither the event loop waits for it nor the end of this process.
+    A name server may take many seconds. The look-up blocks neither the event loop nor the end of this process.
 
     Raises:
         OSError: it has none, or no name server says so.
@@ -88,7 +88,7 @@ def _addresses_of(host: str) -> list[str]:
 
 
 def named_host() -> str:
-    """This host's name or address for other nodes, if QUIRE_HOST_IP says it; else empty. No interface need have it yet.
+    """This host's name or address for other nodes from QUIRE_HOST_IP; else empty. The interface need not be up yet.
 
     Raises:
         ConfigError: it can never be a host's.
@@ -100,7 +100,7 @@ def named_host() -> str:
 
 
 def address_towards(other: str) -> str:
-    """This host's address from which packets go to another one.
+    """This host's address for packets to another host.
 
     Raises:
         OSError: there is no way to it.

@@ -1,4 +1,5 @@
-"""Node 0's end of a check whether hosts can serve together: it asks all nodes, and has each pair measure its link."""
+"""Node 0's end of a check whether hosts can serve together: it questions all nodes, and has each pair measure its
+link."""
 
 import asyncio
 import contextlib
@@ -42,7 +43,7 @@ _QUANTITIES: tuple[Quantity, ...] = ("latency", "bandwidth")
 
 @dataclass
 class Findings:
-    """What a check has found. Pairs are (from, to)."""
+    """The results of a check. Pairs are (from, to)."""
 
     reports: dict[int, NodeReport] = field(default_factory=dict)  # by node
     seconds_apart: dict[int, float] = field(default_factory=dict)  # by how much a node's clock is ahead of node 0's
@@ -53,7 +54,7 @@ class Findings:
 
 
 class _Peer(NamedTuple):
-    """The other end of a connection: the address at which it came, by its number, and the socket's name for it."""
+    """The other end of a connection: the index of the address at which it came in, and its ZeroMQ identity."""
 
     channel: int
     identity: bytes
@@ -70,7 +71,7 @@ class _Node:
 
 
 class CheckCoordinator:
-    """Node 0's end. Use from one event loop.
+    """Node 0's end of a check. Use from one event loop.
 
     Args:
         misfits: finds out which nodes lack memory for the model, by all nodes' reports; takes seconds, in a thread.
@@ -115,7 +116,7 @@ class CheckCoordinator:
         self._probe = Probe(start.report.facts.address, start.keys)
 
     async def run(self, patience: float) -> Findings:
-        """Waits at most `patience` seconds for the nodes, and measures between those that are there."""
+        """Waits up to `patience` seconds for the nodes, and measures the links between the nodes that joined."""
         await self._wait_for_nodes(patience)
         findings = Findings({0: self._report})
         own = self._report.facts
@@ -164,7 +165,7 @@ class CheckCoordinator:
         return sorted(set(range(1, self._report.facts.num_ranks)) - set(self._nodes))
 
     def _missing_by_head(self) -> list[tuple[str, list[int]]]:
-        """The nodes that are missing where each group of nodes joins."""
+        """The missing nodes, by the address at which they join."""
         return [(head, list(ranks)) for head, ranks in groupby(self._missing(), self._start.head_of)]
 
     def _nodes_of(self, ranks: list[int]) -> str:
@@ -187,7 +188,8 @@ class CheckCoordinator:
     # ----------------------------------------------------------------------------------------------------- measuring
 
     async def _measure_all(self, quantity: Quantity, findings: Findings) -> None:
-        """In each round every node sends to one other, so that there are as many rounds as each node has others."""
+        """Measures every ordered pair. In each round every node sends to one other node, so there is one round fewer
+        than there are nodes."""
         ranks = sorted(findings.reports)
         for distance in range(1, len(ranks)):
             pairs = list(zip(ranks, ranks[distance:] + ranks[:distance], strict=True))

@@ -1,4 +1,5 @@
-"""What `quire check-cluster` says between nodes, as Structs in MessagePack: frames of a kind that no server reads."""
+"""Messages of `quire check-cluster` between nodes, as Structs in MessagePack. Their frames have a kind that no server
+reads."""
 
 from typing import Literal
 
@@ -21,7 +22,7 @@ class GPUMemory(Struct, array_like=True, frozen=True):
 
 
 class NodeReport(Struct, array_like=True, frozen=True):
-    """One node, as it says of itself."""
+    """One node's report on itself."""
 
     facts: NodeFacts  # the digest is empty where no checkpoint was named
     devices: str  # for people
@@ -30,7 +31,7 @@ class NodeReport(Struct, array_like=True, frozen=True):
 
 
 class CheckStart(Struct, frozen=True):
-    """Everything that a node is told of the check that it takes part in."""
+    """A node's start message: the addresses of node 0, the keys, and the node's own report."""
 
     heads: list[str]  # node 0's address:port, or one for the hosts of each engine
     keys: CurveKeys
@@ -38,17 +39,17 @@ class CheckStart(Struct, frozen=True):
 
     @property
     def head(self) -> str:
-        """Where this node joins node 0."""
+        """The address at which this node joins node 0."""
         [rank] = self.report.facts.ranks
         return self.head_of(rank)
 
     def head_of(self, rank: int) -> str:
-        """Where a node joins node 0: each engine has equally many hosts."""
+        """The address at which a node joins node 0. All engines have the same number of hosts."""
         return self.heads[rank * len(self.heads) // self.report.facts.num_ranks]
 
 
 class Hello(Struct, array_like=True, tag="hello", frozen=True):
-    """A node is there. Said once a second."""
+    """A node announces itself, once a second."""
 
     report: NodeReport
     endpoint: str  # of its probe
@@ -60,7 +61,7 @@ class Welcome(Struct, array_like=True, tag="welcome", frozen=True):
 
 
 class Measure(Struct, array_like=True, tag="measure", frozen=True):
-    """The node measures towards another node, and says `Measured`."""
+    """Asks the node to measure its link to another node. The node answers with `Measured`."""
 
     number: int  # of the measurement
     quantity: Quantity
@@ -81,7 +82,7 @@ class Verdict(Struct, array_like=True, tag="verdict", frozen=True):
 
 
 class Farewell(Struct, array_like=True, tag="farewell", frozen=True):
-    """The node has the verdict, so that node 0 may end."""
+    """Confirms that the node has the verdict, so that node 0 may end."""
 
 
 FromChecked = Hello | Measured | Farewell
@@ -89,5 +90,5 @@ ToChecked = Welcome | Measure | Verdict
 
 
 def checking(message: FromChecked | ToChecked) -> list[bytes]:
-    """The frames of a message."""
+    """The frames that carry a message."""
     return [CHECK, msgspec.msgpack.encode(message)]

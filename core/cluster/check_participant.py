@@ -1,4 +1,5 @@
-"""Any other node's end of a check whether hosts can serve together: says who it is, and measures what it is told to."""
+"""Another node's end of a check whether hosts can serve together. It announces itself, and runs the measurements that
+node 0 asks for."""
 
 import asyncio
 import contextlib
@@ -34,7 +35,7 @@ HELLO_SECONDS, SILENCE_SECONDS = 1.0, 10.0
 
 
 class CheckParticipant:
-    """One check. Use from one event loop."""
+    """Another node's end of one check. Use from one event loop."""
 
     def __init__(self, start: CheckStart) -> None:
         self._start = start
@@ -132,7 +133,7 @@ class CheckParticipant:
         self._tell(Measured(asked.number, await self._probe.measure(asked.quantity, asked.endpoint)))
 
     def _tell(self, message: FromChecked) -> bool:
-        """False: there is no connection."""
+        """Sends a message. Returns False if there is no connection."""
         with contextlib.suppress(zmq.Again):
             return self._channel.send(checking(message))
         return False

@@ -1,4 +1,4 @@
-"""Node 0's end of a cluster: other nodes join here, are taken in or refused, and are watched."""
+"""Node 0's end of a cluster: admits or refuses nodes that join, and watches them."""
 
 import asyncio
 import time
@@ -43,28 +43,28 @@ SELDOM_SECONDS = 60.0
 
 
 class NodeListener(Protocol):
-    """The object that hears a node."""
+    """Receives the messages of one node's workers."""
 
     def on_output(self, message: bytes) -> None:
-        """A worker of the node has sent a `WorkerOutput`."""
+        """Handles a `WorkerOutput` from a worker of the node."""
 
     def on_lost(self, error: EngineError) -> None:
-        """The node has ended, hangs, or cannot be reached: HostLostError. Or its workers have failed, or miss those of
-        another node: PeerLostError. Nothing follows."""
+        """Handles the loss of the node. HostLostError: the node has ended, hangs, or is unreachable. PeerLostError: its
+        workers have failed, or lost those of another node. No call follows."""
 
 
 class EngineListener(Protocol):
-    """The object that hears of a node's engines."""
+    """Receives news of one node's engines."""
 
     def on_engine(self, news: EngineNews) -> None:
-        """The node has said something of one of its engines."""
+        """Handles the node's news of one of its engines."""
 
     def on_lost(self, error: EngineError) -> None:
-        """As `NodeListener.on_lost`."""
+        """Handles the loss of the node, as `NodeListener.on_lost` does."""
 
 
 class NodeLink:
-    """Node 0's end of one node that has joined.
+    """Node 0's end of the connection to one node that has joined.
 
     Attributes:
         listener: hears the node's workers from now on.
@@ -85,7 +85,8 @@ class NodeLink:
         self._opened: asyncio.Future[str] | None = None
 
     async def open_rendezvous(self) -> str:
-        """Where the node listens from now on for all workers of the engine; see `RankGroups.join`.
+        """Asks the node to open the rendezvous of all workers of the engine. Returns its address, for
+        `RankGroups.join`.
 
         Raises:
             EngineError: the node is lost meanwhile.
@@ -95,12 +96,12 @@ class NodeLink:
         return await self._opened
 
     def on_opened(self, init_method: str) -> None:
-        """The node has answered."""
+        """Takes the node's answer to `OpenRendezvous`."""
         if self._opened is not None and not self._opened.done():
             self._opened.set_result(init_method)
 
     def on_lost(self, error: EngineError) -> None:
-        """Tells whoever listens or waits."""
+        """Marks the node as lost, and reports the error to its listeners and to a waiting `open_rendezvous`."""
         self.is_gone = True
         self.loss = error
         if self._opened is not None and not self._opened.done():
@@ -121,13 +122,13 @@ class NodeLink:
 
 
 class _Seldom:
-    """Something that is said once a minute at most, however often it happens."""
+    """Limits a log line to one a minute."""
 
     def __init__(self) -> None:
         self._said_at = -SELDOM_SECONDS
 
     def is_due(self) -> bool:
-        """Whether it is said now."""
+        """Returns True if the line may be logged now."""
         now = time.monotonic()
         if now - self._said_at < SELDOM_SECONDS:
             return False
@@ -136,7 +137,7 @@ class _Seldom:
 
 
 class ClusterCoordinator:
-    """Takes nodes in until all are there, and watches them until `close`. Use from one event loop.
+    """Admits nodes until all have joined, and watches them until `close`. Use from one event loop.
 
     Args:
         on_joined: called with each node that has joined, before it is heard.
@@ -171,20 +172,21 @@ class ClusterCoordinator:
 
     @property
     def missing(self) -> list[int]:
-        """The numbers whose nodes are not there."""
+        """The ranks whose nodes have not joined."""
         there = {rank for node in self._nodes.values() for rank in node.facts.ranks}
         return sorted(set(range(self._facts.num_ranks)) - there - set(self._facts.ranks) - self._elsewhere)
 
     @property
     def waits_for(self) -> str | None:
-        """What is missing, for people; None if nothing is."""
+        """A description of the missing nodes; None if all have joined."""
         if not self.missing:
             return None
         one = "node" if self._facts.division == "workers" else "engine"
         return f"{one} {name_ranks(self.missing)} of {self._facts.num_ranks}"
 
     async def all_joined(self) -> list[NodeLink]:
-        """All other nodes by their numbers, once they are there. Says now and then for which it waits.
+        """Waits until all other nodes have joined, and returns them in the order of their ranks. Logs a reminder now
+        and then.
 
         Raises:
             EngineDeadError: this is closed meanwhile.
@@ -193,12 +195,12 @@ class ClusterCoordinator:
         return sorted(self._nodes.values(), key=lambda node: node.facts.ranks)
 
     async def node_with(self, rank: int) -> NodeLink:
-        """The node that has a number, once it is there. Raises as `all_joined` does."""
+        """Waits for the node with a rank. Raises as `all_joined` does."""
         await self._wait_while(lambda: rank in self.missing)
         return next(node for node in self._nodes.values() if rank in node.facts.ranks)
 
     async def _wait_while(self, is_missing: Callable[[], bool]) -> None:
-        """Raises EngineDeadError if this is closed meanwhile."""
+        """Waits while `is_missing` is true. Raises EngineDeadError if the coordinator is closed meanwhile."""
         while is_missing():
             self._remind()
             changed = asyncio.get_running_loop().create_future()
@@ -212,7 +214,7 @@ class ClusterCoordinator:
                 self._waiting.discard(changed)
 
     def _remind(self) -> None:
-        """Says what is missing, once for all who wait."""
+        """Logs what is missing, once for all waiting calls."""
         said_at, said = self._said
         what, now = f"waiting at {self._address} for {self.waits_for}", time.monotonic()
         if what != said or now - said_at >= REMINDER_SECONDS:
@@ -220,7 +222,7 @@ class ClusterCoordinator:
             logger.info("%s", what)
 
     def close(self, reason: str) -> None:
-        """Lets all nodes go, which then wait for another engine. Idempotent."""
+        """Releases all nodes, which then wait for another engine. Idempotent."""
         for future in self._waiting:
             if not future.done():
                 future.set_exception(EngineDeadError(f"Nobody joins any more: {reason}"))
@@ -317,7 +319,8 @@ class ClusterCoordinator:
         return next((node for node in self._nodes.values() if set(node.facts.ranks) & set(ranks)), None)
 
     def _on_stranger(self) -> None:
-        """Says seldom that somebody without the token was here: a scanner must not fill the log."""
+        """Logs that a peer without the join token was rejected, at most once a minute: a port scanner must not fill the
+        log."""
         self._num_strangers += 1
         if not self._strangers.is_due():
             return

@@ -1,5 +1,5 @@
-"""The way from a node to node 0, whose name may be known late, and may come to stand for another address. So may this
-host's own."""
+"""The connection from a node to node 0. Node 0's name may resolve late, or to a new address later; so may this host's
+own."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ LOOK_UP_SECONDS = 1.0
 
 
 class CoordinatorConnection:
-    """Connects a channel to node 0. Its user says whether there is a connection.
+    """Connects a channel to node 0. Its user reports whether there is a connection.
 
     Args:
         head: node 0's name or address, and port.
@@ -20,7 +20,7 @@ class CoordinatorConnection:
 
     Attributes:
         own_address: this host's, for other nodes; empty until it is known.
-        own_obstacle: why nothing can be reached at the address that `own` stands for; for people.
+        own_obstacle: why the address in `own` cannot be used; for people.
         is_connected: whether there is a connection. While there is, node 0 is not looked for.
     """
 
@@ -35,12 +35,12 @@ class CoordinatorConnection:
         self._obstacle: str | None = "it is being looked up"
 
     def __str__(self) -> str:
-        """For people: node 0 as it was named, and why nothing can be reached there, if that is known."""
+        """Node 0 as the user named it, and the obstacle if one is known."""
         return self._coordinator if self._obstacle is None else f"{self._coordinator} ({self._obstacle})"
 
     async def follow(self) -> None:
-        """Connects to where the name leads. As long as there is no connection, looks again, and connects to the next
-        one of its addresses. Runs until it is cancelled."""
+        """Resolves node 0's name and connects. While there is no connection, resolves again, and tries the next of its
+        addresses. Runs until it is cancelled."""
         while True:
             if not self.is_connected:
                 self.own_obstacle = await self._find_own()
@@ -50,7 +50,8 @@ class CoordinatorConnection:
             await asyncio.sleep(LOOK_UP_SECONDS if is_hindered else CONNECT_SECONDS)
 
     async def _find_own(self) -> str | None:
-        """Returns what is in the way. An interface may come up later than this process, and a name be known later."""
+        """Resolves this host's own address. Returns the obstacle, if any: its interface may come up after this process
+        starts, and its name may resolve later."""
         if not self._own:
             return None
         try:
@@ -65,7 +66,7 @@ class CoordinatorConnection:
         return None
 
     async def _find_head(self) -> str | None:
-        """Connects. Returns what is in the way."""
+        """Connects to node 0. Returns the obstacle, if any."""
         name, _, port = self._coordinator.rpartition(":")
         try:
             self._connect([f"{each}:{port}" for each in await look_up(name)])
@@ -74,7 +75,7 @@ class CoordinatorConnection:
         return None
 
     def _connect(self, places: list[str]) -> None:
-        """Raises OSError if no packets go there."""
+        """Connects to the next of `places`. Raises OSError if there is no route."""
         next_number = places.index(self._tried) + 1 if self._tried in places else 0
         place = places[next_number % len(places)]
         if not self._own:

@@ -1,4 +1,4 @@
-"""What nodes tell each other about themselves, and which differences keep a node out."""
+"""Facts that nodes exchange about themselves, and the differences that keep a node out."""
 
 import hashlib
 import json
@@ -18,19 +18,19 @@ CLOCKS_APART_SECONDS = 5.0
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.quire")
 _HEAD_BYTES = 1 << 20
 _PACKAGES = ("torch", "transformers", "xgrammar", "llguidance", "outlines-core", "lm-format-enforcer")
-"""Those that workers compute results or masks with."""
+"""Packages on which the workers' results or masks depend."""
 _SOURCES, _SOURCE_ENDINGS = ("core", "executor", "frontend", "ops"), (".py", ".cpp", ".h")
 _DIGITS = 12  # hexadecimal ones, of a digest that people compare
 
 
 Division = Literal["workers", "engines", "servers"]
-"""What the nodes divide: the workers of one engine, whole engines, or engines and the servers of these."""
+"""The unit that is divided over the nodes: workers of one engine, whole engines, or engines with their servers."""
 _FLAGS: dict[Division, tuple[str, str]] = {
     "workers": ("--nnodes", "--node-rank"),
     "engines": ("--data-parallel-size", "--data-parallel-start-rank"),
     "servers": ("--data-parallel-size", "--data-parallel-rank or --data-parallel-start-rank"),
 }
-"""How many numbers there are, and which a node has."""
+"""The flags for the number of ranks, and for a node's own rank."""
 ADDRESS_FLAGS: dict[Division, tuple[str, str]] = {
     "workers": ("--master-addr", "--master-port"),
     "engines": ("--data-parallel-address (else --master-addr)", "--data-parallel-rpc-port (else --master-port)"),
@@ -45,7 +45,7 @@ _NAMES: dict[Division, str] = {
 
 
 class NodeFacts(Struct, array_like=True, frozen=True):
-    """One node, as it was started."""
+    """Facts about one node, as it was started."""
 
     division: Division
     ranks: list[int]  # the numbers that the node has: its own, or those of its engines
@@ -91,7 +91,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | None:
-    """Why `node` cannot work with node 0, as a sentence for both sides; None if it can.
+    """The reason why `node` cannot work with node 0, as a sentence for both sides; None if it can.
 
     Args:
         seconds_apart: by how much the node's clock is ahead of node 0's.
@@ -130,7 +130,7 @@ def obstacle(head: NodeFacts, node: NodeFacts, seconds_apart: float) -> str | No
 def digest_of(folder: Path) -> str:
     """SHA-256 over config.json and, of each file with weights, name, size and header.
 
-    It tells other files apart in milliseconds, because it does not read the weights themselves.
+    It takes milliseconds, because it does not read the weights themselves.
     """
     digest = hashlib.sha256()
     config = folder / "config.json"
@@ -146,8 +146,8 @@ def digest_of(folder: Path) -> str:
 
 
 def digest_of_sources() -> str:
-    """SHA-256 over the files of Quire that nodes run, by name and content: what they say to each other, and what
-    workers compute. Two commits may have one version, and differ in all of that.
+    """SHA-256 over the names and contents of the source files that nodes run: their messages and the workers'
+    computations depend on them. Two commits may have one version and differ in these.
 
     Raises:
         ConfigError: a file cannot be read.

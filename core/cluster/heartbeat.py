@@ -1,24 +1,25 @@
-"""Whether a peer is still there. A host that hangs, or a cut cable, closes no connection: only silence tells."""
+"""Detects the loss of a peer. A host that hangs, or a cut cable, closes no connection, so only missing heartbeats show
+the loss."""
 
 import time
 
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 2.5
-"""A peer that says nothing for so long is lost. With a beat's time for noticing it, that is three seconds."""
+"""Time without a message after which a peer is lost; noticing it takes up to one beat more, 3 s in all."""
 
 
 class HeartbeatMonitor:
-    """The silence of one peer. Call `is_too_long` every `BEAT_SECONDS`."""
+    """The time since one peer's last message. Call `is_lost` every `BEAT_SECONDS`."""
 
     def __init__(self) -> None:
         self._heard_at = self._checked_at = time.monotonic()
 
     def on_message(self) -> None:
-        """The peer has said something."""
+        """Notes that the peer has sent a message."""
         self._heard_at = time.monotonic()
 
     def is_lost(self) -> bool:
-        """Whether the peer is lost. Time in which this process itself did not run is not the peer's silence."""
+        """Returns True if the peer is lost. Time in which this process itself did not run is not counted."""
         now = time.monotonic()
         late = now - self._checked_at - BEAT_SECONDS
         if late > BEAT_SECONDS:

@@ -1,4 +1,4 @@
-"""The join token: one secret that all nodes share, and from which the keys of their sockets are derived."""
+"""The join token: a secret that all nodes share. The keys of their sockets are derived from it."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ MIN_CHARACTERS = 32
 
 
 class JoinToken:
-    """A secret of 32 characters or more. Whoever has it can join, and nobody else can speak to a node.
+    """A secret of 32 characters or more. Only a process that knows it can join or speak to a node.
 
     Raises:
         ConfigError: the secret is shorter. The message does not repeat the secret.
@@ -35,13 +35,13 @@ class JoinToken:
 
     @classmethod
     def from_environment(cls) -> "JoinToken | None":
-        """The token that the user has set; None if there is none."""
+        """The token that the user has set; None if it is unset."""
         secret = envs.read("JOIN_TOKEN")
         return None if secret is None else cls(secret.strip())
 
     @classmethod
     def from_file(cls, path: Path) -> "JoinToken":
-        """The token in `path`, which is made if it is not there. Nobody but its owner may read it.
+        """The token in `path`; creates the file if it is missing. Only its owner may read it.
 
         Raises:
             ConfigError: the file cannot be written or read, or others may read it.
@@ -61,7 +61,8 @@ class JoinToken:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Makes a file that only its owner may read, whole at once; one that is there meanwhile stays."""
+    """Creates a file with its whole content, readable by its owner alone. Keeps a file that another process has created
+    meanwhile."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # of mode 600
         file.write(text)
         file.flush()

@@ -1,4 +1,4 @@
-"""What node 0 and the other nodes say to each other, as Structs in MessagePack.
+"""Messages between node 0 and the other nodes, as Structs in MessagePack.
 
 A message is two frames: its kind and its payload. `WORKER` frames carry bytes for workers or of workers, as the rings
 on each host carry them. `CONTROL` frames carry the Structs below.
@@ -18,36 +18,36 @@ CONTROL, WORKER = b"c", b"w"
 
 
 class Beat(Struct, array_like=True, tag="beat", frozen=True):
-    """Sent by both sides every half second, to show that the sender is there."""
+    """A heartbeat, which both sides send every half second."""
 
 
 class Join(Struct, array_like=True, tag="join", frozen=True):
-    """A node wants to join. Repeated until node 0 answers."""
+    """A request to join. Repeated until node 0 answers."""
 
     facts: NodeFacts
     clock: float  # seconds since the epoch, as the message was sent
 
 
 class NodeLost(Struct, array_like=True, tag="lost", frozen=True):
-    """A node's workers have ended, or the node was told to stop."""
+    """Reports that a node's workers have ended, or that the node was stopped."""
 
     reason: str
     cause: FailureCause = "other"  # "host": the node itself goes; "peer": its workers miss those of another node
 
 
 class Joined(Struct, array_like=True, tag="joined", frozen=True):
-    """Node 0 has taken the node in."""
+    """Node 0 has admitted the node."""
 
 
 class JoinRefused(Struct, array_like=True, tag="refused", frozen=True):
-    """Node 0 will not take the node in as it was started. Nodes of other versions are told so, too, and must be able to
-    read this."""
+    """Node 0 refuses the node as it was started. Its form must never change, because nodes of other versions receive
+    it, too."""
 
     reason: str
 
 
 class StartWorkers(Struct, array_like=True, tag="start", frozen=True):
-    """The node starts these workers."""
+    """Orders the node to start these workers."""
 
     config: EngineConfig  # with node 0's folder of the checkpoint, for which the node puts its own
     ranks: list[Rank]
@@ -56,17 +56,17 @@ class StartWorkers(Struct, array_like=True, tag="start", frozen=True):
 
 
 class OpenRendezvous(Struct, array_like=True, tag="open_rendezvous", frozen=True):
-    """The node has the first workers of an engine: it opens the port where all meet. `RendezvousOpened` answers."""
+    """Orders the node, which has an engine's first workers, to open the rendezvous port. `RendezvousOpened` answers."""
 
 
 class RendezvousOpened(Struct, array_like=True, tag="rendezvous_opened", frozen=True):
-    """The node listens there for the workers that it will be told to start."""
+    """The node listens at this address for the workers that it will start."""
 
     init_method: str  # see `RankGroups.join`
 
 
 class StartEngine(Struct, array_like=True, tag="start_engine", frozen=True):
-    """The node starts the engine of `config.place.data`, and says `EngineStarted`."""
+    """Orders the node to start the engine of `config.place.data`. `EngineStarted` answers."""
 
     config: EngineConfig  # as for `StartWorkers`; the node also says which of its engines this is
     init_method: str | None = None  # where its ranks meet those of other engines
@@ -74,7 +74,7 @@ class StartEngine(Struct, array_like=True, tag="start_engine", frozen=True):
 
 
 class EndEngine(Struct, array_like=True, tag="end_engine", frozen=True):
-    """The node ends an engine at once, if it still runs."""
+    """Orders the node to end an engine at once, if it still runs."""
 
     data: int
 
@@ -97,28 +97,28 @@ class EngineWanted(Struct, array_like=True, tag="engine_wanted", frozen=True):
 
 
 class RendezvousReady(Struct, array_like=True, tag="rendezvous_ready", frozen=True):
-    """All servers are there: the server may start the engine, and its workers meet those of others."""
+    """All servers have joined: the server may start the engine, whose workers meet the others' at this address."""
 
     data: int
     init_method: str  # see `RankGroups.join`
 
 
 class RendezvousFailed(Struct, array_like=True, tag="rendezvous_failed", frozen=True):
-    """The server does not start the engine: the others cannot be met. It may ask again."""
+    """The server must not start the engine, because there is no rendezvous with the others. It may ask again."""
 
     data: int
     reason: str
 
 
 class EpochEnded(Struct, array_like=True, tag="epoch_ended", frozen=True):
-    """An engine with which this one shares experts is gone: the server ends this one, if it still runs."""
+    """An engine with which this one shares experts is gone. The server ends this one, if it still runs."""
 
     data: int
     reason: str
 
 
 class WaitsFor(Struct, array_like=True, tag="waits", frozen=True):
-    """What engines that share experts wait for, as far as node 0 knows; None: nothing."""
+    """The hosts that engines with shared experts still wait for, as far as node 0 knows; None: all are there."""
 
     what: str | None
 
@@ -133,14 +133,14 @@ class EngineEnded(Struct, array_like=True, tag="engine_ended", frozen=True):
 
 
 class ShareFile(Struct, array_like=True, tag="share", frozen=True):
-    """The bytes of a file of node 0's host, which workers will look for under `path`."""
+    """A file of node 0's host, which workers will open under `path`."""
 
     path: str
     data: bytes
 
 
 class Ended(Struct, array_like=True, tag="ended", frozen=True):
-    """The engine has ended, or does not know the node: the node ends its workers, and joins again."""
+    """The engine has ended, or does not know the node. The node ends its workers, and joins again."""
 
     reason: str
 
@@ -162,7 +162,7 @@ ToNode = Joined | JoinRefused | Beat | Order | Ended
 
 
 class CoordinatorStart(Struct, array_like=True, frozen=True):
-    """Everything that an engine on node 0 is told of its cluster."""
+    """The start message of an engine on node 0, about its cluster."""
 
     address: str  # where nodes join, as address:port
     keys: CurveKeys
@@ -171,7 +171,7 @@ class CoordinatorStart(Struct, array_like=True, frozen=True):
 
 
 class NodeStart(Struct, array_like=True, frozen=True):
-    """Everything that the process of a headless node is told at its start."""
+    """The start message of a headless node's process."""
 
     head: str  # node 0's name or address, and port; see `Participant`
     keys: CurveKeys
@@ -181,5 +181,5 @@ class NodeStart(Struct, array_like=True, frozen=True):
 
 
 def control(message: FromNode | ToNode) -> list[bytes]:
-    """The frames of a message."""
+    """The frames that carry a message."""
     return [CONTROL, msgspec.msgpack.encode(message)]

@@ -1,4 +1,4 @@
-"""A node's end of a cluster: joins node 0, hears it, and notices when it is gone."""
+"""A node's end of a cluster: joins the coordinator (node 0), carries out its orders, and notices its end."""
 
 import asyncio
 import contextlib
@@ -52,17 +52,17 @@ MANY_REBUFFS = 5
 
 
 class ParticipantListener(Protocol):
-    """The object that does what node 0 says."""
+    """Carries out the coordinator's orders."""
 
     def on_order(self, order: Order) -> None:
-        """Node 0 wants something of this node. An exception ends the membership, and both sides say why."""
+        """Carries out an order of node 0. An exception ends the session, and both sides log the reason."""
 
     def on_input(self, message: bytes) -> None:
-        """A `WorkerInput` for all workers of this node. As `on_order`."""
+        """Passes a `WorkerInput` to all workers of this node. Fails as `on_order` does."""
 
 
 class Participant:
-    """One membership, from joining to its end. Use from one event loop.
+    """One session in a cluster, from joining to its end. Use from one event loop.
 
     Args:
         head: node 0's name or address, and port. A name is looked up until there is a connection, because a name server
@@ -86,11 +86,11 @@ class Participant:
 
     @property
     def facts(self) -> NodeFacts:
-        """This node's. They have its address once it has joined."""
+        """This node's facts. They include its address once it has joined."""
         return replace(self._facts, address=self._connection.own_address)
 
     async def run(self, on_joined: Callable[[], None] = lambda: None) -> str:
-        """Joins, and returns when this node is no member any more, with the reason.
+        """Joins, and returns the reason when the session has ended.
 
         Args:
             on_joined: called when node 0 has taken this node in.
@@ -111,7 +111,7 @@ class Participant:
         return self._ended.result()
 
     async def _join(self) -> None:
-        """Returns when node 0 has taken this node in, or the membership has ended. Says now and then that it waits."""
+        """Returns when node 0 has admitted this node, or the session has ended. Logs a reminder now and then."""
         said_at = time.monotonic() - REMINDER_SECONDS + 2 * JOIN_SECONDS  # nothing if node 0 is there at once
         pause = FIRST_JOIN_SECONDS
         following = asyncio.create_task(self._connection.follow())
@@ -131,28 +131,28 @@ class Participant:
             following.cancel()
 
     def send_output(self, message: bytes) -> None:
-        """Sends a `WorkerOutput` to node 0. Without a connection it is lost, as this membership soon is."""
+        """Sends a `WorkerOutput` to node 0. Without a connection the message is lost, and the session ends soon."""
         with contextlib.suppress(zmq.Again):
             self._channel.send([WORKER, message])
 
     def report(self, news: EngineNews | RendezvousOpened) -> None:
-        """Tells node 0 of an engine, or where its workers meet."""
+        """Reports news of an engine, or the address of the rendezvous, to node 0."""
         self._try_to_tell(news)
 
     def leave(self, reason: str, cause: FailureCause = "other") -> None:
-        """Tells node 0 that this node does not go on, and has `run` return. Harmless when the membership has ended."""
+        """Reports to node 0 that this node stops, and makes `run` return. Does nothing when the session has ended."""
         if not self._ended.done():
             self._try_to_tell(NodeLost(reason, cause))
             self._ended.set_result(reason)
 
     def on_failure(self, error: Exception) -> None:
-        """An order cannot be carried out. Ends the membership: node 0 would wait for what it has asked for."""
+        """Ends the session because an order failed: node 0 would wait for its result."""
         if not isinstance(error, OSError | ConfigError):
             logger.error("an order of node 0 could not be carried out", exc_info=error)
         self.leave(f"it cannot do what node 0 says: {error}")
 
     def close(self) -> None:
-        """Closes the connection; what `leave` said gets a moment to go out. Idempotent."""
+        """Closes the connection; the message of `leave` gets 0.5 s to be sent. Idempotent."""
         self._channel.close(linger_ms=500)
 
     def _on_frames(self, frames: list[bytes]) -> None:
@@ -191,7 +191,7 @@ class Participant:
                 self._listener.on_order(order)
 
     def _try_to_tell(self, message: FromNode) -> bool:
-        """False: there is no connection."""
+        """Sends a message. Returns False if there is no connection."""
         with contextlib.suppress(zmq.Again):
             return self._channel.send(control(message))
         return False

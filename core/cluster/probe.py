@@ -11,7 +11,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.channel import CurveKeys, bind_router, connect_dealer
 
 LIMIT_SECONDS = 10.0
-"""For one measurement; a slower link, or one that a firewall closes, has none."""
+"""Limit of one measurement. A slower link, or one that a firewall blocks, gives no value."""
 _NUM_PINGS, _NUM_UNCOUNTED = 40, 5
 _PING = b"ping"
 _CHUNK = bytes(256 << 10)
@@ -20,7 +20,7 @@ _RISE_SECONDS, _SEND_SECONDS = 0.2, 0.5
 
 
 class Probe:
-    """This node's end of the measurements: answers those of others, and makes its own. Use from one event loop.
+    """This node's end of the measurements: answers those of other nodes, and runs its own. Use from one event loop.
 
     Args:
         address: this host's, at which a free port is listened on.
@@ -38,7 +38,7 @@ class Probe:
 
     @property
     def endpoint(self) -> str:
-        """Where others measure to."""
+        """The endpoint that other nodes measure to."""
         return self._channel.address
 
     async def measure(self, quantity: Quantity, endpoint: str) -> float | None:
@@ -88,7 +88,7 @@ class _Line:
         return await self._answers.get() - start
 
     async def rate(self) -> float:
-        """Bytes a second, counted once the number of chunks in flight has had time to rise."""
+        """Bytes a second, measured after the number of chunks in flight has ramped up."""
         start = arrived_at = counted_from = time.perf_counter()
         num_in_flight, num_counted, wanted, is_rising = 0, 0, 1, True
         while True:

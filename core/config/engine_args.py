@@ -58,7 +58,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
 
 
 def keyword_aliases() -> dict[str, str]:
-    """Keywords that stand for an option as its other long flags do: `device_memory_utilization`."""
+    """Keywords for the other long flags of an option: `device_memory_utilization`."""
     found = {}
     for group in msgspec.structs.fields(EngineArgs):
         for name, annotation in get_type_hints(group.type, include_extras=True).items():
@@ -70,9 +70,9 @@ def keyword_aliases() -> dict[str, str]:
 
 
 def convert_group(kind: type, values: dict[str, Any]) -> Any:
-    """`values` as the options Struct `kind`; a wrong one raises ConfigError that names the option.
+    """Converts `values` to the options Struct `kind`. Raises ConfigError, which names the option, for a wrong value.
 
-    The text "none" stands for None where no text is allowed.
+    The text "none" is read as None where no text is allowed.
     """
     try:
         return msgspec.convert(values, kind)
@@ -96,7 +96,7 @@ def _choices(kind: type, name: str) -> list[str]:
 
 
 def _otherwise(kind: type, name: str, value: Any) -> str:
-    """What a field says of a value that it does not take, if anything: of this one, or of all others."""
+    """The field's own remark on a value that it does not take, or on all such values; empty without one."""
     annotation: Any = get_type_hints(kind, include_extras=True).get(name)  # None: a key of an option's own object
     if get_origin(annotation) is not Annotated:
         return ""

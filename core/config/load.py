@@ -8,14 +8,14 @@ BESIDE_WEIGHTS = (
     *("training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states"),  # what trainers save
     "adapter",
 )
-"""How names begin of files that lie beside a model's weights and end as these may."""
+"""Prefixes of other files beside a model's weights with the same endings."""
 
 ADAPTERS = ("adapter*.safetensors", "adapter*.bin")
 """Patterns of the files of an adapter's weights."""
 
 
 class LoadConfig(Struct, frozen=True, kw_only=True):
-    """Where weights come from."""
+    """Options for loading weights."""
 
     load_format: Annotated[
         Literal["auto", "safetensors", "pt", "npcache", "mistral", "sharded_state", "bitsandbytes", "gguf", "dummy"],

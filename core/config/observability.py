@@ -13,12 +13,12 @@ from quire.core.logging import LoggingConfig, LogLevel
 
 
 class ProfilerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is recorded between the start and the stop of a profile, and the folder that the files go to.
+    """Settings of a profile between its start and its stop, with the folder for its files.
 
     `timeline` records when engine and worker do what; it costs little, and has no further options. `torch` is torch's
     own profiler in each worker. A recording begins after `delay_iterations` steps and ends after `max_iterations`, if
-    that is above 0. With `wait_iterations` or `warmup_iterations`, it leaves out so many steps and has
-    `active_iterations`. Nothing is recorded of the frontend, which has no torch.
+    that is above 0. With `wait_iterations` or `warmup_iterations`, it skips that number of steps and records
+    `active_iterations`. The frontend is not recorded, because it has no torch.
     """
 
     profiler: Literal["torch", "timeline"] | None = None
@@ -44,7 +44,7 @@ class ProfilerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ObservabilityConfig(Struct, frozen=True, kw_only=True):
-    """What is logged and counted."""
+    """Options for logs and metrics."""
 
     disable_log_stats: Annotated[bool, Meta(description="Neither collect nor log engine statistics.")] = False
     aggregate_engine_logging: Annotated[

@@ -7,24 +7,24 @@ from msgspec import Meta, Struct
 from quire.core.config.types import NotNegative, Positive
 
 ExpertPlacementStrategy = Literal["linear", "round_robin"]
-"""Which experts of a layer a rank holds: a run of neighbours, or every so-many-th one."""
+"""The experts of a layer that a rank holds: neighbouring ones, or every n-th."""
 
 
 class ExpertPlacement(Struct, frozen=True, kw_only=True):
-    """Where whole experts are before any load is known; `num_redundant` of them are there once more."""
+    """The initial placement of whole experts, before any load is known; `num_redundant` of them have a second copy."""
 
     strategy: ExpertPlacementStrategy = "linear"
     num_redundant: int = 0
 
 
 class EplbConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When and how experts are placed anew, by the tokens that they had.
+    """Options for moving experts by their load in tokens.
 
-    After every `step_interval` steps, the tokens of the last `window_size` steps count. `num_redundant_experts` places
-    of a layer are for further copies of its busiest experts. `log_balancedness` logs every `log_balancedness_interval`
-    steps how equally these loaded the ranks. The others are vLLM's, and there is one way of each here: ranks stop while
-    experts move, one layer's at a time, which is what `use_async` asks for when it is false. It is taken as true, too,
-    because that is vLLM's default; the placements are the same.
+    Every `step_interval` steps, experts are placed by the tokens of the last `window_size` steps.
+    `num_redundant_experts` slots of a layer hold further copies of its busiest experts. `log_balancedness` logs every
+    `log_balancedness_interval` steps how evenly the ranks were loaded. The other options are vLLM's, and take the one
+    value that applies here. Ranks stop while the experts of a layer move, which is `use_async=false`. `use_async=true`
+    is accepted because it is vLLM's default; the placements are the same.
     """
 
     window_size: Positive = 1000

@@ -33,7 +33,8 @@ WeightFormat = Literal[
 
 
 class LayerFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one kind of layer. `weight` is None for layers that stay as they are; without it, `--quantization` says it."""
+    """The format of one kind of layer. `weight` is None for layers that stay as they are; unset, `--quantization`
+    decides."""
 
     weight: WeightFormat | UnsetType | None = UNSET
     activation: Any = None
@@ -72,7 +73,7 @@ class QuantizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"{' and '.join(both)} is in both ignore and targets: leave it in one of them")
 
     def over(self, base: QuantizationName | None) -> "QuantizationConfig":
-        """What both options ask for together; `linear` and `moe` are names or None then.
+        """The combination of both options; its `linear` and `moe` are names or None.
 
         Raises:
             ConfigError: they contradict each other, or no layer is to be made smaller.

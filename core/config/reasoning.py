@@ -8,7 +8,7 @@ _NO_PARSER = "none"
 
 
 class ReasoningConfig(Struct, frozen=True, kw_only=True):
-    """How the model sets its reasoning apart. Formats that answers are held to begin after it."""
+    """Options for reading a model's reasoning. Constrained formats begin after the reasoning."""
 
     reasoning_parser: Annotated[
         str | None,

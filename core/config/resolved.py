@@ -15,10 +15,10 @@ from quire.core.wire.rank import EnginePlace, Layout
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
-    """Facts about the checkpoint that engine and workers share, read once from its folder.
+    """Facts about the checkpoint for engine and workers, read once from its folder.
 
-    `hf_config` is what config.json says of the language model, with overrides and with the defaults of its class; model
-    files read architecture details from it. `config_json` is what it says itself, with overrides alone.
+    `hf_config` is the language model's part of config.json, with overrides and the defaults of its class; model files
+    read architecture details from it. `config_json` is the file itself, with overrides alone.
     """
 
     path: str  # local folder
@@ -101,13 +101,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def tells_hints(self) -> bool:
-        """Whether this engine logs what is slow on this machine: no other has done so."""
+        """True for the one engine that logs what is slow on this machine."""
         return not self.is_restart and self.place.local == 0
 
     @property
     def num_engines_loading(self) -> int:
-        """Engines that divide the memory that is free on this host now. One that is started again is alone: it finds
-        free what the others have left to it. Those that share experts are started again together."""
+        """The number of engines that divide the free memory of this host now. A restarted engine is alone: the others
+        have left it the memory that is free. Engines that share experts are restarted together."""
         return 1 if self.is_restart and not self.layout.shares_experts else self.place.num_local
 
     @property

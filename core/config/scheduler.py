@@ -8,7 +8,7 @@ from quire.core.config.types import Positive
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True):
-    """Which request runs next, and for how many tokens."""
+    """Options for the order of requests and the size of steps."""
 
     max_num_batched_tokens: Annotated[
         Positive | None,

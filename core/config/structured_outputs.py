@@ -13,7 +13,7 @@ _OPTIONAL_PACKAGES = {"outlines": "outlines_core", "lm-format-enforcer": "lmform
 
 
 class StructuredOutputsOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How outputs are held to schemas and grammars, unless the request says it."""
+    """Settings for constrained outputs, unless the request has its own."""
 
     backend: GrammarBackend = "auto"
     disable_fallback: bool = False  # auto is xgrammar alone

@@ -1,4 +1,4 @@
-"""Engines that somebody else launches, keeps and ends, and that this process only uses."""
+"""Engines that another process owns, and that this process only uses."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from quire.core.wire.channel import CurveKeys
 
 
 class EngineAddress(Struct, array_like=True, frozen=True):
-    """Where a running engine is, and the keys to it."""
+    """The address of a running engine, and its keys."""
 
     address: str
     keys: CurveKeys | None
@@ -19,7 +19,7 @@ class EngineAddress(Struct, array_like=True, frozen=True):
 
 
 class BorrowedEngine:
-    """See `EngineHandle`: the use of one engine, which its owner ends."""
+    """A handle on an engine that its owner ends."""
 
     def __init__(self, engine: EngineAddress) -> None:
         self.address = engine.address
@@ -29,56 +29,56 @@ class BorrowedEngine:
         self._end: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> int:
-        """See `EngineHandle.wait`. Raises what its owner knows of the engine's end."""
+        """Waits for the engine's end. Raises the error that the owner reports for it."""
         if (end := await asyncio.shield(self._end)) is not None:
             raise end
         return 0
 
     def kill(self) -> None:
-        """Ends the use. The engine notices, and goes on for others."""
+        """Stops using the engine, which goes on for others."""
         self.end(None)
 
     async def wait_freed(self, seconds: float) -> None:
-        """The engine does not end with its use."""
+        """Returns at once, because the engine does not end with its use."""
 
     def join(self) -> None:
-        """The engine does not end with its use."""
+        """Returns at once, because the engine does not end with its use."""
 
     def end(self, end: QuireError | None) -> None:
-        """The engine has ended; None: its use has."""
+        """Ends this use with the engine's error; None: the user stops by itself."""
         if not self._end.done():
             self._end.set_result(end)
 
 
 class BorrowingLauncher:
-    """See `Launcher`: waits for the engines with one number, which their owner tells of. Use from one event loop."""
+    """Waits for the engines with one number, which their owner announces. Use from one event loop."""
 
     def __init__(self) -> None:
-        self.waits_for: str | None = None  # as the owner told it last
+        self.waits_for: str | None = None  # as the owner last reported
         self._engine: EngineAddress | None = None
         self._gone: str | None = None
         self._changed = asyncio.Event()
         self._visit: BorrowedEngine | None = None
 
     def on_started(self, engine: EngineAddress) -> None:
-        """An engine is ready."""
+        """Handles an engine that is ready."""
         self._engine = engine
         self._changed.set()
 
     def on_ended(self, end: QuireError) -> None:
-        """That engine has ended; PeerLostError: because of another one."""
+        """Handles the end of that engine; PeerLostError: another engine was the cause."""
         self._engine = None
         if self._visit is not None:
             self._visit.end(end)
 
     def on_gone(self, reason: str) -> None:
-        """No engine will follow."""
+        """Handles the news that no engine follows."""
         self._gone = reason
         self.on_ended(EngineDeadError(reason))
         self._changed.set()
 
     async def launch(self) -> BorrowedEngine:
-        """The engine that runs, or the next one.
+        """The running engine, or the next one.
 
         Raises:
             NoMoreEnginesError: there will be none.
@@ -92,14 +92,14 @@ class BorrowingLauncher:
         return self._visit
 
     def retire(self) -> None:
-        """The owner knows."""
+        """Does nothing: the owner retires the engine."""
 
     def close(self) -> None:
-        """There is nothing on disk."""
+        """Does nothing: there are no files."""
 
 
 class FollowsOwner(RestartPolicy):
-    """Leaves to the engine's owner whether another one follows, and when."""
+    """Leaves restarts to the engine's owner."""
 
     def add(self, *, ready_seconds: float | None, had_work: bool, had_output: bool, fault: Fault = "own") -> None:
         """Counts nothing."""

@@ -1,10 +1,10 @@
 """A frontend's handle on its engines: submits requests, hands back deltas, and survives an engine's death.
 
-The client keeps, for each unfinished sequence, the tokens delivered so far. When an engine dies or goes silent, its
-supervisor starts another. Meanwhile its sequences go on elsewhere, if other engines have room, and wait for the next
-engine otherwise; either way they are submitted with the tokens delivered. Sampling is a function of (seed, position),
-so a stream goes on as if nothing had happened. A sequence that two engines held as they crashed fails instead. To end
-for want of another engine is no crash.
+The client keeps the delivered tokens of each unfinished sequence. When an engine dies or goes silent, its supervisor
+starts another. Meanwhile the sequences move to other engines with room, or wait for the next engine. Either way they
+are submitted with their delivered tokens. Sampling is a function of (seed, position), so a stream continues as if
+nothing had happened. A sequence fails if two engines crash while they hold it. An engine that ends because another one
+is missing has not crashed.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class _Submitted(Struct):
 
 
 class _Tracked(Struct):
-    """The truth about one unfinished sequence."""
+    """The state of one unfinished sequence, which the client alone keeps."""
 
     submitted: _Submitted
     start: SequenceStart
@@ -101,8 +101,8 @@ class EngineClient:
         self._selector = make_selector(self._links, num_slots, rules)
 
     async def start(self) -> EngineReady:
-        """Starts the engines, once; later calls wait for the same start. Returns what they can do together: sums of
-        their capacities, and the shortest of their limits on a request.
+        """Starts the engines, once; later calls wait for the same start. Returns their capacities' sums and the
+        shortest of their limits on a request.
 
         Raises:
             ConfigError: a setting, the checkpoint or the memory is at fault, or the engines differ.
@@ -116,7 +116,7 @@ class EngineClient:
         return agreed(self.ready)
 
     async def _start_one(self) -> None:
-        """Returns when an engine serves; raises when all are gone for good."""
+        """Returns when one engine serves; raises when all are gone for good."""
         starts = {asyncio.create_task(link.start()) for link in self._links}
         try:
             while starts:
@@ -136,11 +136,12 @@ class EngineClient:
 
     @property
     def engine_pids(self) -> list[int | None]:
-        """Process ids of the running engines, by number; another one after a crash. None where none runs."""
+        """Process ids of the running engines, by number. An id changes after a crash, and is None while no engine
+        runs."""
         return [link.pid for link in self._links]
 
     def submit(self, request: EngineRequest, on_deltas: Sequence[OnDelta], *, engine: int | None = None) -> int:
-        """Hands over a request. `on_deltas` has a callback for each sequence, which gets the sequence's deltas in
+        """Submits a request. `on_deltas` has a callback for each sequence. A callback gets its sequence's deltas in
         order, on this loop; the last delta has a `finish_reason`.
 
         Args:
@@ -162,7 +163,7 @@ class EngineClient:
         return link.number
 
     def abort(self, request_ids: list[str]) -> None:
-        """Forgets sequences, here at once and in the engine within a step. Unknown ids are ignored."""
+        """Forgets sequences, here at once and in the engine within a step. Ignores unknown ids."""
         by_link: defaultdict[int, list[str]] = defaultdict(list)
         for request_id in request_ids:
             if (tracked := self._tracked.get(request_id)) is not None:
@@ -178,11 +179,12 @@ class EngineClient:
             link.abort_replies(reply_ids)
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
-        """Another frontend of the same engines has sent a prompt of these blocks to the engine with a number."""
+        """Notes that another frontend of the same engines has sent a prompt of these blocks to engine number
+        `engine`."""
         self._selector.on_placed_elsewhere(engine, blocks)
 
     async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Drops cached pages that no request uses. Returns whether that was all of them, in all engines.
+        """Drops cached pages that no request uses. Returns True if all engines' caches are empty then.
 
         Args:
             preempt_running: take the pages of running requests too; they are computed again, and their streams go on.
@@ -199,7 +201,7 @@ class EngineClient:
         return all(answers)
 
     async def profile(self, active: bool) -> str | None:
-        """Starts or ends a recording of each engine's timeline; returns the path of the first one's file at the end.
+        """Starts or ends a recording of each engine's timeline. At the end, returns the path of the first one's file.
 
         Raises:
             EngineError: a file cannot be written, or an engine went away; EngineDeadError if it is gone for good.
@@ -209,8 +211,7 @@ class EngineClient:
         return first
 
     async def call_workers(self, name: str, payload: bytes = b"") -> list[bytes]:
-        """Has every worker do something between two steps, and returns the answers engine by engine, by rank; see
-        `WorkerCall`.
+        """Runs a `WorkerCall` on every worker between two steps. Returns the answers engine by engine, by rank.
 
         Raises:
             EngineError: a worker failed at it, or an engine went away; EngineDeadError if it is gone for good.
@@ -219,7 +220,7 @@ class EngineClient:
         return list(chain(*await asyncio.gather(*(link.call_workers(name, payload) for link in self._links))))
 
     def check_health(self) -> None:
-        """Raises EngineDeadError when all engines are gone for good. An engine being restarted is healthy."""
+        """Raises EngineDeadError when all engines are gone for good. An engine that is being restarted is healthy."""
         if all(link.is_dead for link in self._links):
             self._links[0].check_alive()
 
@@ -232,19 +233,19 @@ class EngineClient:
         return self._links[number].status()
 
     async def close(self) -> None:
-        """Fails unfinished requests and stops the engines: politely those that serve, by force all others."""
+        """Fails unfinished requests and stops the engines: serving ones in order, all others by force."""
         self._fail(self._tracked, "The server shut down while the request ran.")
         await asyncio.gather(*(link.close() for link in self._links))
 
     def kill(self) -> None:
-        """Ends the engines by force, and returns when the processes of this host have ended, or a few seconds later;
-        for interpreter exit, and for use outside an event loop."""
+        """Kills the engines, and waits a few seconds for the processes of this host. For interpreter exit, and for use
+        outside an event loop."""
         for link in self._links:
             link.close_nowait()
         for link in self._links:
             link.join()
 
-    # ------------------------------------------------------------------------------------ what the engines' links tell
+    # -------------------------------------------------------------------------------- callbacks of the engines' links
 
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
         self._selector.on_ready(link, ready)
@@ -289,13 +290,13 @@ class EngineClient:
     # ---------------------------------------------------------------------------------------------------- the requests
 
     def _place(self, submitted: _Submitted, request: EngineRequest) -> None:
-        """Gives a request, or what is left of it, to its engine; `on_ready` sends it if the engine is not ready."""
+        """Assigns a request, or its unfinished part, to its engine. `on_ready` sends it if the engine is not ready."""
         submitted.link.place(request)
         if submitted.link.is_ready:
             self._send(submitted, request)
 
     def _send(self, submitted: _Submitted, request: EngineRequest) -> None:
-        """Sends a request, or what is left of it, to its engine, which is ready, and counts its tokens as work."""
+        """Sends a request, or its unfinished part, to its engine, which is ready, and counts its tokens as load."""
         link = submitted.link
         num_cached = self._selector.add_prompt(link, submitted.blocks)
         link.send(replace(request, num_new_tokens=_num_tokens(request) - num_cached))
@@ -304,8 +305,8 @@ class EngineClient:
             self._on_placed(link.number, submitted.blocks)
 
     def _evacuate(self, link: EngineLink) -> None:
-        """Moves the requests of an engine that does not run to others. Those that others have no room for stay: they
-        wait for the next engine. If there will be none, they move all the same."""
+        """Moves the requests of an engine that does not run to other engines. Requests for which no engine has room
+        wait for the next engine; if there will be none, they move all the same."""
         if self._coupled:
             return
         for submitted, sequences in self._unfinished_on(link):
@@ -339,7 +340,7 @@ class EngineClient:
         self._selector.on_load(submitted.link)
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
-        """Hands each delta to its sequence: the only place where sequences end. The loop runs once per token.
+        """Delivers each delta to its sequence. Sequences end here alone. The loop runs once per token.
 
         A callback may abort any sequence, those of later deltas included: when a request of n sequences fails, the
         callback of the first aborts the others.
@@ -360,11 +361,11 @@ class EngineClient:
 
 
 def _num_tokens(request: EngineRequest) -> int:
-    """Tokens of a prompt, and of the outputs that its sequences resume after."""
+    """The tokens of a prompt, and of the outputs after which its sequences resume."""
     return len(request.prompt_token_ids) + sum(len(start.output_token_ids) for start in request.sequences)
 
 
 def _continued(request: EngineRequest, sequences: Sequence[_Tracked]) -> EngineRequest:
-    """A request with these of its sequences alone, each after the tokens that were delivered."""
+    """The request with these sequences alone, each continuing after its delivered tokens."""
     starts = [replace(each.start, output_token_ids=each.delivered) for each in sequences]
     return replace(request, sequences=starts)

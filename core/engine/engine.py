@@ -20,7 +20,7 @@ HUNG_SECONDS = 10.0
 
 
 class Executor(Protocol):
-    """Gets steps done on one or more workers. Implemented in `quire.executor`.
+    """Runs steps on one or more workers. Implemented in `quire.executor`.
 
     Attributes:
         depth: steps to keep in flight, so that no worker waits for the next; with 1, each result is awaited first.
@@ -30,7 +30,7 @@ class Executor(Protocol):
 
     @property
     def waits_for(self) -> str | None:
-        """What `start` waits for outside this host, such as a node; None: for nothing."""
+        """The resource outside this host for which `start` waits, such as a node; None if it waits for nothing."""
 
     async def start(self) -> EngineReady:
         """Loads the model on every rank. Raises ModelLoadError when the checkpoint is at fault."""
@@ -39,13 +39,13 @@ class Executor(Protocol):
         """Queues a plan and never blocks. Plans run strictly in order."""
 
     async def next_result(self) -> StepResult:
-        """The oldest result that has not been taken; raises EngineError when there will be none."""
+        """The oldest result that has not been taken. Raises EngineError when no result will come."""
 
     def when_failed(self, call: Callable[[], None]) -> None:
-        """Calls `call`, and nobody's from before, once `next_result` will raise; at once if it would now."""
+        """Calls `call` once `next_result` will raise, or at once if it would raise now. Replaces an earlier `call`."""
 
     async def call(self, name: str, payload: bytes) -> list[bytes]:
-        """Has every worker do something between steps, and returns the answers by rank; see `WorkerCall`.
+        """Runs a `WorkerCall` on every worker between steps, and returns the answers by rank.
 
         Raises EngineError when a worker fails at it, or ends.
         """
@@ -59,7 +59,7 @@ class Executor(Protocol):
 
 
 class Engine:
-    """Keeps scheduler and executor in step.
+    """Feeds the executor with the scheduler's plans, and the scheduler with the executor's results.
 
     Args:
         scheduler: decides what runs.
@@ -86,7 +86,7 @@ class Engine:
         self._has_work = asyncio.Event()
 
     def fill(self) -> None:
-        """Plans as many steps as the pipeline has room for. Call after anything that may have made work."""
+        """Plans steps until the pipeline is full. Call it after anything that may have made work."""
         while self._scheduler.num_in_flight < self._executor.depth:
             with self._timeline.span("plan"):
                 plan = self._scheduler.schedule()
@@ -116,7 +116,7 @@ class Engine:
             self.fill()
 
     async def _idle(self) -> None:
-        """Waits for work, or until the workers have failed, so that those are missed before the next request comes.
+        """Waits for work, or for a failure of the workers, so that it is noticed before the next request comes.
 
         After an idle second, counts every page, so that a leak shows here and not weeks later.
         """
@@ -131,7 +131,7 @@ class Engine:
 
     @property
     def is_hung(self) -> bool:
-        """Whether a step has been in flight for suspiciously long."""
+        """True if a step has been in flight for longer than `HUNG_SECONDS`."""
         return self._scheduler.seconds_in_flight > HUNG_SECONDS
 
     async def _next_result(self) -> StepResult:

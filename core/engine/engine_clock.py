@@ -1,4 +1,4 @@
-"""The clock of an engine's host, as this process reads its own."""
+"""Converts times of an engine's host to this process's clock."""
 
 import time
 
@@ -6,21 +6,21 @@ from quire.core.wire.protocol import RequestDelta
 
 
 class EngineClock:
-    """CLOCK_MONOTONIC of another host, which counts from that host's start.
+    """CLOCK_MONOTONIC of another host, which counts from that host's boot.
 
-    A message takes some time, so it makes the other clock look behind. Of all messages, the fastest one counts: times
-    are off by what that took.
+    A message takes time, which makes the other clock look behind. The fastest message so far gives the estimate, so
+    converted times are off by its travel time.
     """
 
     def __init__(self) -> None:
         self._seconds_behind = float("inf")  # of the other clock
 
     def hear(self, timestamp: float) -> None:
-        """A message has come that was sent at `timestamp` by the other clock."""
+        """Takes the send time of a message by the other clock."""
         self._seconds_behind = min(self._seconds_behind, time.monotonic() - timestamp)
 
     def translate(self, deltas: list[RequestDelta]) -> None:
-        """Has the times in deltas be those of this host's clock. Call it after `hear`."""
+        """Converts the times in `deltas` to this host's clock. Call it after `hear`."""
         for delta in deltas:
             if delta.queued_at:
                 delta.queued_at += self._seconds_behind

@@ -1,4 +1,4 @@
-"""Keeps an engine running for others: has its life, and none of its requests."""
+"""Keeps an engine running on behalf of other processes. The owner holds none of the engine's requests."""
 
 from typing import Protocol
 
@@ -12,23 +12,23 @@ from quire.core.wire.protocol import EngineReady, SchedulerStats
 
 
 class EngineOwnerListener(Protocol):
-    """Whoever must know of a kept engine, to tell those that use it."""
+    """Receives news of an owned engine, for the processes that borrow it."""
 
     def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
-        """An engine is ready."""
+        """Handles an engine that is ready."""
 
     def on_ended(self, number: int, end: QuireError) -> None:
-        """It has ended; another one may follow."""
+        """Handles the end of an engine; another may follow."""
 
     def on_gone(self, number: int, error: QuireError) -> None:
-        """No engine with this number follows."""
+        """Handles the news that no engine with this number follows."""
 
     def on_stats(self, number: int, stats: SchedulerStats) -> None:
-        """The engine has reported."""
+        """Handles an engine's statistics."""
 
 
 class EngineOwner:
-    """One engine after another with the same number. Use from one event loop."""
+    """Owns one engine after another with the same number. Use from one event loop."""
 
     def __init__(self, number: int, launcher: Launcher, listener: EngineOwnerListener) -> None:
         self._number = number
@@ -37,27 +37,23 @@ class EngineOwner:
         self._supervisor = EngineSupervisor(launcher, self, RestartPolicy())
 
     async def start(self) -> EngineReady:
-        """See `EngineSupervisor.start`."""
         return await self._supervisor.start()
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine is gone for good."""
+        """True if the engine is gone for good."""
         return self._supervisor.is_dead
 
     def status(self) -> EngineStatus:
-        """See `EngineSupervisor.status`."""
         return self._supervisor.status()
 
     def give_up(self, reason: QuireError) -> None:
-        """See `EngineSupervisor.give_up`."""
         self._supervisor.give_up(reason)
 
     async def close(self) -> None:
-        """See `EngineSupervisor.close`."""
         await self._supervisor.close()
 
-    # ------------------------------------------------------------------------------- what the supervisor asks and tells
+    # ------------------------------------------------------------------------------- callbacks of the supervisor
 
     @property
     def has_work(self) -> bool:

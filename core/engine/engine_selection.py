@@ -1,4 +1,4 @@
-"""Which of a frontend's engines gets a request: the router's choice among those that are ready."""
+"""Selects one of a frontend's engines for each request."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,39 +10,40 @@ from quire.core.wire.protocol import EngineReady, EngineRequest
 
 
 class EngineSelector(Protocol):
-    """Chooses engines, and is told what happens to them."""
+    """Chooses engines for prompts, and hears of changes in their loads and caches."""
 
     def blocks(self, request: EngineRequest) -> list[int]:
-        """What the other calls want to know of a prompt: names of its blocks."""
+        """The names of a prompt's blocks, which the other calls take."""
 
     def choose(self, blocks: Sequence[int]) -> EngineLink:
-        """The engine for a prompt. If none is ready, one that will be; if all are gone, any."""
+        """The engine for a prompt. Without a ready engine, one that will be ready; if all are gone, any of them."""
 
     def refuge(self, blocks: Sequence[int], num_sequences: int, *, even_full: bool) -> EngineLink | None:
-        """The engine for a request whose engine died. None if no ready engine has room for its sequences.
+        """The new engine for a request whose engine died. None if no ready engine has room for its sequences.
 
         Args:
             even_full: any ready engine will do.
         """
 
     def add_prompt(self, link: EngineLink, blocks: Sequence[int]) -> int:
-        """Adds a prompt to those that an engine was sent. Returns the tokens of it that its cache probably has."""
+        """Notes that an engine was sent a prompt. Returns the number of its tokens that the engine has probably
+        cached."""
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
-        """Another frontend has sent a prompt to the engine with a number."""
+        """Notes that another frontend has sent a prompt to engine number `engine`."""
 
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
-        """An engine is ready, with an empty cache."""
+        """Notes that an engine is ready, with an empty cache."""
 
     def on_load(self, link: EngineLink) -> None:
-        """An engine's load is another one now."""
+        """Notes that an engine's load has changed."""
 
     def on_empty(self, link: EngineLink) -> None:
-        """An engine's cache is empty: it was reset, or the engine ended."""
+        """Notes that an engine's cache is empty: it was reset, or the engine ended."""
 
 
 def make_selector(links: Sequence[EngineLink], num_slots: int, rules: RoutingRules | None) -> EngineSelector:
-    """The placement on these engines.
+    """The selector for these engines.
 
     Args:
         links: the engines, by number.
@@ -57,7 +58,7 @@ def make_selector(links: Sequence[EngineLink], num_slots: int, rules: RoutingRul
 
 
 class SingleEngineSelector:
-    """See `EngineSelector`: there is one engine, so nothing has to be known about prompts."""
+    """Selects the only engine. Nothing has to be known of prompts."""
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
@@ -75,20 +76,20 @@ class SingleEngineSelector:
         return 0
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
-        """Nothing follows from it."""
+        """Does nothing."""
 
     def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
-        """Nothing follows from it."""
+        """Does nothing."""
 
     def on_load(self, link: EngineLink) -> None:
-        """Nothing follows from it."""
+        """Does nothing."""
 
     def on_empty(self, link: EngineLink) -> None:
-        """Nothing follows from it."""
+        """Does nothing."""
 
 
 class RoutedEngineSelector:
-    """See `EngineSelector`: a router chooses, which is kept up to date here."""
+    """Selects engines with a router, and keeps the router up to date."""
 
     def __init__(self, links: Sequence[EngineLink], num_slots: int, rules: RoutingRules) -> None:
         self._links = links

@@ -1,4 +1,5 @@
-"""Why an engine ended: errors from what it said, or from what its launch met, whose fault it was and what may help."""
+"""The reasons for an engine's end, as errors: from its last message or its failed launch, with the fault and a
+remedy."""
 
 import errno
 
@@ -22,7 +23,7 @@ _REMEDIES = {
 
 
 def failure_of(failed: protocol.EngineFailed) -> QuireError:
-    """Why an engine ends, as it says."""
+    """The error for an engine's own report that it failed."""
     match failed.cause:
         case "setting":
             return ModelLoadError(failed.message)
@@ -34,12 +35,12 @@ def failure_of(failed: protocol.EngineFailed) -> QuireError:
 
 
 def is_external(error: Exception) -> bool:
-    """Whether an engine ended because of another one, or of a host."""
+    """Returns True if an engine ended because of another engine or of a host."""
     return isinstance(error, PeerLostError | HostLostError)
 
 
 def fault_of(end: QuireError) -> Fault:
-    """Whether an engine's end counts against it."""
+    """The party at fault for an engine's end."""
     match end:
         case PeerLostError():
             return "peer"
@@ -49,7 +50,7 @@ def fault_of(end: QuireError) -> Fault:
 
 
 def explain(error: Exception) -> QuireError:
-    """Why an engine could not be launched or watched, and what may help."""
+    """The error for an engine that could not be launched or watched, with a remedy."""
     match error:
         case QuireError():
             return error

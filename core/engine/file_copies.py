@@ -7,10 +7,10 @@ from quire.core.wire.protocol import LentFile
 
 
 class FileCopies:
-    """The copies of one engine: memory files, which its workers open by a path in /proc.
+    """One engine's copies of frontends' files: memory files that its workers open by a path in /proc.
 
-    A file's copy lives as long as this process, because workers may open it at any time. Equal files share one: the
-    processes of one server lend the same vocabulary.
+    A copy lives as long as this process, because workers may open it at any time. Equal files share one copy: all
+    processes of a server send the same vocabulary.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class FileCopies:
         self._by_name: dict[tuple[bytes, str], str] = {}  # paths here, by the frontend and its path there
 
     def add(self, frontend: bytes, file: LentFile) -> None:
-        """Keeps a file of a frontend."""
+        """Stores a frontend's file."""
         digest = hashlib.sha256(file.data).digest()
         if digest not in self._by_digest:
             fd = os.memfd_create("quire-lent")
@@ -28,10 +28,10 @@ class FileCopies:
         self._by_name[frontend, file.path] = self._by_digest[digest]
 
     def path_here(self, frontend: bytes, path: str) -> str:
-        """Where workers find the file that a frontend calls `path`: there, unless it has lent the file."""
+        """The path at which workers find the frontend's file `path`: that of the copy, or `path` itself without one."""
         return self._by_name.get((frontend, path), path)
 
     def forget(self, frontend: bytes) -> None:
-        """A frontend is gone, and its paths with it."""
+        """Forgets the paths of a frontend that is gone."""
         for name in [name for name in self._by_name if name[0] == frontend]:
             del self._by_name[name]

@@ -1,4 +1,4 @@
-"""What several engines are together: their state for health checks, and their capacity."""
+"""The state and capacity of several engines as one."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ class FleetStatus(Struct, frozen=True):
     """The state of a frontend's engines.
 
     Attributes:
-        engine: of all engines as one, which serves as long as one of them does. Its reason names the others.
-        engines: of each engine, by number; of one alone, nothing.
+        engine: the state of all engines as one, which serves as long as any of them does. Its reason names the others.
+        engines: the state of each engine, by number; empty for a single engine.
     """
 
     engine: EngineStatus
@@ -23,7 +23,7 @@ class FleetStatus(Struct, frozen=True):
 
     @classmethod
     def of(cls, statuses: Sequence[EngineStatus]) -> "FleetStatus":
-        """Of engines by number."""
+        """The status of engines, which are listed by number."""
         if len(statuses) == 1:
             return cls(statuses[0], [])
         best = min(statuses, key=lambda status: _ORDER.index(status.state))
@@ -38,7 +38,7 @@ _ORDER = ("serving", "restarting", "starting", "dead")
 
 
 def agreed(engines: Sequence[EngineReady]) -> EngineReady:
-    """What engines can do together. Their requests may go from one to another, so the shortest limit holds for all.
+    """The joint capacity of engines. Requests may move between them, so the shortest limit holds for all.
 
     Raises:
         ModelLoadError: they are not of one kind.

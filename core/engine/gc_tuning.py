@@ -1,13 +1,14 @@
-"""The garbage collector, tuned for processes that make many short-lived objects and hardly any cycles."""
+"""Tunes Python's garbage collector for processes that make many short-lived objects and few cycles."""
 
 import atexit
 import gc
 
 
 def tune_garbage_collector() -> None:
-    """Call once, when start-up is over: objects that exist now stay, and collections need not visit them again.
+    """Exempts all existing objects from collections and makes collections rare. Call it once, after start-up.
 
-    Steps make thousands of short-lived objects; a collection per 700 of them (Python's default) only costs time.
+    A step makes thousands of short-lived objects. Collecting after every 700 of them, Python's default, only costs
+    time.
     """
     gc.collect()
     gc.freeze()

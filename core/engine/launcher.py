@@ -1,4 +1,4 @@
-"""What starts engine processes, and the processes that it starts, as the supervisor and the engine's users see them."""
+"""The interfaces of launchers and of the engine processes that they launch."""
 
 from typing import Protocol
 
@@ -7,11 +7,11 @@ from quire.core.wire.channel import CurveKeys
 
 
 class NoMoreEnginesError(EngineDeadError):
-    """A launcher has no engine to give, and never will."""
+    """The launcher has no engine to give, and never will have one."""
 
 
 class EngineHandle(Protocol):
-    """One running engine process, our own child or one that somebody else launched and will end.
+    """A running engine process: our own child, or one that another process owns.
 
     Attributes:
         pid: None for an engine whose process is not on this host.
@@ -24,23 +24,23 @@ class EngineHandle(Protocol):
     is_owned: bool
 
     async def wait(self) -> int:
-        """The exit code, once the process has ended (negative: the signal that killed it)."""
+        """Waits for the end of the process, and returns its exit code; negative: the signal that killed it."""
 
     def kill(self) -> None:
-        """Ends the process and its workers at once, without waiting for its end; of another one's engine, makes `wait`
-        return. Harmless when it has ended."""
+        """Kills the process and its workers without waiting. For a borrowed engine, makes `wait` return. Does nothing
+        after the end."""
 
     async def wait_freed(self, seconds: float) -> None:
-        """After `kill`: returns when the process and its workers have ended, so that what they held is free for others.
-        After so many seconds at most: then it says what still lives. At once for processes of other hosts, or of
-        others."""
+        """Waits, after `kill`, until the process and its workers have ended and freed what they held. After `seconds`
+        it logs the processes that still live, and returns. Returns at once for processes of other hosts or other
+        owners."""
 
     def join(self) -> None:
-        """As `gone`, where no event loop is held up: blocks, for a few seconds at most."""
+        """Blocks as `wait_freed` waits, for a few seconds at most; for use outside an event loop."""
 
 
 class Launcher(Protocol):
-    """Starts engine processes, or waits for those that somebody else starts.
+    """Starts engine processes, or waits for engines that another process starts.
 
     Attributes:
         waits_for: what is missing before it can start one, such as a node; None if it knows of nothing.
@@ -50,10 +50,10 @@ class Launcher(Protocol):
     def waits_for(self) -> str | None: ...
 
     async def launch(self) -> EngineHandle:
-        """Any exception but NoMoreEnginesError counts as a failed start."""
+        """Launches an engine. Any exception but NoMoreEnginesError counts as a failed start."""
 
     def retire(self) -> None:
-        """The last engine has ended, and `launch` is not called again. Tells others that would wait for the next."""
+        """Reports that no engine will be launched any more, to other hosts that would wait for the next."""
 
     def close(self) -> None:
-        """Removes what the launcher made on disk."""
+        """Removes the launcher's files."""

@@ -1,7 +1,7 @@
-"""One engine, seen from a frontend that may have several: what was sent to it, and the answers that it owes.
+"""One engine, seen from a frontend: the requests sent to it and the answers that it owes.
 
-The link keeps its supervisor, counts the sequences that are placed on the engine, and sends each grammar once. Its user
-holds the requests, and decides which engine gets them.
+The link has the engine's supervisor, counts the sequences that are placed on the engine, and sends each grammar once.
+Its user holds the requests, and chooses an engine for each.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from quire.core.wire.protocol import EngineReady, EngineRequest, RequestDelta, S
 
 
 class LinkUser(Protocol):
-    """The object whose requests the engine runs."""
+    """The owner of the requests that the engine runs."""
 
     def on_ready(self, link: "EngineLink", ready: EngineReady) -> None:
-        """The engine is ready, and holds no request yet."""
+        """Handles an engine that is ready, and holds no request yet."""
 
     def on_deltas(self, deltas: list[RequestDelta]) -> None:
-        """The engine did a step."""
+        """Handles the deltas of a step."""
 
     def on_stats(self, link: "EngineLink", stats: SchedulerStats) -> None:
-        """The engine has reported."""
+        """Handles the engine's statistics."""
 
     def on_crash(self, link: "EngineLink", end: QuireError) -> None:
-        """The engine was ready and has ended: it holds no request any more."""
+        """Handles the end of an engine that was ready. Its requests are lost."""
 
     def on_dead(self, link: "EngineLink", error: QuireError) -> None:
-        """The engine is gone, and no other follows."""
+        """Handles the end of the last engine: no other follows."""
 
 
 class EngineLink:
@@ -66,27 +66,26 @@ class EngineLink:
     # ------------------------------------------------------------------------------------------------------------ life
 
     async def start(self) -> EngineReady:
-        """See `EngineSupervisor.start`."""
         return await self._supervisor.start()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine takes messages now."""
+        """True if the engine takes messages now."""
         return self._supervisor.is_ready
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running engine; another one after a crash. None while none runs, or none is known."""
+        """Process id of the running engine, which changes after a crash. None while none runs, or on another host."""
         return self._supervisor.pid
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether the engine that runs is on another host."""
+        """True if the running engine is on another host."""
         return self.pid is None
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine is gone for good."""
+        """True if the engine is gone for good."""
         return self._supervisor.is_dead
 
     def check_alive(self) -> None:
@@ -98,25 +97,21 @@ class EngineLink:
         return self._supervisor.status()
 
     def give_up(self, reason: QuireError) -> None:
-        """See `EngineSupervisor.give_up`."""
         self._supervisor.give_up(reason)
 
     async def close(self) -> None:
-        """See `EngineSupervisor.close`."""
         await self._supervisor.close()
 
     def close_nowait(self) -> None:
-        """See `EngineSupervisor.close_nowait`."""
         self._supervisor.close_nowait()
 
     def join(self) -> None:
-        """See `EngineSupervisor.join`."""
         self._supervisor.join()
 
     # -------------------------------------------------------------------------------------------------------- requests
 
     def place(self, request: EngineRequest) -> None:
-        """Counts the sequences of a request as the engine's. Each leaves with `remove`, all at once or one by one."""
+        """Counts the sequences of a request as the engine's. `remove` takes them out, all at once or one by one."""
         self.load.add(len(request.sequences))
         self._grammars.add_user(request)
 
@@ -128,7 +123,7 @@ class EngineLink:
         self._supervisor.send(self._grammars.without_known(request))
 
     def remove(self, request: EngineRequest, num_sequences: int, *, is_last: bool) -> None:
-        """Sequences of a request that was placed here have ended, or go elsewhere.
+        """Takes out sequences that have ended or move to another engine.
 
         Args:
             is_last: no sequence of the request is left here.
@@ -138,7 +133,7 @@ class EngineLink:
             self._supervisor.send(protocol.DropGrammars([unused]))
 
     def abort(self, request_ids: list[str]) -> None:
-        """Has the engine forget sequences."""
+        """Makes the engine forget sequences."""
         if self.is_ready:
             self._supervisor.send(protocol.AbortRequests(request_ids))
 
@@ -150,7 +145,6 @@ class EngineLink:
     # ------------------------------------------------------------------------------------------------------- questions
 
     async def reset_prefix_cache(self, *, preempt_running: bool) -> bool:
-        """See `EngineClient.reset_prefix_cache`."""
         self.check_alive()
         if not self.is_ready:
             return True  # the next engine's cache is empty
@@ -159,7 +153,6 @@ class EngineLink:
         return (await answer).is_empty
 
     async def profile(self, active: bool) -> str | None:
-        """See `EngineClient.profile`."""
         self.check_alive()
         if not self.is_ready:
             raise EngineError("The engine is being restarted, and records no timeline; try again when it is up.")
@@ -171,7 +164,6 @@ class EngineLink:
         return done.path
 
     async def call_workers(self, name: str, payload: bytes) -> list[bytes]:
-        """See `EngineClient.call_workers`."""
         self.check_alive()
         if not self.is_ready:
             raise EngineError("The engine is being restarted; call its workers again when it is up.")
@@ -184,7 +176,7 @@ class EngineLink:
         finally:
             del self._calls[call_id]
 
-    # ------------------------------------------------------------------------------- what the supervisor asks and tells
+    # ------------------------------------------------------------------------------- callbacks of the supervisor
 
     @property
     def has_work(self) -> bool:

@@ -8,13 +8,13 @@ A = TypeVar("A")
 
 
 class PendingAnswers(Generic[A]):
-    """Futures for the answers to one kind of question. The engine answers in the order in which it was asked."""
+    """Futures for the answers to one kind of question. The engine answers questions in order."""
 
     def __init__(self) -> None:
         self._waiters: deque[asyncio.Future[A]] = deque()
 
     def expect(self) -> asyncio.Future[A]:
-        """The answer to a question that is sent now."""
+        """A future for the answer to the question that is sent now."""
         waiter: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         return waiter

@@ -1,8 +1,8 @@
 """The engine process: an actor whose inbox is a ZeroMQ socket and whose work is an `Engine`.
 
-Each frontend says Hello, is told EngineReady once the model is loaded, and from then on gets the deltas of its own
-requests. A frontend that is gone is noticed when a message is due to it, within a heartbeat; its requests are aborted.
-The process ends with exit code 0 when told to shut down or when its parent dies, and 1 when the engine fails.
+Each frontend sends Hello, gets EngineReady once the model is loaded, and then the deltas of its requests. The engine
+notices that a frontend is gone at the next message to it, within a heartbeat, and aborts its requests. The process
+exits with code 0 after a shutdown or when its parent dies, and with 1 when the engine fails.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ logger = get_logger(__name__)
 HEARTBEAT_SECONDS = 1.0
 FAREWELL_LINGER_MS = 2000
 GREETING_SECONDS = 30.0
-"""How long a failed engine waits for a first frontend, to report the failure to it."""
+"""Limit of a failed engine's wait for a first frontend to report the failure to."""
 
 
 class EngineProcess:
@@ -65,11 +65,11 @@ class EngineProcess:
         self._channel: Channel = bind_router(address, keys, self._on_message, listen_fd=listen_fd)
 
     async def run(self) -> int:
-        """Loads the model and serves until `close` or a failure. Returns the process's exit code."""
+        """Loads the model, and serves until `close` or a failure. Returns the process's exit code."""
         try:
             await self._until_closed(self._start_and_step)
             code = 0
-        except Exception as error:  # any failure ends the process, and frontends must be told
+        except Exception as error:  # any failure ends the process, and frontends must hear of it
             code = 1
             await self._wait_for_frontend()
             self._report(error)
@@ -78,7 +78,7 @@ class EngineProcess:
         return code
 
     def close(self) -> None:
-        """Asks `run` to return 0."""
+        """Makes `run` return 0."""
         self._closing.set()
 
     async def _until_closed(self, work: Callable) -> None:
@@ -168,7 +168,7 @@ class EngineProcess:
             self._fail(frontend, request_ids, f"The engine could not take this request: {reason}")
 
     def _fail(self, frontend: bytes, request_ids: list[str], message: str) -> None:
-        """Ends sequences that the scheduler does not have."""
+        """Fails sequences that the scheduler does not have."""
         if not request_ids:
             return
         failure, stats = protocol.RequestFailure("internal", message), protocol.SchedulerStats()
@@ -190,7 +190,7 @@ class EngineProcess:
         asyncio.get_running_loop().call_soon(self._engine.fill)
 
     def _with_grammar(self, frontend: bytes, request: protocol.EngineRequest) -> protocol.EngineRequest:
-        """`request` with its whole grammar, of whose data and vocabulary the frontend sends each once."""
+        """The request with its whole grammar. The frontend sends a grammar's data and vocabulary once."""
         if request.grammar is None:
             return request
         place = frontend, request.grammar.key
@@ -264,7 +264,7 @@ class EngineProcess:
             self._forget(frontend)
 
     def _forget(self, frontend: bytes) -> None:
-        """A frontend is gone: its requests end, and what it lent is dropped."""
+        """Aborts the requests of a frontend that is gone, and drops its grammars and files."""
         if frontend not in self._frontends:
             return
         self._frontends.remove(frontend)
@@ -282,7 +282,7 @@ class EngineProcess:
             self._send(frontend, protocol.Heartbeat(stats, self._executor.waits_for))
 
     async def _beat(self) -> None:
-        """Shows the frontends that this event loop is alive, whatever the workers are doing."""
+        """Sends heartbeats, which show that this event loop is alive even while the workers are busy."""
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if time.monotonic() - self._sent_at < HEARTBEAT_SECONDS:

@@ -1,31 +1,29 @@
-"""Whether an engine that ended is started again, and after which pause.
+"""The policy for restarts: whether an engine that ended is started again, and after which pause.
 
-Four kinds of end:
+Four kinds of end are counted:
 
-- Failed start: the engine could not be launched, or ended before it was ready. An engine that gets ready resets the
-  count of these.
-- Spoilt start: as that, but the engine says that another one has ended. Of these there may be more: the other one's own
-  count ends first. Only two that blame each other come to the end of it.
-- Fruitless life: the engine was ready, held requests, and produced no output. Any output resets the count of these.
-- Neither: the engine ended while idle, or after it had produced output. Such ends alone never end the supervision,
-  however many they are; the pause between starts grows, so that they cost little. Nor do those for which a lost host
-  or an ended peer is known to be the reason.
+- Failed start: the engine could not be launched, or ended before it was ready. A start that succeeds resets this count.
+- Blamed start: a failed start that the engine blames on another engine. More of these are allowed, because the other
+  engine's own count ends first. Only two engines that blame each other reach the limit.
+- Fruitless run: the engine was ready, held requests, and produced no output. Any output resets this count.
+- Any other end: the engine ended while idle, or after output. Such ends never stop the restarts. The pause between
+  starts grows, so that they cost little. The same holds for ends that a lost host or an ended peer is known to cause.
 """
 
 from typing import Literal
 
 Fault = Literal["own", "peer", "elsewhere"]
-"""Whose fault an end is: this engine's own, as far as is known; a peer's, as this engine says; or it is known that a
-host or a peer is gone."""
+"""The party at fault: "own", this engine, as far as is known; "peer", as this engine reports; "elsewhere", a host or a
+peer that is known to be gone."""
 
 MAX_FAILED_STARTS = 8
-"""Failed starts in a row that another start follows. Their pauses add up to 16 s, in which a shortage of descriptors
-or memory may pass."""
+"""Failed starts in a row after which the engine is still restarted. Their pauses add up to 16 s, in which a shortage of
+descriptors or memory may pass."""
 MAX_BLAMED_STARTS = 3 * MAX_FAILED_STARTS
 MAX_FRUITLESS_RUNS = 3
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 SETTLED_SECONDS = 10.0
-"""An engine that was ready for so long is replaced at once. After a shorter life the pause doubles."""
+"""An engine that was ready for this time is replaced at once. After a shorter run the pause doubles."""
 
 
 class RestartPolicy:
@@ -68,12 +66,12 @@ class RestartPolicy:
         self._num_short_runs = self._num_short_runs + 1 if is_short else 0
 
     def acquit(self) -> None:
-        """A peer is known to be missing, so that those of spoilt starts were right."""
+        """Forgets blamed starts, because a peer is known to be missing: the blame was right."""
         self._num_blamed_starts = 0
 
     @property
     def why_hopeless(self) -> str | None:
-        """Why no other start is worth trying; None while one is."""
+        """The reason why no other start is worth trying; None while one is."""
         if self._num_failed_starts > self._max_failed_starts:
             return f"{self._num_failed_starts} starts in a row failed."
         if self._num_blamed_starts > MAX_BLAMED_STARTS:
@@ -84,7 +82,7 @@ class RestartPolicy:
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before the next start."""
+        """The time to wait before the next start."""
         if not self._num_short_runs:
             return 0.0
         doublings = min(self._num_short_runs - 1, 16)  # more only overflow

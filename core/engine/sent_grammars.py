@@ -1,5 +1,5 @@
-"""The grammars that a frontend has sent to its engine: each is sent once while unfinished requests are held to it. So
-are the files that they name, if the engine is on another host."""
+"""The grammars that a frontend has sent to its engine. Each is sent once while unfinished requests use it. The same
+holds for files that grammars name, if the engine is on another host."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from quire.core.wire.protocol import EngineRequest
 
 
 class SentGrammars:
-    """Counts the requests that use each grammar, and knows which grammars the running engine has. Sends nothing."""
+    """Counts the users of each grammar, and tracks which grammars the running engine has. Sends nothing."""
 
     def __init__(self) -> None:
         self._num_users: Counter[bytes] = Counter()  # by key
@@ -39,8 +39,8 @@ class SentGrammars:
         return request.grammar.vocabulary_path
 
     def remove_user(self, request: EngineRequest) -> bytes | None:
-        """Counts `request` as finished. Returns its grammar's key if the engine has that grammar and no request needs
-        it any more."""
+        """Counts `request` as finished. Returns its grammar's key if the engine has that grammar and no request uses it
+        any more."""
         if request.grammar is None:
             return None
         key = request.grammar.key

@@ -28,13 +28,12 @@ logger = get_logger(__name__)
 
 CLOSE_SECONDS = 5.0
 FREE_SECONDS = 10.0
-"""How long the next engine waits for the processes of the one before, which were killed: with much memory that takes
-seconds."""
+"""Limit of the next engine's wait for the killed processes of the one before. With much memory that takes seconds."""
 DISCONNECTED_SECONDS, DISCONNECTED_AFAR_SECONDS = 1.0, 5.0
-"""How long after the end of its connection an engine's own end may be told, which is the reason as a rule; of another
-host's, that host's end, which silence tells within 3 s."""
+"""Time after the end of a connection in which the engine's own end may be noticed, which is the usual reason. For an
+engine on another host, that host's end may be noticed, by missing heartbeats within 3 s."""
 LAST_WORDS_SECONDS = 0.05
-"""How long after an engine's end its last message may still be on the way."""
+"""Time after an engine's end in which its last message may still arrive."""
 
 EngineMessage = (
     protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled | protocol.PrefixCacheReset | protocol.WorkersAnswered
@@ -43,23 +42,23 @@ EngineMessage = (
 
 
 class EngineUser(Protocol):
-    """The object that the engine works for."""
+    """The object on whose behalf the engine runs."""
 
     @property
     def has_work(self) -> bool:
-        """Whether the engine holds requests."""
+        """True if the engine holds requests."""
 
     def on_ready(self, ready: EngineReady) -> None:
-        """An engine is ready, and holds no request yet."""
+        """Handles an engine that is ready, and holds no request yet."""
 
     def on_message(self, message: EngineMessage) -> None:
-        """The engine sent a message. An exception ends that engine, because the message is lost."""
+        """Handles a message of the engine. An exception ends that engine, because the message is lost."""
 
     def on_crash(self, end: QuireError) -> None:
-        """An engine that was ready ended, and the requests that it held are lost."""
+        """Handles the end of an engine that was ready. Its requests are lost."""
 
     def on_dead(self, error: QuireError) -> None:
-        """No engine runs, and none will be started any more."""
+        """Handles the final end: no engine runs, and none will be started."""
 
 
 class EngineStatus(Struct, frozen=True, omit_defaults=True):
@@ -89,7 +88,7 @@ class EngineSupervisor:
 
     Args:
         launcher: starts the engine, the first time and after a crash.
-        user: gets the engine's messages, and is told when it starts and ends.
+        user: gets the engine's messages, and hears when it starts and ends.
         restarts: decides whether an engine that ended is followed by another.
     """
 
@@ -110,8 +109,8 @@ class EngineSupervisor:
         self._silence_limit_seconds = envs.read_float("ENGINE_HEARTBEAT_TIMEOUT_S")
 
     async def start(self) -> EngineReady:
-        """Starts the engine, once; later calls wait for the same start. A first start that fails is not repeated,
-        unless it is another engine's fault, or a host was lost.
+        """Starts the engine, once; later calls wait for the same start. A failed first start is repeated only if
+        another engine was at fault, or a host was lost.
 
         Raises:
             ConfigError: the launcher says that a setting is at fault.
@@ -126,7 +125,7 @@ class EngineSupervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether an engine takes messages now."""
+        """True if an engine takes messages now."""
         life = self._life
         return life is not None and life.ready_at is not None and life.end is None
 
@@ -147,7 +146,7 @@ class EngineSupervisor:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine is gone for good."""
+        """True if the engine is gone for good."""
         return self._dead is not None
 
     def check_alive(self) -> None:
@@ -178,8 +177,8 @@ class EngineSupervisor:
             self._life.handle.kill()
 
     async def close(self) -> None:
-        """Stops the engine, politely when it is serving, by force while it loads or when it does not answer; returns
-        when a process of this host has ended."""
+        """Stops the engine: in order if it serves, by force while it loads or does not answer. Returns when a process
+        of this host has ended."""
         self._dead = self._dead or EngineDeadError("the engine was shut down.")
         try:
             if self._task is not None and self.is_ready and self._life is not None and self._life.handle.is_owned:
@@ -201,14 +200,14 @@ class EngineSupervisor:
         self._launcher.close()
 
     def join(self) -> None:
-        """After `close_nowait`, where no event loop is held up: see `EngineHandle.join`."""
+        """Blocks, after `close_nowait`, until the processes have ended: see `EngineHandle.join`."""
         if os.getpid() == self._process_id and self._handle is not None:
             self._handle.join()
 
     # ----------------------------------------------------------------------------------------- one engine after another
 
     async def _supervise(self, started: "asyncio.Future[EngineReady]") -> QuireError:
-        """Runs one engine after another. Returns how the last one ended."""
+        """Runs one engine after another. Returns the reason for the last one's end."""
         while True:
             self._last_end = end = await self._run_one_engine()
             if self._dead is not None or not (started.done() or is_external(end)):
@@ -281,12 +280,12 @@ class EngineSupervisor:
         return life.end or EngineDeadError(f"the engine {how}.")
 
     def _condemn(self, life: _Life, end: QuireError) -> None:
-        """Notes why an engine is about to end. It takes no messages from now on."""
+        """Records why an engine is about to end. The engine takes no messages from now on."""
         if life.end is None:
             life.end = self._last_end = end
 
     def _bury(self, life: _Life, end: QuireError, fault: Fault) -> None:
-        """Frees everything of an engine that ended, and tells the user."""
+        """Frees the resources of an engine that ended, and reports its end to the user."""
         ready_seconds = None if life.ready_at is None else time.monotonic() - life.ready_at
         had_work, had_output = self._user.has_work, life.had_output
         self._restarts.add(ready_seconds=ready_seconds, had_work=had_work, had_output=had_output, fault=fault)
@@ -297,7 +296,7 @@ class EngineSupervisor:
             self._user.on_crash(end)
 
     def _on_supervision_ended(self, task: "asyncio.Task[QuireError]") -> None:
-        """Counts the engine as dead, however the supervision ended: nothing would notice its end from now on."""
+        """Marks the engine as dead, however the supervision ended, because its end would go unnoticed from now on."""
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             logger.error("the supervision of the engine failed, so the engine is given up", exc_info=failure)
@@ -334,7 +333,8 @@ class EngineSupervisor:
         asyncio.get_running_loop().call_later(seconds, self._miss, self._life)
 
     def _miss(self, life: _Life | None) -> None:
-        """Ends an engine that has not ended with its connection: messages are lost, and it takes ours for gone."""
+        """Kills an engine that still runs after its connection ended: messages are lost, and it takes this user for
+        gone."""
         if life is None or life is not self._life or not life.is_heard:
             return
         if life.handle.pid is None or not is_ending(life.handle.pid):

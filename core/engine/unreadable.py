@@ -1,4 +1,4 @@
-"""Reads so much of a message that cannot be read as tells who waits for it."""
+"""Finds the sequences of a request that cannot be decoded, so that their failure can be reported."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from quire.core.wire.protocol import EngineRequest
 
 
 def ids_in_unreadable(payload: bytes) -> list[str]:
-    """The ids of the sequences that an `EngineRequest` brings whose other fields cannot be read; otherwise none."""
+    """The ids of the sequences in an `EngineRequest` whose other fields cannot be decoded; otherwise none."""
     try:
         tag, sequences, *_ = msgspec.msgpack.decode(payload)
         if tag != EngineRequest.__struct_config__.tag:

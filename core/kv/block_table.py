@@ -9,7 +9,8 @@ from quire.core.wire.kv_groups import NO_PAGE
 class BlockTable:
     """Pages of consecutive blocks of one request; `pages[i]` holds block `first + i`.
 
-    Blocks before `first` have no page: it was given back, or never taken because a prefix-cache hit needed none there.
+    Blocks before `first` have no page: it was released, or never allocated because a prefix-cache hit needed none
+    there.
     """
 
     __slots__ = ("first", "group", "pages")
@@ -25,7 +26,7 @@ class BlockTable:
         return self.first + len(self.pages)
 
     def drop_before(self, block: int) -> list[int]:
-        """Takes the pages of blocks `first` to `block - 1` out of the table and returns them."""
+        """Removes the pages of blocks `first` to `block - 1` from the table and returns them."""
         num_dropped = block - self.first
         dropped = self.pages[:num_dropped]
         del self.pages[:num_dropped]

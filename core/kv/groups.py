@@ -34,8 +34,8 @@ class KVGroup(Protocol):
 class FullGroup:
     """A token sees every token before it.
 
-    All of a prompt's pages are taken at once, though its chunks may run over several steps: a prompt that would not fit
-    is better off waiting than being preempted half-way.
+    All of a prompt's pages are allocated at once, though its chunks may take several steps: a prompt that does not fit
+    should wait rather than be preempted half-way.
     """
 
     spec: KVGroupSpec
@@ -62,7 +62,7 @@ class FullGroup:
 class WindowGroup:
     """A token sees the last `window` tokens, itself included.
 
-    Pages are taken as chunks are planned, and can go as soon as no token still to be computed sees them.
+    Pages are allocated as chunks are planned, and released once no uncomputed token sees them.
     """
 
     spec: KVGroupSpec
@@ -93,7 +93,7 @@ class WindowGroup:
 
 
 def make_groups(specs: Sequence[KVGroupSpec], *, block_size: int, largest_chunk: int) -> list[KVGroup]:
-    """The rules of each of `specs`, in their order."""
+    """The rules of each group in `specs`, in order."""
     return [
         FullGroup(spec, block_size, largest_chunk)
         if spec.window is None

@@ -9,16 +9,16 @@ from typing import Any
 BlockHash = Callable[[bytes, bytes, bytes], bytes]
 """(parent, token_bytes, extra) to the name of a full block: a digest of all that its keys and values depend on.
 
-`parent` stands for all tokens before the block, and `token_bytes` has 8 bytes a token. Each has one length for all
-blocks of a pool, so different inputs never give the same bytes. `extra` stands for anything else that changes the
-content (embeddings).
+`parent` represents all tokens before the block, and `token_bytes` has 8 bytes a token. Each has one length for all
+blocks of a pool, so different inputs never give the same bytes. `extra` represents anything else that changes
+the content (embeddings).
 """
 
 
 def hash_function(algorithm: str) -> BlockHash:
-    """The function of a name of `CacheConfig.prefix_caching_hash_algo`, which sees to it that its packages are here.
+    """The function for a name of `CacheConfig.prefix_caching_hash_algo`, which checks that its packages are installed.
 
-    `sha256` resists collisions: nobody can forge a block that has another's name. `xxhash` (XXH3, 128 bits) does not.
+    `sha256` resists collisions: a block cannot be forged to have another's name. `xxhash` (XXH3, 128 bits) does not.
     `_cbor` hashes the canonical CBOR (RFC 8949, 4.2) of [parent, token ids, extra or null], not the bytes in a row.
     """
     match algorithm:

@@ -1,6 +1,6 @@
 """Block tables of requests over the page pool, and the prefix cache.
 
-Owns which page holds which block of which request. Knows nothing of slots, budgets or steps.
+Owns the map from requests' blocks to pages. Knows nothing of slots, budgets or steps.
 
 The states of recurrent layers lie in the workers' slots, not in pages; only their snapshots do (`snapshots.py`).
 
@@ -26,7 +26,7 @@ from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
 
 
 class KVCacheManager:
-    """Gives pages to requests, finds shared prefixes, takes pages back.
+    """Allocates pages to requests, finds shared prefixes, and releases pages.
 
     Args:
         kv_groups: the model's KV groups; a request has a block table in each but the recurrent one.
@@ -57,9 +57,9 @@ class KVCacheManager:
         if self._caching and len(paged) < len(kv_groups):
             self._snapshots = _snapshots(self._pool, kv_groups[-1], block_size=block_size, first_group=len(paged))
         # Groups that see farthest come first: they stop at the first missing block, which saves the others look-ups.
-        by_sight = sorted(enumerate(self._groups), key=lambda entry: entry[1].first_needed_block(sys.maxsize))
+        by_reach = sorted(enumerate(self._groups), key=lambda entry: entry[1].first_needed_block(sys.maxsize))
         self._searches: list[Callable[[list[bytes], int], int]] = [
-            partial(self._longest_prefix, group, index) for index, group in by_sight
+            partial(self._longest_prefix, group, index) for index, group in by_reach
         ]
         if self._snapshots is not None:
             self._searches.append(self._snapshots.longest_prefix)
@@ -133,7 +133,7 @@ class KVCacheManager:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether a prefix ends where a snapshot was taken, and not after any block."""
+        """True if a prefix can end only where a snapshot was taken, not after any block."""
         return self._snapshots is not None
 
     def next_border(self, num_tokens: int) -> int:
@@ -141,20 +141,21 @@ class KVCacheManager:
         return sys.maxsize if self._snapshots is None else self._snapshots.next_border(num_tokens)
 
     def take_snapshot(self, request: PagedRequest, num_tokens: int) -> PlannedSnapshot | None:
-        """See `Snapshots.take`. Call it after `grow` or `admit`."""
+        """Plans a snapshot of `request` after `num_tokens` tokens; None if none is due or possible. Call it after
+        `grow` or `admit`."""
         snapshot = None if self._snapshots is None else self._snapshots.take_snapshot(request, num_tokens)
         if snapshot is not None:
             request.pages_settled_until = min(request.pages_settled_until, num_tokens)  # the next plan announces it
         return snapshot
 
     def has_pages(self, snapshot: PlannedSnapshot) -> bool:
-        """Whether `snapshot` still has all its pages."""
+        """Returns True if `snapshot` still has all its pages."""
         return self._snapshots is not None and self._snapshots.has_pages(snapshot)
 
     def is_underway(self, request: PagedRequest, prefix: CachedPrefix, running: Iterable[PagedRequest]) -> bool:
-        """Whether one of `running` computes the block that `request` needs to find more than `prefix`.
+        """Returns True if a running request computes the block by which `request` would find more than `prefix`.
 
-        The scheduler lets such a request wait, so that a prompt that several requests share is computed once.
+        The scheduler lets such a request wait, so that a shared prompt is computed once.
         """
         size = self._block_size
         end = (prefix.num_blocks + 1) * size
@@ -172,11 +173,11 @@ class KVCacheManager:
         )
 
     def grow(self, request: PagedRequest, num_tokens: int) -> list[list[int]] | None:
-        """Gives back pages that no token still to be computed sees, and takes those that `num_tokens` tokens need.
+        """Releases pages that no uncomputed token sees, and allocates the pages for `num_tokens` tokens.
 
-        Returns the new pages per group, or None if too few are left: then pages were given back and none taken. Steps
-        in flight may still read pages that are given back. The plan being built must not: call this before the
-        request's row is planned.
+        Returns the new pages per group. Returns None if too few are left: then pages were released and none allocated.
+        Steps in flight may still read released pages. The plan being built must not: call this before the request's row
+        is planned.
         """
         self._announce(request)  # first, so that pages given back can be found
         pool, tables = self._pool, request.block_tables
@@ -201,7 +202,7 @@ class KVCacheManager:
         return added
 
     def _announce(self, request: PagedRequest) -> None:
-        """Announces the full blocks of `request`, and the snapshots that earlier plans have taken of it."""
+        """Announces the full blocks of `request`, and the snapshots that earlier plans took of it."""
         self.cache_full_blocks(request)
         if self._snapshots is not None:
             self._snapshots.announce(request, request.num_cached_blocks)
@@ -224,7 +225,7 @@ class KVCacheManager:
         request.num_cached_blocks = end
 
     def free(self, request: PagedRequest) -> None:
-        """Takes the request's pages back; full ones stay findable.
+        """Releases the request's pages; full ones stay findable.
 
         The tail is released first, and so evicted first: others are most likely to share a sequence's head.
         """
@@ -239,7 +240,7 @@ class KVCacheManager:
         request.pages_settled_until = 0
 
     def disown(self, request: PagedRequest) -> None:
-        """Makes every block that `request` ever announced unfindable, because its keys and values cannot be trusted."""
+        """Makes every block that `request` announced unfindable, because its keys and values cannot be trusted."""
         self._pool.disown((digest, group) for digest in request.block_hashes for group in range(len(self._groups)))
         if self._snapshots is not None:
             self._snapshots.disown(request.block_hashes)
@@ -281,13 +282,13 @@ class KVCacheManager:
         return group.longest_prefix(self._is_cached(hashes, index), num_blocks)
 
     def _is_cached(self, hashes: list[bytes], index: int) -> Callable[[int], bool]:
-        """Whether the pool has the page of the `index`-th group for a block of the sequence with `hashes`."""
+        """A test whether the pool has the page of the `index`-th group for a block of the sequence with `hashes`."""
         find = self._pool.find
         return lambda block: find((hashes[block], index)) is not None
 
 
 def _snapshots(pool: PagePool, group: KVGroupSpec, *, block_size: int, first_group: int) -> Snapshots:
-    """The snapshots of a recurrent `group` that has some.
+    """The snapshots of a recurrent `group` with an interval.
 
     Raises:
         ValueError: they are not taken at the ends of blocks.

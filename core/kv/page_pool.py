@@ -1,4 +1,4 @@
-"""The pages of the KV cache: which are free, in use or cached, and the content hashes of full ones.
+"""The pages of the KV cache: the free, used and cached ones, and the content hashes of full pages.
 
 The pool owns page ids and the names of their contents. It knows nothing of requests and tokens.
 """
@@ -36,7 +36,7 @@ class PagePool:
         return self.num_pages - self.num_available
 
     def allocate(self, num_pages: int) -> list[int]:
-        """`num_pages` pages with one reference each: free ones first, then the oldest cached ones.
+        """Returns `num_pages` pages with one reference each: free ones first, then the oldest cached ones.
 
         Raises:
             ValueError: fewer are available; callers check `num_available` first.
@@ -64,17 +64,17 @@ class PagePool:
         return [self._pages[key] for key in keys]
 
     def num_cached_among(self, pages: Iterable[int]) -> int:
-        """How many of `pages` are cached: sharing those takes them out of `num_available`."""
+        """The number of cached pages in `pages`: sharing them takes them out of `num_available`."""
         num_refs = self._num_refs
         return sum(1 for page in pages if not num_refs[page])
 
     def touch(self, pages: Iterable[int]) -> None:
-        """Lets `pages`, which are cached, be evicted after all that are cached now."""
+        """Moves `pages`, which are cached, to the end of the eviction order."""
         for page in pages:
             self._cached.move_to_end(page)
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more reference to each of `pages`, which are in use or cached."""
+        """Adds a reference to each of `pages`, which are in use or cached."""
         for page in pages:
             if not self._num_refs[page]:
                 del self._cached[page]
@@ -94,7 +94,7 @@ class PagePool:
             self._keys[page] = new
 
     def release(self, pages: Iterable[int]) -> None:
-        """Drops one reference to each of `pages`; those that become unused are evicted in this order."""
+        """Drops one reference to each of `pages`. Pages that become unused are evicted in this order."""
         num_refs, keys, free, cached = self._num_refs, self._keys, self._free, self._cached
         for page in pages:
             num_refs[page] -= 1
@@ -115,7 +115,7 @@ class PagePool:
                     self._free.append(page)
 
     def drop_cached(self) -> bool:
-        """Turns every cached page into a free one. True when no page in use is findable either."""
+        """Turns every cached page into a free one. Returns True if no page in use is findable either."""
         for page in self._cached:
             self._forget(page)
         self._free.extend(self._cached)

@@ -7,7 +7,7 @@ from quire.core.wire.protocol import PromptEmbeds
 
 
 class PagedPrompt(Protocol):
-    """The attributes of a prompt, which several sequences may share, that the KV cache reads and writes."""
+    """The attributes of a prompt that the KV cache reads and writes. Several sequences may share one."""
 
     block_hashes: list[bytes]
 
@@ -19,11 +19,11 @@ class PagedPrompt(Protocol):
 
 
 class PlannedSnapshot(NamedTuple):
-    """A snapshot of a request's recurrent state that a plan takes, and that nobody can find yet.
+    """A snapshot of a request's recurrent state that a plan takes, and that the cache cannot find yet.
 
     Attributes:
         num_blocks: leading blocks of the request, after which the snapshot is taken.
-        name: stands for their hash in the pool.
+        name: replaces their hash in the pool.
         pages: where the copy goes.
     """
 

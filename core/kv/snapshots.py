@@ -1,11 +1,11 @@
-"""Snapshots of recurrent states in the prefix cache: which exist, and which the plan that is being made shall take.
+"""Snapshots of recurrent states in the prefix cache: existing ones, and the next ones to take.
 
 A recurrent layer's state cannot go back to an earlier token, so a request can only continue from a copy of the state
-after exactly the tokens that it shares. A copy is taken after every `interval` tokens, into pages that nobody holds a
-reference to. Whoever needs a page may have one of these: snapshots are a bonus, and never make a request wait.
+after exactly the tokens that it shares. A copy is taken after every `interval` tokens, into pages without references.
+Such pages may be evicted at any time: snapshots are a bonus, and never make a request wait.
 
-Unlike a page of keys and values, a snapshot is there only after its step. So it is findable from the next plan on.
-Until then, and until its tokens are known, it has a name that nobody looks for.
+Unlike a page of keys and values, a snapshot exists only after its step. So it is findable from the next plan on. Until
+then, and until its tokens are known, it has a name that no look-up uses.
 """
 
 from collections.abc import Iterable
@@ -49,9 +49,9 @@ class Snapshots:
         return self._pool.pages_of(self._keys(hashes[num_blocks - 1])) if num_blocks else []
 
     def take_snapshot(self, request: PagedRequest, num_tokens: int) -> PlannedSnapshot | None:
-        """A snapshot of `request` after `num_tokens` tokens, the last of which the plan being made computes.
+        """Plans a snapshot of `request` after `num_tokens` tokens. The plan being made computes the last of them.
 
-        None if none is due, if there is one already, or if pages in use leave no room.
+        Returns None if none is due, if there is one already, or if pages in use leave no room.
         """
         num_blocks, rest = divmod(num_tokens, self._block_size)
         if rest or num_blocks % self._interval or len(self._groups) > self._pool.num_available:
@@ -68,11 +68,12 @@ class Snapshots:
         return snapshot
 
     def has_pages(self, snapshot: PlannedSnapshot) -> bool:
-        """Whether nobody has taken a page of `snapshot` since `take`."""
+        """Returns True if no page of `snapshot` was evicted since `take_snapshot`."""
         return self._is_whole(snapshot.name)
 
     def announce(self, request: PagedRequest, num_blocks: int) -> None:
-        """Makes findable what earlier plans took of the first `num_blocks` blocks of `request`, which have hashes."""
+        """Makes the snapshots of the first `num_blocks` blocks of `request` findable. Their blocks have hashes, and
+        earlier plans took them."""
         planned = request.planned_snapshots
         while planned and planned[0].num_blocks <= num_blocks:
             snapshot = planned.pop(0)
@@ -84,7 +85,7 @@ class Snapshots:
                 self._pool.disown(self._keys(snapshot.name))
 
     def forget(self, request: PagedRequest) -> None:
-        """Gives up snapshots of `request` whose tokens will never be known."""
+        """Drops snapshots of `request` whose tokens will never be known."""
         for snapshot in request.planned_snapshots:
             self._pool.disown(self._keys(snapshot.name))
         request.planned_snapshots.clear()

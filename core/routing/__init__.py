@@ -1,1 +1,1 @@
-"""Which engine gets a request, where several hold the same model."""
+"""Chooses an engine for each request, where several engines hold the same model."""

@@ -1,19 +1,19 @@
-"""How much work an engine has in hand, from what it reports and from what it was sent since."""
+"""An engine's load, from its reports and from the requests sent to it since."""
 
 from quire.core.wire.protocol import SchedulerStats
 
 SEQUENCE_TOKENS = 128
-"""Tokens that a sequence in hand will yet generate: nobody knows, and most answers have a few hundred."""
+"""Estimate of the tokens that a sequence will still generate; most answers have a few hundred."""
 
 
 class EngineLoad:
-    """The work in hand of one engine, in tokens.
+    """The load of one engine, in tokens.
 
     load = pending + SEQUENCE_TOKENS * sequences
 
-    `pending` are tokens of prompts that the engine has yet to compute, and `sequences` are those that it has. Both are
-    the engine's last report, about all its frontends, and what this frontend has sent since. A report may be older
-    than what was sent before it, so the unfinished sequences of this frontend are the least that the engine has.
+    `pending` counts prompt tokens that the engine has yet to compute, and `sequences` its unfinished sequences. Both
+    add what this frontend has sent since the engine's last report, which covers all frontends. A report may be older
+    than the last requests, so the count of sequences is at least this frontend's own.
     """
 
     def __init__(self) -> None:
@@ -38,24 +38,24 @@ class EngineLoad:
         return self._own
 
     def add(self, num_sequences: int) -> None:
-        """Sequences are the engine's from now on. They are sent to it at once, or when it is ready."""
+        """Counts sequences as the engine's own, before they are sent."""
         self._own += num_sequences
 
     def send(self, num_sequences: int, num_new_tokens: int) -> None:
-        """Sequences are sent to the engine, with so many tokens that it has to compute first."""
+        """Counts sequences that are sent to the engine, with the tokens that it has to compute first."""
         self._sent += num_sequences
         self._pending += num_new_tokens
 
     def remove(self, num_sequences: int) -> None:
-        """Sequences have ended, or went to another engine."""
+        """Removes sequences that have ended, or moved to another engine."""
         self._own -= num_sequences
 
     def report(self, stats: SchedulerStats) -> None:
-        """The engine has reported."""
+        """Takes the engine's statistics."""
         self._reported = stats.num_running + stats.num_waiting
         self._sent = 0
         self._pending = stats.num_pending_tokens
 
     def forget(self) -> None:
-        """The engine has ended, and its reports with it."""
+        """Forgets the reports of an engine that has ended."""
         self._reported = self._sent = self._pending = 0

@@ -1,4 +1,4 @@
-"""Names for the leading blocks of a prompt, by which a router knows prompts that begin alike."""
+"""Hashes of a prompt's leading blocks, by which a router recognizes prompts that begin alike."""
 
 from array import array
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ BLOCK_TOKENS = 64
 
 
 def prompt_blocks(token_ids: Sequence[int], *extras: str | bytes | None, block_tokens: int = BLOCK_TOKENS) -> list[int]:
-    """A name for each full block of a prompt, which stands for all tokens up to the block's end, in 64 bits.
+    """A 64-bit name for each full block of a prompt. It represents all tokens up to the block's end.
 
-    Python draws a key for its hashes at its start, so processes agree on names if they are started with the same
-    PYTHONHASHSEED. Names need not resist forgery, because they only choose an engine, which has its own.
+    Python draws a hash key at its start, so processes agree on names if they have the same PYTHONHASHSEED. Names need
+    not resist forgery, because they only choose an engine; the engine's cache has its own hashes.
 
     Args:
-        extras: whatever else must be equal for two prompts to share pages, such as the cache salt; None where there is
+        extras: further values that two prompts must share to share pages, such as the cache salt; None if there is
             none.
     """
     if len(token_ids) < block_tokens:

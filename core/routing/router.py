@@ -1,4 +1,4 @@
-"""Chooses an engine for each request: the one with the least work in hand, less what its cache is worth."""
+"""Chooses an engine for each request: the one with the least load, less the worth of its cached prefix."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from quire.core.routing.prompt_blocks import BLOCK_TOKENS
 from quire.core.routing.sent_prefixes import SentPrefixes
 
 FEW = 16
-"""Engines with a prefix that are looked at one by one; more are sought in one pass over all engines."""
+"""The most engines with a prefix that are found bit by bit; more are found in one pass over all engines."""
 _IS_ONE = bytes.maketrans(b"01", bytes([0, 1]))
 
 FULL = math.inf
@@ -20,7 +20,7 @@ FULL = math.inf
 
 
 class RoutingRules(Struct, frozen=True, kw_only=True):
-    """What the router knows of prompts, and whether it uses that.
+    """The router's settings.
 
     Attributes:
         block_tokens: tokens of a block of `prompt_blocks`.
@@ -45,15 +45,15 @@ class Router:
 
         cost(e) = load(e) - sqrt(2 * w * cached(e))
 
-    in tokens. `load` is work in hand, see `EngineLoad`, where each sequence counts w = SEQUENCE_TOKENS. `cached` are
-    the tokens at the prompt's beginning that were sent to e before. The root is the order quantity that costs least
-    (Harris 1913): a prefix of S tokens can be computed on another engine once, which then has it, too. Of requests that
-    follow it to one engine instead, each finds w more tokens in hand than the one before. The q-th waits for w * q, and
-    all together for w * q**2 / 2. That is as much as the copy costs at w * q = sqrt(2 * w * S).
+    in tokens. `load` is the engine's `EngineLoad`, where each sequence counts w = SEQUENCE_TOKENS. `cached` counts the
+    tokens at the prompt's beginning that were sent to e before. The root is the economic order quantity (Harris 1913):
+    a prefix of S tokens can be computed once on another engine, which then has it, too. If requests follow the prefix
+    to one engine instead, each finds w more tokens of load than the one before. The q-th waits for w * q tokens, and
+    all together for w * q**2 / 2. That equals the cost of the copy at w * q = sqrt(2 * w * S).
 
-    Of equal engines, the one with more cached tokens is taken; engines without any take turns. The choice depends on
-    nothing but the calls before. Its time grows with the blocks of the prompt, with the engines that have some of them,
-    and, a little, with the number of engines.
+    Ties go to the engine with more cached tokens; engines without any alternate. The choice depends only on earlier
+    calls. Its time grows with the blocks of the prompt, with the engines that have some of them, and, a little, with
+    the number of engines.
 
     Args:
         num_engines: engines, numbered from 0. They take requests from their first `set_load` on.
@@ -66,15 +66,15 @@ class Router:
         self._next = 0  # the engine whose turn it is
 
     def set_load(self, engine: int, load: float) -> None:
-        """An engine's load from now on, in tokens; `FULL` for one that takes no requests."""
+        """Sets an engine's load, in tokens; `FULL` for one that takes no requests."""
         self._loads[engine] = load
 
     def set_capacity(self, engine: int, num_tokens: int) -> None:
-        """The tokens that an engine's cache has room for."""
+        """Sets the number of tokens that an engine's cache can hold."""
         self._prefixes.set_capacity(engine, num_tokens // self.rules.block_tokens)
 
     def forget(self, engine: int) -> None:
-        """An engine's cache is empty."""
+        """Forgets an engine's prefixes, because its cache is empty."""
         self._prefixes.forget(engine)
 
     def choose(self, blocks: Sequence[int]) -> Choice | None:
@@ -93,7 +93,7 @@ class Router:
         return Choice(best, best_depth * self.rules.block_tokens)
 
     def add_prompt(self, engine: int, blocks: Sequence[int]) -> int:
-        """Adds a prompt to those that an engine was sent. Returns the tokens of it that were sent there before."""
+        """Notes that an engine was sent a prompt. Returns the number of its tokens that were sent there before."""
         return self._prefixes.add(engine, blocks) * self.rules.block_tokens
 
     def _take_turn(self, load: float) -> int:
@@ -106,7 +106,7 @@ class Router:
 
 
 def _bits(number: int) -> Iterable[int]:
-    """The places of the bits that are set, the lowest first."""
+    """The positions of the set bits, the lowest first."""
     if number.bit_count() <= FEW:
         return _few_bits(number)
     digits = f"{number:b}"[::-1].encode().translate(_IS_ONE)  # each step on a long integer would touch all of it

@@ -1,4 +1,4 @@
-"""What each engine's prefix cache probably holds, as seen by the one who sent it the prompts."""
+"""An estimate of each engine's prefix cache, from the prompts that were sent to it."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 class SentPrefixes:
     """A prefix tree over the prompts that were sent to each engine, forgotten in LRU order as an engine's pages are.
 
-    A block's name stands for the whole path to it, so the tree is one table from names to the engines that were sent
-    the block, as bits of an integer. Engines drop pages for reasons that are not known here, and keep some that are
-    forgotten here: a wrong guess costs time, and no token.
+    A block's name represents the whole path to it, so the tree is one table. It maps names to the engines that were
+    sent the block, as bits of an integer. Engines evict pages for reasons unknown here, and keep some that are
+    forgotten here. A wrong guess costs time, but never changes a token.
 
     Args:
         num_engines: engines, which are numbered from 0.
@@ -23,12 +23,12 @@ class SentPrefixes:
         self._engines: dict[int, int] = {}  # by block: bit e is set if engine e was sent the block
 
     def set_capacity(self, engine: int, num_blocks: int) -> None:
-        """The blocks that an engine's cache has room for."""
+        """Sets the number of blocks that an engine's cache can hold."""
         self._capacity[engine] = min(num_blocks, self._most)
         self._shrink(engine)
 
     def add(self, engine: int, blocks: Sequence[int]) -> int:
-        """An engine is sent a prompt. Returns how many of its blocks it was sent before."""
+        """Notes that an engine was sent a prompt. Returns how many of its blocks it was sent before."""
         sent, bit = self._sent[engine], 1 << engine
         num_known = 0
         for block in reversed(blocks):  # the first block is the last to be forgotten
@@ -42,14 +42,14 @@ class SentPrefixes:
         return num_known
 
     def forget(self, engine: int) -> None:
-        """An engine's cache is empty: it was reset, or the engine is another one now."""
+        """Forgets an engine's blocks: its cache was reset, or the engine was replaced."""
         for block in self._sent[engine]:
             self._drop(engine, block)
         self._sent[engine].clear()
 
     def matches(self, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """For each length of a common prefix, in blocks, the engines that have so long a part of the prompt and no
-        longer one: (number of blocks, engines as bits), the shortest first. Engines that have none are left out."""
+        """Yields (number of blocks, engines as bits) for each length of a common prefix, the shortest first. An engine
+        appears once, at the longest part of the prompt that it has. Engines without any are left out."""
         alike = -1  # all engines
         for depth, block in enumerate(blocks):
             longer = alike & self._engines.get(block, 0)

@@ -1,1 +1,1 @@
-"""Which requests are admitted, which runs next, and for how many tokens."""
+"""Decides which requests are admitted, which runs next, and for how many tokens."""

@@ -1,4 +1,4 @@
-"""Which requests may enter the waiting queue: checks of a request against the limits, and the bound on the queue.
+"""Admits requests to the waiting queue: checks them against the limits, and bounds the queue.
 
 A refusal is a RequestFailure that names the limit and the remedy. This file knows nothing of running requests.
 """
@@ -46,12 +46,12 @@ class Admission:
         return min(len(wire.prompt_token_ids) + max_tokens, self._max_model_len)
 
     def fault(self, wire: EngineRequest) -> RequestFailure | None:
-        """Why a request can never be served here, however long it waits; None if it can."""
+        """The reason why a request can never be served here; None if it can."""
         message = self._length_fault(wire) or self._memory_fault(wire) or self._step_fault(wire)
         return None if message is None else RequestFailure("invalid", message)
 
     def resume_fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
-        """Why one sequence of a request without faults cannot continue after its delivered tokens; None if it can."""
+        """The reason why one sequence of a valid request cannot continue after its delivered tokens; None if it can."""
         num_output, max_output = len(start.output_token_ids), self.max_num_tokens(wire) - len(wire.prompt_token_ids)
         if num_output < max_output:
             return None
@@ -61,7 +61,8 @@ class Admission:
     def overload(
         self, *, num_waiting: int, num_free_slots: int, running: Collection[Request], now: float
     ) -> RequestFailure | None:
-        """Refuses if the queue is full. The next plan admits `num_free_slots` waiting requests: not counted."""
+        """Refuses a request if the queue is full. The `num_free_slots` waiting requests that the next plan admits do
+        not count."""
         max_queued = self._limits.max_num_queued_reqs
         if max_queued is None or num_waiting - num_free_slots < max_queued:
             return None

@@ -1,4 +1,4 @@
-"""The steps in flight: planned, and without a result yet, in the order in which workers execute them."""
+"""The steps in flight: plans without a result yet, in the order of their execution."""
 
 from collections import deque
 from collections.abc import Callable

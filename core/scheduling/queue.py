@@ -28,7 +28,7 @@ POLICIES: dict[str, Callable[[EngineRequest, int], PriorityKey]] = {"fcfs": fcfs
 
 class PrefillPolicy(Protocol):
     def chunk_size(self, num_tokens: int, budget: int, border: int, at_least: int = 1) -> int:
-        """How many of a request's `num_tokens` uncomputed tokens to compute in a step with `budget` tokens left.
+        """The number of a request's `num_tokens` uncomputed tokens to compute in a step with `budget` tokens left.
 
         A snapshot of its recurrent state is due after `border` of them, if the step ends there. The first `at_least`
         tokens see each other, so a step computes them together, or none.
@@ -98,7 +98,7 @@ class RequestQueue:
         return request
 
     def forget(self, request: Request) -> None:
-        """Marks a waiting request as finished, so that it never comes out."""
+        """Marks a waiting request as finished, so that it is never returned."""
         request.status = RequestStatus.FINISHED
         self._leave(request)
         if len(self._heap) > 2 * self._num_waiting + 64:  # else aborts behind a stuck head would pile up

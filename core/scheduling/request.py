@@ -18,7 +18,7 @@ class RequestStatus(Enum):
 
 
 class Prompt:
-    """A prompt, kept once for all sequences of its request.
+    """A prompt, stored once for all sequences of its request.
 
     Attributes:
         token_ids: never changed.
@@ -127,7 +127,7 @@ class Request:
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     def count_prompt(self, start: int, end: int) -> int:
-        """How many tokens of the prompt a plan for positions `start` to `end` computes for the first time."""
+        """The number of prompt tokens that a plan for positions `start` to `end` computes for the first time."""
         first, last = max(start, self.num_prompt_tokens_counted), min(end, self.num_prompt_tokens)
         if last <= first:
             return 0
@@ -144,20 +144,20 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of the prompt are still to be computed; they come before the first output token.
+        """True while log-probabilities of the prompt are still to be computed, which is before the first output token.
 
-        False once the request has output. The workers see that too, from the tokens that they are given.
+        The workers derive the same from the tokens in the plan.
         """
         return self.sampling.scores_prompt and not self.output_token_ids
 
     @property
     def skips_prefix_cache(self) -> bool:
-        """Whether it computes all its tokens, whatever the prefix cache has."""
+        """True if the request computes all its tokens, even those in the prefix cache."""
         return self.scores_prompt or bool(self.sampling.skip_reading_prefix_cache)
 
     @property
     def watches_repetition(self) -> bool:
-        """Whether the output ends where it repeats itself."""
+        """True if the output ends where it repeats itself."""
         return self.sampling.repetition_detection is not None
 
     @property
@@ -183,7 +183,7 @@ class Request:
         self.num_tokens = num_tokens + self.num_drafts
 
     def take_drafts(self, budget: int) -> int:
-        """Tokens to compute of a request with drafts when a step has `budget` tokens left.
+        """The number of tokens to compute for a request with drafts in a step with `budget` tokens left.
 
         They are the newest known token and its drafts; drafts that do not fit are forgotten. 0 while a step in flight
         still samples the newest token.
@@ -207,10 +207,10 @@ class Request:
             self.expect_drafts(0)
 
     def new_slot(self, snapshot: list[int]) -> NewSlot:
-        """The message that tells workers of the request when it enters its slot.
+        """The message to the workers for a request that enters its slot.
 
-        `snapshot` are the pages that its recurrent state is in. Holds copies: the request's own lists grow, and a
-        worker in this process may read the plan.
+        `snapshot` lists the pages of its recurrent state. The message holds copies, because the request's own lists
+        grow, and a worker in this process may read the plan.
         """
         return NewSlot(
             self.slot,
@@ -224,7 +224,7 @@ class Request:
         )
 
     def last_delta(self, reason: FinishReason, failure: RequestFailure | None = None) -> RequestDelta:
-        """The end of the request without a token."""
+        """The delta that ends the request without a token."""
         return RequestDelta(
             self.request_id,
             [],

@@ -1,11 +1,11 @@
-"""Decides which request runs next, for how many tokens, in which pages and slots.
+"""Decides which request runs next, for how many tokens, and in which pages and slots.
 
 One rule: a request has `num_tokens` and `num_planned_tokens`, and a step gives it some of the difference. Running
 requests come first, then waiting ones. When no page is left, the request that the policy puts last is preempted and
 recomputed later. The scheduler owns time and memory, and never sees text or tensors.
 
-Where a prompt's tokens see each other in both directions, the step that admits a request computes its whole prompt.
-After a preemption or a crash that is the prompt as the client sent it: output tokens follow it in chunks, as always.
+If a prompt's tokens see each other in both directions, the step that admits a request computes its whole prompt. After
+a preemption or a crash, that is the prompt that the client sent; the output tokens follow it in chunks.
 
 Plans are made ahead. That is correct because workers execute plans strictly in order:
 
@@ -19,9 +19,9 @@ Plans are made ahead. That is correct because workers execute plans strictly in 
   next owner writes to them in a later plan, thus after the last old reader and writer.
 - A slot goes back to the stack at once too. Only a plan hands it out again, and that plan carries the release.
 
-Of several pipeline stages, the last one samples, and the first needs the tokens. So a request is not planned while one
-of its tokens is being sampled: the plan for a token tells its value. The running requests are divided over as many
-plans as there are stages, so that each stage has one of them in hand. Parts of prompts are planned ahead as always.
+With several pipeline stages, the last one samples, and the first needs the tokens. So a request is not planned while
+one of its tokens is being sampled, because the plan for a token contains its value. The running requests are divided
+over one plan per stage, so that every stage has work. Chunks of prompts are planned ahead as always.
 """
 
 import time
@@ -55,7 +55,7 @@ _priority_key = attrgetter("priority_key")
 
 
 class Scheduler:
-    """See the module's docstring.
+    """Plans steps and takes in their results, as the module's docstring describes.
 
     Args:
         limits: budgets and policies.
@@ -121,7 +121,7 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------- requests come and go
 
     def add(self, wire: EngineRequest) -> list[RequestDelta]:
-        """Queues the sequences of a request; returns the last deltas of those that are refused."""
+        """Queues the sequences of a request. Returns the final deltas of the sequences that are refused."""
         now = self._clock()
         prompt = Prompt(wire)
         stop_ids = self._stop_conditions.stop_ids(wire.sampling)
@@ -151,7 +151,7 @@ class Scheduler:
         return refused
 
     def _fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
-        """Why one sequence of a request can never be served; None if it can."""
+        """The reason why one sequence of a request can never be served; None if it can."""
         if start.request_id in self._requests:
             return RequestFailure(
                 "invalid", f"A request with the id {start.request_id!r} is unfinished; ids must differ until then."
@@ -318,7 +318,8 @@ class Scheduler:
         plan.admitted.append(request.new_slot(prefix.snapshot))
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Prepares a running request's next row, up to `num_tokens` tokens; False when it was preempted itself.
+        """Prepares a running request's next row, up to `num_tokens` tokens. Returns False if the request itself was
+        preempted.
 
         Preempts from the end of `_running`. Those requests are not in the plan yet, which is built in priority order. A
         request that is alone always fits, because `add` refuses requests that do not.
@@ -333,13 +334,13 @@ class Scheduler:
         return True
 
     def _take_snapshot(self, request: Request, num_tokens: int) -> None:
-        """Has the step that is planned copy a request's recurrent state after `num_tokens` tokens, if that is due."""
+        """Makes the planned step copy a request's recurrent state after `num_tokens` tokens, if a snapshot is due."""
         snapshot = self._kv.take_snapshot(request, num_tokens)
         if snapshot is not None:
             self._snapshots.append((request.slot, snapshot))
 
     def _preempt_last(self) -> Request:
-        """Takes pages and slot from the running request that the policy puts last, and lets it wait."""
+        """Takes pages and slot from the running request that the policy puts last, and queues it again."""
         victim = self._running.pop()
         self._leave_slot(victim)
         victim.forget_drafts()
@@ -443,7 +444,8 @@ class Scheduler:
         return request.last_delta(FinishReason.LENGTH, RequestFailure("dead_end", message))
 
     def _end(self, request: Request) -> None:
-        """Frees all that the request holds. `_drop_finished` removes it from `_running` later, a step's all at once."""
+        """Frees all resources of the request. `_drop_finished` removes it from `_running` later, once for all of a
+        step."""
         del self._requests[request.request_id]
         self._num_watching -= request.watches_repetition
         if request.status is RequestStatus.WAITING:
@@ -484,7 +486,7 @@ class Scheduler:
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forgets all cached pages that no request uses; True when no page is findable any more.
+        """Forgets all cached pages that no request uses. Returns True if no page is findable any more.
 
         Args:
             preempt_running: take the pages of running requests too; they are computed again from their tokens.

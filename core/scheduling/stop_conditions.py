@@ -1,4 +1,4 @@
-"""The ends of a request's output: a stop token, the length limit, or a repetition."""
+"""The conditions that end a request's output: a stop token, the length limit, or a repetition."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class End(NamedTuple):
 
 
 class StopConditions:
-    """Finds ends.
+    """Finds the end of outputs.
 
     Args:
         eos_token_ids: tokens that end a sequence unless it ignores them.

@@ -1,4 +1,4 @@
-"""The recent rate at which requests finish, from which refused clients are told when to come back."""
+"""The recent rate at which requests finish. Retry-After for refused clients derives from it."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""What the scheduler has done since its start, as its statistics tell it."""
+"""The scheduler's totals since its start, for its statistics."""
 
 from quire.core.scheduling.in_flight import StepInFlight
 from quire.core.scheduling.request import RequestStatus
@@ -7,7 +7,7 @@ from quire.core.wire.protocol import StepResult
 
 
 class Totals:
-    """Sums since the start. `SchedulerStats` says what those count that have no note here.
+    """Totals since the start. `SchedulerStats` explains those without a note here.
 
     Args:
         now: seconds of the scheduler's clock.
@@ -30,13 +30,13 @@ class Totals:
         self.throughput = Throughput(now)
 
     def add_prefilled(self, step: StepInFlight) -> None:
-        """Counts the prompts whose first token a step is about to bring, without what the cache had of them."""
+        """Counts the prompts whose first token a step brings, without their cached tokens."""
         for request in step.prefilled:
             if request.status is not RequestStatus.FINISHED and not request.output_token_ids:
                 self.num_prefilled_tokens += request.num_prompt_tokens - request.num_cached_tokens
 
     def add_step(self, result: StepResult, now: float, *, num_tokens: int, num_finished: int) -> None:
-        """Counts what a step has brought.
+        """Counts the result of a step.
 
         Args:
             num_tokens: sampled for unfinished requests.

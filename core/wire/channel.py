@@ -1,4 +1,4 @@
-"""One ZeroMQ socket on an asyncio loop: whole inboxes drained per wake-up, sends that never wait.
+"""One ZeroMQ socket on an asyncio loop: drains whole inboxes per wake-up, and never waits to send.
 
 An engine binds a ROUTER (`bind_router`), a frontend connects a DEALER (`connect_dealer`). Both hand every message to a
 callback as a list of frames. On TCP, CURVE keys encrypt messages and admit peers (CurveZMQ, RFC 26; ZAP, RFC 27).
@@ -18,14 +18,14 @@ import zmq
 from zmq.utils import z85
 
 MESSAGES_PER_TURN, SECONDS_PER_TURN = 64, 0.005
-"""The most messages, and the most time, before the event loop's other work has its turn. Otherwise a peer that sends
-faster than we read would stop it."""
+"""The most messages, and the most time, before the event loop's other tasks run. Otherwise a peer that sends faster
+than we read would starve them."""
 
 CONNECT_SECONDS = 3.0
-"""How long a peer to come may leave a connection unanswered. The system's own limit is two minutes."""
+"""Limit of an unanswered connection attempt. The system's own limit is two minutes."""
 
 UNBIND_MS = 1000
-"""How long the end of a listening socket is waited for. It takes the time in which two threads take turns."""
+"""Limit of the wait for a listening socket to close, which takes a few switches between two threads."""
 
 _REBUFFS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 """Events of a connection whose handshake fails, whichever side refuses."""
@@ -34,7 +34,7 @@ OnMessage = Callable[[list[bytes]], None]
 
 
 class CurveKeys(msgspec.Struct, array_like=True, frozen=True):
-    """The engine's and its frontends' Z85 key pairs; only processes that were handed them can talk."""
+    """The engine's and its frontends' Z85 key pairs. Only processes that have them can talk."""
 
     server_public: bytes
     server_secret: bytes
@@ -47,7 +47,8 @@ class CurveKeys(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def derive(cls, secret: bytes) -> "CurveKeys":
-        """The same pairs from the same secret, by BLAKE2b, with which X25519's secret keys are told from each other."""
+        """Derives the key pairs from a secret, by BLAKE2b with a different person string for each secret key
+        (X25519)."""
         server, client = (
             z85.encode(hashlib.blake2b(secret, digest_size=32, person=person).digest())
             for person in (b"quire-server", b"quire-client")
@@ -94,7 +95,7 @@ class Channel:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def connect(self, address: str) -> None:
-        """Has a dealer connect there, and no more where it has been told before.
+        """Connects a dealer to `address`, and disconnects it from its former address.
 
         Args:
             address: with numbers. ZeroMQ would look a name up in the thread that moves the messages of all sockets.
@@ -126,7 +127,7 @@ class Channel:
         return True
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stops listening; the port is free at once. Unsent messages get `linger_ms` to leave."""
+        """Stops listening, and frees the port at once. Unsent messages get `linger_ms` to leave."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.linger = linger_ms
@@ -256,7 +257,7 @@ def connect_dealer(
 
 
 def _keep_door(door: zmq.Socket[bytes], client_public: bytes) -> Channel:
-    """Answers ZAP requests: who has the client's key may come in. Knowing the server's key alone is not enough."""
+    """Answers ZAP requests: admits peers with the client's key. Knowing the server's key alone is not enough."""
     admitted = z85.decode(client_public)
 
     def on_request(frames: list[bytes]) -> None:
@@ -286,7 +287,7 @@ def _watch(socket: zmq.Socket[bytes], calls: dict[int, Callable[[], None]], othe
 
 
 def _stop_listening(socket: zmq.Socket[bytes], events: zmq.Socket[bytes]) -> None:
-    """Returns when ZeroMQ's thread has closed the listening socket, so that another one may have its port."""
+    """Waits until ZeroMQ's thread has closed the listening socket, so that another process can bind its port."""
     socket.unbind(socket.getsockopt_string(zmq.LAST_ENDPOINT))
     while events.poll(UNBIND_MS):
         if _event_of(events.recv_multipart()) == zmq.EVENT_CLOSED:
@@ -299,7 +300,7 @@ def _event_of(frames: list[bytes]) -> int:
 
 
 def _destroy(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], *others: zmq.Socket[bytes]) -> None:
-    """Ends a context with its sockets, of which the first is watched: see `Channel.close`. They are kept until then."""
+    """Ends a context with its sockets; `socket`, the first, has a monitor. Holds references to all until then."""
     if not socket.closed:
         socket.disable_monitor()
     context.destroy(linger=0)

@@ -1,11 +1,11 @@
-"""What engines that share experts send each other in a layer, as ranks decide on it and `quire plan` counts it."""
+"""The traffic between engines that share experts, in one layer. Ranks decide by it, and `quire plan` counts it."""
 
 import functools
 
 CHOICE_BYTES = 12
-"""Of one expert that a token chose: its number in 64 bits, and its weight in 32."""
+"""Bytes of one chosen expert of a token: its id in 64 bits, and its weight in 32."""
 COUNTS_COST = 4 << 20
-"""Bytes that may as well be sent as a message which tells how many rows come, where that takes a message of its own."""
+"""The cost of a separate message with the number of rows, as an equivalent number of bytes."""
 
 
 @functools.cache
@@ -19,7 +19,7 @@ def chosen_share(num_experts: int, num_ranks: int, per_token: int) -> float:
 
 
 def saved_bytes(num_tokens: float, num_engines: int, row_bytes: int, share: float) -> float:
-    """What an engine does not send if a token goes only to the engines with experts that it chose, and not to all.
+    """The bytes that an engine saves if a token goes only to the engines with its chosen experts, and not to all.
 
     Args:
         row_bytes: of a token, there and back.

@@ -21,7 +21,7 @@ class _Field(NamedTuple):
 
 
 def check_types(struct: Struct) -> None:
-    """Gives every field the type that its annotation says: a number of another library, or 0 or 1 for a flag, is read.
+    """Converts every field to its annotated type: reads a number of another library, and 0 or 1 for a flag.
 
     A field that holds its default is not looked at. Structs in fields are checked too.
 

@@ -1,4 +1,4 @@
-"""A function that a program has its workers run, as bytes. Whoever may send one may do anything on the workers' hosts.
+"""A function that a program runs on its workers, as bytes. A sender can do anything on the workers' hosts.
 
 So a worker takes functions only with `allow_insecure_serialization`. The bytes are pickles of cloudpickle, which takes
 lambdas and functions of scripts and notebooks too.

@@ -8,14 +8,14 @@ from msgspec import Struct
 from quire.core.errors import ModelLoadError
 
 FILE_NAME = "gguf.json"
-"""In the folder that stands for the model, beside the configuration and tokenizer that were made of the metadata."""
+"""Its name in the model's folder, beside the configuration and tokenizer that were made from the metadata."""
 
 
 class GgufTensor(Struct, frozen=True, array_like=True):
-    """Where a tensor lies.
+    """The place of a tensor.
 
     Attributes:
-        type: ggml's name of the numbers' format: F32, Q8_0, Q4_K, …
+        type: ggml's name of the elements' format: F32, Q8_0, Q4_K, …
         shape: outermost dimension first, as in PyTorch.
         file: index into the table's files.
         offset: of its first byte in the file.

@@ -1,4 +1,4 @@
-"""What a process that looks at a model without running it answers: one message, on its standard output."""
+"""Answers of the inspection process, which examines a model without running it: one message on its standard output."""
 
 from msgspec import Struct
 
@@ -7,7 +7,7 @@ from quire.core.wire.model_cost import ModelCost
 
 
 class RankPlan(Struct, array_like=True):
-    """Bytes that one rank needs, and those of its device. `state_bytes` are for one sequence."""
+    """Bytes that one rank needs, and bytes of its device. `state_bytes` are for one sequence."""
 
     weights_bytes: int
     workspace_bytes: int
@@ -18,7 +18,7 @@ class RankPlan(Struct, array_like=True):
 
 
 class LoadPlan(Struct, array_like=True, tag="planned"):
-    """How a model would be loaded. Pages and length are those that every rank grants; 0 if the model does not fit."""
+    """The plan of loading a model. Pages and length are the least over all ranks; 0 if the model does not fit."""
 
     is_native: bool  # else the model is Transformers' own class with our layers
     num_parameters: int  # of the whole model, as the checkpoint stores them
@@ -31,7 +31,7 @@ class LoadPlan(Struct, array_like=True, tag="planned"):
 
 
 class Obstacles(Struct, array_like=True, tag="obstacles"):
-    """By rank, why it does not fit into each of the devices that were given for it; None where it does."""
+    """The reasons why each rank does not fit into each of its candidate devices; None where it fits."""
 
     by_rank: list[list[str | None]]
 
@@ -44,7 +44,7 @@ class FilesSaved(Struct, array_like=True, tag="saved"):
 
 
 class InspectionRefused(Struct, array_like=True, tag="refused"):
-    """The user's mistake, in a sentence that says what to change."""
+    """The user's mistake, as a sentence that says what to change."""
 
     message: str
 
@@ -52,8 +52,8 @@ class InspectionRefused(Struct, array_like=True, tag="refused"):
 class LayerShape(Struct):
     """The sizes of one decoder layer.
 
-    The defaults are Qwen3-0.6B's, Qwen3-30B-A3B's experts, fewer of them, DeepSeek V2 Lite's latents, and DeepSeek V4's
-    window, indexer and rows that stand for `rate` tokens.
+    The defaults are Qwen3-0.6B's. The experts are Qwen3-30B-A3B's, but fewer; the latents are DeepSeek V2 Lite's; the
+    window, the indexer and the rows for `rate` tokens each are DeepSeek V4's.
     """
 
     hidden_size: int = 1024
@@ -76,7 +76,7 @@ class LayerShape(Struct):
 
 
 class OpsQuestion(Struct):
-    """Which kernels are to be timed: each operation for each dtype that it has and each number of rows."""
+    """The kernels to time: each operation for each of its dtypes and each number of rows."""
 
     shape: LayerShape
     operations: list[str]
@@ -87,7 +87,7 @@ class OpsQuestion(Struct):
 
 
 class OpTiming(Struct):
-    """The best of several rounds of one operation, and its floor: what its bytes or its multiplications take."""
+    """The best of several rounds of one operation, and its floor: the time for its bytes or its multiplications."""
 
     operation: str
     dtype: str
@@ -100,7 +100,7 @@ class OpTiming(Struct):
 
 
 class OpsTimed(Struct, array_like=True, tag="timed"):
-    """What the kernels of one level take, and what the processor can do at that level."""
+    """The times of the kernels of one level, and the processor's own rates at that level."""
 
     isa: str
     available: list[str]  # the processor's levels, the best first

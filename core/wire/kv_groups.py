@@ -1,4 +1,4 @@
-"""KV groups: layers that keep the same of a sequence. All share one pool of pages."""
+"""KV groups: layers that cache the same kind of state of a sequence. All share one pool of pages."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -6,14 +6,14 @@ from typing import Literal
 from msgspec import Struct
 
 NO_PAGE = 0
-"""Stands in a block table for a block without a page. Page 0 is a page like others, and may hold anything.
+"""The entry of a block table for a block without a page. Page 0 is a page like others, and may hold anything.
 
 A group of the kind "window" has no pages for blocks that no token still to be computed sees.
 """
 
 
 class KVGroupSpec(Struct, array_like=True, frozen=True):
-    """Layers that keep the same of a sequence, so that one block table serves them all.
+    """Layers that cache the same kind of state, so that one block table serves them all.
 
     The kinds of groups:
 
@@ -25,8 +25,8 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
       this group has no block tables. Copies of the state after every `interval` tokens, its snapshots, lie in pages,
       where the prefix cache finds them. A model has at most one such group, after all others.
 
-    Any page of the pool may serve any group, so pages of all groups have equally many bytes. Workers keep as many
-    cache tensors as the largest group has layers; the j-th layer of each group uses the j-th tensor.
+    Any page of the pool may serve any group, so pages of all groups have equally many bytes. Workers keep as many cache
+    tensors as the largest group has layers; the j-th layer of each group uses the j-th tensor.
     """
 
     kind: Literal["full", "prompt", "window", "recurrent"]
@@ -45,7 +45,7 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether its layers keep a state, and no block table names their pages."""
+        """True if its layers keep a state, and no block table lists their pages."""
         return self.kind == "recurrent"
 
     @property
@@ -72,11 +72,11 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
 
 
 def needs_whole_prompts(groups: Sequence[KVGroupSpec]) -> bool:
-    """Whether a prompt is computed in one step, and shares no prefix with another: a group is of the kind "prompt"."""
+    """Returns True if a prompt must be computed in one step, and shares no prefix: a group is of the kind "prompt"."""
     return any(group.kind == "prompt" for group in groups)
 
 
 def shares_prefixes(groups: Sequence[KVGroupSpec]) -> bool:
-    """Whether a request can go on from a prefix that another has computed. A state without snapshots is not kept."""
+    """Returns True if a request can continue from a prefix of another. A state without snapshots cannot be shared."""
     has_all = all(group.interval or not group.is_recurrent for group in groups)
     return has_all and not needs_whole_prompts(groups)

@@ -1,4 +1,4 @@
-"""What one step of a model takes, counted without running it: bytes to read and numbers to multiply by, on one rank."""
+"""The cost of one step of a model on one rank, counted without running it: bytes to read and weights to multiply by."""
 
 from msgspec import Struct
 
@@ -6,7 +6,7 @@ from quire.core.wire.kv_groups import KVGroupSpec
 
 
 class WeightCost(Struct, array_like=True, frozen=True):
-    """Weights of one kind on one rank: the bytes that hold them, and how many numbers a token is multiplied by."""
+    """Weights of one kind on one rank: their bytes, and the number of weights that a token is multiplied by."""
 
     num_bytes: int = 0
     num_weights: int = 0
@@ -57,7 +57,7 @@ class ModelCost(Struct, array_like=True, tag="cost"):
     num_layers: int
     hidden_size: int
     vocab_size: int
-    activation_bytes: int  # of one number of the residual stream
+    activation_bytes: int  # of one element of the residual stream
     num_experts: int  # of one layer; 0: there are none
     experts_per_token: int
     num_expert_layers: int

@@ -48,11 +48,11 @@ EmbedsType = Literal["bfloat16", "float16", "float32"]
 
 
 class PromptEmbeds(Struct, array_like=True, frozen=True):
-    """Rows that stand in the place of a prompt's embeddings, one for each of its tokens, whose ids mean nothing."""
+    """Rows that replace a prompt's embeddings, one for each of its tokens; the token ids mean nothing."""
 
     dtype: EmbedsType
     rows: bytes  # [num_tokens, hidden], little-endian
-    row_digests: bytes  # [num_tokens, ROW_DIGEST_BYTES]; stand for the rows in the hashes of blocks
+    row_digests: bytes  # [num_tokens, ROW_DIGEST_BYTES]; represent the rows in the hashes of blocks
 
 
 class SequenceStart(Struct, array_like=True, frozen=True):
@@ -81,7 +81,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
-    """A file of the frontend's host, for an engine on another one: before the first request that names it."""
+    """A file of the frontend's host, for an engine on another host. Sent before the first request that names it."""
 
     path: str  # as requests name it
     data: bytes
@@ -126,7 +126,7 @@ class Profile(Struct, array_like=True, tag="profile", frozen=True):
 
 
 class CallWorkers(Struct, array_like=True, tag="call_workers", frozen=True):
-    """Has every worker do what `WorkerCall` says, between two steps; answered with `WorkersAnswered`."""
+    """Runs a `WorkerCall` on every worker between two steps; answered with `WorkersAnswered`."""
 
     call_id: int  # of this frontend
     name: str
@@ -194,7 +194,7 @@ class RequestFailure(Struct, array_like=True):
 
 
 class RequestDelta(Struct, array_like=True, gc=False):
-    """What one step did for one sequence.
+    """The result of one step for one sequence.
 
     One is made per token, and none is ever part of a cycle, so the garbage collector does not track them.
     """
@@ -215,14 +215,14 @@ class RequestDelta(Struct, array_like=True, gc=False):
 class SchedulerStats(Struct, array_like=True):
     """Current gauges, and totals since the engine's start.
 
-    Every frontend is sent the same figures, whenever it connected and whatever it missed. It takes differences between
-    messages of one engine. A sum over frontends must take these figures from one of them.
+    Every frontend gets the same figures, independent of when it connected. It takes differences between messages of one
+    engine. A sum over frontends must take these figures from one of them.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # share of pages in use, 0 to 1
-    started_at: float = 0.0  # CLOCK_MONOTONIC seconds; tells one engine's totals from another's
+    started_at: float = 0.0  # CLOCK_MONOTONIC seconds; identifies the engine of the totals
     prefix_cache_queries: int = 0  # tokens looked up
     prefix_cache_hits: int = 0  # tokens found
     num_preemptions: int = 0
@@ -284,7 +284,7 @@ class Profiled(Struct, array_like=True, tag="profiled"):
 
 
 class WorkersAnswered(Struct, array_like=True, tag="workers_answered"):
-    """What the workers answered to `CallWorkers`, by rank; with an error, nothing."""
+    """The workers' answers to `CallWorkers`, by rank; empty after an error."""
 
     call_id: int
     results: list[bytes]
@@ -325,13 +325,13 @@ class StepPlan(Struct, array_like=True, tag="step"):
     All snapshots of `admitted` are read before the plan writes to any page: it may give their pages away.
 
     `num_wanted[i]` is the number of these positions, counted from the last, at which the row wants logits. 0: none, the
-    row is a part of a prompt. 1: the row samples the next token. 1 + d: the row's last d positions hold drafts, the
-    first of those that the worker has for this request; the row samples a token at each of its last 1 + d positions, up
-    to the first that differs from the draft after it.
+    row is a part of a prompt. 1: the row samples the next token. 1 + d: the row's last d positions hold the first d
+    drafts that the worker has for this request; the row samples a token at each of its last 1 + d positions, up to the
+    first that differs from the draft after it.
 
     The worker also writes sampled tokens into its own table, because a later plan may refer to them before their values
-    have come back. Of several pipeline stages, the last one samples. So a plan for a token that was sampled tells its
-    value in `sampled`, and is made when the value is known.
+    have come back. With several pipeline stages, the last one samples. So a plan for a sampled token contains its value
+    in `sampled`, and is made when the value is known.
     """
 
     step_id: int
@@ -347,7 +347,7 @@ class StepPlan(Struct, array_like=True, tag="step"):
 
 
 class StepResult(Struct, array_like=True, tag="result"):
-    """What the workers return for one plan: a list of tokens for each row that wants any, in row order.
+    """The workers' result for one plan: a list of tokens for each row that wants any, in row order.
 
     A row with `num_wanted` 1 + d brings 1 to 1 + d tokens: the drafts that were accepted, and one more.
 
@@ -412,7 +412,7 @@ STOP_PROFILE = "stop_profile"
 
 
 class StartProfile(Struct, array_like=True, frozen=True):
-    """One recording of torch's profiler. None stands for the value in `ProfilerConfig`."""
+    """One recording of torch's profiler. None takes the value of `ProfilerConfig`."""
 
     prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] | None = None  # of the file's name
     delay_iterations: Annotated[int, Meta(ge=0)] | None = None

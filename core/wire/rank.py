@@ -22,7 +22,7 @@ class Rank(Struct, array_like=True, frozen=True):
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker logs for all that run the same copy of the model."""
+        """True if this worker logs for all workers of the same copy of the model."""
         return not (self.pipeline or self.prefill or self.tensor)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Rank(Struct, array_like=True, frozen=True):
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """Into how many parts each coordinate of a `Rank` divides.
+    """The number of parts into which each coordinate of a `Rank` divides.
 
     Attributes:
         data: engines, each with a whole copy of the model, or of all but its experts.
@@ -72,16 +72,16 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def shares_experts(self) -> bool:
-        """Whether all engines together hold one set of experts. They then run, and end, together."""
+        """True if all engines together hold one set of experts. They then run, and end, together."""
         return self.expert > self.tensor
 
     @property
     def world_size(self) -> int:
-        """Workers that talk to one another: those of one engine, or of all engines that share experts."""
+        """The number of ranks that communicate: those of one engine, or of all engines that share experts."""
         return self.num_workers * (self.data if self.shares_experts else 1)
 
     def reports(self, rank: Rank) -> bool:
-        """Whether a worker's results are those of its engine: the last stage samples, and its workers agree."""
+        """Returns True if the worker's results are its engine's: the last stage samples, and its workers agree."""
         return rank.pipeline == self.pipeline - 1 and not (rank.prefill or rank.tensor)
 
     def number(self, rank: Rank) -> int:
@@ -106,7 +106,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         return self.ranks(data)[node * self.num_local : (node + 1) * self.num_local]
 
     def ranks(self, data: int = 0) -> list[Rank]:
-        """The workers of engine number `data`, stage by stage; their order is that of their numbers."""
+        """The workers of engine number `data`, stage by stage, in the order of `number`."""
         first_expert = data * self.tensor if self.shares_experts else 0
         return [
             Rank(
@@ -123,7 +123,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
 
 class EnginePlace(Struct, array_like=True, frozen=True):
-    """Which engine of the layout this is, and which of those on its host.
+    """The place of this engine in the layout, and among the engines on its host.
 
     Attributes:
         data: its number among all engines; the data coordinate of its workers.

@@ -1,4 +1,4 @@
-"""Where the ranks of one engine, or of engines that share experts, find each other."""
+"""The rendezvous of the ranks of one engine, or of all engines that share experts."""
 
 import socket
 
@@ -6,11 +6,11 @@ from msgspec import Struct
 
 
 class Rendezvous(Struct, array_like=True, frozen=True):
-    """What the workers of one host are told of the place.
+    """The rendezvous, as the workers of one host need it.
 
     Attributes:
         init_method: see `RankGroups.join`.
-        fds: descriptors that the place needs, for the workers to inherit.
+        fds: descriptors that the rendezvous needs, for the workers to inherit.
         address: of this host, at whose interface its ranks talk to those of other hosts; None: all are on this host.
     """
 
@@ -26,6 +26,6 @@ def endpoint_of(listener: socket.socket) -> str:
 
 
 def listening_rendezvous(listener: socket.socket, address: str) -> Rendezvous:
-    """What the engine is told whose first worker listens there, on the host with that address."""
+    """The rendezvous for the engine whose first worker listens on `listener`, on the host with `address`."""
     fd = listener.fileno()
     return Rendezvous(f"{endpoint_of(listener)}?listen_fd={fd}", [fd], address)

@@ -1,4 +1,4 @@
-"""Detection of outputs that repeat the same few tokens: it ends the sequences of requests that ask for it."""
+"""Detects outputs that repeat the same few tokens, and ends them for requests that ask for it."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ class RepetitionDetection(Struct, kw_only=True, forbid_unknown_fields=True):
             raise _error(f"min_count must be at least 2 and at most {MAX_COUNT}, got {self.min_count}.")
 
     def found_at_end(self, token_ids: Sequence[int]) -> bool:
-        """Whether the tokens of an output end in such a repetition."""
+        """Returns True if the tokens of an output end in such a repetition."""
         length = len(token_ids)
         for size in range(max(1, self.min_pattern_size), self.max_pattern_size + 1):
             span = size * self.min_count

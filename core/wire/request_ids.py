@@ -1,4 +1,4 @@
-"""Ids of requests inside the engine, which tell the reply that they are for."""
+"""Ids of requests inside the engine, which identify the reply."""
 
 import uuid
 

@@ -39,7 +39,7 @@ def check_stops(stops: Any) -> None:
 
 
 def check_logit_bias(logit_bias: Any) -> None:
-    """Raises ParameterError unless `logit_bias` maps ids to numbers in their range, and not too many."""
+    """Raises ParameterError unless `logit_bias` maps ids to values in range, with at most `MAX_LOGIT_BIAS` entries."""
     if not isinstance(logit_bias, dict) or any(type(token_id) is not int for token_id in logit_bias):
         raise ParameterError("logit_bias must map token ids to numbers.", param="logit_bias")
     if len(logit_bias) > MAX_LOGIT_BIAS:
@@ -56,7 +56,7 @@ def check_logit_bias(logit_bias: Any) -> None:
 
 
 def read_logit_bias(logit_bias: dict[Any, float]) -> dict[int, float]:
-    """`logit_bias` with ids as numbers, and biases within their limits."""
+    """Converts the ids of `logit_bias` to integers, and clamps the biases to their limits."""
     try:
         return {int(token_id): min(MAX_BIAS, max(-MAX_BIAS, bias)) for token_id, bias in logit_bias.items()}
     except (ValueError, TypeError):
@@ -120,5 +120,5 @@ def check_id_rows(name: str, rows: Any) -> None:
 
 
 def is_list_of(kind: type, value: Any) -> bool:
-    """Whether `value` is a list or tuple of exactly this type (a bool is no int here)."""
+    """Returns True if `value` is a list or tuple of exactly this type (a bool is no int here)."""
     return isinstance(value, (list, tuple)) and all(type(item) is kind for item in value)

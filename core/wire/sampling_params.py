@@ -232,7 +232,7 @@ class SamplingParams(Struct, omit_defaults=True):
         check_types(self)
 
     def _read_loose_values(self) -> None:
-        """Takes what vLLM takes beside: true for one log-probability, -1 for no seed, an array of ids."""
+        """Accepts further values that vLLM takes: true for one log-probability, -1 for no seed, an array of ids."""
         if self.logprobs is True:
             self.logprobs = 1
         if self.prompt_logprobs is True:
@@ -274,12 +274,12 @@ class SamplingParams(Struct, omit_defaults=True):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether sampled tokens come with log-probabilities."""
+        """True if sampled tokens come with log-probabilities."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the prompt's tokens come with log-probabilities."""
+        """True if the prompt's tokens come with log-probabilities."""
         return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
 
     @property
