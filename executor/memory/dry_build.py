@@ -1,7 +1,7 @@
-"""Builds a model without memory, to count the bytes that it will take before any weight is loaded.
+"""Builds a model without memory, to count its bytes before any weight is loaded.
 
-The same code builds the model for the same rank, but on torch's meta device, where a tensor is a shape and a dtype. So
-the count reflects the family, the shard, the scheme of the weights, and how the backend packs them.
+The same code builds the model for the same rank, but on torch's meta device, where a tensor is only a shape and a
+dtype. So the count reflects the family, the shard, the scheme of the weights, and the backend's packing.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ class Read(NamedTuple):
 
 
 class ShapeReader:
-    """See `WeightReader`: any tensor, as a shape. Notes what is read.
+    """Returns any tensor as a shape, and records the reads.
 
     Args:
-        like: reads the checkpoint, for models and formats that look at its tensors before they read; None: any are
-            there.
-        checks_shapes: whether tensors must have the shapes that are read. Those that were packed have, and packed
-            weights know of others only what was asked when they were packed.
+        like: reads the checkpoint, for models and formats that look at its tensors before they read; None: all names
+            exist.
+        checks_shapes: compares the shapes of stored tensors with those that are read. False for packed weights, which
+            answer only the questions that were asked when they were packed.
     """
 
     def __init__(self, dtype: torch.dtype, like: WeightReader | None = None, *, checks_shapes: bool = True) -> None:
@@ -79,14 +79,14 @@ class ShapeReader:
         return name == other if self._like is None else self._like.are_same(name, other)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing."""
 
 
 def dry_build(spec: ModelSpec, context: ModelContext, reader: ShapeReader | None = None) -> Model:
-    """The model that `context` would build, with tensors that have no memory. It cannot run.
+    """Builds the model of `context` with tensors that have no memory. It cannot run.
 
     Args:
-        reader: notes what the model reads; None: nobody wants to know.
+        reader: records the model's reads; None: they are not needed.
 
     Raises:
         ModelLoadError: as `build_model`, except for faults that show only when tensors are read.
@@ -104,7 +104,7 @@ def dry_build(spec: ModelSpec, context: ModelContext, reader: ShapeReader | None
 
 
 def dry_stages(config: EngineConfig, context: ModelContext) -> list[Model]:
-    """The models of all pipeline stages for one tensor coordinate, without memory; see `dry_build`.
+    """Builds the models of all pipeline stages for one tensor coordinate, without memory; see `dry_build`.
 
     Raises:
         ModelLoadError: as `dry_build`.
@@ -114,7 +114,7 @@ def dry_stages(config: EngineConfig, context: ModelContext) -> list[Model]:
 
 
 def packed_stages(config: EngineConfig, rank: Rank, context: ModelContext) -> list[Model]:
-    """Like `dry_stages`, of packed weights. The model of the stage of `rank` has those of `context`, and can run.
+    """Builds the stages from packed weights. The model of the stage of `rank` has those of `context`, and can run.
 
     Raises:
         ModelLoadError: as `build_model`, or another stage's file is missing or damaged.
@@ -134,17 +134,18 @@ def packed_stages(config: EngineConfig, rank: Rank, context: ModelContext) -> li
 
 
 def held_bytes(thing: object) -> int:
-    """Bytes of the tensors that `thing` is made of, at any depth; memory that tensors share counts once.
+    """Counts the bytes of the tensors inside `thing`, at any depth; shared memory counts once.
 
-    Tensors of a backend or a group of ranks do not count: these are collaborators of a model, not parts of it.
+    Tensors of a backend or a group of ranks do not count: a model uses these, and does not own them.
     """
     sizes = dict(_memory(tensor) for tensor in _tensors(thing, set()))
     return sum(sizes.values())
 
 
 class _LightMeta(TorchFunctionMode):
-    """Joins tensors of the meta device, and computes with their elements, by shapes alone: torch's own operations on
-    that device import its compiler, which takes seconds and a hundred megabytes."""
+    """Runs joins and arithmetic on the meta device by shapes only. torch's own operations there import its compiler,
+    which takes seconds and a hundred megabytes.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is torch.cat and args[0][0].is_meta:
@@ -165,7 +166,7 @@ _ELEMENTWISE = frozenset(
     for name in ("add", "sub", "mul", "div", "truediv", "and", "or", "xor", "lshift", "rshift")
     for operation in (name, f"r{name}")
 )
-"""Operations whose result is of the common shape and type of two operands."""
+"""Operations whose result has the common shape and dtype of two operands."""
 
 
 def _combine(one: Any, other: Any) -> Tensor:
@@ -198,8 +199,8 @@ def _tensors(thing: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
-    """(what identifies the memory behind a tensor, its bytes)."""
+    """Returns (an identifier of a tensor's memory, its bytes)."""
     if tensor.layout == torch.strided:
         storage = tensor.untyped_storage()
         return storage._cdata, storage.nbytes()
-    return id(tensor), tensor.numel() * tensor.element_size()  # tensors in oneDNN's layout tell no more
+    return id(tensor), tensor.numel() * tensor.element_size()  # for tensors in oneDNN's layout, nothing else is known

@@ -1,5 +1,6 @@
-"""Has the system hand out the KV cache's memory before requests need it. On a CPU that happens when memory is first
-written; in a virtual machine it can take two seconds per gigabyte, for which neither a request nor the start waits."""
+"""Touches the KV cache's memory before requests need it. On a CPU the system allocates memory when it is first written;
+in a virtual machine that can take two seconds per gigabyte. Neither a request nor the start waits for it.
+"""
 
 import contextlib
 import ctypes
@@ -14,15 +15,15 @@ import torch
 NUM_TOKENS = 32768
 """The most memory that is touched: low pages leave the pool first."""
 _SLICE_BYTES = 2 << 20
-"""Bytes that are touched at once: a huge page."""
+"""The bytes that are touched at once: a huge page."""
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
 _LAST = 19  # the nicest
 
 
 def touch_behind(kv_caches: Sequence[torch.Tensor], block_size: int, max_seconds: float) -> threading.Thread:
-    """Starts a thread that does as `touch`, at the lowest priority.
+    """Starts a thread that runs `touch`, at the lowest priority.
 
-    A process may end before it: such a thread must not be inside of torch then, which would abort.
+    The thread does not call torch: a process that ends while a thread is inside torch aborts.
     """
     places, num_pages = _places(kv_caches), len(kv_caches[0])
 
@@ -37,20 +38,20 @@ def touch_behind(kv_caches: Sequence[torch.Tensor], block_size: int, max_seconds
 
 
 def touch(kv_caches: Sequence[torch.Tensor], block_size: int, max_seconds: float) -> None:
-    """Has memory handed out for the first pages of every layer's cache [num_pages, ...], until the time is up.
+    """Touches the first pages of every layer's cache [num_pages, ...], until the time is up.
 
-    What is written there stays, so steps may run meanwhile. The remaining memory is handed out as it is used: all of
-    it, if the system is older than Linux 5.14.
+    Contents stay, so steps may run meanwhile. Other memory is allocated as it is used: all of it, if the system is
+    older than Linux 5.14.
     """
     _touch(_places(kv_caches), len(kv_caches[0]), block_size, max_seconds)
 
 
 def _places(kv_caches: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
-    """Where each layer's pages begin, the bytes from one to the next, and those of a page."""
+    """Returns each layer's first address, its stride between pages, and the bytes of a page."""
     sizes = [(cache.element_size(), cache[0].numel()) for cache in kv_caches]
     return [
-        (cache.data_ptr(), cache.stride(0) * size, numbers * size)
-        for cache, (size, numbers) in zip(kv_caches, sizes, strict=True)
+        (cache.data_ptr(), cache.stride(0) * size, count * size)
+        for cache, (size, count) in zip(kv_caches, sizes, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The type in which each layer's keys and values are kept."""
+"""Chooses the dtype of each layer's keys and values in the cache."""
 
 import functools
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ _CODES: dict[KVCacheDtype, torch.dtype] = {
     "int4": torch.uint8,
     "int4_per_token_head": torch.uint8,
 }
-"""The types that `quire.ops.cache_rows` knows, by their names for users."""
+"""The dtypes of `quire.ops.cache_rows`, by their names for users."""
 
 _WINDOWS = "sliding_window"
 
 
 def layer_dtypes(engine: EngineConfig, layers: Sequence[AttentionKV]) -> list[torch.dtype]:
-    """The type of each of `layers`: what the user chose, or else the checkpoint; the model's for those to be skipped.
+    """Returns the dtype of each of `layers`: the user's choice, else the checkpoint's; the model's for skipped layers.
 
-    Layers that take no codes keep the model's type where another would have them.
+    Layers that support no quantized cache have the model's dtype, too.
 
     Raises:
         ModelLoadError: there is no such layer to skip.
@@ -55,8 +55,8 @@ def layer_dtypes(engine: EngineConfig, layers: Sequence[AttentionKV]) -> list[to
 
 @functools.cache
 def _say(name: KVCacheDtype) -> None:
-    """Once in a process, which counts its cache more than once."""
-    logger.info("the checkpoint's keys and values are to be kept as %s; --kv-cache-dtype chooses another type", name)
+    """Logs the checkpoint's choice, once in a process, which plans its cache more than once."""
+    logger.info("the KV cache has the type of the checkpoint's config, %s; --kv-cache-dtype chooses another type", name)
 
 
 def _layer_number(text: str, num_layers: int) -> int:

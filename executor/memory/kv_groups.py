@@ -1,4 +1,4 @@
-"""Forms KV groups: decides which of a model's layers share a block table."""
+"""Forms KV groups: the layers of a model that share a block table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -7,17 +7,16 @@ from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.layer_kv import AttentionKV
 
 _Kind = tuple[int, bool]
-"""A layer's window, or 0, and whether a prompt's tokens see the whole prompt: in the order of groups."""
+"""A layer's window, or 0, and True if a prompt's tokens see the whole prompt: in the order of groups."""
 
 
 def form_groups(layers: Sequence[AttentionKV], page_bytes: Sequence[int]) -> list[KVGroupSpec]:
-    """Groups that hold each of `layers` once; layers that see the same tokens are of one kind.
+    """Forms groups that contain each of `layers` once; layers that see the same tokens are of one kind.
 
-    If all layers are of one kind, they are one group. Otherwise each kind is cut into groups, windows last, whose
-    pages have the same size: the layers of a group lie one after another in its page. What a group's layers leave of
-    their page stays unused.
+    If all layers are of one kind, they are one group. Otherwise each kind is divided into groups, windows last, whose
+    pages have the same size: the layers of a group lie one after another in its page. The rest of a page is unused.
 
-    `page_bytes` is by layer: the bytes of a page that holds this layer alone.
+    `page_bytes` is by layer: the bytes of a page for only this layer.
     """
     kinds: dict[_Kind, list[int]] = {}
     for index, layer in enumerate(layers):
@@ -38,7 +37,7 @@ def _name(kind: _Kind) -> Literal["full", "prompt", "window"]:
 
 
 def _cut(members: Sequence[int], page_bytes: Sequence[int], size: int) -> list[list[int]]:
-    """Layers in order, in as many groups as pages of `size` bytes need."""
+    """Divides layers, in order, into as many groups as pages of `size` bytes require."""
     groups: list[list[int]] = []
     room = 0
     for layer in members:
@@ -51,11 +50,10 @@ def _cut(members: Sequence[int], page_bytes: Sequence[int], size: int) -> list[l
 
 
 def _page_size(kinds: Mapping[_Kind, Sequence[int]], page_bytes: Sequence[int]) -> int:
-    """The bytes of a page, from the layers of each kind.
+    """Chooses the bytes of a page, from the layers of each kind.
 
-    Candidates are pages for all layers of the smallest kind, down to half of them. The best wastes the fewest bytes in
-    groups without a window, whose pages grow with a sequence as those of window groups do not; then, it makes the
-    fewest groups.
+    Candidates are pages for all layers of the smallest kind, down to half of them. The best one wastes the fewest bytes
+    in groups without a window, whose pages grow with a sequence. Among equals, it has the fewest groups.
     """
     smallest = min(kinds.values(), key=lambda members: sum(page_bytes[layer] for layer in members))
     most = max(page_bytes)

@@ -1,4 +1,4 @@
-"""The layout of a model's KV cache in memory on one rank: the tensors that its groups' pages are made of."""
+"""The layout of a model's KV cache on one rank: the tensors that contain its groups' pages."""
 
 import math
 import mmap
@@ -14,14 +14,14 @@ from quire.executor.memory.kv_groups import form_groups
 from quire.ops.backend import Backend
 
 _ALIGNMENT = 64
-"""Bytes of which a layer's part of a page is a multiple, if the types of layers differ."""
+"""The alignment of a layer's part of a page in bytes, if layers have different dtypes."""
 
 
 class KVLayout:
-    """A page of the pool is a row of every tensor, and may serve any group.
+    """The pages of the pool. A page is a row of every tensor, and may serve any group.
 
     There are as many tensors as the largest group has layers: the j-th layer of each group uses the j-th tensor. If the
-    layers' keys and values differ in size, there is one tensor, in whose rows the layers of a group follow one another.
+    layers' keys and values differ in size, there is one tensor, whose rows contain a group's layers one after another.
 
     Attributes:
         groups: see `form_groups`.
@@ -37,25 +37,29 @@ class KVLayout:
         dtypes: Sequence[torch.dtype],
         device: torch.device,
     ) -> None:
-        """`layers` are the model's, in order; `dtypes` are those of their keys and values in the cache."""
+        """Takes the model's `layers`, in order, and the `dtypes` of their keys and values in the cache."""
         self._layers = layers
         self._ops = ops
         self._block_size = block_size
         self._dtypes = dtypes
         self._device = device
         self._layer_page_bytes = [self._used_bytes(layer) for layer in range(len(layers))]
-        if len(set(dtypes)) > 1:  # a layer of longer numbers may follow one of codes
+        if len(set(dtypes)) > 1:  # a layer with larger elements may follow one with bytes
             self._layer_page_bytes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._layer_page_bytes]
         self.groups = form_groups(layers, self._layer_page_bytes)
         self.page_bytes = self.groups[0].page_bytes
 
     @property
     def has_codes(self) -> bool:
-        """Whether a layer's keys and values are codes, which are widened where they are not read in place."""
+        """True if a layer's keys and values are quantized. They are dequantized where kernels do not read them in
+        place.
+        """
         return any(dtype.itemsize == 1 for dtype in self._dtypes)
 
     def allocate(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
-        """The tensors, each [num_pages, bytes] of uint8 zeros, and for each layer of the model its view of one."""
+        """Allocates the tensors, each [num_pages, bytes] of uint8 zeros, and returns them with each layer's view of
+        one.
+        """
         sizes = set(self._layer_page_bytes)
         row_bytes = self.page_bytes if len(sizes) > 1 else sizes.pop()
         tensors = [
@@ -72,27 +76,27 @@ class KVLayout:
         return tensors, [caches[layer] for layer in range(len(self._layers))]
 
     def __str__(self) -> str:
-        """For a log line: each kind of layer, and in how many groups it is."""
+        """Describes each kind of layer, and its number of groups, for the log."""
         kinds: dict[str, list[int]] = {}
         for group in self.groups:
             kinds.setdefault(self._layers[group.layers[0]].kind, []).append(len(group.layers))
         parts = [f"{kind} in layers: {sum(sizes)}, groups: {len(sizes)}" for kind, sizes in kinds.items()]
-        num_full = sum(group.window is None for group in self.groups)  # windows take no more pages as a sequence grows
+        num_full = sum(group.window is None for group in self.groups)  # groups with windows do not grow with a sequence
         token_bytes = num_full * self.page_bytes // self._block_size
         parts.append(f"{self.page_bytes} bytes a page of {self._block_size} tokens")
         return "; ".join([*parts, f"{token_bytes} bytes a token"])
 
     def _page(self, layer: int) -> tuple[int, ...]:
-        """Shape of the layer's part of a page."""
+        """Returns the shape of the layer's part of a page."""
         return self._layers[layer].cache_shape(self._ops, 1, self._block_size, self._dtypes[layer])[1:]
 
     def _used_bytes(self, layer: int) -> int:
-        """Bytes of the layer's part of a page."""
+        """Returns the bytes of the layer's part of a page."""
         return math.prod(self._page(layer)) * self._dtypes[layer].itemsize
 
 
 def zeros(num_bytes: int, device: torch.device) -> Tensor:
-    """[num_bytes] uint8. On a CPU the system hands out its memory page by page, when it is first written."""
+    """Allocates [num_bytes] uint8. On a CPU the system allocates page by page, when a page is first written."""
     if device.type != "cpu":
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     raw = torch.from_numpy(np.zeros(num_bytes + mmap.PAGESIZE, np.uint8))

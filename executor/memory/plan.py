@@ -1,6 +1,7 @@
-"""The memory plan: how many KV-cache pages fit beside the weights. Arithmetic, but for calls that ask the machine.
+"""The memory plan: the number of KV-cache pages that fit beside the weights. Pure arithmetic, except for device
+queries.
 
-budget = device memory * its share - weights - workspace - states        unless the options name the bytes or pages
+budget = device memory * its share - weights - workspace - states unless the options name the bytes or pages
 """
 
 from bisect import bisect_right
@@ -19,7 +20,7 @@ from quire.executor.models.base import Model
 
 GIB = 2**30
 DEFAULT_CPU_CACHE_BYTES = 4 * GIB
-"""Bytes of KV cache on a CPU when no option says more: the RAM is shared with all else that the machine runs."""
+"""The KV cache's bytes on a CPU without an option: the RAM is shared with everything else on the machine."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class RequestPages:
-    """Pages of the pool that one request takes, in all KV groups together.
+    """The pages of the pool that one request takes, in all KV groups together.
 
     Attributes:
         largest_chunk: the most tokens of a request that one step computes.
@@ -53,19 +54,19 @@ class RequestPages:
     largest_chunk: int
 
     def needed(self, num_tokens: int) -> int:
-        """Pages that a request of `num_tokens` holds at its worst moment."""
+        """Counts the most pages that a request of `num_tokens` holds at once."""
         return sum(
             group.max_pages(num_tokens, block_size=self.block_size, largest_chunk=self.largest_chunk)
             for group in self.groups
         )
 
     def useful(self, num_tokens: int) -> int:
-        """Pages that a request of `num_tokens` can make use of: with all its snapshots, if there are any."""
+        """Counts the pages that a request of `num_tokens` can use: with all its snapshots, if there are any."""
         snapshots = [group.snapshot_pages * (num_tokens // group.interval) for group in self.groups if group.interval]
         return self.needed(num_tokens) + sum(snapshots)
 
     def longest(self, num_pages: int, limit: int) -> int:
-        """Tokens of the longest request that fits into `num_pages` pages; no more than `limit`."""
+        """Returns the tokens of the longest request that fits into `num_pages` pages; at most `limit`."""
         return bisect_right(range(limit + 1), num_pages, key=self.needed) - 1
 
 
@@ -90,14 +91,13 @@ def plan_cache(
 ) -> CachePlan:
     """Divides the device's memory.
 
-    A device gives its share, and the KV cache gets what weights and workspace leave of it. On a CPU nobody may have
-    named a share: then the cache gets 4 GiB, or more if one request of full length needs it. And it gets no more than
-    `max_num_seqs` requests of full length could fill. A model without keys and values has pages for snapshots only, or
-    none at all.
+    The KV cache gets the device's share less weights and workspace. On a CPU without an explicit share, it gets 4 GiB,
+    or more if one request of full length needs it, but at most what `max_num_seqs` requests of full length can use. A
+    model without keys and values has pages only for snapshots, or none.
 
     Raises:
-        ModelLoadError: the states of `max_num_seqs` sequences do not fit, or no request of `max_model_len` tokens does;
-            the message says what is missing and what would help.
+        ModelLoadError: the states of `max_num_seqs` sequences do not fit, or no request of `max_model_len` tokens does.
+            The message says how much is missing and what would help.
     """
     states_bytes = max_num_seqs * needs.state_bytes
     room = _usable(cache, memory) - needs.weights_bytes - needs.workspace_bytes
@@ -132,7 +132,7 @@ def plan_cache(
 
 
 def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
-    """Checks the size of the weights before loading, because running out of memory half-way ends the process silently.
+    """Checks the size of the weights before loading, because a process that runs out of memory is killed silently.
 
     Raises:
         ModelLoadError: the weights alone exceed the free memory.
@@ -147,10 +147,10 @@ def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
 
 
 def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, scratch_bytes: int) -> int:
-    """Bytes of activations in the largest step of one rank's `model`.
+    """Counts the bytes of activations in the largest step of one rank's `model`.
 
-    They are a layer's intermediates beside the residual stream, also of rows that sequences begin with; what the
-    backend's attention has beside these (`Backend.scratch_bytes`); and four float32 tensors of the logits' shape:
+    They are a layer's intermediates apart from the residual stream, including rows that initialize sequences; the
+    scratch memory of the backend's attention (`Backend.scratch_bytes`); and four float32 tensors of the logits' shape:
     logits, raw log-probabilities, probabilities, and a temporary of the sampler.
     """
     per_token = (4 * spec.hidden_size + model.activation_size) * dtype_bytes(spec.dtype)
@@ -161,18 +161,18 @@ def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, scra
 
 
 def longest_row_bytes(spec: ModelSpec, model: Model, max_model_len: int) -> int:
-    """Bytes of the keys and values of one full-length request in one layer of `model`, in the model's dtype."""
+    """Counts the bytes of the keys and values of one full-length request in one layer, in the model's dtype."""
     kv_size = max((layer.size for layer in model.kv_layers), default=0)
     return max_model_len * kv_size * dtype_bytes(spec.dtype)
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one number."""
+    """Returns the bytes of one element."""
     return 4 if dtype == "float32" else 2
 
 
 def device_memory(device: torch.device, num_ranks: int) -> DeviceMemory:
-    """The memory that this worker may use now. Ranks on a CPU share its RAM evenly."""
+    """Returns the memory that this worker may use now. Ranks on a CPU share its RAM evenly."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total, free)
@@ -219,14 +219,16 @@ def _too_little(
     fitting: int,
     max_model_len: int,
 ) -> str:
-    """Of `wanted` bytes for a request of `max_model_len` tokens there are `budget`, and `fitting` tokens fit."""
+    """Explains that of `wanted` bytes for a request of `max_model_len` tokens, `budget` exist, and `fitting` tokens
+    fit.
+    """
     remedies = []
     if fitting:
         remedies.append(f"--max-model-len {fitting} (or auto)")
     if wanted <= most:
         remedies.append(f"--kv-cache-memory-bytes {wanted}")
         share = (wanted + needs.weights_bytes + needs.workspace_bytes) / memory.total_bytes
-        # Rounded up to four places, and worth saying only if the share is what limits.
+        # Rounded up to four places; a remedy only if the share is the limit.
         share = -(-share * 10_000 // 1) / 10_000
         if cache.memory_share < share <= 1 and cache.kv_cache_memory_bytes is None:
             remedies.append(f"--gpu-memory-utilization {share:.4f}")
@@ -241,5 +243,5 @@ def _too_little(
 
 
 def describe(num_bytes: int) -> str:
-    """Bytes as text, such as `1.50 GiB`."""
+    """Formats bytes, such as `1.50 GiB`."""
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / 2**20:.1f} MiB"

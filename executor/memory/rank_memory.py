@@ -1,4 +1,4 @@
-"""The memory of one rank: how its pages and states lie, what it holds beside them, and how many pages fit."""
+"""The memory of one rank: the layout of its pages and states, its other needs, and the number of pages that fit."""
 
 import itertools
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from quire.ops.backend import Backend
 
 @dataclass(frozen=True)
 class RankMemory:
-    """How one rank's states and pages lie in memory, and the bytes that it needs.
+    """The layout of one rank's states and pages, and the bytes that it needs.
 
     Attributes:
         groups: the KV groups of the whole model, on all pipeline stages.
@@ -50,7 +50,9 @@ class RankMemory:
         ops: Backend,
         device: torch.device,
     ) -> "RankMemory":
-        """The memory of a rank that runs `stages[stage]`. All of them are ranks of the model, and may be dry ones."""
+        """Computes the memory of a rank that runs `stages[stage]`. These are all ranks' models, which may be dry
+        builds.
+        """
         model, spec, limits = stages[stage], config.spec, config.limits
         layouts = _layouts(config, stages, ops, device)
         groups = join_stages([_groups(config, layouts, states, pages) for states, pages in layouts])
@@ -62,17 +64,17 @@ class RankMemory:
 
     @property
     def num_block_tables(self) -> int:
-        """Block tables of a request."""
+        """The number of a request's block tables."""
         return sum(not group.is_recurrent for group in self.groups)
 
     def allocate_pages(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
-        """See `KVLayout.allocate`; the caches name groups of the whole model."""
+        """Allocates by `KVLayout.allocate`; the caches' groups are those of the whole model."""
         tensors, caches = self.pages.allocate(num_pages)
         numbers = group_numbers(self.pages.groups, self.groups)
         return tensors, [cache._replace(group=numbers[cache.group]) for cache in caches]
 
     def plan(self, config: EngineConfig, memory: DeviceMemory) -> CachePlan:
-        """The pages that fit. Raises ModelLoadError if no request of the longest length does."""
+        """Plans the pages that fit. Raises ModelLoadError if no request of the longest length does."""
         limits = config.limits
         return plan_cache(
             config.cache,
@@ -90,7 +92,7 @@ _Layouts = list[tuple[StateLayout, KVLayout | StatePages]]
 
 
 def _layouts(config: EngineConfig, stages: Sequence[Model], ops: Backend, device: torch.device) -> _Layouts:
-    """The states and pages of each stage."""
+    """Lays out the states and pages of each stage."""
     layers = [layer for model in stages for layer in model.kv_layers]
     dtypes = iter(layer_dtypes(config, layers))
     paged = [
@@ -109,7 +111,7 @@ def _layouts(config: EngineConfig, stages: Sequence[Model], ops: Backend, device
     layouts: _Layouts = []
     for model, pages in zip(stages, paged, strict=True):
         states = StateLayout(model.state_layers, device)
-        # Beside stages with keys and values, pages have the size that they have there. A stage with nothing to keep has
+        # Pages have the size of those in stages with keys and values. A stage without caches has
         # pages in name only.
         page_bytes = (most or states.state_bytes) if states.state_bytes else 1
         layouts.append((states, pages or StatePages(page_bytes, device)))
@@ -119,7 +121,7 @@ def _layouts(config: EngineConfig, stages: Sequence[Model], ops: Backend, device
 def _groups(
     config: EngineConfig, layouts: _Layouts, states: StateLayout, pages: KVLayout | StatePages
 ) -> list[KVGroupSpec]:
-    """One stage's groups. Raises ModelLoadError for options about states if no stage has any."""
+    """Returns one stage's groups. Raises ModelLoadError for options about states if no stage has any."""
     recurrent: list[KVGroupSpec] = []
     if states.state_bytes or not any(other.state_bytes for other, _ in layouts):
         recurrent = states.groups(pages.groups, pages.page_bytes, config.cache, config.limits)

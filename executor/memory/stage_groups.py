@@ -1,6 +1,6 @@
-"""The KV groups of all pipeline stages as one list, because block tables are the same for all workers of an engine.
+"""Merges the KV groups of all pipeline stages, because all workers of an engine have the same block tables.
 
-Each stage forms groups of its own layers, whose pages are a rank's own affair. The n-th group of a kind serves the n-th
+Each stage forms groups of its own layers, with page sizes of its own rank. The n-th group of a kind serves the n-th
 group of that kind in every stage. A stage with fewer groups of a kind has pages that it does not use.
 """
 
@@ -16,7 +16,7 @@ _Key = tuple[int, str, int]
 
 
 def join_stages(stages: Sequence[Sequence[KVGroupSpec]]) -> list[KVGroupSpec]:
-    """The groups of the model, from those of each stage in order.
+    """Returns the groups of the model, from those of each stage in order.
 
     A page's bytes are those of the stage with the most. A recurrent group has the bytes of the stage whose snapshots
     take the most pages, and the longest interval.
@@ -42,7 +42,7 @@ def join_stages(stages: Sequence[Sequence[KVGroupSpec]]) -> list[KVGroupSpec]:
 
 
 def group_numbers(own: Sequence[KVGroupSpec], joined: Sequence[KVGroupSpec]) -> list[int]:
-    """The places of a stage's paged groups in `joined`, the groups of all stages."""
+    """Returns the indices of a stage's paged groups in `joined`, the groups of all stages."""
     places = {key: number for number, key in enumerate(_keys([group for group in joined if not group.is_recurrent]))}
     return [places[key] for key in _keys(own)]
 
@@ -53,7 +53,7 @@ def _keys(paged: Sequence[KVGroupSpec]) -> list[_Key]:
 
 
 def _moved(group: KVGroupSpec, offset: int) -> KVGroupSpec:
-    """The group with its layers numbered among those of all stages."""
+    """Returns the group with its layers numbered among those of all stages."""
     return replace(group, layers=[layer + offset for layer in group.layers])
 
 

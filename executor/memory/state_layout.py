@@ -1,4 +1,4 @@
-"""The states of a model's recurrent layers in memory on one rank, and how many pages a snapshot of them takes."""
+"""The memory of recurrent layers' states on one rank, and the number of pages of a snapshot."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ from quire.executor.memory.kv_layout import zeros
 
 SHORTEST_INTERVAL = 512
 LONGEST_INTERVAL = 2048
-"""Tokens between two snapshots where no option says more. Each ends a chunk of a prompt, and takes memory."""
+"""The least tokens between two snapshots, without an option. A snapshot ends a chunk of a prompt, and takes memory."""
 
 
 class StateLayout:
-    """Every slot has room for a sequence's state, in tensors of their own.
+    """The states of all slots, in separate tensors.
 
     Attributes:
         state_bytes: of one sequence, in all layers.
@@ -34,10 +34,10 @@ class StateLayout:
     def groups(
         self, paged: Sequence[KVGroupSpec], page_bytes: int, cache: CacheConfig, limits: SchedulerLimits
     ) -> list[KVGroupSpec]:
-        """The recurrent group of a model with layers that keep a state, beside its `paged` groups; or none.
+        """Returns the recurrent group of a model, next to its `paged` groups, or none without recurrent layers.
 
         Raises:
-            ModelLoadError: the model has no such layers, but an option says how often to copy their state.
+            ModelLoadError: the model has no such layers, but an option sets the interval of snapshots.
         """
         if not self._layers:
             if cache.mamba_block_size is not None:
@@ -53,7 +53,7 @@ class StateLayout:
         return [KVGroupSpec("recurrent", layers, page_bytes, state_bytes=self.state_bytes, interval=interval)]
 
     def allocate(self, max_num_seqs: int) -> list[tuple[Tensor, ...]]:
-        """By recurrent layer, its tensors of zeros, each [max_num_seqs, *shape]."""
+        """Allocates each recurrent layer's tensors of zeros, each [max_num_seqs, *shape]."""
 
         def tensors(layer: LayerState) -> Iterator[Tensor]:
             for shape, dtype in zip(layer.shapes, layer.dtypes, strict=True):
@@ -63,7 +63,7 @@ class StateLayout:
         return [tuple(tensors(layer)) for layer in self._layers]
 
     def _interval(self, paged: Sequence[KVGroupSpec], page_bytes: int, block_size: int) -> int:
-        """Tokens between two snapshots: so many that a snapshot takes no more memory than their keys and values."""
+        """Chooses the tokens between snapshots, so that one takes no more memory than their keys and values."""
         num_pages = -(-self.state_bytes // page_bytes)
         num_blocks = -(-SHORTEST_INTERVAL // block_size)
         while num_pages > num_blocks * len(paged) and 2 * num_blocks * block_size <= LONGEST_INTERVAL:
@@ -72,7 +72,7 @@ class StateLayout:
 
 
 class StatePages:
-    """The pages of a rank without keys and values, where `KVLayout` has those of others: they hold snapshots alone.
+    """The pages of a rank without keys and values, in place of a `KVLayout`. They hold only snapshots.
 
     Attributes:
         groups: none with block tables.
@@ -92,7 +92,7 @@ class StatePages:
 
 
 def describe_states(groups: Sequence[KVGroupSpec]) -> list[str]:
-    """For a log line: what the recurrent group of a model keeps, if there is one."""
+    """Describes the recurrent group of a model for the log, if there is one."""
     texts = []
     for group in groups:
         if group.is_recurrent:

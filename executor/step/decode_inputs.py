@@ -1,4 +1,4 @@
-"""Inputs of decode steps, always in the same memory, where a recording reads the inputs of each later step."""
+"""Builds the inputs of decode steps, always in the same memory, so that a recording can read them again."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ MAX_ROWS = 512
 
 
 class _Place(NamedTuple):
-    """The memory of the inputs of steps with some number of rows: a batch, and NumPy views of the tensors written."""
+    """The memory of the inputs of steps with one number of rows: a batch, and NumPy views of its mutable tensors."""
 
     batch: InputBatch
     token_ids: np.ndarray
@@ -26,7 +26,7 @@ class _Place(NamedTuple):
 class DecodeInputs:
     """Builds the batches of steps in which every row computes one token and samples the next.
 
-    All batches share memory, so a batch is valid until the next is built. Steps of equally many rows share one batch.
+    All batches share memory, so a batch is valid until the next is built. Steps with equally many rows share one batch.
 
     Args:
         table: the request table; its device must be the host.
@@ -47,7 +47,7 @@ class DecodeInputs:
         self._places: dict[int, _Place] = {}  # by number of rows
 
     def build(self, plan: StepPlan) -> InputBatch | None:
-        """The tensors of `plan`, whose changes the table already holds; None if the step is no such decode step."""
+        """Fills the tensors of `plan`, whose changes the table already has; None if the step is no such decode step."""
         num_rows = len(plan.slots)
         if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.num_wanted):
             return None

@@ -1,6 +1,6 @@
-"""The forward pass of a rank that computes some of a step's tokens: those at the positions whose keys it keeps.
+"""The forward pass of a rank that computes a part of a step's tokens: those at the positions whose keys it holds.
 
-Ranks that compute the same tokens (`ContextParallel.num_same`) compute those of one another, too.
+Ranks that compute the same tokens (`ContextParallel.num_same`) also compute those of one another.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from quire.ops.backend import AttentionBatch, Backend
 
 
 class _Division(NamedTuple):
-    """How a step's tokens are shared out; all [num_tokens] int64 but the shares.
+    """The division of a step's tokens; all [num_tokens] int64 except the shares.
 
     Attributes:
         sequences: the row of each token.
         positions: of each token in its sequence.
-        owners: the rank that keeps each token's keys.
+        owners: the rank that holds each token's keys.
         shares: of all tokens, by part.
     """
 
@@ -39,13 +39,13 @@ class _Division(NamedTuple):
 
 
 class DividedForward(Forward):
-    """See `Forward`. What it takes and returns is of all tokens, and the same on all ranks.
+    """A `Forward` over a division of tokens. Its arguments and results are for all tokens, and the same on all ranks.
 
-    Blocks of queries have one size on all ranks, so all compute equally many tokens: a rank with fewer of its own
-    computes one of another rank's, whose keys it does not store.
+    Blocks of queries have one size on all ranks, so all compute equally many tokens. A rank with fewer pads with
+    another rank's token, whose keys it does not store.
 
     Args:
-        sequences: how ranks divide the tokens, and the positions.
+        sequences: the division of tokens and positions over ranks.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class DividedForward(Forward):
         return self._join(self._run(batch, division, input_embeds), division.shares)
 
     def hand_over(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> None:
-        """Sends the next stage what the same rank there needs."""
+        """Sends the next stage the input of the same rank there."""
         self._stage.send(self._run(batch, self._divide(batch), input_embeds))
 
     def logits(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
@@ -85,13 +85,13 @@ class DividedForward(Forward):
     def _divide(self, batch: InputBatch) -> _Division:
         sequences, positions = last_tokens(batch.query_lens, batch.seq_lens)
         owners = self._part.owner(positions)
-        # Where a rank has to be filled up, another has more tokens: the first that is not the rank's own.
+        # A rank that needs padding takes the first token that is not its own.
         others = np.argmax(owners // self._num_same != np.arange(self._num_parts)[:, None], axis=1)
         shares = TokenShares.of(np.arange(len(owners)), owners, others, self._num_same)
         return _Division(sequences, positions, owners, shares)
 
     def _share_wanted(self, batch: InputBatch, division: _Division) -> TokenShares | None:
-        """The wanted tokens, or the last if there are none; None if a rank computes no others."""
+        """Returns the wanted tokens, or the last if there are none; None if a rank computes no others."""
         num_wanted = batch.num_wanted
         wanted = np.arange(num_wanted.sum()) + np.repeat(np.cumsum(batch.query_lens - num_wanted), num_wanted)
         if not len(wanted):
@@ -107,7 +107,7 @@ class DividedForward(Forward):
         input_embeds: InputEmbeds | None,
         shared: TokenShares | None = None,
     ) -> torch.Tensor:
-        """What the model makes of this rank's tokens, or of those of them that are wanted."""
+        """Runs the model on this rank's tokens, or on the wanted ones among them."""
         device, number = batch.token_ids.device, self._part.rank // self._num_same
         own = division.shares.tokens[number]
         index = to_device(own, device)
@@ -130,21 +130,21 @@ class DividedForward(Forward):
     def _attend(
         self, batch: InputBatch, division: _Division, shares: TokenShares
     ) -> tuple[list[AttentionBatch], ShardView]:
-        """By KV group, attention to this rank's keys of the tokens of all ranks."""
+        """Builds, by KV group, the attention of all ranks' tokens to this rank's keys."""
         tokens = SharedTokens(division.sequences[shares.tokens], division.positions[shares.tokens])
         rows = PartialRows.of(self._part, tokens.sequences.ravel(), tokens.positions.ravel(), batch.token_ids.device)
         rounds = RingRounds(self._ops, batch, tokens, self._part, self._num_same, self._windows, self._block_size)
         return rows.attention(self._ops, batch.pages, self._block_size), rows.shard_view._replace(rounds=rounds)
 
     def _join(self, hidden: torch.Tensor, shares: TokenShares) -> torch.Tensor:
-        """Hidden states of all tokens that were shared out, in their order, from those of this rank's."""
-        parts, columns = np.divmod(shares.places, shares.size)  # of each part, one of the ranks that have the same
+        """Joins the hidden states of all divided tokens, in their order."""
+        parts, columns = np.divmod(shares.places, shares.size)  # for each part, one of the ranks with the same tokens
         places = parts * self._num_same * shares.size + columns
         return self._ops.take_rows(self._group.all_gather(hidden, dim=0), to_device(places, hidden.device))
 
 
 def _own_rows(input_embeds: InputEmbeds, places: torch.Tensor) -> InputEmbeds | None:
-    """The rows of tokens that have a place, by `places` [num_tokens] int64, or else -1 there."""
+    """Returns the rows of this rank's tokens, by `places` [num_tokens] int64, which is -1 for other tokens."""
     here = places[input_embeds.places]
     index = (here >= 0).nonzero().squeeze(1)
     return InputEmbeds(here[index], input_embeds.rows[index]) if len(index) else None

@@ -1,8 +1,8 @@
-"""Drafts: tokens that are proposed before the model has computed them, and how many of them are accepted.
+"""Speculative tokens (drafts): proposed before the model has computed them, and accepted by comparison.
 
-A draft is accepted when it equals the token that is sampled at its position. Sampling is a function of the request's
-seed and the position, so a request's tokens are exactly those that it has without drafts. Keys and values of rejected
-drafts lie past the known tokens, where nothing reads them, until the right tokens overwrite them.
+A draft is accepted if it equals the token that is sampled at its position. Sampling is a function of the request's seed
+and the position, so a request's tokens are the same with and without drafts. Keys and values of rejected drafts lie
+past the known tokens, where nothing reads them, until the right tokens overwrite them.
 """
 
 from typing import NamedTuple, Protocol
@@ -22,7 +22,7 @@ class Proposal(NamedTuple):
     """Drafts for some rows, on the device.
 
     Attributes:
-        token_ids: [num_rows, most drafts] int64; valid ids, meaningless past a row's own drafts.
+        token_ids: [num_rows, most drafts] int64; valid ids, arbitrary past a row's own drafts.
         num_drafts: [num_rows] int64.
     """
 
@@ -31,13 +31,13 @@ class Proposal(NamedTuple):
 
 
 class Drafter(SlotState, Protocol):
-    """Guesses the next tokens of requests. Ranks must come to the same drafts.
+    """Proposes the next tokens of requests. All ranks must propose the same drafts.
 
-    Requests whose features cannot go back (`SamplingFeature.can_go_back`) are never asked about.
+    Requests whose features cannot go back (`SamplingFeature.can_go_back`) get no proposals.
     """
 
     def propose(self, slots: np.ndarray, num_known: Tensor, table: RequestTable) -> Proposal:
-        """Drafts for the positions from `num_known` on, while the step's launch is under way.
+        """Returns drafts for the positions from `num_known` on, while the step's launch is under way.
 
         An implementation that reads from the device makes the launch wait for the step.
 
@@ -49,15 +49,15 @@ class Drafter(SlotState, Protocol):
 
 
 def num_accepted(sampled: Sampled, batch: InputBatch) -> Tensor:
-    """The number of tokens that each row that wants any brings, [num_rows] int64 on the device; at least 1.
+    """Counts the new tokens of each row that wants any, [num_rows] int64 on the device; at least 1.
 
-    The first token may be unusable. Tokens that do not count were sampled after a wrong draft, or are unusable.
+    The first token may be unusable. Other tokens do not count after a wrong draft, or if they are unusable.
     """
     counts = batch.num_wanted[batch.num_wanted > 0]
     columns = np.arange(counts.max())
     inside = columns < counts[:, None]
     index = to_device(np.where(inside, (np.cumsum(counts) - counts)[:, None] + columns, 0), batch.token_ids.device)
-    # The token after a wanted one is the draft to confirm; after the last of a row, nothing is counted.
+    # The token after a wanted one is the draft to confirm; after the last one of a row there is none.
     followers = (batch.wanted_tokens + 1).clamp_(max=len(batch.token_ids) - 1)
     usable = sampled.usable[index] & to_device(inside, batch.token_ids.device)
     is_confirmed = (sampled.token_ids == batch.token_ids[followers])[index] & usable

@@ -1,4 +1,4 @@
-"""Prompts that came as embeddings: keeps their rows, by slot, until the prompts have been computed."""
+"""Prompts given as embeddings: holds their rows, by slot, until the prompts have been computed."""
 
 import torch
 
@@ -7,7 +7,7 @@ from quire.executor.models.base import InputEmbeds
 
 
 class EmbeddedPrompts:
-    """Keeps rows as received, on the host. A step copies only its own rows to the device, so no memory is planned.
+    """Holds rows as received, on the host. A step copies only its own rows to the device, so no memory is planned.
 
     Args:
         hidden_size: columns of a row.
@@ -23,23 +23,23 @@ class EmbeddedPrompts:
 
     @property
     def pending(self) -> bool:
-        """Whether the rows of some slot are not computed yet."""
+        """True if the rows of some slot are not computed yet."""
         return bool(self._prompts)
 
     def admit(self, request: NewSlot) -> None:
-        """Takes over the rows of a request that enters a slot."""
+        """Adds the rows of a request that enters a slot."""
         self._prompts.pop(request.slot, None)
         if request.prompt_embeds is not None:
             self._prompts[request.slot] = request.prompt_embeds, request.num_prompt_tokens
 
     def release(self, slots: list[int]) -> None:
-        """The requests in these slots are gone, perhaps before their prompts were computed."""
+        """Drops the requests in these slots, whose prompts may not be computed yet."""
         if self._prompts:
             for slot in slots:
                 self._prompts.pop(slot, None)
 
     def rows(self, plan: StepPlan) -> InputEmbeds | None:
-        """Rows of the tokens that `plan` computes, if any; those of finished prompts are dropped."""
+        """Returns rows of the tokens that `plan` computes, if any, and drops those of finished prompts."""
         places, parts = [], []
         first = 0
         for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
@@ -57,8 +57,8 @@ class EmbeddedPrompts:
         return InputEmbeds(torch.cat(places).to(self._device), torch.cat(parts).to(self._device))
 
     def _part(self, embeds: PromptEmbeds, start: int, end: int) -> torch.Tensor:
-        """Rows `start` to `end` as [end - start, hidden], on the host."""
+        """Returns rows `start` to `end` as [end - start, hidden], on the host."""
         dtype = getattr(torch, embeds.dtype)
         width = self._hidden_size * dtype.itemsize
-        data = bytearray(memoryview(embeds.rows)[start * width : end * width])  # torch wants bytes that it may write
+        data = bytearray(memoryview(embeds.rows)[start * width : end * width])  # torch needs writable bytes
         return torch.frombuffer(data, dtype=dtype).view(end - start, self._hidden_size).to(self._dtype)

@@ -1,4 +1,4 @@
-"""The forward pass of a step: from an input batch to hidden states, to the logits that it wants, or to a message."""
+"""The forward pass of a step: from an input batch to hidden states, to logits, or to a message for the next stage."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ class Forward:
     """A model, its layers' caches in pages of `block_size` slots, and the states of its recurrent layers.
 
     Args:
-        stage: the rank's place in the pipeline. `hand_over` is for stages before the last, and all else for that one.
+        stage: the rank's place in the pipeline. `hand_over` is for stages before the last, other methods for the last.
         shard: the positions that the caches hold of each sequence; None: all.
         has_peers: other engines take part in each layer with experts, and expect all of a step's tokens there.
     """
@@ -47,27 +47,29 @@ class Forward:
         self._prompt_groups = {cache.group for layer, cache in layers if layer.sees_prompt}
 
     def hidden(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
-        """Hidden states of all tokens: [num_tokens, hidden]."""
+        """Returns hidden states of all tokens: [num_tokens, hidden]."""
         return self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds))
 
     def hand_over(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> None:
-        """Sends the next stage what it needs of all tokens."""
+        """Sends the next stage its input for all tokens."""
         self._stage.send(self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds)))
 
     def logits(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
-        """Logits of the wanted tokens, [num_wanted, vocab_size]; others get only keys and values in the last layer."""
+        """Returns logits of the wanted tokens, [num_wanted, vocab_size]. In the last layer, others get only keys and
+        values.
+        """
         wanted = None
         if len(batch.wanted_tokens) < len(batch.token_ids) and not self._has_peers:
             wanted = self._wanted(batch)
         hidden = self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds, wanted))
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
-        if len(hidden) > len(batch.wanted_tokens):  # as where another stage has the last layer to mix tokens
+        if len(hidden) > len(batch.wanted_tokens):  # for example if another stage has the last layer that mixes tokens
             return self.wanted_logits(hidden, batch)
         return self._model.compute_logits(hidden)
 
     def wanted_logits(self, hidden: torch.Tensor, batch: InputBatch) -> torch.Tensor:
-        """Like `logits`, from the hidden states of all tokens."""
+        """Computes `logits` from the hidden states of all tokens."""
         return self._model.compute_logits(self._ops.take_rows(hidden, batch.wanted_tokens))
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -100,7 +102,9 @@ class Forward:
         )
 
     def _wanted(self, batch: InputBatch) -> Wanted:
-        """The wanted tokens of a step, or its last token if none is wanted, because a layer must have an output."""
+        """Returns the wanted tokens of a step, or its last token if none is wanted, because a layer must have an
+        output.
+        """
         num_wanted, tokens = batch.num_wanted, batch.wanted_tokens
         if not len(tokens):
             num_wanted = np.zeros_like(num_wanted)
@@ -109,7 +113,9 @@ class Forward:
         return Wanted(tokens, *self._attention(batch, num_wanted))
 
     def _attention(self, batch: InputBatch, query_lens: np.ndarray) -> tuple[list[AttentionBatch], ShardView | None]:
-        """By KV group, attention of the last `query_lens` tokens of each row that has any; stores all tokens."""
+        """Builds, by KV group, the attention of the last `query_lens` tokens of each row that has any; stores all
+        tokens.
+        """
         if self._shard is not None:
             rows = PartialRows.of_step(self._shard, batch, query_lens)
             return rows.attention(self._ops, batch.pages, self._block_size), rows.shard_view

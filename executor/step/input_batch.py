@@ -1,6 +1,6 @@
-"""Builds the flat tensors that one forward pass takes from a step plan and the request table.
+"""Builds the flat tensors of a forward pass from a step plan and the request table.
 
-All rows of a step lie one after another in each tensor; indices are made with NumPy over whole columns.
+All rows of a step lie one after another in each tensor; NumPy computes indices over whole columns.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class GroupPages(NamedTuple):
 
     Attributes:
         slot_mapping: [num_tokens] int64, on the device; place of a token's key and value, page * block_size + offset.
-        block_tables: [num_rows, most pages of a row] int32, on the host. Entries past a row's own pages, and before
-            the pages that its tokens see, may be any ids.
+        block_tables: [num_rows, most pages of a row] int32, on the host. Entries past a row's own pages, and before the
+            pages that its tokens see, may be any ids.
     """
 
     slot_mapping: torch.Tensor
@@ -42,7 +42,7 @@ class InputBatch:
         wanted_tokens: [their sum] int64, on the device; flat indices of the tokens at which logits are wanted.
         wanted_slots: like `wanted_tokens`, on the host.
         wanted_positions: like `wanted_tokens`, on the host; the position that the token sampled there will take.
-        rows: what recurrent layers need to know; None for a model without.
+        rows: the rows for recurrent layers; None for a model without.
         prompt_lens: [num_rows] int64, on the host; tokens of each row's prompt. None: no token of the step is followed
             by one of its own prompt.
     """
@@ -61,9 +61,9 @@ class InputBatch:
 
 
 def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool = False) -> InputBatch:
-    """The tensors of `plan`, whose changes `table` already holds.
+    """Builds the tensors of `plan`, whose changes `table` already has.
 
-    `has_states` says whether the model has recurrent layers.
+    `has_states`: the model has recurrent layers.
     """
     slots = np.asarray(plan.slots, np.int64)
     num_computed = np.asarray(plan.num_computed, np.int64)
@@ -108,6 +108,6 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
 
 
 def state_rows(slots: torch.Tensor, ends: np.ndarray, num_computed: np.ndarray) -> StateRows:
-    """Rows in `slots` [num_rows] int64, on the device, whose tokens end before `ends` [num_rows]."""
+    """Returns rows in `slots` [num_rows] int64, on the device, whose tokens end before `ends` [num_rows]."""
     starts = np.concatenate(([0], ends))
     return StateRows(slots, torch.from_numpy(starts), torch.from_numpy(num_computed == 0))

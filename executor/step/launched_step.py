@@ -9,7 +9,7 @@ from quire.executor.transfers import Transfer
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """The work that a launch gave the device for one plan, and the values to be read of it.
+    """The device's work for one plan, and the transfers of its results.
 
     Attributes:
         step_id: the plan's.
@@ -27,5 +27,5 @@ class LaunchedStep:
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has done the whole step, so that reading it needs no wait."""
+        """True if the device has finished the step, so that reading its result does not block."""
         return self.end.is_done

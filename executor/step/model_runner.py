@@ -16,10 +16,10 @@ from quire.executor.transfers import Transfers
 
 
 class ModelRunner:
-    """One rank's model and everything that a step touches. Ranks run the same plans and come to the same tokens.
+    """One rank's model and all state that a step uses. Ranks run the same plans and get the same tokens.
 
     `launch` queues a step's work on the device, and `collect` reads its result later. The next step may be launched in
-    between: it finds the tokens of this one on the device.
+    between, because the tokens of this one are on the device.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ModelRunner:
         return LaunchedStep(plan.step_id, began, rows, scored, self._transfers.to_host(()))
 
     def collect(self, step: LaunchedStep) -> StepResult:
-        """Reads the result of a step, and waits for it if need be. Steps are collected in order."""
+        """Reads the result of a step, waiting for it if necessary. Steps are collected in order."""
         with self._spans.span("result"):
             result = StepResult(step.step_id, [])
             if step.rows is not None:
@@ -82,7 +82,7 @@ class ModelRunner:
             return self._rows.launch(inputs.batch, logits)
 
     def _launch_scored(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[ScoredPart]]:
-        """Launches a step with prompts to be scored, which needs the hidden states of all tokens."""
+        """Launches a step that scores prompts, which needs the hidden states of all tokens."""
         rows = None
         with self._spans.span("forward"):
             hidden = self._forward.hidden(inputs.batch, inputs.input_embeds)

@@ -1,9 +1,9 @@
-"""The rows of attention to a part of each sequence's positions.
+"""The rows of attention over one rank's part of each sequence's positions.
 
-A row of an attention batch is a run of tokens of which each sees one key more than the one before. Where the ranks keep
-every position in turn, this holds for the tokens of a prompt at one rank's positions, whatever rank's keys they see: a
-prompt is then as many rows as there are ranks. Where each keeps several neighbours, it holds for the rank's own tokens;
-those of others attend one by one.
+In a row of an attention batch, each token sees one key more than the one before. If each rank holds every n-th
+position, that is true for the prompt's tokens at one rank's positions, over the keys of any rank. A prompt then forms
+as many rows as there are ranks. If a rank holds runs of several positions, it is true only for the rank's own tokens;
+those of other ranks attend one by one.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class PartialRows:
 
     Attributes:
         query_lens: [num_rows] int64, on the host.
-        num_keys: [num_rows] int64, on the host; those of the part that a row's last token sees, or 1.
+        num_keys: [num_rows] int64, on the host; the part's keys that a row's last token sees, or 1.
         sequences: [num_rows] int64, on the host; the rows of the step.
         shard_view: of the tokens.
     """
@@ -44,7 +44,7 @@ class PartialRows:
         device: torch.device,
         order: np.ndarray | None = None,
     ) -> "PartialRows":
-        """Tokens at `positions` [n] of the step's rows `sequences` [n], in the order in which they attend.
+        """Forms rows from tokens at `positions` [n] of the step's rows `sequences` [n], in the order of attention.
 
         Args:
             order: [n] int64; see `ShardView`.
@@ -61,7 +61,7 @@ class PartialRows:
 
     @classmethod
     def of_step(cls, shard: SequenceShard, batch: InputBatch, query_lens: np.ndarray) -> "PartialRows":
-        """The last `query_lens` tokens of each row of a step."""
+        """Forms rows from the last `query_lens` tokens of each row of a step."""
         sequences, positions = last_tokens(query_lens, batch.seq_lens)
         order = None
         if query_lens.max() > 1:
@@ -70,7 +70,7 @@ class PartialRows:
         return cls.of(shard, sequences, positions, batch.positions.device, order)
 
     def attention(self, ops: Backend, pages: Sequence[GroupPages], block_size: int) -> list[AttentionBatch]:
-        """By KV group, the attention of these rows; stores all tokens of the step.
+        """Builds, by KV group, the attention of these rows; stores all tokens of the step.
 
         Args:
             block_size: slots of a page on this rank.
@@ -78,7 +78,7 @@ class PartialRows:
         return [self.batch(ops, group, block_size) for group in pages]
 
     def batch(self, ops: Backend, pages: GroupPages, block_size: int) -> AttentionBatch:
-        """Like `attention`, of one KV group."""
+        """Builds the attention of one KV group."""
         return ops.attention_batch(
             self.query_lens, self.num_keys, pages.block_tables[self.sequences], pages.slot_mapping,
             block_size=block_size,
@@ -86,7 +86,7 @@ class PartialRows:
 
 
 def last_tokens(num_last: np.ndarray, seq_lens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows and positions, [sum of `num_last`] int64 each, of the last `num_last` [num_rows] tokens of each row."""
+    """Returns rows and positions, [sum of `num_last`] int64, of the last `num_last` [num_rows] tokens of each row."""
     ends = np.cumsum(num_last)
     rows = np.repeat(np.arange(len(num_last)), num_last)
     return rows, np.arange(len(rows)) + (seq_lens - ends)[rows]

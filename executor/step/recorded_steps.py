@@ -1,8 +1,8 @@
-"""Decode steps from recordings: a step of a shape seen before is one call, not ten a layer.
+"""Runs decode steps from recordings: a step of a known shape is one call instead of ten a layer.
 
-The number of requests alone decides which kernels a decode step runs; they read everything else from memory. The inputs
-of decode steps are always in the same place (`decode_inputs.py`), so a recording computes logits from the inputs that
-are there. Steps with prompts hardly ever repeat a shape, and take so long that Python's share is negligible.
+Only the number of requests determines a decode step's kernels; everything else is read from memory. The inputs of
+decode steps are always in the same place (`decode_inputs.py`), so a recording computes logits from the current inputs.
+Steps with prompts hardly ever repeat a shape, and take so long that Python's share is negligible.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from quire.executor.step.input_batch import InputBatch
 from quire.ops.backend import Backend, Recording
 
 MAX_RECORDINGS = 128
-"""The shapes used last are kept: of a model with 28 layers, a recording takes about 100 kB."""
+"""The most recordings, of the shapes used last. One takes about 100 kB for a model with 28 layers."""
 
 
 class _Recorded(NamedTuple):
@@ -28,7 +28,7 @@ class RecordedSteps:
     """The decode steps of one model that a backend can record. With `enabled` False, none is recorded.
 
     Args:
-        is_paused: asked at each step; while it is true, no recording is made or used.
+        is_paused: called at each step; while it returns True, no recording is made or used.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class RecordedSteps:
         self._seen: OrderedDict[int, _Recorded | None] = OrderedDict()  # by rows; None: seen once, not recorded
 
     def logits(self, batch: InputBatch) -> torch.Tensor | None:
-        """[num_rows, vocab_size] of a batch of `DecodeInputs`, valid until the next call and free to be changed.
+        """Returns [num_rows, vocab_size] for a batch of `DecodeInputs`, valid until the next call; the caller may
+        change it.
 
-        None if the step has to be computed without a recording.
+        None if the step has to run without a recording.
         """
         num_rows = len(batch.query_lens)
         if not self._enabled or self._is_paused():

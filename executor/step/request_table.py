@@ -1,8 +1,8 @@
 """The worker's state of running requests: one row of arrays per slot, changed by step plans.
 
-Token ids live on the device, so that a sampled id can feed the next step before the host has seen it. Everything else
-is integers that only the host reads while it builds a step, and lives in NumPy arrays. Sampling parameters are columns
-of the sampling features that use them (`executor/sampling/`), not of this table.
+Token ids live on the device, so that a sampled id can feed the next step before the host has seen it. All other values
+are integers in NumPy arrays, which only the host reads while it builds a step. Sampling parameters are columns of the
+sampling features that use them (`executor/sampling/`), not of this table.
 """
 
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ class RequestTable:
     """Slot-indexed rows of every request that the scheduler has running.
 
     Attributes:
-        token_ids: [max_num_seqs, columns] int32 on the device; known tokens at their positions. Grows by doubling, so
-            that a long context limit costs nothing until a request is that long.
+        token_ids: [max_num_seqs, columns] int32 on the device; known tokens at their positions. Grows by doubling: a
+            long context limit costs nothing until a request is that long.
         num_prompt_tokens: [max_num_seqs] int32.
-        num_unnamed: [max_num_seqs] int32; leading tokens that came as embeddings, so that their ids mean nothing.
+        num_unnamed: [max_num_seqs] int32; leading tokens that are given as embeddings and have no valid ids.
         block_tables: per KV group, [max_num_seqs, max_pages] int32; the page that holds positions
             `i * block_size .. (i + 1) * block_size - 1` at column i.
         num_pages: per KV group, [max_num_seqs] int32; pages in use in each row.
@@ -40,7 +40,9 @@ class RequestTable:
         shard: SequenceShard | None = None,
         spare_page: int = 0,
     ) -> None:
-        """With a `shard`, tokens of other ranks are written to `spare_page`, which nobody reads."""
+        """Takes a `shard` if ranks divide positions; other ranks' tokens are written to `spare_page`, which is never
+        read.
+        """
         self.max_num_seqs = max_num_seqs
         self.block_size = block_size
         self._shard = shard
@@ -50,12 +52,12 @@ class RequestTable:
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_unnamed = np.zeros(max_num_seqs, np.int32)
         max_pages = max_model_len // block_size + 1
-        # The system hands out np.zeros of this size untouched: columns that no request reaches cost no memory.
+        # The system allocates np.zeros of this size lazily: columns that no request reaches cost no memory.
         self.block_tables = [np.zeros((max_num_seqs, max_pages), np.int32) for _ in range(num_kv_groups)]
         self.num_pages = [np.zeros(max_num_seqs, np.int32) for _ in range(num_kv_groups)]
 
     def admit(self, request: NewSlot) -> None:
-        """Takes over the tokens and pages of a request that enters a slot."""
+        """Adds the tokens and pages of a request that enters a slot."""
         num_tokens, slot = len(request.token_ids), request.slot
         self._reach(num_tokens + 1)
         self.token_ids[slot, :num_tokens] = to_device(np.array(request.token_ids, np.int32), self.device)
@@ -66,19 +68,19 @@ class RequestTable:
         self.append_pages(slot, request.page_ids)
 
     def release(self, slots: list[int]) -> None:
-        """The requests in these slots are gone."""
+        """Drops the requests in these slots."""
         for num_pages in self.num_pages:
             num_pages[slots] = 0
 
     def append_pages(self, slot: int, page_ids: Iterable[list[int]]) -> None:
-        """Puts new pages, by KV group, after those that the request in `slot` has."""
+        """Appends new pages, by KV group, to those of the request in `slot`."""
         for table, num_pages, pages in zip(self.block_tables, self.num_pages, page_ids, strict=True):
             first = num_pages[slot]
             table[slot, first : first + len(pages)] = pages
             num_pages[slot] = first + len(pages)
 
     def cache_slots(self, group: int, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Where the tokens at (slot, position) pairs are written in a KV group's caches: [n] and [n] to [n] int64."""
+        """Returns the slots in a KV group's caches of the tokens at (slot, position) pairs: [n], [n] to [n] int64."""
         page, offset = np.divmod(positions, self.block_size)
         pages = self.block_tables[group][slots, page].astype(np.int64)
         if self._shard is not None:
@@ -86,22 +88,22 @@ class RequestTable:
         return pages * self.block_size + offset
 
     def gather(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        """Token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""
+        """Reads token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""
         if self._on_host is not None:
             return torch.from_numpy(self.on_host(slots, positions).astype(np.int64))
         index = self._flat(slots, positions)
         return self.token_ids.view(-1)[to_device(index, self.device)].long()
 
     def on_host(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Like `gather` where the device is the host: [n] int32."""
+        """Reads token ids where the device is the host: [n] int32."""
         assert self._on_host is not None
         return self._on_host[self._flat(slots, positions)]
 
     def write(self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Puts `token_ids` [n], on the device, at (slot, position) pairs; the host does not wait for the values."""
+        """Writes `token_ids` [n], on the device, at (slot, position) pairs; the host does not wait for the values."""
         if len(slots) == 0:
             return
-        self._reach(max(positions.tolist()) + 1)  # for a few rows, a fifth of NumPy's time
+        self._reach(max(positions.tolist()) + 1)  # for a few rows, this takes a fifth of NumPy's time
         index = self._flat(slots, positions)
         if self._on_host is not None:
             self._on_host[index] = token_ids.numpy()
@@ -109,7 +111,7 @@ class RequestTable:
             self.token_ids.view(-1)[to_device(index, self.device)] = token_ids.int()
 
     def write_drafts(self, slots: np.ndarray, starts: torch.Tensor, token_ids: torch.Tensor, num_columns: int) -> None:
-        """Puts `token_ids` [n, most drafts] behind the known tokens of `slots` [n].
+        """Writes `token_ids` [n, most drafts] after the known tokens of `slots` [n].
 
         Args:
             starts: [n] int64, on the device as the ids are; the position of each row's first.

@@ -1,7 +1,7 @@
-"""What the ranks that divide a step's tokens see of one another's tokens and keys, while either travels round a ring.
+"""The pairs of ranks' tokens and keys in a step whose tokens are divided, while either travels around a ring.
 
-Most steps need none of it, and each layer of the others needs one of two kinds. So rows and batches are made when they
-are asked for, and kept for the step's other layers.
+Most steps need none of them, and each layer of the others needs one of two kinds. So rows and batches are computed on
+demand, and cached for the step's other layers.
 """
 
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class SharedTokens(NamedTuple):
 
 
 class RingRounds:
-    """See `Rounds`.
+    """The `Rounds` of one step.
 
     Args:
-        batch: the step's; of its tokens, it stores those of this rank.
+        batch: the step's; it stores this rank's tokens.
         tokens: those that attend.
         shard: this rank's part of the positions.
         num_same: ranks that compute the same tokens.
-        windows: by KV group, the most tokens that a token sees, itself included; None: all before it.
+        windows: by KV group, the most tokens that a token sees, including itself; None: all before it.
         block_size: slots of a page on a rank.
     """
 
@@ -83,7 +83,7 @@ class RingRounds:
         return self._seen_pages(group)[1]
 
     def _seen_pages(self, group: int) -> tuple[np.ndarray, torch.Tensor]:
-        """The pages that tokens of the step see, on the host and on the device. All ranks have the same pages."""
+        """Returns the pages that tokens of the step see, on host and device. All ranks have the same pages."""
         if group not in self._page_ids:
             batch, window = self._batch, self._windows[group]
             size = self._block_size * self._shard.size  # tokens of a page
@@ -98,10 +98,10 @@ class RingRounds:
         return self._page_ids[group]
 
     def _in_block(self, group: int) -> GroupPages:
-        """The step's pages, by their places in a block of those that its tokens see."""
+        """Returns the step's pages as indices into a block of the pages that its tokens see."""
         page_ids, _ = self._seen_pages(group)
         pages = self._batch.pages[group]
-        places = np.searchsorted(page_ids, pages.block_tables).clip(max=len(page_ids) - 1)  # of others, any
+        places = np.searchsorted(page_ids, pages.block_tables).clip(max=len(page_ids) - 1)  # arbitrary for others
         return pages._replace(block_tables=places.astype(np.int32))
 
     def _rows_of(self, part: int, rank: int) -> PartialRows:

@@ -1,4 +1,4 @@
-"""Samples the tokens that each row of a step brings, and proposes drafts for the tokens after them."""
+"""Samples the new tokens of each row of a step, and proposes drafts for the tokens after them."""
 
 from dataclasses import dataclass
 
@@ -22,8 +22,8 @@ class SampledRows:
     Attributes:
         num_wanted: [num_rows] int64, on the host; positions of each row that wants any.
         sampled: the tokens at these positions, row after row.
-        counts: a transfer of two tensors like `num_wanted`: the tokens that each row brings, and the drafts that it has
-            now. None if all rows bring one token and there is no drafter.
+        counts: a transfer of two tensors like `num_wanted`: the new tokens of each row, and its current drafts. None if
+            all rows have one new token and there is no drafter.
     """
 
     num_wanted: np.ndarray
@@ -32,7 +32,7 @@ class SampledRows:
 
     @property
     def firsts(self) -> np.ndarray:
-        """[num_rows] int64; each row's first position among all that are sampled."""
+        """The index of each row's first position among all that are sampled, [num_rows] int64."""
         return np.cumsum(self.num_wanted) - self.num_wanted
 
 
@@ -51,10 +51,10 @@ class RowSampler:
 
     def launch(self, batch: InputBatch, logits: torch.Tensor) -> SampledRows:
         """Samples from `logits` [num_wanted, vocab_size], and writes tokens and drafts into the table."""
-        # Copies: a logits processor may keep the arrays, and the next step may overwrite them.
+        # Copies: a logits processor may hold the arrays, and the next step may overwrite them.
         samples = SampleBatch(batch.wanted_slots.copy(), batch.wanted_positions.copy(), self._table)
         sampled = self._sampler.sample(logits, samples)
-        # On the device, so that the next step can read the tokens whether or not the host has seen them.
+        # On the device, so that the next step can read the tokens before the host does.
         self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids)
         num_wanted = batch.num_wanted[batch.num_wanted > 0]
         if self._drafter is None and len(num_wanted) == len(batch.wanted_slots):
@@ -66,7 +66,7 @@ class RowSampler:
         return SampledRows(num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
 
     def _propose(self, drafter: Drafter, batch: InputBatch, num_tokens: torch.Tensor, num_drafts: torch.Tensor) -> None:
-        """Puts drafts behind the tokens that each row brings, `num_tokens` [num_rows], and counts them."""
+        """Writes drafts after the new tokens of each row, `num_tokens` [num_rows], and counts them."""
         num_wanted = batch.num_wanted[batch.num_wanted > 0]
         firsts = np.cumsum(num_wanted) - num_wanted
         slots = batch.wanted_slots[firsts]
@@ -81,7 +81,7 @@ class RowSampler:
         num_drafts[index] = proposal.num_drafts
 
     def collect(self, rows: SampledRows, result: StepResult) -> None:
-        """Reads the rows' tokens into `result`; waits for the step if need be."""
+        """Reads the rows' tokens into `result`, waiting for the step if necessary."""
         sampled, firsts = rows.sampled, rows.firsts.tolist()
         self._sampler.collect(sampled)
         token_ids, usable = sampled.on_host
@@ -97,13 +97,13 @@ class RowSampler:
             result.logprobs = self._logprobs(rows, result.token_ids)
         if not all(usable):
             self._blame(sampled, [(row, first) for row, first in enumerate(firsts) if not usable[first]], result)
-        for place in sampled.forbidden:  # of requests that get no drafts: the place is its row's first
+        for place in sampled.forbidden:  # such requests get no drafts: the place is its row's first
             message = "A logits processor brought back a token that the grammar forbids."
             result.dead_ends.append((firsts.index(place), message))
 
     @staticmethod
     def _logprobs(rows: SampledRows, tokens: list[list[int]]) -> list[tuple[int, list[TokenLogprobs]]]:
-        """Log-probabilities of each row that asked, for the tokens that it brings and that could be chosen."""
+        """Returns log-probabilities of each row that asked, for its new tokens that could be chosen."""
         sampled, firsts = rows.sampled, rows.firsts
         assert sampled.logprobs is not None
         _, usable = sampled.on_host
@@ -115,7 +115,7 @@ class RowSampler:
         return list(found.items())
 
     def _blame(self, sampled: Sampled, unusable: list[tuple[int, int]], result: StepResult) -> None:
-        """Notes in `result` why rows have no token; `unusable` are (row, its first place) pairs."""
+        """Records in `result` why rows have no token; `unusable` are (row, its first place) pairs."""
         for row, first in unusable:
             match self._sampler.why_unusable(sampled, first):
                 case None:

@@ -1,4 +1,4 @@
-"""Puts together what runs the steps of a rank, as its place in the layout asks."""
+"""Builds the runner of a rank's steps for its place in the layout."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from quire.ops.backend import Backend
 
 
 class RequestMemory(NamedTuple):
-    """Where a rank keeps what it knows of requests from step to step.
+    """The memory of a rank's requests from step to step.
 
     Attributes:
         pages: the tensors of the KV cache, each [num_pages, bytes] of uint8.
@@ -60,13 +60,13 @@ def build_runner(
     drafter: Drafter | None,
     is_profiled: Callable[[], bool],
 ) -> ModelRunner | StageRunner:
-    """What runs the steps of one rank: the last pipeline stage samples, and others hand over to the next.
+    """Builds the runner of one rank: the last pipeline stage samples, others send to the next.
 
     Args:
-        sequences: the division of sequences' positions over ranks, as `memory` has it.
-        has_peers: other engines take every step together with this one.
+        sequences: the division of sequences' positions over ranks, as in `memory`.
+        has_peers: other engines run every step together with this one.
         custom: features of logits processors, in the stage that samples.
-        is_profiled: asked at each step, see `RecordedSteps`.
+        is_profiled: called at each step, see `RecordedSteps`.
     """
     spec, table, max_num_seqs = config.spec, memory.table, config.limits.max_num_seqs
     forward = _choose_forward(config, model, memory, ops, stage, sequences, has_peers=has_peers)
@@ -94,7 +94,7 @@ def build_runner(
         transfers=transfers,
     )
     scorer = PromptScorer(spec.vocab_size, mode, transfers)
-    # What ranks say to each other cannot be recorded.
+    # Communication between ranks cannot be recorded.
     can_record = config.layout.num_workers == 1 and not has_peers
     return ModelRunner(
         forward,

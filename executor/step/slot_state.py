@@ -1,4 +1,4 @@
-"""State that a worker keeps of the requests in its slots, one object for each purpose."""
+"""State of the requests in a worker's slots, one object for each purpose."""
 
 from typing import Protocol
 
@@ -6,12 +6,12 @@ from quire.core.wire.protocol import NewSlot
 
 
 class SlotState(Protocol):
-    """Keeps some state of every request in a slot. The model runner tells it which requests enter and leave."""
+    """Holds some state of every request in a slot. The model runner announces requests that enter and leave."""
 
     def admit(self, request: NewSlot) -> None:
-        """A request enters a slot. Overwrites what the last request left there."""
+        """Adds a request that enters a slot, and overwrites the previous request's state."""
         ...
 
     def release(self, slots: list[int]) -> None:
-        """The requests in these slots are gone, perhaps before they were done."""
+        """Drops the requests in these slots, which may be unfinished."""
         ...

@@ -1,4 +1,4 @@
-"""One pipeline stage among others: what its steps receive, and what they hand over."""
+"""A rank's pipeline stage: the messages that its steps receive and send."""
 
 import torch
 from torch import Tensor
@@ -10,15 +10,16 @@ from quire.executor.parallel.stage_neighbours import StageNeighbours
 
 
 class Stage:
-    """A rank's place in the pipeline. Sizes of messages follow from a step's tokens, so no rank has to ask for them.
+    """A rank's place in the pipeline. A step's tokens determine the sizes of messages, so ranks need not negotiate
+    them.
 
     Args:
         neighbours: the ranks before and after; None: this rank has all layers.
-        token_size: numbers of each token in a message, see `StagedModel.handover_size`.
-        dtype: of these numbers.
+        token_size: values of each token in a message, see `StagedModel.handover_size`.
+        dtype: of these values.
 
     Attributes:
-        is_last: whether its hidden states make logits.
+        is_last: its hidden states become logits.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Stage:
     def of(
         cls, config: EngineConfig, rank: Rank, model: Model, neighbours: StageNeighbours | None, device: torch.device
     ) -> "Stage":
-        """The place of `rank`, which runs `model`."""
+        """Builds the place of `rank`, which runs `model`."""
         if neighbours is None:
             return cls()
         assert isinstance(model, StagedModel)
@@ -56,9 +57,10 @@ class Stage:
         )
 
     def receive(self, num_tokens: int) -> Tensor | None:
-        """What the stage before hands over of a step's tokens, [num_tokens * token_size]; None in the first stage.
+        """Receives the previous stage's message for a step's tokens, [num_tokens * token_size]; None in the first
+        stage.
 
-        Waits for that stage to be done with the step.
+        Waits until that stage has finished the step.
         """
         if self._neighbours is None or self._is_first:
             return None
@@ -67,6 +69,6 @@ class Stage:
         )
 
     def send(self, message: Tensor) -> None:
-        """Hands a step's tokens over to the stage after."""
+        """Sends the message for a step's tokens to the next stage."""
         assert self._neighbours is not None
         self._neighbours.send(message)

@@ -1,4 +1,4 @@
-"""Runs the steps of a pipeline stage before the last: a plan in, and hidden states out, to the stage after it."""
+"""Runs the steps of a pipeline stage before the last: a plan in, and hidden states out, to the next stage."""
 
 import time
 
@@ -13,8 +13,9 @@ from quire.executor.transfers import Transfers
 
 
 class StageRunner:
-    """See `ModelRunner`, whose place it takes. It samples nothing: the last stage does, and the engine tells the tokens
-    in later plans."""
+    """Replaces `ModelRunner` in earlier stages. It samples nothing: the last stage does, and the engine sends the
+    tokens in later plans.
+    """
 
     def __init__(self, forward: Forward, inputs: StepInputs, transfers: Transfers, spans: Spans = NO_SPANS) -> None:
         self._forward = forward
@@ -24,7 +25,7 @@ class StageRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Applies the plan to the slots, and queues the work for its rows; what comes of it goes to the next stage."""
+        """Applies the plan to the slots, and queues the work for its rows; the result goes to the next stage."""
         began = time.monotonic()
         with self._spans.span("inputs"):
             inputs = self._inputs.build(plan)
@@ -35,6 +36,6 @@ class StageRunner:
         return LaunchedStep(plan.step_id, began, None, [], self._transfers.to_host(()))
 
     def collect(self, step: LaunchedStep) -> StepResult:
-        """A result without tokens."""
+        """Returns a result without tokens."""
         self._spans.add("step", step.launched_at, time.monotonic())
         return StepResult(step.step_id, [], spans=self._spans.drain())

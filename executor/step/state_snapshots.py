@@ -1,4 +1,4 @@
-"""Copies of sequences' recurrent states in pages of the KV cache."""
+"""Copies sequences' recurrent states to and from pages of the KV cache."""
 
 from collections.abc import Sequence
 
@@ -23,13 +23,13 @@ class StateSnapshots:
         self._pages = pages
         self._device = pages[0].device
         self._row_bytes = [tensor.shape[1] for tensor in pages]
-        self._is_snapshot = np.zeros(len(pages[0]), bool)  # by page, whether a snapshot was the last to be written
+        self._is_snapshot = np.zeros(len(pages[0]), bool)  # by page; True if a snapshot was written last
 
     def apply(self, plan: StepPlan) -> None:
         """Restores the states of requests that continue from a snapshot, then clears pages that will hold tokens.
 
-        Attention may read a page's places before they are written, and multiply what it finds by 0. So they must not
-        hold what looks like infinities or NaN.
+        Attention may read places of a page before they are written, and multiply the values by 0. So these must not be
+        infinities or NaN.
         """
         for request in plan.admitted:
             if request.snapshot:
@@ -74,5 +74,5 @@ class StateSnapshots:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a dense tensor as [num_bytes] uint8."""
+    """Views the memory of a dense tensor as [num_bytes] uint8."""
     return tensor.view(-1).view(torch.uint8)

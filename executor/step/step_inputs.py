@@ -33,7 +33,7 @@ class StepInputs:
     """Owns the request table of one rank.
 
     Args:
-        slot_states: all objects that keep state of the requests in the slots, `table` and `embedded` included.
+        slot_states: all objects that hold state of the requests in the slots, including `table` and `embedded`.
         decode_inputs: None on an accelerator, where inputs are copied to the device and have no fixed place.
         snapshots: of the states of recurrent layers; None for a rank without.
     """
@@ -63,7 +63,7 @@ class StepInputs:
         return Inputs(batch, input_embeds, can_be_recorded=decode is not None and input_embeds is None)
 
     def take_snapshots(self, plan: StepPlan) -> None:
-        """Does what `plan.snapshots` says, once the step is launched."""
+        """Takes the snapshots of `plan.snapshots`, after the step's launch."""
         if self._snapshots is not None:
             self._snapshots.take(plan)
 
