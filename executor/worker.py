@@ -41,7 +41,7 @@ from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.runners import RequestMemory, build_runner
-from quire.executor.step.stage import Stage
+from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
 from quire.executor.timed_ops import timed
 from quire.executor.torch_profile import TorchProfile
@@ -200,7 +200,7 @@ class Worker:
             self._ops,
             self._transfers,
             self._spans,
-            stage=Stage.of(config, self._rank, self._model, self._stages, self._device),
+            stage=PipelineStage.of(config, self._rank, self._model, self._stages, self._device),
             sequences=self._sequences,
             has_peers=self.peers is not None,
             custom=self._processors,

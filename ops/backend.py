@@ -353,10 +353,10 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """
 
     @abstractmethod
-    def scratch_bytes(self, device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
+    def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
         """Bytes that attention has in memory at most, beside queries, pages and results.
 
-        `row_bytes` are the keys and values of the longest row in one layer, as attention reads them; `has_codes` says
+        `row_bytes` are the keys and values of the longest row in one layer, as attention reads them; `is_quantized` says
         whether pages hold codes of fewer bits.
         """
 

@@ -92,7 +92,7 @@ class CompressedAttention:
         self.kv = [LatentKV((shape.head_dim,), window=shape.window)]
         if shape.rate is not None:
             self.kv += [
-                LatentKV((sum(self._source_sizes),), window=self._compressors[0].num_tokens, takes_codes=False),
+                LatentKV((sum(self._source_sizes),), window=self._compressors[0].num_tokens, can_be_quantized=False),
                 LatentKV(tuple(compressor.size for compressor in self._compressors), rate=shape.rate),
             ]
 

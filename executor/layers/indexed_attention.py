@@ -67,7 +67,7 @@ class BlockIndexer:
         self._qk = ColumnLinear(context, [whole(f"{name}.index_qk_proj", (heads + 1) * size)], shape.hidden_size)
         self._q_norm = RMSNorm(context, f"{name}.q_layernorm", size, style)
         self._k_norm = RMSNorm(context, f"{name}.k_layernorm", size, style)
-        self.kv = [LatentKV((size,), window=shape.rate, takes_codes=False), LatentKV((size,), rate=shape.rate)]
+        self.kv = [LatentKV((size,), window=shape.rate, can_be_quantized=False), LatentKV((size,), rate=shape.rate)]
         self._num_slots = (shape.top_k + 1) * shape.rate - 1
         self.activation_size = 3 * (heads + 1) * size + 3 * self._num_slots  # 4 bytes each, and a mask of 1 byte
 

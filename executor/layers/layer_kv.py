@@ -24,7 +24,7 @@ class LayerKV(NamedTuple):
         return 2 * self.num_kv_heads * self.head_dim
 
     @property
-    def takes_codes(self) -> bool:
+    def can_be_quantized(self) -> bool:
         return True
 
     @property
@@ -57,7 +57,7 @@ class LatentKV(NamedTuple):
     window: int | None = None
     rate: int = 1
     sees_prompt: bool = False
-    takes_codes: bool = True  # False: attention does not read them; other rows are computed from the latest few
+    can_be_quantized: bool = True  # False: attention does not read them; other rows are computed from the latest few
 
     @property
     def size(self) -> int:

@@ -43,10 +43,10 @@ def layer_dtypes(engine: EngineConfig, layers: Sequence[AttentionKV]) -> list[to
     name, skipped = config.kv_cache_dtype, set[int]()
     if name == "auto" and (own := checkpoint_cache_dtype(engine.spec)) is not None:
         name = own
-        _say(own)
+        _log_once(own)
     chosen = model_dtype if name == "auto" else _CODES.get(name) or getattr(torch, name)
     if chosen in LARGEST_CODE:
-        skipped |= {number for number, layer in enumerate(layers) if not layer.takes_codes}
+        skipped |= {number for number, layer in enumerate(layers) if not layer.can_be_quantized}
     skipped |= {_layer_number(each, len(layers)) for each in config.kv_cache_dtype_skip_layers if each != _WINDOWS}
     if _WINDOWS in config.kv_cache_dtype_skip_layers:
         skipped |= {number for number, layer in enumerate(layers) if layer.window is not None}
@@ -54,7 +54,7 @@ def layer_dtypes(engine: EngineConfig, layers: Sequence[AttentionKV]) -> list[to
 
 
 @functools.cache
-def _say(name: KVCacheDtype) -> None:
+def _log_once(name: KVCacheDtype) -> None:
     """Logs the checkpoint's choice, once in a process, which plans its cache more than once."""
     logger.info("the KV cache has the type of the checkpoint's config, %s; --kv-cache-dtype chooses another type", name)
 

@@ -50,7 +50,7 @@ class KVLayout:
         self.page_bytes = self.groups[0].page_bytes
 
     @property
-    def has_codes(self) -> bool:
+    def is_quantized(self) -> bool:
         """True if a layer's keys and values are quantized. They are dequantized where kernels do not read them in
         place.
         """

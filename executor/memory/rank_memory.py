@@ -58,7 +58,7 @@ class RankMemory:
         groups = join_stages([_groups(config, layouts, states, pages) for states, pages in layouts])
         states, pages = layouts[stage]
         row = longest_row_bytes(spec, model, config.max_model_len)
-        scratch = ops.scratch_bytes(device, row, has_codes=isinstance(pages, KVLayout) and pages.has_codes)
+        scratch = ops.scratch_bytes(device, row, is_quantized=isinstance(pages, KVLayout) and pages.is_quantized)
         workspace = workspace_bytes(spec, model, limits, scratch)
         return cls(states, pages, groups, MemoryNeeds(weights_bytes, workspace, pages.page_bytes, states.state_bytes))
 

@@ -17,7 +17,7 @@ from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.partial_rows import PartialRows, last_tokens
 from quire.executor.step.ring_rounds import RingRounds, SharedTokens
-from quire.executor.step.stage import Stage
+from quire.executor.step.stage import PipelineStage
 from quire.executor.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
 
@@ -54,7 +54,7 @@ class DividedForward(Forward):
         ops: Backend,
         caches: Sequence[LayerCache],
         block_size: int,
-        stage: Stage,
+        stage: PipelineStage,
         sequences: ContextParallel,
     ) -> None:
         super().__init__(model, ops, caches, block_size, stage=stage)

@@ -9,7 +9,7 @@ from quire.executor.models.base import InputEmbeds, LayerCache, Model, ShardView
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.partial_rows import PartialRows
-from quire.executor.step.stage import Stage
+from quire.executor.step.stage import PipelineStage
 from quire.executor.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
 
@@ -30,7 +30,7 @@ class Forward:
         caches: Sequence[LayerCache],
         block_size: int,
         states: Sequence[Sequence[torch.Tensor]] = (),
-        stage: Stage | None = None,
+        stage: PipelineStage | None = None,
         shard: SequenceShard | None = None,
         *,
         has_peers: bool = False,
@@ -40,7 +40,7 @@ class Forward:
         self._caches = caches
         self._block_size = block_size
         self._states = states
-        self._stage = stage or Stage()
+        self._stage = stage or PipelineStage()
         self._shard = shard
         self._has_peers = has_peers
         layers = zip(model.kv_layers, caches, strict=True)

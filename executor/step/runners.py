@@ -22,7 +22,7 @@ from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
 from quire.executor.step.slot_state import SlotState
-from quire.executor.step.stage import Stage
+from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
 from quire.executor.step.state_snapshots import StateSnapshots
 from quire.executor.step.step_inputs import StepInputs
@@ -53,7 +53,7 @@ def build_runner(
     transfers: Transfers,
     spans: Spans,
     *,
-    stage: Stage,
+    stage: PipelineStage,
     sequences: ContextParallel | None,
     has_peers: bool,
     custom: Sequence[CustomFeature],
@@ -112,7 +112,7 @@ def _choose_forward(
     model: Model,
     memory: RequestMemory,
     ops: Backend,
-    stage: Stage,
+    stage: PipelineStage,
     sequences: ContextParallel | None,
     *,
     has_peers: bool,

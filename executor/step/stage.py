@@ -9,7 +9,7 @@ from quire.executor.models.base import Model, StagedModel
 from quire.executor.parallel.stage_neighbours import StageNeighbours
 
 
-class Stage:
+class PipelineStage:
     """A rank's place in the pipeline. A step's tokens determine the sizes of messages, so ranks need not negotiate
     them.
 
@@ -42,7 +42,7 @@ class Stage:
     @classmethod
     def of(
         cls, config: EngineConfig, rank: Rank, model: Model, neighbours: StageNeighbours | None, device: torch.device
-    ) -> "Stage":
+    ) -> "PipelineStage":
         """Builds the place of `rank`, which runs `model`."""
         if neighbours is None:
             return cls()

@@ -321,7 +321,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             norm=norm, is_interleaved=is_interleaved, scales=scales,
         )  # fmt: skip
 
-    def scratch_bytes(self, device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
+    def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
         """Kernels read pages in place. A form that none covers gathers a row's at a time."""
         return row_bytes
 

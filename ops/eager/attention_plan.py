@@ -48,12 +48,12 @@ def max_scores(device: torch.device, num_heads: int) -> int:
     return most // max(num_heads, LEAST_HEADS)
 
 
-def scratch_bytes(device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
+def scratch_bytes(device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
     gathered = max(2 * workspace_bytes(device), row_bytes)
     scores = 4 * max_scores(device, LEAST_HEADS) * LEAST_HEADS
     # Codes are widened by way of float32. Scores are there twice, and a head's share of them, which is a fourth at
     # most, is there as positions and biases.
-    return (3 if has_codes else 1) * gathered + 3 * scores + 4 * MAX_KEPT_BIASES
+    return (3 if is_quantized else 1) * gathered + 3 * scores + 4 * MAX_KEPT_BIASES
 
 
 class VisibleRange(NamedTuple):

@@ -237,8 +237,8 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         self.write_kv(k, v, kv_cache, slot_mapping, scales)
         return q
 
-    def scratch_bytes(self, device: torch.device, row_bytes: int, *, has_codes: bool) -> int:
-        return attention_plan.scratch_bytes(device, row_bytes, has_codes=has_codes)
+    def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
+        return attention_plan.scratch_bytes(device, row_bytes, is_quantized=is_quantized)
 
     def attention_batch(
         self,

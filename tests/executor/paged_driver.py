@@ -121,7 +121,7 @@ class PagedDriver:
                 self.ops,
                 block_size=block_size,
                 dtypes=[
-                    dtype if layer.takes_codes or dtype not in LARGEST_CODE else torch.float32
+                    dtype if layer.can_be_quantized or dtype not in LARGEST_CODE else torch.float32
                     for layer in model.kv_layers
                 ],
                 device=torch.device(device),

@@ -70,7 +70,7 @@ def test_attention_takes_no_more_than_the_plan_counts(
             return [ops.attention(q, cache, batch, attention) for _ in range(2)][-1]
 
         row_bytes = 2 * kv_heads * head_dim * kept.itemsize * num_pages * block_size
-        counted = ops.scratch_bytes(q.device, row_bytes, has_codes=dtype == torch.int8)
+        counted = ops.scratch_bytes(q.device, row_bytes, is_quantized=dtype == torch.int8)
         peak = peak_bytes(layers)
     assert peak - 5 * q.nbytes < counted, "beside queries and results, some of them in the order of the groups"
     if step == "prompts" and form != "window":

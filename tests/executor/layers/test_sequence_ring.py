@@ -20,7 +20,7 @@ from quire.executor.parallel.groups import Messages
 from quire.executor.parallel.token_shares import TokenShares
 from quire.executor.step.divided_forward import DividedForward
 from quire.executor.step.input_batch import GroupPages, InputBatch
-from quire.executor.step.stage import Stage
+from quire.executor.step.stage import PipelineStage
 from quire.ops import bind
 from quire.ops.backend import AttentionForm
 from tests.executor.parallel.test_groups import reports_of
@@ -129,7 +129,7 @@ def attend(case: Case, load: Load) -> Outcome:
         slots = sequences.shard.slots(pages_of_tokens, at % page_size, page_size, spare_page)
         ops.write_kv(k, v, pages, torch.from_numpy(slots))
         model: Any = SimpleNamespace(kv_layers=[LayerKV(case.num_kv_heads, HEAD_DIM, kept_tokens(case.form))])
-        forward = DividedForward(model, ops, [LayerCache(pages, 0)], BLOCK_SIZE, Stage(), sequences)
+        forward = DividedForward(model, ops, [LayerCache(pages, 0)], BLOCK_SIZE, PipelineStage(), sequences)
         division = forward._divide(batch)
         [attention], shard_view = forward._attend(batch, division, division.shares)
         assert shard_view.rounds is not None

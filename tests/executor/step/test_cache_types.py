@@ -124,5 +124,5 @@ def test_a_checkpoint_names_the_type(config: dict[str, Any], name: KVCacheDtype,
         cache=CacheConfig(kv_cache_dtype=name),
     )
     exact = torch.float32 if name == "auto" else expected  # which takes no codes
-    layers = [LayerKV(2, 16), LatentKV((64, 16)), LatentKV((64,), takes_codes=False)]
+    layers = [LayerKV(2, 16), LatentKV((64, 16)), LatentKV((64,), can_be_quantized=False)]
     assert layer_dtypes(engine, layers) == [expected, expected, exact]
