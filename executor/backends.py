@@ -6,7 +6,7 @@ from quire.ops.backend import Backend
 
 
 def bind(device: str) -> Backend:
-    """The backend for `device`, bound to this process.
+    """Binds the backend for `device` to this process.
 
     Raises:
         ConfigError: there is none, or `QUIRE_CPU_ISA` asks for instructions that this processor does not have.

@@ -1,4 +1,4 @@
-"""The device of a rank: which one it is, and its name for people."""
+"""The device of a rank, and its name in logs."""
 
 import platform
 from pathlib import Path
@@ -11,7 +11,7 @@ from quire.core.wire.rank import Rank
 
 
 def device_of(config: EngineConfig, rank: Rank) -> torch.device:
-    """The device that `rank` computes on.
+    """Returns the device of `rank`.
 
     Raises:
         ModelLoadError: torch finds no such device.
@@ -24,7 +24,7 @@ def device_of(config: EngineConfig, rank: Rank) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The accelerator's name; or the processor's, with the number of threads."""
+    """Returns the accelerator's name; or the processor's, with the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()

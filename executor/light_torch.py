@@ -1,9 +1,8 @@
-"""Imports torch without its Python code for the meta device: a quarter of the import, for which each start would wait.
+"""Imports torch without its Python code for the meta device, which takes a quarter of the import.
 
-To be imported before torch; where torch is loaded already, nothing changes. Dry builds have torch's C++ code for
-tensors without memory, and call `complete` when that is not enough. So does the first look at an attribute of torch's
-that is not there yet, and the first import of any further module of it: many need what was left out, and have to be
-imported after it.
+Import it before torch; if torch is loaded already, nothing changes. Dry builds use torch's C++ code for tensors without
+memory, and call `complete` if that is not enough. So does the first access to a missing attribute of torch, and the
+first import of any further module of torch: many need the missing code, and have to be imported after it.
 """
 
 import contextlib
@@ -20,11 +19,11 @@ from quire.core.light_import import without
 _META = "torch._meta_registrations"
 
 _UNUSABLE = ("Generator",)
-"""What torch has already, and what works only when torch is complete: until then these are no attributes of torch."""
+"""Attributes that torch lacks until it is complete, because they exist or work only then."""
 
 
 def complete() -> bool:
-    """Adds what was left out. False: it is there, or being imported."""
+    """Imports the missing code. False: it exists, or is being imported."""
     if _META in sys.modules:
         return False
     vars(torch).update(_set_aside)
@@ -38,7 +37,7 @@ class _Completion(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith("torch.") or name == _META or not complete() or name not in sys.modules:
             return None
-        # What was left out has imported the module, too. Python would load it again by the module's own spec.
+        # Completion has imported the module, too. Python would load it again by the module's own spec.
         module = sys.modules[name]
         self._own = module.__spec__
         module.__spec__ = ModuleSpec(name, self)

@@ -1,4 +1,4 @@
-"""The model of one rank, built with its weights from whatever form the checkpoint has."""
+"""Builds the model of one rank with its weights, from any form of checkpoint."""
 
 import contextlib
 import dataclasses
@@ -28,13 +28,13 @@ logger = get_logger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A rank's model, and what steps need of the context in which it was built.
+    """A rank's model, and the parts of its context that steps need.
 
     Attributes:
         weights_bytes: counted before any weight was read.
-        stages: the models of all pipeline stages; `model` is one of them, and others are dry.
+        stages: the models of all pipeline stages; `model` is one of them, and others are dry builds.
         experts: the division of whole experts over ranks; None: each rank has a part of each.
-        sequences: the division of sequences' positions over ranks; None: each keeps all.
+        sequences: the division of sequences' positions over ranks; None: each has all.
     """
 
     model: Model
@@ -55,12 +55,12 @@ def load_model(
     context_group: ParallelGroup | None = None,
     lockstep: Lockstep | None = None,
 ) -> LoadedModel:
-    """Builds the layers of `rank` with their weights, once these are known to fit into `free`.
+    """Builds the layers of `rank` with their weights, after a check that they fit into `free`.
 
     Args:
         group: the ranks that share each layer's weights.
-        context_group: those that divide the positions of sequences, if any.
-        lockstep: the ranks of all engines, where these share experts.
+        context_group: the ranks that divide the positions of sequences, if any.
+        lockstep: the ranks of all engines, if these share experts.
 
     Raises:
         ModelLoadError: the checkpoint is unusable, or does not fit in memory.

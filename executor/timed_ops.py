@@ -1,4 +1,4 @@
-"""The backend's operations with a span around each, for timelines. Used only where a profiler is asked for."""
+"""The backend's operations with a span around each, for timelines. Used only with a profiler."""
 
 import time
 from abc import ABCMeta
@@ -18,7 +18,7 @@ from quire.ops.streams import StreamOperations
 
 
 def timed(ops: Backend, spans: Spans) -> Backend:
-    """`ops`, each operation in a span of its name; a linear layer's is named after its sizes: `linear 1024x3072`.
+    """Wraps `ops`, each operation in a span of its name; a linear layer's name has its sizes: `linear 1024x3072`.
 
     On an accelerator a span is the time of the launch, not of the kernel.
     """
@@ -42,7 +42,7 @@ class _TimedBackend(Backend[Any, Any, Any]):
         self.streams = _timed_part(StreamOperations, ops.streams, self.run)
 
     def run(self, span: str, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls `operation` in a span of this name, which a recording in progress notes. Returns its result."""
+        """Calls `operation` in a span, adds the name to a recording in progress, and returns the result."""
         if self._recorded is not None:
             self._recorded.append(span)
         with self._spans.span(span):

@@ -1,6 +1,6 @@
-"""Loads torch's library beside other work: its C++ constructors take half of what importing torch's own code takes.
+"""Loads torch's library in a thread: its C++ constructors take half of the import of torch.
 
-This file must not import torch: Python does, later, and finds the library in memory.
+This file must not import torch. Python does later, and finds the library in memory.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def load_ahead() -> threading.Thread:
-    """Starts a thread that loads the library, without the interpreter's lock. Where none is found, it does nothing."""
+    """Starts a thread that loads the library, without the interpreter's lock. Does nothing if there is no library."""
     # The interpreter waits for the thread at its end, as the library may not be loaded while the process is torn down.
     thread = threading.Thread(target=_load, name="torch library")
     thread.start()

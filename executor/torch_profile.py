@@ -1,7 +1,7 @@
-"""Profiles of torch's own profiler, one file for each rank: `--profiler-config` with the profiler `torch`.
+"""Profiles by torch's own profiler, one file for each rank: `--profiler-config` with the profiler `torch`.
 
-The spans of the worker and of its backend's operations show in the profile as well, because a C++ kernel of ours is no
-operation of torch.
+The spans of the worker and of its backend's operations are in the profile as well, because our C++ kernels are no torch
+operations.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class TorchProfile:
     # -------------------------------------------------------------------------------------------------------- calls
 
     def start(self, payload: bytes) -> bytes:
-        """Begins a recording, now or after `delay_iterations` steps. Discards nothing: one that runs goes on."""
+        """Starts a recording, now or after `delay_iterations` steps. A recording in progress continues."""
         if self._session is None:
             self._session = msgspec.msgpack.decode(payload, type=StartProfile)
             self._num_steps = 0
@@ -65,7 +65,7 @@ class TorchProfile:
         return path.encode()
 
     def step(self) -> None:
-        """A step has been done."""
+        """Counts a finished step."""
         if self._session is None:
             return
         self._num_steps += 1
@@ -137,5 +137,5 @@ class TorchProfile:
         """Does nothing: work that is over cannot be added to a profile."""
 
     def drain(self) -> list[Span]:
-        """None: they are in the profile."""
+        """Returns nothing: the spans are in the profile."""
         return []

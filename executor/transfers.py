@@ -1,4 +1,4 @@
-"""Transfers between host and device, for which the host never waits longer than for the values that it needs."""
+"""Transfers between host and device. The host waits only for the values that it needs."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 class Transfer(Protocol):
-    """Some values on their way to the host."""
+    """Values on their way to the host."""
 
     @property
     def is_done(self) -> bool:
-        """Whether the values have arrived; the device has then done all work queued before, too."""
+        """True if the values have arrived. The device has then finished all earlier work, too."""
         ...
 
     def values(self) -> list[Tensor]:
-        """The values, on the host. Waits until the device has made them, but not for work queued later."""
+        """Returns the values on the host. Waits until the device has computed them, but not for later work."""
         ...
 
 
@@ -31,12 +31,12 @@ class Transfers(Protocol):
     are_free: bool
 
     def to_host(self, tensors: Sequence[Tensor]) -> Transfer:
-        """Starts to copy `tensors`, once the device has made them; returns at once."""
+        """Starts to copy `tensors`, once the device has computed them; returns at once."""
         ...
 
 
-class Arrived:
-    """Values that were on the host from the beginning."""
+class HostValues:
+    """Values that are on the host already."""
 
     is_done = True
 
@@ -53,7 +53,7 @@ class HostTransfers:
     are_free = True
 
     def to_host(self, tensors: Sequence[Tensor]) -> Transfer:
-        return Arrived(tensors)
+        return HostValues(tensors)
 
 
 class CudaTransfer:
@@ -86,11 +86,11 @@ class CudaTransfers:
 
 
 def transfers_from(device: torch.device) -> Transfers:
-    """The transfers for values on `device`."""
+    """Returns the transfers for values on `device`."""
     return HostTransfers() if device.type == "cpu" else CudaTransfers()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """`array` on `device`. The host does not wait: the device copies from pinned memory in stream order."""
+    """Copies `array` to `device`. The host does not wait: the device copies from pinned memory in stream order."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

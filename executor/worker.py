@@ -145,8 +145,8 @@ class Worker:
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(loaded.weights_bytes), seconds)
         if config.device != "cpu":
             logger.info(
-                "%s computes with torch's own operations, because Quire has no kernels for accelerators yet; weights "
-                "of few bits are widened at each product, which saves memory and costs time",
+                "%s runs torch's own operations, because Quire has no kernels for accelerators yet; quantized weights "
+                "are dequantized at each product, which saves memory and costs time",
                 device_name(self._device),
             )
         if self._drafter is not None and any(model.state_layers for model in loaded.stages):
@@ -179,7 +179,7 @@ class Worker:
         assert self._memory is not None
         config, limits = self._config, self._config.limits
         shard = None if self._sequences is None else self._sequences.shard
-        # Tokens of other ranks' parts are written to a page more, behind those that the scheduler knows.
+        # Tokens of other ranks' parts are written to an extra page after those that the scheduler knows.
         pages, caches = self._memory.allocate_pages(num_pages if shard is None else num_pages + 1)
         states = self._memory.states.allocate(limits.max_num_seqs)
         if self._device.type == "cpu" and num_pages:
@@ -217,7 +217,7 @@ class Worker:
         return step
 
     def run_dummy_step(self) -> None:
-        """Does this rank's share of a step in which its engine has no tokens, and its peers have some."""
+        """Runs this rank's share of a step in which only other engines have tokens."""
         assert self._experts is not None, "a worker with peers has experts"
         self._experts.run_dummy_step()
         if self._balancer is not None:
@@ -234,7 +234,7 @@ class Worker:
         return result
 
     def call(self, call: WorkerCall) -> WorkerAnswer:
-        """Does something beside the steps. Only the names in the table exist; a failure is part of the answer."""
+        """Runs a call between steps. Only the names in the table exist; a failure is part of the answer."""
         try:
             return WorkerAnswer(call.call_id, self._rank, self._calls[call.name](call.payload))
         except Exception as error:  # whatever a program's own function raises
@@ -242,14 +242,16 @@ class Worker:
             return WorkerAnswer(call.call_id, self._rank, error=f"{type(error).__name__}: {error}")
 
     def get_model(self) -> Model:
-        """The model, for functions that a program has its workers run."""
+        """Returns the model, for functions that a program runs on its workers."""
         assert self._model is not None, "load() comes before get_model()"
         return self._model
 
     def apply_model(self, function: Callable[[Model], T]) -> T:
-        """The result of `function` on the model."""
+        """Returns the result of `function` on the model."""
         return function(self.get_model())
 
     def _is_profiled(self) -> bool:
-        """Whether each operation has to be called by itself, because torch's profiler sees none in a recording."""
+        """Returns True if each operation has to be called separately, because torch's profiler sees none in a
+        recording.
+        """
         return self._profile is not None and self._profile.is_running and self._device.type == "cpu"

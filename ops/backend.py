@@ -356,8 +356,8 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
         """Bytes that attention has in memory at most, beside queries, pages and results.
 
-        `row_bytes` are the keys and values of the longest row in one layer, as attention reads them; `is_quantized` says
-        whether pages hold codes of fewer bits.
+        `row_bytes` are the keys and values of the longest row in one layer, as attention reads them;
+        `is_quantized`: pages hold quantized values.
         """
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""Looks at a model without running it, in a process of its own."""
+"""Inspects a model without running it, in a separate process."""

@@ -1,4 +1,4 @@
-"""Folders that a checkpoint is written to in another form: the weights are written, all other files copied."""
+"""Prepares folders for a rewritten checkpoint: its weights are written anew, all other files are copied."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ _MANIFESTS = (packed_state.MANIFEST, sharded_state.MANIFEST)
 
 
 def make_empty(folder: Path) -> None:
-    """Makes the folder. Raises ModelLoadError if it cannot be made, or holds files already."""
+    """Creates the folder. Raises ModelLoadError if that fails, or if the folder has files already."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -26,8 +26,8 @@ def make_empty(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def told_errors(folder: Path) -> Iterator[None]:
-    """Within this context, files are written to the folder. Raises ModelLoadError when one cannot be."""
+def write_errors(folder: Path) -> Iterator[None]:
+    """Converts errors of writing files to the folder within this context to ModelLoadError."""
     try:
         yield
     except (OSError, SafetensorError) as error:

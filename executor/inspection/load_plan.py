@@ -1,6 +1,6 @@
 """Plans a model's loading: parameters, bytes and pages of each rank, from the sizes in its configuration.
 
-The tensors of a quantized checkpoint are looked at, too, where its files are there: layers of it may differ.
+The tensors of a quantized checkpoint are inspected, too, if its files exist, because its layers may differ.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ NOTHING = CachePlan(0, 0)
 
 
 def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
-    """What each rank would hold, and what would fit beside it.
+    """Plans each rank's memory, and the pages that fit.
 
     Args:
         device_bytes: of a GPU, or of the RAM that the workers on a CPU share; None: of this machine.
@@ -66,7 +66,7 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
 
 
 def find_obstacles(config: EngineConfig, memories: Sequence[Sequence[DeviceMemory]]) -> list[list[str | None]]:
-    """Why each rank of an engine does not fit into each of the devices that are given for it; None where it does.
+    """Explains why each rank of an engine does not fit into each of the given devices; None if it does.
 
     Raises:
         ModelLoadError: as `plan_load`.
@@ -87,7 +87,7 @@ class _BuiltRank(NamedTuple):
 
 
 def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
-    """Each rank of an engine, by its number."""
+    """Builds each rank of an engine, in order."""
     device, ops = torch.device(config.device), bind(config.device)
     method, _ = own_config(config.spec)
     for rank in config.layout.ranks():
@@ -110,7 +110,7 @@ def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
 
 
 def _grant(config: EngineConfig, held: RankMemory, memory: DeviceMemory) -> tuple[CachePlan, str | None]:
-    """What fits beside a rank's weights, and why nothing does if so."""
+    """Returns the pages that fit beside a rank's weights, and the obstacle if none fit."""
     try:
         check_weights(held.needs.weights_bytes, memory, config.spec.name)
         return held.plan(config, memory), None
@@ -120,7 +120,7 @@ def _grant(config: EngineConfig, held: RankMemory, memory: DeviceMemory) -> tupl
 
 @contextlib.contextmanager
 def stored_tensors(config: EngineConfig, *, is_quantized: bool) -> Iterator[WeightReader | None]:
-    """The checkpoint's tensors, if there is need to look at them and they are there."""
+    """Opens the checkpoint's tensors, if they are needed and exist."""
     weights: WeightReader | None = None
     if is_quantized:
         with contextlib.suppress(ModelLoadError):
@@ -133,7 +133,7 @@ def stored_tensors(config: EngineConfig, *, is_quantized: bool) -> Iterator[Weig
 
 
 def _num_parameters(config: EngineConfig, context: ModelContext) -> int:
-    """Numbers in the weights that the model would read if nothing was quantized."""
+    """Counts the elements of the weights that the model would read without quantization."""
     reader = ShapeReader(context.dtype)
     plain = {
         name: {key: value for key, value in getattr(config.spec, name).items() if key not in CONFIG_FIELDS}

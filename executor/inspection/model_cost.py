@@ -1,6 +1,6 @@
-"""Counts what a step of a model takes of one rank, from a dry build: bytes to read, numbers to multiply by.
+"""Counts the cost of a model's step on one rank, from a dry build: bytes to read, and weights to multiply by.
 
-What the layers ask `Packing` for says which weights they multiply tokens by, whatever the family.
+The layers' calls of `Packing` show which weights multiply tokens, in any family.
 """
 
 import math
@@ -30,11 +30,11 @@ from quire.executor.weights.quantization.schemes import own_config
 from quire.ops.backend import Backend, LinearWeight
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "top_k_experts")
-"""How checkpoints call the number of experts that a token chooses."""
+"""config.json's names of the number of experts for each token."""
 
 
 def count_cost(config: EngineConfig, tensor_sizes: Iterable[int]) -> ModelCost:
-    """The cost on the first rank, for each number of ranks in `tensor_sizes` that can divide the model's layers.
+    """Counts the cost on the first rank, for each number of ranks in `tensor_sizes` that can divide the model's layers.
 
     Raises:
         ModelLoadError: the model cannot be built at all, or was packed for one layout.
@@ -42,7 +42,7 @@ def count_cost(config: EngineConfig, tensor_sizes: Iterable[int]) -> ModelCost:
     spec = config.spec
     if is_packed(Path(spec.path)):
         raise ModelLoadError(f"{spec.name} holds weights that are packed for one layout; name the checkpoint instead.")
-    # Parts of every expert are counted: of a rank with whole ones, they are as many bytes.
+    # A part of each expert is counted; a rank with whole experts has equally many bytes.
     config = msgspec.structs.replace(config, expert_placement=None)
     cost = ModelCost(
         num_layers=spec.num_layers,
@@ -80,7 +80,7 @@ def _count_shard(config: EngineConfig, cost: ModelCost, size: int) -> ShardCost:
         cost.experts_per_token = _experts_per_token(spec)
     vocab_rows = -(-spec.vocab_size // size)
     linears = list(counter.linears)
-    # No layer of a model's blocks has as many outputs as there are tokens.
+    # No layer inside the blocks has as many outputs as the vocabulary has tokens.
     head = max((number for number, (rows, _) in enumerate(linears) if rows == vocab_rows), default=None)
     head_cost = WeightCost() if head is None else linears.pop(head)[1]
     layers, experts = _total(part for _, part in linears), _total(counter.mixtures)
@@ -101,14 +101,14 @@ def _count_shard(config: EngineConfig, cost: ModelCost, size: int) -> ShardCost:
 
 
 class CountedPacking(PackAtLoad):
-    """See `Packing`: packs as at load, and counts what it packs.
+    """Packs as at load, and counts what it packs.
 
     Attributes:
         linears: each linear layer's outputs and its cost, in the order of the model's construction.
         mixtures: the routed experts' cost, layer by layer.
         num_experts: of one layer.
         left_out_bytes: of experts that were not packed.
-        rows_bytes: of embeddings that are no head, too.
+        rows_bytes: of embeddings, including those without a shared head.
     """
 
     def __init__(self, ops: Backend[Any, Any, Any]) -> None:
@@ -169,7 +169,7 @@ def _total(parts: Iterable[WeightCost]) -> WeightCost:
 
 
 def _attention(config: EngineConfig, model: Model, ops: Backend, num_heads: int) -> Iterator[AttentionCost]:
-    """Of layers that keep keys and values, by window. A token's latents are read once for scores and once for sums."""
+    """Yields the cost of layers with a KV cache, by window. A token's latents are read for scores and for sums."""
     dtypes = layer_dtypes(config, model.kv_layers)
     found: dict[int | None, tuple[int, int]] = {}
     for layer, dtype in zip(model.kv_layers, dtypes, strict=True):
@@ -185,7 +185,7 @@ def _attention(config: EngineConfig, model: Model, ops: Backend, num_heads: int)
 
 
 def _experts_per_token(spec: ModelSpec) -> int:
-    """How many experts of a layer a token chooses.
+    """Returns the number of a layer's experts for each token.
 
     Raises:
         ModelLoadError: config.json does not say.

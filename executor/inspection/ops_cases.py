@@ -1,4 +1,4 @@
-"""The operations that `quire bench ops` times, each as a function without arguments and the work that it does."""
+"""The operations that `quire bench ops` times, each as a function without arguments, with the amount of its work."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +17,13 @@ from quire.ops.cache_rows import row_size
 from quire.ops.latent import CacheRows
 
 BEYOND_CACHES = 96 << 20
-"""Weights of so many bytes are made, and used in turn, so that no cache holds those of the next round."""
+"""The bytes of weights that are used in turn, so that no cache contains those of the next round."""
 _MOST_COPIES = 64
 _BLOCK_SIZE = 16
 _MOST_TOKENS = 65536
-"""Of all requests' contexts together."""
+"""The bytes of all requests' contexts together."""
 _TOKENS_AT_ONCE = 1024
-"""That are written to a cache."""
+"""The tokens that are written to a cache at once."""
 _CACHE_DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -42,15 +42,15 @@ class Case:
     dtype: str
     rows: int
     run: Callable[[], object]
-    """Runs a round. What it reads is not what the last round read."""
+    """Runs a round, on other data than the previous round."""
     num_bytes: Callable[[], int]
-    """Bytes that the last round had to read."""
+    """The bytes that the last round had to read."""
     num_operations: int
-    """Multiplications and additions of a round."""
+    """The multiplications and additions of a round."""
 
 
 def cases(ops: Backend, question: OpsQuestion) -> Iterator[Case]:
-    """All cells, made one after the other.
+    """Yields all cells, each built when it is needed.
 
     Raises:
         ConfigError: an operation or a dtype has another name.
@@ -113,7 +113,7 @@ def _prefill(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> It
 
 
 def _cache(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros, in memory as an engine's cache has: in huge pages, where the system has such."""
+    """Allocates zeros as an engine's cache does: in huge pages, if the system has them."""
     return zeros(math.prod(shape) * dtype.itemsize, torch.device("cpu")).view(dtype).view(*shape)
 
 
@@ -188,7 +188,7 @@ def _attend_to_latents(ops: Backend, shape: LayerShape, dtype: str, rows: int, c
 
 
 def _random_pages(ops: Backend, kv: LatentKV, num_pages: int, dtype: str) -> torch.Tensor:
-    """A cache of `kv` with random numbers in all of its slots."""
+    """Builds a cache of `kv` with random values in all of its slots."""
     pages = _cache(kv.cache_shape(ops, num_pages, _BLOCK_SIZE, _CACHE_DTYPES[dtype]), _CACHE_DTYPES[dtype])
     for slots in torch.arange(num_pages * _BLOCK_SIZE).split(_TOKENS_AT_ONCE):
         kv.store(ops, torch.randn(len(slots), kv.size).to(activation_dtype(dtype)), pages, slots)
@@ -196,7 +196,7 @@ def _random_pages(ops: Backend, kv: LatentKV, num_pages: int, dtype: str) -> tor
 
 
 def _compressed(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
-    """Compressed attention of a decode step: an indexer chooses rows, and a token sees these and its window."""
+    """Yields compressed attention of a decode step: an indexer selects rows, and a token sees these and its window."""
     if dtype not in _CACHE_DTYPES:
         return
     for count in rows:
@@ -244,7 +244,7 @@ def _attend_to_rows(ops: Backend, shape: LayerShape, dtype: str, rows: int, cont
 
 
 def _experts(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> Iterator[Case]:
-    """A layer of experts, which rows choose at random."""
+    """Yields layers of experts, which rows select at random."""
     hidden, size, num_experts, top_k = shape.expert_hidden_size, shape.expert_size, shape.num_experts, shape.top_k
     expert = ExpertWeights(FORMATS[dtype](2 * size, hidden), FORMATS[dtype](hidden, size))
     bytes_each = expert.gate_up.nbytes + expert.down.nbytes

@@ -1,4 +1,4 @@
-"""Times kernels beside what the processor can do at best, in turns, so that other processes slow both."""
+"""Times kernels and the processor's best rate alternately, so that other processes slow both."""
 
 import time
 
@@ -14,11 +14,11 @@ from quire.ops.cpu.levels import available
 
 _LEAST_ROUNDS = 3
 _MULTIPLIED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
-"""The numbers whose products are measured, as `Floors.multiply` takes them."""
+"""The number formats whose products are measured, as in `Floors.multiply`."""
 
 
 def time_ops(question: OpsQuestion) -> OpsTimed:
-    """Times all cells of the grid at the level of this process's kernels.
+    """Times all cells of the grid with the kernels of this process's instruction level.
 
     Raises:
         ConfigError: a name is wrong, or there are no kernels.
@@ -44,7 +44,7 @@ def time_ops(question: OpsQuestion) -> OpsTimed:
 
 
 class _Timer:
-    """Keeps the best that was measured of the processor, in any case's turns."""
+    """Remembers the processor's best measured rates, over all cases."""
 
     def __init__(self, floors: Floors, seconds: float) -> None:
         self._floors = floors
@@ -54,7 +54,7 @@ class _Timer:
         self.operations_per_second = dict.fromkeys(_MULTIPLIED, 0.0)
 
     def time(self, case: Case) -> OpTiming:
-        """The best round: that with the most bytes a second, because rounds may read different numbers of them."""
+        """Returns the round with the most bytes a second, because rounds may read different amounts."""
         case.run()  # which allocates
         best = None
         deadline, num_rounds = time.perf_counter() + self._seconds, 0
@@ -74,7 +74,7 @@ class _Timer:
         return best
 
     def with_floor(self, timing: OpTiming) -> OpTiming:
-        """Fills in the floors, which later rounds may have lowered."""
+        """Adds the floors, which later rounds may have lowered."""
         timing.read_s = timing.num_bytes / self.bytes_per_second
         kind = multiplied(timing.dtype, is_weight=timing.operation in ("linear", "experts"))
         timing.multiply_s = timing.num_operations / self.operations_per_second[kind]

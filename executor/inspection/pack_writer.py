@@ -43,11 +43,11 @@ from quire.ops.stored import StoredWeight, take_apart
 def pack_model(config: EngineConfig, folder: Path) -> FilesSaved:
     """Packs the weights of each of `config`'s ranks, and copies the checkpoint's other files.
 
-    The ranks' models are built one after another, and each is built again from its file, which shows that nothing is
-    missing there.
+    The ranks' models are built one after another. Each is then built again from its file, as a check that the file is
+    complete.
 
     Raises:
-        ModelLoadError: the checkpoint cannot be read, or `folder` cannot be made or holds files already.
+        ModelLoadError: the checkpoint cannot be read, or `folder` cannot be created or has files already.
     """
     spec, size = config.spec, config.layout.tensor
     if is_packed(Path(spec.path)):
@@ -100,10 +100,10 @@ def _opened(config: EngineConfig, rank: int) -> Iterator[WeightReader]:
 
 
 class Recorder:
-    """See `Packing` and `WeightReader`: reads and packs for a model that is being built, and writes what it was given.
+    """Reads and packs weights for a model that is being built, and writes the results.
 
-    The model gets no packed weight: it will not run, and would hold all of them in memory. What is read in order to be
-    packed is not written.
+    The model gets no packed weight: it will not run, and would otherwise hold all of them in memory. Tensors that are
+    read only to be packed are not written.
     """
 
     def __init__(self, ops: Backend[Any, Any, Any], weights: WeightReader, writer: AlignedWriter) -> None:
@@ -117,7 +117,7 @@ class Recorder:
         self._same: dict[str, bool] = {}
 
     def index(self) -> str:
-        """What a start has to know of the tensors that were written."""
+        """Encodes the index that a start needs besides the tensors."""
         shapes = self._weights.shapes
         shapes = None if shapes is None else dict(shapes)
         index = Index(parts=self._parts, found=self._found, same=self._same, shapes=shapes)
@@ -197,7 +197,7 @@ class Recorder:
         return same
 
     def close(self) -> None:
-        """The reader below is closed by whoever opened it."""
+        """Does nothing: the owner of the inner reader closes it."""
 
     def _written(self, packed: object, shape: Sequence[int] = ()) -> PackedPart:
         stored: StoredWeight = take_apart(packed, shape)
@@ -209,7 +209,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _packing(self) -> Iterator[None]:
-        """While a weight is read to be packed: a start from the files will not read it."""
+        """Marks that a weight is read in order to be packed: a start from the files will not read it."""
         self._is_packing = True
         try:
             yield

@@ -5,7 +5,7 @@ The questions:
 
 - `plan [BYTES]`, with the bytes of the device's memory if it is another than this machine's;
 - `fit MEMORIES`: why ranks do not fit into devices; by rank, a list of devices with [total, free] bytes, in JSON;
-- `cost RANKS...`: what a step takes of a rank, for each number of ranks that may divide the layers;
+- `cost RANKS...`: the cost of a rank's step, for each number of ranks that may divide the layers;
 - `save-shards FOLDER`;
 - `pack FOLDER`;
 - `time-ops`, which is about no model: an `OpsQuestion` stands for the configuration.
@@ -23,11 +23,11 @@ from quire.core.logging import LoggingConfig, configure
 from quire.core.wire.inspection import InspectionAnswer, InspectionRefused, Obstacles, OpsQuestion
 
 INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended, as in shells."""
+"""The exit code after Ctrl-C, as in shells."""
 
 
 def main() -> None:
-    """Answers the question that the arguments ask, unless Ctrl-C, which reaches the asking command too, ends it."""
+    """Answers the question in the arguments. Ctrl-C, which also reaches the asking command, ends it."""
     try:
         _answer_arguments()
     except KeyboardInterrupt:
@@ -38,7 +38,7 @@ def _answer_arguments() -> None:
     question, *rest = sys.argv[1:]
     message = sys.stdin.buffer.read()
     with os.fdopen(os.dup(1), "wb") as answer:
-        os.dup2(2, 1)  # what libraries print must not stand in the answer
+        os.dup2(2, 1)  # output of libraries must not mix with the answer
         answer.write(msgspec.msgpack.encode(_answer(message, question, rest)))
 
 
@@ -60,8 +60,8 @@ def _time_ops(question: OpsQuestion) -> InspectionAnswer:
 
 def _inspect(config: EngineConfig, question: str, rest: list[str]) -> InspectionAnswer:
     configure("inspection", config.logging)
-    # Imported here: after the logging is set up, which the import of torch may use.
-    from quire.executor.inspection.folders import told_errors
+    # Imported here, after the logging is set up, because the import of torch may log.
+    from quire.executor.inspection.folders import write_errors
     from quire.executor.inspection.load_plan import find_obstacles, plan_load
     from quire.executor.inspection.model_cost import count_cost
     from quire.executor.inspection.pack_writer import pack_model
@@ -70,7 +70,7 @@ def _inspect(config: EngineConfig, question: str, rest: list[str]) -> Inspection
 
     if question in ("save-shards", "pack"):
         folder = Path(rest[0])
-        with told_errors(folder):
+        with write_errors(folder):
             return pack_model(config, folder) if question == "pack" else save_shards(config, folder)
     if question == "fit":
         memories = msgspec.json.decode(rest[0], type=list[list[tuple[int, int]]])

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as shards: the tensors that each rank would read, in files of its own."""
+"""Writes a checkpoint as shards: the tensors that each rank would read, in separate files."""
 
 import contextlib
 from collections.abc import Iterator
@@ -21,16 +21,16 @@ from quire.executor.weights.readers import WeightReader
 from quire.executor.weights.sharded_state import MANIFEST, Manifest, file_name, key_of
 
 PART_BYTES = 4 << 30
-"""About the most bytes of one file, all of which are in memory before it is written."""
+"""About the most bytes of one file, which are in memory before it is written."""
 
 
 def save_shards(config: EngineConfig, folder: Path) -> FilesSaved:
-    """Writes what each of `config`'s ranks reads of the checkpoint, and copies the checkpoint's other files.
+    """Writes the tensors that each of `config`'s ranks reads, and copies the checkpoint's other files.
 
-    The model is built without memory to learn what it reads, so no rank has to run.
+    The model is built without memory to find its reads, so no rank has to run.
 
     Raises:
-        ModelLoadError: the checkpoint cannot be read, or `folder` cannot be made or holds files already.
+        ModelLoadError: the checkpoint cannot be read, or `folder` cannot be created or has files already.
     """
     spec, size = config.spec, config.layout.tensor
     dtype, device = getattr(torch, spec.dtype), torch.device(config.device)
@@ -62,7 +62,7 @@ def save_shards(config: EngineConfig, folder: Path) -> FilesSaved:
 
 
 def _parts(weights: WeightReader, reads: list[Read]) -> Iterator[dict[str, Tensor]]:
-    """The tensors that were read, each once, by the names in their file."""
+    """Yields the tensors that were read, each once, by their names in the file."""
     part: dict[str, Tensor] = {}
     seen: set[str] = set()
     for read in reads:

@@ -10,11 +10,11 @@ from quire.ops.backend import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 
 _GROUP = 32
-"""Inputs that share a scale, in formats of four bits; fewer where the layer's inputs do not divide by it."""
+"""Inputs that share a scale, in 4-bit formats; fewer if it does not divide the layer's inputs."""
 _INT4 = torch.arange(-8, 8, dtype=torch.float32)
 _NF4 = torch.tensor(NF4)
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-"""The numbers of E2M1 (Open Compute Project, Microscaling Formats 1.0)."""
+"""The values of E2M1 (Open Compute Project, Microscaling Formats 1.0)."""
 
 
 def _plain(dtype: torch.dtype) -> Callable[[int, int], LinearWeight]:
@@ -29,7 +29,7 @@ def _int8(out: int, size: int) -> LinearWeight:
 def _fp8(
     codes: torch.dtype = torch.float8_e4m3fn, group: int | None = None, scales: torch.dtype = torch.float32
 ) -> Callable[[int, int], LinearWeight]:
-    """`group` is None where an output's inputs share a scale."""
+    """Returns a maker of FP8 weights; `group` is None if all of an output's inputs share a scale."""
 
     def make(out: int, size: int) -> LinearWeight:
         groups = 1 if group is None else _groups(size, group)
@@ -51,7 +51,7 @@ def _four_bits(
 
 
 def _gguf(name: str) -> Callable[[int, int], LinearWeight]:
-    """As a file's blocks of ggml's type `name` are kept beside activations of 16 bits."""
+    """Returns a maker of weights in the form that blocks of ggml's type `name` have with 16-bit activations."""
     layout = gguf_blocks.FORMATS[name].layout
     values = None if layout.table is None else torch.tensor(layout.table)
 
@@ -68,7 +68,7 @@ def _gguf(name: str) -> Callable[[int, int], LinearWeight]:
 
 
 def _groups(size: int, group: int) -> int:
-    """How many groups `size` inputs have."""
+    """Counts the groups of `size` inputs."""
     return size // (group if size % group == 0 else 2)
 
 
@@ -90,10 +90,10 @@ FORMATS: dict[str, Callable[[int, int], LinearWeight]] = {
     "nvfp4": _four_bits(_FP4, 16, torch.float32),
     **{name.lower(): _gguf(name) for name in ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")},
 }
-"""By name, a function of (out, in). Scales are for each output, or of groups where there are four bits or blocks.
+"""Functions of (out, in) by name. Scales are for each output, or for groups in 4-bit formats and blocks.
 
-`int4_zero` has zero points, as most checkpoints of AWQ. In the kernels Q4_0 is int4, Q4_1 is Q4_K,
-Q5_0 is Q8_0 and Q5_1 is Q5_K.
+`int4_zero` has zero points, as most checkpoints of AWQ. In the kernels Q4_0 is int4, Q4_1 is Q4_K, Q5_0 is Q8_0 and
+Q5_1 is Q5_K.
 """
 
 _MULTIPLIED = {
@@ -103,18 +103,18 @@ _MULTIPLIED = {
 }
 
 ACTIVATIONS = {"fp16": torch.float16, "fp32": torch.float32}
-"""Dtypes of activations by format; bfloat16 for all others."""
+"""The dtypes of activations by format; bfloat16 for all others."""
 
 
 def activation_dtype(name: str) -> torch.dtype:
-    """The dtype of what is multiplied by weights of the format."""
+    """Returns the dtype of the activations for a weight format."""
     return ACTIVATIONS.get(name, torch.bfloat16)
 
 
 def multiplied(name: str, *, is_weight: bool) -> str:
-    """What the processor multiplies fastest for numbers of the format, as `ops_timing` names it.
+    """Returns the number format whose products are fastest for this one, as `ops_timing` names it.
 
-    Keys and values are never multiplied in bytes: the weights of attention need more digits.
+    Keys and values are never multiplied as bytes, because the weights of attention need more precision.
     """
     kind = _MULTIPLIED.get(name, "bfloat16")
     return kind if is_weight or kind == "float32" else "bfloat16"

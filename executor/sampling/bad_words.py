@@ -1,4 +1,4 @@
-"""bad_words: a token that would complete a forbidden sequence cannot be sampled. Prompts may hold such sequences."""
+"""bad_words: a token that would complete a forbidden sequence cannot be sampled. Prompts may contain such sequences."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class _Sequences:
 
 
 class BadWords(Mask):
-    """Compares on the device: the tokens just sampled need not come back to the host first."""
+    """Compares on the device, so that the latest tokens need not return to the host first."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._used = np.zeros(max_num_seqs, bool)
@@ -64,9 +64,9 @@ class BadWords(Mask):
         logits.index_put_((batch.on_device(rows[owners]), batch.on_device(last)), penalty, accumulate=True)
 
     def _follows_head(self, found: list[_Sequences], owners: np.ndarray, batch: SampleBatch) -> torch.Tensor:
-        """Whether the newest tokens are the head of each sequence: [num_sequences] bool, on the device.
+        """Compares the newest tokens with the head of each sequence: [num_sequences] bool, on the device.
 
-        `owners` [num_sequences] says which of the batch's rows each belongs to.
+        `owners` [num_sequences] are the batch's rows to which the sequences belong.
         """
         longest = max(each.heads.shape[1] for each in found)
         heads = np.concatenate(

@@ -1,4 +1,4 @@
-"""Logits processors of the server's owner: loaded by name, and kept from harming other requests."""
+"""Logits processors of the server's owner, loaded by name and isolated from other requests."""
 
 import importlib
 import os
@@ -58,17 +58,19 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def admit(self, request: NewSlot) -> bool:
-        """Looks at a request that enters a slot; returns whether the request wants this processor.
+        """Adds a request that enters a slot; returns True if the request wants this processor.
 
-        `request.sampling` are its parameters, `extra_args` among them (`vllm_xargs` over HTTP); `request.token_ids`
-        are its tokens, the first `num_prompt_tokens` of which are the prompt. A request that was preempted comes again.
+        `request.sampling` are its parameters, `extra_args` among them (`vllm_xargs` over HTTP); `request.token_ids` are
+        its tokens, the first `num_prompt_tokens` of which are the prompt. A request that was preempted comes again.
 
         Raises:
             ValueError: a parameter is wrong; the request is refused with this message.
         """
 
     def used(self, batch: SampleBatch) -> np.ndarray:
-        """Which rows want this processor in this step: [num_rows] bool. Called only for requests that want it."""
+        """Returns the rows that want this processor in this step: [num_rows] bool. Called only for requests that want
+        it.
+        """
         return np.ones(len(batch.slots), bool)
 
     @abstractmethod
@@ -90,7 +92,7 @@ class CustomFeature(Feature):
         self._refusals.pop(request.slot, None)
         try:
             wanted = bool(self._processor.admit(request))
-        except Exception as error:  # foreign code, about one request
+        except Exception as error:  # a user's code, for one request
             if not isinstance(error, ValueError):
                 logger.exception("%s failed to admit a request", type(self._processor).__name__)
             self._refusals[request.slot] = f"{type(self._processor).__name__}: {error}"
@@ -112,7 +114,7 @@ class CustomFeature(Feature):
             return self._apply_around(logits, batch, refused)
         try:
             changed = self._processor.apply(logits, batch)
-        except Exception:  # foreign code; the row at fault is unknown
+        except Exception:  # a user's code; the faulty row is unknown
             logger.exception("%s failed on %d rows", type(self._processor).__name__, len(batch.slots))
             self._refusals |= dict.fromkeys(batch.slots.tolist(), f"{type(self._processor).__name__} failed.")
             return logits.fill_(torch.nan)
@@ -123,7 +125,7 @@ class CustomFeature(Feature):
         return changed.float()
 
     def why_nothing_fits(self, slot: int) -> str | None:
-        """The message for the request in `slot` if its logits were made unusable here; None if they were not."""
+        """Returns the message for the request in `slot` if this processor made its logits unusable, else None."""
         return self._refusals.get(slot)
 
     def _refused(self, batch: SampleBatch) -> np.ndarray:
@@ -132,7 +134,7 @@ class CustomFeature(Feature):
         return np.array([slot in self._refusals for slot in batch.slots.tolist()])
 
     def _apply_around(self, logits: torch.Tensor, batch: SampleBatch, refused: np.ndarray) -> torch.Tensor:
-        """Rows of refused requests become NaN, which ends them; the others are processed."""
+        """Processes the rows of accepted requests. Those of refused ones become NaN, which ends the requests."""
         rows = np.flatnonzero(~refused)
         if len(rows):
             index = torch.from_numpy(rows).to(logits.device)
@@ -148,7 +150,7 @@ def load_processors(names: Sequence[str], context: ProcessorContext) -> list[Cus
         ModelLoadError: one cannot be imported, is no `LogitsProcessor` or cannot be built; names the flag.
     """
     if names and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that no file there stands in for another module
+        sys.path.append(os.getcwd())  # last, so that no file there shadows another module
     return [CustomFeature(_load(name, context), context.max_num_seqs) for name in names]
 
 
@@ -160,7 +162,7 @@ def _load(name: str, context: ProcessorContext) -> LogitsProcessor:
         kind = importlib.import_module(module_name)
         for part in class_name.split("."):
             kind = getattr(kind, part)
-    except Exception as error:  # whatever importing foreign code may raise
+    except Exception as error:  # importing a user's code may raise anything
         raise ModelLoadError(f"--logits-processors {name!r} cannot be imported: {error!r}.") from error
     if not (isinstance(kind, type) and issubclass(kind, LogitsProcessor)):
         raise ModelLoadError(f"--logits-processors {name!r} is no subclass of quire.LogitsProcessor.")

@@ -36,20 +36,20 @@ class SampleBatch:
         return self.table.num_prompt_tokens[self.slots]
 
     def column(self, values: np.ndarray) -> torch.Tensor:
-        """A slot-indexed column as [num_rows, 1] on the device, to be combined with logits."""
+        """Returns a slot-indexed column as [num_rows, 1] on the device, for arithmetic with logits."""
         return self.on_device(values[self.slots]).unsqueeze(1)
 
     def on_device(self, array: np.ndarray) -> torch.Tensor:
-        """`array` as a tensor beside the logits; the host does not wait for the copy."""
+        """Copies `array` to the logits' device; the host does not wait for the copy."""
         return to_device(array, self.table.device)
 
 
 class SamplingFeature(ABC):
-    """One way to change logits before a token is chosen. It keeps its own slot-indexed columns of parameters.
+    """One way to change logits before a token is chosen, with slot-indexed columns of its parameters.
 
     Attributes:
         can_go_back: its effect at a position depends only on the request and on the tokens before that position in the
-            table. So a position may be sampled again after other tokens, as happens after a wrong draft. A request that
+            table. So a position may be sampled again after other tokens, for example after a wrong draft. A request that
             wants a feature that cannot go back gets no drafts.
     """
 
@@ -57,19 +57,19 @@ class SamplingFeature(ABC):
 
     @abstractmethod
     def admit(self, request: NewSlot) -> bool:
-        """Takes over the parameters of a request that enters a slot; returns whether it will ever want this feature.
+        """Adds the parameters of a request that enters a slot; returns True if it may ever want this feature.
 
-        Slots are reused, so the parameters of the last request must be overwritten either way.
+        Slots are reused, so the parameters of the last request must be overwritten in either case.
         """
 
     def release(self, slots: list[int]) -> None:  # noqa: B027 - small things may stay until the slot is used again
-        """The requests in these slots are gone. For features that keep much of a request, or work on it."""
+        """Drops the requests in these slots. For features that store much for a request, or do work for it."""
 
     @abstractmethod
     def used(self, batch: SampleBatch) -> np.ndarray:
-        """Which rows want this feature in this step: [num_rows] bool. The rest of the rows cost nothing.
+        """Returns the rows that want this feature in this step: [num_rows] bool. Other rows cost nothing.
 
-        Asked only in steps with a request that will want it: see `admit`.
+        Called only in steps with a request that may want it: see `admit`.
         """
 
 
@@ -99,7 +99,7 @@ class Mask(SamplingFeature):
 
 
 class FollowingMask(Mask):
-    """A mask that the host derives from every token of the output. The sampler tells it each token once, in order."""
+    """A mask that the host derives from every token of the output. The sampler passes it each token once, in order."""
 
     can_go_back = False
 
@@ -109,7 +109,7 @@ class FollowingMask(Mask):
 
         Args:
             slots: [num_rows] int64; -1 where the request has left its slot since.
-            token_ids: [num_rows]; meaningless where not `usable`.
+            token_ids: [num_rows]; arbitrary where not `usable`.
 
         Returns:
             Rows whose token the mask had forbidden, which a later feature brought back.

@@ -1,4 +1,4 @@
-"""logit_bias: numbers that a request adds to the logits of some tokens."""
+"""logit_bias: values that a request adds to the logits of some tokens."""
 
 import numpy as np
 import torch

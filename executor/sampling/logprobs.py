@@ -75,11 +75,11 @@ class Logprobs:
 
     @property
     def of_raw_logits(self) -> bool:
-        """Whether the values come from the model's own logits, before features change them."""
+        """True if the values are of the model's own logits, before features change them."""
         return self._mode.startswith("raw")
 
     def admit(self, request: NewSlot) -> bool:
-        """Takes over the logprobs parameters of a request that enters a slot; returns whether it wants any."""
+        """Adds the logprobs parameters of a request that enters a slot; returns True if it wants any."""
         wanted, named = request.sampling.logprobs, request.sampling.logprob_token_ids
         self._named.pop(request.slot, None)
         if named:
@@ -99,7 +99,9 @@ class Logprobs:
         return scores(logits, self._mode)
 
     def of(self, values: torch.Tensor, batch: SampleBatch, places: np.ndarray, sampled: torch.Tensor) -> StepLogprobs:
-        """`batch` and `sampled` [num_asked] hold only the rows that asked; `places` says where they are in the step."""
+        """Starts the transfer of log-probabilities. `batch` and `sampled` [num_asked] have only the rows that asked;
+        `places` are their indices in the step.
+        """
         num_top = self._num_top[batch.slots]
         own_ids = sampled.unsqueeze(1)
         own = values.gather(1, own_ids)
@@ -117,7 +119,7 @@ class Logprobs:
 
     @staticmethod
     def _with_named(top_ids: torch.Tensor, named: list[np.ndarray | None], width: int) -> torch.Tensor:
-        """`top_ids` [num_asked, ...] made `width` wide, with the ids that a row named at its beginning."""
+        """Widens `top_ids` [num_asked, ...] to `width`, with the ids that a row named at its beginning."""
         token_ids = torch.zeros(len(named), width, dtype=torch.int64)
         named_rows = np.zeros((len(named), 1), bool)
         for row, ids in enumerate(named):

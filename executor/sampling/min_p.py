@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.cut import drop_below
+from quire.executor.sampling.drop_below import drop_below
 from quire.executor.sampling.feature import Feature, SampleBatch
 
 

@@ -12,7 +12,7 @@ from quire.executor.sampling.feature import Feature, SampleBatch
 
 
 class Penalties(Feature):
-    """Reads the tokens seen from the request table, so it needs no counts of its own that could go stale."""
+    """Reads the tokens seen from the request table, so that there are no separate counts that could go stale."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._repetition = np.ones(max_num_seqs, np.float32)

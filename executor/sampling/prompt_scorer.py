@@ -44,7 +44,7 @@ class ScoredPart:
 
 
 class PromptScorer:
-    """Keeps which slots hold a prompt to be scored. Nothing changes logits here, so raw and processed are the same."""
+    """Holds the prompts to score, by slot. Nothing changes logits here, so raw and processed ones are the same."""
 
     def __init__(self, vocab_size: int, mode: LogprobsMode, transfers: Transfers) -> None:
         self._vocab_size = vocab_size
@@ -55,11 +55,11 @@ class PromptScorer:
 
     @property
     def pending(self) -> bool:
-        """Whether some slot's prompt is not scored yet."""
+        """True if some slot's prompt is not scored yet."""
         return bool(self._num_top)
 
     def admit(self, request: NewSlot) -> None:
-        """A request that comes with output has had its prompt scored in an earlier life."""
+        """Adds a request. If it comes with output, its prompt was scored before its preemption or restart."""
         self.release([request.slot])
         sampling = request.sampling
         if not sampling.scores_prompt or len(request.token_ids) > request.num_prompt_tokens:
@@ -71,7 +71,7 @@ class PromptScorer:
             self._named[request.slot] = _named_ids(rows, start, request.num_prompt_tokens - 1)
 
     def release(self, slots: list[int]) -> None:
-        """The requests in these slots are gone, perhaps before their prompts were scored."""
+        """Drops the requests in these slots, whose prompts may not be scored yet."""
         if self._num_top:
             for slot in slots:
                 self._num_top.pop(slot, None)
@@ -84,7 +84,7 @@ class PromptScorer:
         table: TokenTable,
         compute_logits: Callable[[torch.Tensor], torch.Tensor],
     ) -> list[ScoredPart]:
-        """The scores of each row of the step that computed a part of such a prompt.
+        """Computes the scores of each row of the step that computed a part of such a prompt.
 
         Args:
             hidden: [num_tokens, hidden]; the model's output for all tokens of the step, row after row.
@@ -136,7 +136,7 @@ class PromptScorer:
 
 
 def _named_ids(rows: list[list[int]], start: int, num_scored: int) -> torch.Tensor:
-    """[num_scored, longest row] int64: the ids that a request named for each scored position, -1 where it named none.
+    """Returns [num_scored, longest row] int64: the ids that a request named for each scored position, -1 for none.
 
     Args:
         start: the position of the first row.

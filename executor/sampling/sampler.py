@@ -57,12 +57,12 @@ class Sampled:
 
     @cached_property
     def on_host(self) -> tuple[list[int], list[bool]]:
-        """`token_ids` and `usable`, read once. Waits for this step, and for no later one."""
+        """Returns `token_ids` and `usable`, read once. Waits for this step, and for no later one."""
         token_ids, usable = self._transfer.values()
         return token_ids.tolist(), usable.tolist()
 
     def release(self, slots: list[int], why_nothing_fits: Callable[[int], str | DeadEnd | None]) -> None:
-        """The requests in `slots` are gone; the slots' next requests have no row in this step."""
+        """Drops the requests in `slots`; the slots' next requests have no row in this step."""
         rows = np.flatnonzero(np.isin(self.slots, slots))
         self.reasons |= {int(row): why_nothing_fits(int(self.slots[row])) for row in rows}
         self.slots = self.slots.copy()
@@ -88,7 +88,7 @@ class Sampler:
         custom: Sequence[CustomFeature] = (),
         transfers: Transfers | None = None,
     ) -> None:
-        """`transfers` bring tokens to the host; None: the device is the host."""
+        """Takes `transfers`, which copy tokens to the host; None: the device is the host."""
         self._ops = ops.sampling
         self._transfers = transfers or HostTransfers()
         self._custom = custom
@@ -111,17 +111,19 @@ class Sampler:
         self._following = self._bits(FollowingMask)
         self._one_way = self._bits(*(type(feature) for feature in self._features if not feature.can_go_back))
         self._followers = [feature for feature in self._features if isinstance(feature, FollowingMask)]
-        self._unsettled: Sampled | None = None  # the last step with rows that want a follower, until they are told
+        self._unsettled: Sampled | None = (
+            None  # the last step with rows that want a follower, until they have its tokens
+        )
         self._launched: deque[Sampled] = deque()  # sampled and not collected
-        # Per slot, bit i: will want feature i some time; above them, whether logprobs, the likeliest token, a draw.
+        # Per slot, bit i: may want feature i; the bits above: wants logprobs, the likeliest token, a draw.
         self._wanted = np.zeros(max_num_seqs, np.int64)
         self._asks, self._greedy, self._draws = (1 << len(self._features) + place for place in range(3))
-        self._wanted_together: dict[int, list[Feature | Mask]] = {0: []}  # bits to features
+        self._features_by_bits: dict[int, list[Feature | Mask]] = {0: []}  # bits to features
         self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode, self._transfers)
-        self._starts = np.zeros(max_num_seqs, np.uint64)  # of random numbers, made of seeds
+        self._starts = np.zeros(max_num_seqs, np.uint64)  # starts of random streams, from seeds
 
     def admit(self, request: NewSlot) -> None:
-        """Takes over the parameters of a request that enters a slot."""
+        """Adds the parameters of a request that enters a slot."""
         wanted = [feature.admit(request) for feature in self._features]
         bits = sum(1 << place for place, will_want in enumerate(wanted) if will_want)
         bits |= self._asks if self._logprobs.admit(request) else 0
@@ -130,14 +132,14 @@ class Sampler:
         self._starts[request.slot] = start_of(np.array([seed], np.uint64))[0]
 
     def release(self, slots: list[int]) -> None:
-        """The requests in these slots are gone."""
+        """Drops the requests in these slots."""
         for sampled in self._launched:
             sampled.release(slots, self.why_nothing_fits)
         for feature in self._features:
             feature.release(slots)
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
-        """Tokens for `logits` [num_rows, vocab_size] of any float type; they may be changed in place."""
+        """Samples tokens for `logits` [num_rows, vocab_size] of any float type, which may be changed in place."""
         wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
         asked = np.flatnonzero(self._logprobs.used(batch)) if wanted & self._asks else _NO_ROWS
         if wanted & self._following:
@@ -162,24 +164,26 @@ class Sampler:
         return sampled
 
     def collect(self, sampled: Sampled) -> None:
-        """Waits for the oldest step that was not collected; afterwards everything in `sampled` is known."""
+        """Waits for the oldest step that was not collected; afterwards all values in `sampled` are known."""
         assert self._launched[0] is sampled, "steps are collected in order"
         self._launched.popleft()
         if sampled is self._unsettled:
             self._settle()
 
     def can_go_back(self, slots: np.ndarray) -> np.ndarray:
-        """Which of the requests in `slots` may have a position sampled again after other tokens: [num_slots] bool."""
+        """Returns True for requests in `slots` whose positions may be sampled again after other tokens: [num_slots]
+        bool.
+        """
         return self._wanted[slots] & self._one_way == 0
 
     def why_unusable(self, sampled: Sampled, row: int) -> str | DeadEnd | None:
-        """See `why_nothing_fits`, for the request of an unusable row."""
+        """Explains an unusable row, by `why_nothing_fits` of its request."""
         if row in sampled.reasons:
             return sampled.reasons[row]
         return self.why_nothing_fits(int(sampled.slots[row]))
 
     def _settle(self) -> None:
-        """Tells masks that follow outputs the last sampled tokens, once: before the next masks or with the result."""
+        """Passes the last sampled tokens to masks that follow outputs, once: before the next masks or the result."""
         sampled, self._unsettled = self._unsettled, None
         if sampled is not None:
             token_ids, usable = sampled.on_host
@@ -190,7 +194,9 @@ class Sampler:
         return sum(1 << place for place, feature in enumerate(self._features) if isinstance(feature, kinds))
 
     def why_nothing_fits(self, slot: int) -> str | DeadEnd | None:
-        """Says why a request left itself no token: in a message, or where its grammar led; None if the model did."""
+        """Explains why a request left itself no token: a message, or the grammar's dead end; None if the model is the
+        cause.
+        """
         for feature in self._custom:
             if (message := feature.why_nothing_fits(slot)) is not None:
                 return message
@@ -203,7 +209,7 @@ class Sampler:
 
     @staticmethod
     def _apply(feature: Feature | Mask, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> torch.Tensor:
-        """Logits of the step, of which `feature` has changed `rows`."""
+        """Returns the logits of the step after `feature` has changed `rows`."""
         if isinstance(feature, Mask):
             feature.apply(logits, rows, batch.take(rows))
             return logits
@@ -216,9 +222,9 @@ class Sampler:
     def _wanted_features(self, wanted: int) -> list[Feature | Mask]:
         """Features that some row of the step wants now or later; none in a step of plain requests."""
         bits = wanted & self._asks - 1
-        if (known := self._wanted_together.get(bits)) is None:
+        if (known := self._features_by_bits.get(bits)) is None:
             known = [feature for place, feature in enumerate(self._features) if bits >> place & 1]
-            self._wanted_together[bits] = known
+            self._features_by_bits[bits] = known
         return known
 
     def _choose(self, logits: torch.Tensor, batch: SampleBatch, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:

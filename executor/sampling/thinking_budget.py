@@ -11,11 +11,11 @@ from quire.executor.sampling.feature import FollowingMask, SampleBatch
 
 
 class Thinking:
-    """The place of one request's output: inside its reasoning or not, and after how many tokens of it.
+    """The progress of one request's output: inside its reasoning or not, and after how many of its tokens.
 
     Args:
-        num_tokens: the budget, of every stretch of reasoning.
-        output: tokens of an earlier life.
+        num_tokens: the budget of each section of reasoning.
+        output: tokens from before a preemption or restart.
     """
 
     def __init__(self, marks: ThinkingMarks, num_tokens: int, output: Sequence[int]) -> None:
@@ -34,7 +34,7 @@ class Thinking:
         return self._marks.end[0][self._num_forced]
 
     def push(self, token_ids: Sequence[int]) -> None:
-        """Takes the next tokens of the output."""
+        """Adds the next tokens of the output."""
         for token_id in token_ids:
             self._num_forced += self.forced is not None
             self._tail.append(token_id)
@@ -51,7 +51,7 @@ class Thinking:
 
 
 class ThinkingBudget(FollowingMask):
-    """Comes after all other masks and logits processors."""
+    """Closes reasoning at its budget. Comes after all other masks and logits processors."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self._used = np.zeros(max_num_seqs, bool)
@@ -80,7 +80,7 @@ class ThinkingBudget(FollowingMask):
                 logits[row, token_id] = 0
 
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
-        """See `FollowingMask.advance`. No later feature can bring a token back, so no row is returned."""
+        """Advances each request's progress. No later feature can bring a token back, so no row is returned."""
         for slot, token_id, is_usable in zip(slots.tolist(), token_ids, usable, strict=True):
             if is_usable and (state := self._states.get(slot)) is not None:
                 state.push([token_id])

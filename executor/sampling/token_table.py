@@ -1,4 +1,4 @@
-"""The worker's requests as sampling sees them: tokens by slot and position, not the pages that hold their keys."""
+"""The sampler's view of the worker's requests: tokens by slot and position, without the pages of their keys."""
 
 from typing import Protocol
 
@@ -7,13 +7,13 @@ import torch
 
 
 class TokenTable(Protocol):
-    """Slot-indexed rows of every request that runs. `executor/step/request_table.py` keeps them.
+    """Slot-indexed rows of every running request, implemented by `executor/step/request_table.py`.
 
     Attributes:
-        device: where token ids live.
+        device: of the token ids.
         token_ids: [max_num_seqs, columns] int32 on the device; known tokens at their positions.
         num_prompt_tokens: [max_num_seqs] int32.
-        num_unnamed: [max_num_seqs] int32; leading tokens that came as embeddings, so that their ids mean nothing.
+        num_unnamed: [max_num_seqs] int32; leading tokens that are given as embeddings and have no valid ids.
     """
 
     device: torch.device

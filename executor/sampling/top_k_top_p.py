@@ -1,18 +1,19 @@
 """top-k and top-p: keep the likeliest tokens, by number and by probability mass.
 
-Both find the least value that stays and drop smaller ones. Tokens exactly as likely as the last one kept stay too, so
-the outcome depends on the row's values alone, never on how a sort broke a tie.
+Both find the least value that stays and drop smaller ones. Tokens exactly as likely as that value stay too, so the
+result depends only on the row's values, never on the order of a sort.
 """
 
 import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.cut import drop_below
+from quire.executor.sampling.drop_below import drop_below
 from quire.executor.sampling.feature import Feature, SampleBatch
 
 FIRST_LOOK = 256
-"""Tokens among which the top-p cut is sought first: nearly always enough, and much less work than sorting them all."""
+"""Tokens among which the top-p cut is searched first: nearly always enough, and much less work than sorting them all.
+"""
 _WIDER = 64
 
 

@@ -1,1 +1,1 @@
-"""Holding a request's output to a grammar: matchers beside the sampler, one file a library."""
+"""Constrains a request's output to a grammar: matchers for the sampler, one file a library."""

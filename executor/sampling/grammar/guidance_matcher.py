@@ -1,4 +1,4 @@
-"""llguidance: masks computed when they are asked for, by derivatives and an Earley parser, with limits on each step."""
+"""llguidance: masks computed on demand, by derivatives and an Earley parser, with limits on each step."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ class _Tokens:
 
 
 class GuidanceLoader:
-    """Makes matchers from the grammar's text: nothing is loaded, and compilation takes less than a millisecond."""
+    """Builds matchers from the grammar's text: nothing is loaded, and compilation takes less than a millisecond."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._end_token_ids = frozenset(vocabulary.end_token_ids)

@@ -1,4 +1,4 @@
-"""Loads the grammars that requests bring: each library once, and each grammar once while it is in use."""
+"""Loads the grammars of requests: each library once, and each grammar once while it is in use."""
 
 import pkgutil
 import zlib
@@ -17,17 +17,18 @@ LOADERS = {
     "outlines": _MATCHERS + "outlines_matcher:OutlinesLoader",
     "lm-format-enforcer": _MATCHERS + "lm_format_enforcer_matcher:LMFormatEnforcerLoader",
 }
-"""By name, because importing a library takes a tenth of a second, which only requests with a grammar should pay."""
+"""The loaders by name, because importing a library takes a tenth of a second, which only requests with a grammar need.
+"""
 
 _CACHE_BYTES = 256 * 2**20
 _MAX_LOADERS = 8
 
 
 class GrammarLibrary:
-    """Loads grammars and makes matchers. Used by one thread.
+    """Loads grammars and builds matchers, for one thread.
 
     Args:
-        cache_bytes: loaded grammars that are kept for the next request, counted by the size of their data.
+        cache_bytes: the limit of unused loaded grammars, counted by the size of their data.
     """
 
     def __init__(self, cache_bytes: int = _CACHE_BYTES) -> None:

@@ -1,8 +1,8 @@
-"""Grammars of the requests in the slots: makes a mask of the tokens that may come next, in each step.
+"""Grammars of the requests in the slots: builds a mask of the allowed next tokens in each step.
 
-A grammar is loaded in a thread while the request's prompt is computed. Masks are made by the thread that runs the step:
-an accelerator is still at its forward pass then, and on a CPU a microsecond or two a row is less than any hand-over. A
-chosen token is looked up in its mask; its matcher goes forward just before the next mask, when it is at work anyway.
+A grammar is loaded in a thread while the request's prompt is computed. The thread that runs the step builds the masks:
+an accelerator is still busy with its forward pass, and on a CPU one or two microseconds a row are less than the switch
+to another thread. A chosen token is looked up in its mask; its matcher advances just before the next mask.
 """
 
 from collections.abc import Collection
@@ -23,15 +23,15 @@ logger = get_logger(__name__)
 
 
 class DeadEnd(NamedTuple):
-    """Why a grammar lets an output neither end nor go on."""
+    """Why a grammar lets an output neither end nor continue."""
 
     message: str
 
 
 class GrammarMasks(FollowingMask):
-    """Keeps a matcher for each slot that has a grammar.
+    """Holds a matcher for each slot that has a grammar.
 
-    Each rank has its own matchers. They agree because ranks come to the same tokens.
+    Each rank has its own matchers. They agree because all ranks get the same tokens.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: Collection[int], ops: Backend) -> None:
@@ -44,7 +44,7 @@ class GrammarMasks(FollowingMask):
         self._faults: dict[int, str] = {}  # by slot; why there is no mask
         self._stuck: set[int] = set()  # slots whose last mask allowed nothing
         self._chosen: dict[int, int] = {}  # by slot; the token that its matcher has not accepted yet
-        self._bitmask = np.zeros((0, self._num_words), np.int32)  # of the step that is under way
+        self._bitmask = np.zeros((0, self._num_words), np.int32)  # of the current step
         self._masked: dict[int, int] = {}  # slot to row of the bitmask
         self._library = GrammarLibrary()
         # One thread, so that the work for a slot is done in the order of submission.
@@ -58,14 +58,14 @@ class GrammarMasks(FollowingMask):
         if request.grammar is None:
             return False
         output = request.token_ids[request.num_prompt_tokens :]
-        if self._eos_token_ids.intersection(output):  # complete; it goes on because it ignores its end
+        if self._eos_token_ids.intersection(output):  # complete; it continues because of `ignore_eos`
             return False
         self._loading[request.slot] = self._thread.submit(self._start, request, output)
         self._active[request.slot] = True
         return True
 
     def release(self, slots: list[int]) -> None:
-        """Forgets requests that left their slots."""
+        """Drops requests that left their slots."""
         if self._loading:
             for slot in slots:
                 self._drop(slot)
@@ -74,7 +74,7 @@ class GrammarMasks(FollowingMask):
         self._loading.pop(slot, None)
         self._faults.pop(slot, None)
         self._stuck.discard(slot)
-        self._let_go(slot)
+        self._unmask(slot)
 
     def _start(self, request: NewSlot, output: list[int]) -> Matcher:
         assert request.grammar is not None
@@ -91,7 +91,7 @@ class GrammarMasks(FollowingMask):
         return self._active[batch.slots]
 
     def apply(self, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> None:
-        """Leaves only tokens that the grammars allow."""
+        """Leaves only the tokens that the grammars allow."""
         slots = batch.slots.tolist()
         self._bitmask = self._fill(slots)
         self._masked = {slot: row for row, slot in enumerate(slots)}
@@ -100,13 +100,13 @@ class GrammarMasks(FollowingMask):
     def _fill(self, slots: list[int]) -> np.ndarray:
         """[num_rows, num_words] int32; zeros, which allow nothing, where a matcher failed."""
         bitmask = np.zeros((len(slots), self._num_words), np.int32)
-        together: dict[type[Matcher], tuple[list[Matcher], list[int]]] = {}  # by library: matchers and their rows
+        by_library: dict[type[Matcher], tuple[list[Matcher], list[int]]] = {}  # by library: matchers and their rows
         for row, slot in enumerate(slots):
             if (matcher := self._matcher(slot)) is not None:
-                matchers, rows = together.setdefault(type(matcher), ([], []))
+                matchers, rows = by_library.setdefault(type(matcher), ([], []))
                 matchers.append(matcher)
                 rows.append(row)
-        for library, (matchers, rows) in together.items():
+        for library, (matchers, rows) in by_library.items():
             try:
                 library.fill_all(matchers, bitmask, rows)
             except Exception:  # a library's error about one grammar: filled one by one, the others succeed
@@ -129,7 +129,7 @@ class GrammarMasks(FollowingMask):
                 matcher = self._matchers[slot] = self._loading[slot].result()
             elif matcher is not None and token_id is not None and not matcher.accept(token_id):
                 raise MatcherError("the library refuses a token that it allowed")
-        except Exception as error:  # a library's, as above
+        except Exception as error:  # a library's error, as above
             self._blame(slot, error)
             return None
         return matcher
@@ -140,10 +140,10 @@ class GrammarMasks(FollowingMask):
         self._faults[slot] = f"{error or type(error).__name__}"
 
     def advance(self, slots: np.ndarray, token_ids: list[int], usable: list[bool]) -> list[int]:
-        """See `FollowingMask.advance`. Compares the tokens of the last step with masks against those masks.
+        """Checks the tokens of the last step against its masks.
 
-        A request whose output is complete is held to nothing from then on: later tokens are dropped by the scheduler,
-        or are what `ignore_eos` asked for.
+        A request whose output is complete is not constrained any more: the scheduler drops later tokens, unless
+        `ignore_eos` asked for them.
         """
         broken: list[int] = []
         if not self._masked:
@@ -153,24 +153,24 @@ class GrammarMasks(FollowingMask):
                 continue
             if is_usable and not self._bitmask.item(place, token_id // 32) >> token_id % 32 & 1:
                 broken.append(row)
-                self._let_go(slot)
+                self._unmask(slot)
             elif not is_usable or token_id in self._eos_token_ids:
                 if not self._bitmask[place].any():
                     self._stuck.add(slot)
-                self._let_go(slot)
+                self._unmask(slot)
             else:
                 self._chosen[slot] = token_id
         self._masked = {}
         return broken
 
-    def _let_go(self, slot: int) -> None:
+    def _unmask(self, slot: int) -> None:
         """Stops masking a request's tokens."""
         self._matchers.pop(slot, None)
         self._chosen.pop(slot, None)
         self._active[slot] = False
 
     def why_nothing_fits(self, slot: int, *, has_other_limits: bool) -> DeadEnd | None:
-        """Says how the grammar of a request left no token; None if it did not.
+        """Explains how the grammar of a request left no token; None if it did not.
 
         Args:
             has_other_limits: other features may have taken away the tokens that the grammar allowed.

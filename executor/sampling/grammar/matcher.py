@@ -16,7 +16,7 @@ class Matcher(ABC):
 
     @abstractmethod
     def fill(self, bitmask: np.ndarray, row: int) -> None:
-        """Writes which tokens may come next: bit `i % 32` of `bitmask[row, i // 32]` is set for token i.
+        """Writes the allowed next tokens: bit `i % 32` of `bitmask[row, i // 32]` is set for token i.
 
         Args:
             bitmask: [num_rows, ceil(vocab_size / 32)] int32, contiguous.
@@ -38,7 +38,7 @@ class Matcher(ABC):
         """`fill` for matchers of this class, of any grammars and vocabularies, each in its row.
 
         Raises:
-            Exception: one of the matchers failed; the rows of all others are then meaningless.
+            Exception: one of the matchers failed; the rows of all others are undefined.
         """
         for matcher, row in zip(matchers, rows, strict=True):
             matcher.fill(bitmask, row)

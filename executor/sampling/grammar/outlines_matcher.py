@@ -23,7 +23,7 @@ class OutlinesLoader:
 
 
 class OutlinesMatcher(Matcher):
-    """See `Matcher`.
+    """The state of an output in an outlines index.
 
     Args:
         mark: id of the token that marks the end of a text; the model has no such token.
