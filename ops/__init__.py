@@ -26,7 +26,7 @@ def bind(device: Literal["cpu", "cuda"] | str) -> "Backend":
 
 
 def settle(device: str) -> None:
-    """Gives memory that only building a model needed back to the system. To be called while it is built, and then."""
+    """Returns memory to the system that only the build of a model needed. Call it during and after the build."""
     if device == "cpu":
         from quire.ops.cpu.memory import return_freed_memory
 

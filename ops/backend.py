@@ -1,8 +1,8 @@
 """The operations of a step, as the interface of a backend: an object that computes them on one kind of device.
 
-A backend is bound once, when a model is built, and handed to the layers. No other code asks which device it runs on.
-Tensors are on the backend's device. `num_tokens` is the number of new tokens in a step; the tokens of its requests
-follow one another.
+A backend is bound once, when a model is built, and passed to the layers. No other code asks for the device. Tensors are
+on the backend's device. `num_tokens` is the number of new tokens in a step; the tokens of its requests follow one
+another.
 """
 
 from abc import ABC, abstractmethod
@@ -22,14 +22,15 @@ from quire.ops.stored import StoredWeight, put_together
 from quire.ops.streams import StreamOperations
 
 PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu"]
-"""An activation function of one number: silu (arXiv:1702.03118), gelu (1606.08415), its approximations by tanh and by
-`x * sigmoid(1.702 * x)`, relu and its square (2109.08668)."""
+"""An elementwise activation function: silu (arXiv:1702.03118), gelu (1606.08415), its approximations by tanh and by `x
+* sigmoid(1.702 * x)`, relu and its square (2109.08668).
+"""
 
 Activation = PlainActivation | Literal["clamped_swiglu", "clamped_silu"]
-"""What a gated layer makes of a gate g and its up u.
+"""The output of a gated layer for a gate g and its up u.
 
 f(g) * u with a plain activation f; or g * sigmoid(SWIGLU_ALPHA * g) * (u + 1) with g and u at most SWIGLU_LIMIT, and u
-at least its negative (arXiv:2508.10925); or silu(g) * u with g and u limited so by SILU_LIMIT.
+at least its negative (arXiv:2508.10925); or silu(g) * u with the same limits by SILU_LIMIT.
 """
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -46,25 +47,25 @@ class AttentionBatch(Protocol):
     seq_lens: np.ndarray
     block_tables: np.ndarray
     prefix_lens: np.ndarray | None
-    """See `Backend.attention_batch`."""
+    """The `prefix_lens` of `Backend.attention_batch`."""
 
     block_size: int
 
 
 class Recording(Protocol):
-    """Recorded operations, which can be run again with the memory that they were recorded with."""
+    """Recorded operations, which can run again on the memory that they were recorded with."""
 
     def run(self) -> None:
         """Runs all operations, in order."""
         ...
 
     def run_timed(self) -> list[float]:
-        """Like `run`; returns the CLOCK_MONOTONIC time in seconds at which each operation was done."""
+        """Runs all operations; returns the CLOCK_MONOTONIC time in seconds at which each was done."""
         ...
 
 
 class AttentionForm(NamedTuple):
-    """Which keys a layer's queries see, and how their scores become weights.
+    """The keys that a layer's queries see, and the formula from their scores to weights.
 
     A score is `scale * q·k`, then capped, then biased. The weights are the softmax of the scores that a query sees.
 
@@ -96,14 +97,14 @@ LinearWeight = Tensor | QuantizedWeight
 
 
 class ExpertWeights(NamedTuple):
-    """The two linear layers of one expert (arXiv:1701.06538, 2002.05202). All experts of a layer are stored alike.
+    """The two linear layers of one expert (arXiv:1701.06538, 2002.05202). All experts of a layer have one form.
 
     Attributes:
-        gate_up: [2 * size, hidden]: gates, then ups; or [size, hidden], of an expert without gates, or of gates alone.
+        gate_up: [2 * size, hidden]: gates, then ups; or [size, hidden], without gates, or with only the gates.
         down: [hidden, size].
-        gate_up_bias: one number an output, gates first; or None.
+        gate_up_bias: one value an output, gates first; or None.
         down_bias: [hidden], or None.
-        up: [size, hidden]: the ups, if they are stored in another way than the gates; else None.
+        up: [size, hidden]: the ups, if they have another form than the gates; else None.
     """
 
     gate_up: LinearWeight
@@ -114,12 +115,12 @@ class ExpertWeights(NamedTuple):
 
     @property
     def is_gated(self) -> bool:
-        """Whether the activation has gates and ups."""
+        """True if the activation has gates and ups."""
         return self.up is not None or self.gate_up.shape[0] != self.down.shape[1]
 
     @property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of `gate_up` and `up`."""
+        """The biases of `gate_up` and `up`."""
         if self.up is None or self.gate_up_bias is None:
             return self.gate_up_bias, None
         gate, up = self.gate_up_bias.chunk(2)
@@ -127,11 +128,11 @@ class ExpertWeights(NamedTuple):
 
 
 class UnlikeExpertsError(ValueError):
-    """Experts of one layer are stored in different ways, for which there is no packed form."""
+    """Experts of one layer differ in form, so there is no packed form for them."""
 
 
 Batch = TypeVar("Batch", bound=AttentionBatch)
-"""A backend's own `AttentionBatch`: its `attention_batch` makes it, its `attention` takes it."""
+"""A backend's own `AttentionBatch`, from its `attention_batch` for its `attention`."""
 
 PackedLinear = TypeVar("PackedLinear")
 """A weight in the backend's layout: from `pack_linear` for `linear`, or from `pack_gated_linear` for `gated_linear`."""
@@ -179,19 +180,19 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
 
     @abstractmethod
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`x + residual`, which may be written into `residual`; both are [num_tokens, size]."""
+        """Computes `x + residual`, perhaps in place of `residual`; both are [num_tokens, size]."""
 
     @abstractmethod
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The columns of all `parts`, each [num_tokens, its size], side by side: [num_tokens, sum of the sizes]."""
+        """Joins the columns of all `parts`, each [num_tokens, its size]: [num_tokens, sum of the sizes]."""
 
     @abstractmethod
     def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
-        """`factor * x`, then capped as `AttentionForm.softcap` says; may be written into `x` [num_tokens, size]."""
+        """Computes `factor * x`, capped as in `AttentionForm.softcap`, perhaps in place of `x` [num_tokens, size]."""
 
     @abstractmethod
     def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
-        """The activation of each number of `x` [num_tokens, size]; may be written into `x`."""
+        """Applies the activation to each element of `x` [num_tokens, size], perhaps in place."""
 
     @abstractmethod
     def rotation(
@@ -213,74 +214,74 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
 
     @abstractmethod
     def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
-        """[num_tokens, 2 * size] → [num_tokens, size]: gates, then ups, to their activation (arXiv:2002.05202)."""
+        """Maps [num_tokens, 2 * size], gates, then ups, to their activation [num_tokens, size] (arXiv:2002.05202)."""
 
     @abstractmethod
     def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
-        """Rows of `x` [rows, size] at `index` [n] int64, times `scale`: [n, size]."""
+        """Looks up rows of `x` [rows, size] at `index` [n] int64, times `scale`: [n, size]."""
 
     @abstractmethod
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
-        """`weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original.
+        """Packs `weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original.
 
-        Tensors of torch's meta device are packed into such tensors, as large as those of real weights would be.
+        Tensors on torch's meta device are packed into such tensors, as large as those of real weights would be.
         """
 
     @abstractmethod
     def has_rows(self, packed: PackedLinear) -> bool:
-        """Whether `take_packed_rows` takes a weight from `pack_linear`. Those of a `QuantizedWeight` it takes all."""
+        """Returns True if `take_packed_rows` takes a weight from `pack_linear`. It takes all of a `QuantizedWeight`."""
 
     @abstractmethod
     def take_packed_rows(self, packed: PackedLinear, index: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        """`take_rows` of a weight [rows, size] that `pack_linear` packed, as numbers of `dtype`: [n, size].
+        """Looks up rows of a weight [rows, size] that `pack_linear` packed, dequantized to `dtype`: [n, size].
 
-        They are those of `dequantize(weight, dtype)`, but that a sum of product and offset may be rounded once.
+        They equal those of `dequantize(weight, dtype)`, except that the sum of product and offset may be rounded once.
         """
 
     @property
     @abstractmethod
     def layout(self) -> str:
-        """Names what the layouts of packed weights depend on beside the code, such as the processor's instructions."""
+        """Names the conditions of packed layouts apart from the code, such as the processor's instructions."""
 
     def restore(self, stored: StoredWeight) -> Any:
-        """The packed weight, linear or experts', that was taken apart where this backend had the same `layout`.
+        """Restores a packed weight, linear or experts', that was stored where this backend had the same `layout`.
 
-        The tensors are used as they are. Raises ValueError for a form that the backend does not know.
+        The tensors are used without a copy. Raises ValueError for a form that the backend does not know.
         """
         return put_together(stored, self.packed_types)
 
     @abstractmethod
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """`x` [num_tokens, in] → [num_tokens, out]."""
+        """Maps `x` [num_tokens, in] to [num_tokens, out]."""
 
     @abstractmethod
     def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
-        """Like `pack_linear`, for a `weight` [gate | up, in]; only `gated_linear` takes the result."""
+        """Packs a `weight` [gate | up, in], as `pack_linear` does; only `gated_linear` takes the result."""
 
     @abstractmethod
     def gated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation = "silu") -> Tensor:
-        """`activate_and_mul` of a linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
+        """Runs `activate_and_mul` on a linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
 
     @abstractmethod
     def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-        """The experts of each token of `x` [num_tokens, hidden], and their weights; computed in float32.
+        """Selects the experts of each token of `x` [num_tokens, hidden], and their weights; computed in float32.
 
         Returns ids [num_tokens, top_k] int64, the best first, and weights [num_tokens, top_k] float32.
         """
 
     @abstractmethod
     def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> PackedExperts:
-        """All experts of a layer in the backend's layout. They are taken one by one, and all have the same shapes.
+        """Packs all experts of a layer in the backend's layout. They are read one by one, and all have the same shapes.
 
-        Tensors of torch's meta device are packed as `pack_linear` says.
+        Tensors on torch's meta device are packed as in `pack_linear`.
 
         Raises:
-            UnlikeExpertsError: they are not stored alike: in tensors of the same types and shapes.
+            UnlikeExpertsError: they differ in form: in the dtypes and shapes of their tensors.
         """
 
     @abstractmethod
     def expert_tensors(self, packed: PackedExperts, index: int) -> list[Tensor]:
-        """The memory of one expert, which is another one as soon as another one's numbers are written there.
+        """Returns the memory of one expert. Writing another expert's bytes there replaces the expert.
 
         All experts of a layer have tensors of the same shapes, in the same order.
         """
@@ -296,19 +297,19 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         *,
         weighs_inputs: bool = False,
     ) -> Tensor:
-        """The weighted sum of each token's experts (arXiv:1701.06538): `x` [num_tokens, hidden] → the same shape.
+        """Sums each token's experts, weighted (arXiv:1701.06538): `x` [num_tokens, hidden] → the same shape.
 
         An expert is a gated layer, or a linear layer with a plain activation, and the linear layer after it. `ids`
-        [num_tokens, top_k] int64 are below the number of experts, or -1 for an expert that is not here, which adds
-        nothing; `weights` [num_tokens, top_k] are float32. The sums of a token are added in the order of its ids. If
-        `weighs_inputs`, the weights multiply what an expert reads instead of what it gives.
+        [num_tokens, top_k] int64 are below the number of experts, or -1 for an expert of another rank, which adds
+        nothing; `weights` [num_tokens, top_k] are float32. The terms of a token are summed in the order of its ids.
+        With `weighs_inputs`, the weights multiply an expert's input instead of its output.
         """
 
     @abstractmethod
     def kv_cache_shape(
         self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> tuple[int, ...]:
-        """Shape of one layer's KV cache; only the backend knows what its dimensions mean.
+        """Returns the shape of one layer's KV cache; only the backend knows the meaning of its dimensions.
 
         Pages, the first dimension, may lie apart in memory; each page is dense.
         """
@@ -319,16 +320,16 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     ) -> None:
         """Stores `k` and `v` [num_tokens, num_kv_heads, head_dim] in the slots of `slot_mapping` [num_tokens] int64.
 
-        Codes of a cache of few bits have the scales of their heads in `scales` [2, num_kv_heads] float32, of keys and
-        of values, and what these do not reach is clamped. None: each token and head has a scale that it fits.
+        In a quantized cache, `scales` [2, num_kv_heads] float32 are the scales of each head's keys and values; values
+        beyond their range are clamped. None: each token and head gets its own scale.
 
-        Infinities and NaN are replaced by finite values: the page may later belong to another request, and a masked
-        position that holds a NaN would make that request's attention NaN.
+        Infinities and NaN are replaced by finite values: the page may later belong to another request, and a NaN at a
+        masked position would make that request's attention NaN.
         """
 
     @abstractmethod
     def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values in `slots` [n] int64, as `write_kv` stored them: both [n, num_kv_heads, head_dim]."""
+        """Reads the keys and values in `slots` [n] int64 that `write_kv` stored: both [n, num_kv_heads, head_dim]."""
 
     @abstractmethod
     def rotate_and_store(
@@ -392,7 +393,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
 
     @abstractmethod
     def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
-        """Like `attention`, of each token to those tokens alone that are selected for it, itself among them.
+        """Attends from each token only to the tokens that are selected for it, including itself, as `attention` does.
 
         Slots past a token's count are those of tokens that have been written.
         """
@@ -401,16 +402,17 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     def partial_attention(
         self, q: Tensor, kv_cache: Tensor, batch: Batch, form: AttentionForm
     ) -> tuple[Tensor, Tensor]:
-        """Like `attention`, of keys that are some of a sequence's; `form` has no sinks.
+        """Attends to some of a sequence's keys, as `attention` does; `form` has no sinks.
 
-        Returns the outputs and, in float32, the logarithm of each softmax's denominator [num_tokens, num_heads]. With
-        these, `merge_attention` finds the outputs over all keys. Where a token sees no key, the logarithm is -inf, and
-        the outputs mean nothing.
+        Returns the outputs and, in float32, the logarithm of each softmax's denominator [num_tokens, num_heads]. From
+        these, `merge_attention` computes the outputs over all keys. For a token that sees no key, the logarithm is
+        -inf, and the output is undefined.
         """
 
     @abstractmethod
     def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """The outputs over all keys, weighted by each part's share of the whole softmax (arXiv:2205.14135).
+        """Merges parts to the outputs over all keys, weighted by each part's share of the whole softmax
+        (arXiv:2205.14135).
 
         `parts` are results of `partial_attention`. Every token sees a key of some part.
         """
@@ -419,8 +421,8 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         """Calls `run`, and returns its result and a recording of its operations.
 
-        The recording computes the result again, from the values that the inputs' memory then holds. All recordings
-        share memory: a result is valid until this backend's next `record`, or until any recording runs. Instead of a
+        The recording computes the result again, from the current values in the inputs' memory. All recordings share
+        memory: a result is valid until this backend's next `record`, or until any recording runs. Instead of a
         recording, None is returned if the backend cannot record, or if `run` did anything but operations of this
         backend and views of tensors.
         """

@@ -1,9 +1,9 @@
-"""How numbers of one token lie in a cache of few bits: a row of codes, then their scale.
+"""The rows of a quantized cache: a token's quantized values, then their scale.
 
-A row is the key or the value of a head, or a part of what latent attention keeps of a token (`quire.ops.latent`).
-number = value(code) * scale, where the scale maps a row's greatest magnitude to the greatest code. A scale of its own
-for each row needs no calibration, and a row never changes once it is written. Where a checkpoint was
-calibrated, each row of a head has that head's scale, so that its codes are those that the checkpoint's makers measured.
+A row is the key or the value of a head, or a part of a token's latent row (`quire.ops.latent`). An element is
+value(code) * scale, where the scale maps a row's greatest magnitude to the greatest code. A separate scale for each row
+needs no calibration, and a row never changes once it is written. With a calibrated checkpoint, each row of a head has
+that head's scale, so that its codes are those of the checkpoint's makers.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,25 @@ import torch
 from torch import Tensor
 
 SCALE_BYTES = 4
-"""Of a row's scale, float32, after its codes."""
+"""Bytes of a row's scale, float32, after its codes."""
 
 LARGEST_CODE = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
-"""The greatest value of a code, by the type of the cache. In uint8 lie two codes of four bits in two's complement, the
-lower half first."""
+"""The greatest value of a code, by the cache's dtype. uint8 has two 4-bit codes in two's complement, the lower half
+first.
+"""
 
 LARGEST = 1e18
 """The cache holds this instead of infinity: its product with a query is still finite in float32."""
 
 _SMALLEST = 1e-30
-"""A row of smaller numbers is a row of zeros, so that the inverse of its scale is finite."""
+"""A row of smaller magnitudes becomes zeros, so that the inverse of its scale is finite."""
 
 
 def row_size(size: int, dtype: torch.dtype) -> int:
-    """Elements of a row of `size` numbers in a cache of `dtype`; codes have a scale even for none.
+    """Counts the elements of a row of `size` values in a cache of `dtype`; a quantized row has a scale even if empty.
 
     Raises:
-        ValueError: codes of four bits cannot hold an odd number of numbers.
+        ValueError: 4-bit codes need an even size.
     """
     if dtype not in LARGEST_CODE:
         return size
@@ -43,29 +44,29 @@ def row_size(size: int, dtype: torch.dtype) -> int:
 
 
 def plain_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of the numbers that are read from a cache of `dtype`."""
+    """Returns the dtype of the values that are read from a cache of `dtype`."""
     return torch.float32 if dtype in LARGEST_CODE else dtype
 
 
 def decoded_bytes(size: int, cache_dtype: torch.dtype, dtype: torch.dtype) -> int:
-    """Bytes of `size` numbers that are read from a cache of `cache_dtype` as `dtype`, in the larger type on the way."""
+    """Counts the bytes of `size` values while they are read from a cache to `dtype`: the larger of the two dtypes."""
     return size * max(plain_dtype(cache_dtype).itemsize, dtype.itemsize)
 
 
 def largest_stored(cache_dtype: torch.dtype) -> float:
-    """The number that a cache of this dtype holds instead of infinity."""
+    """Returns the value that a cache of this dtype holds instead of infinity."""
     return LARGEST if cache_dtype in LARGEST_CODE else min(LARGEST, torch.finfo(cache_dtype).max)
 
 
 def in_octets(rows: Tensor) -> Tensor:
-    """`rows` of codes as uint8, because torch does not index numbers of eight bits; other rows as they are."""
+    """Views quantized `rows` as uint8, because torch does not index 8-bit floats; returns other rows unchanged."""
     return rows.view(torch.uint8) if rows.dtype in LARGEST_CODE else rows
 
 
 def encode(x: Tensor, dtype: torch.dtype, fixed: Tensor | None = None) -> Tensor:
-    """`x` [..., head_dim], finite, as rows [..., row_size] of a cache of `dtype`.
+    """Quantizes `x` [..., head_dim], finite, to rows [..., row_size] of a cache of `dtype`.
 
-    With the scales `fixed`, which broadcast to [..., 1], numbers beyond the greatest code are clamped to it.
+    With the scales `fixed`, which broadcast to [..., 1], values beyond the greatest code are clamped to it.
     """
     if dtype not in LARGEST_CODE:
         return x.to(dtype)
@@ -88,9 +89,9 @@ def encode(x: Tensor, dtype: torch.dtype, fixed: Tensor | None = None) -> Tensor
 
 
 def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers of `rows` [..., row_size], as `encode` made them, in `dtype`: [..., head_dim].
+    """Dequantizes `rows` [..., row_size] from `encode` to `dtype`: [..., head_dim].
 
-    Bytes that it did not make may give infinities and NaN.
+    Other bytes may give infinities and NaN.
     """
     if rows.dtype not in LARGEST_CODE:
         return rows.to(dtype)
@@ -107,17 +108,19 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def gather(cache: Tensor, slots: Tensor) -> Tensor:
-    """What lies in `slots` [...] int64 of `cache` [num_pages, block_size, size]: [..., size], of the cache's type."""
+    """Reads the rows in `slots` [...] int64 of `cache` [num_pages, block_size, size]: [..., size], in the cache's
+    dtype.
+    """
     return in_octets(cache)[slots // cache.shape[1], slots % cache.shape[1]].view(cache.dtype)
 
 
 def split_rows(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """The rows of so many numbers each that lie one after the other in `rows` [..., sum of their `row_size`]: views."""
+    """Splits `rows` [..., sum of the `row_size`s] into views of one row for each of `sizes`."""
     return list(rows.split([row_size(size, rows.dtype) for size in sizes], dim=-1))
 
 
 def decode_parts(rows: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The numbers of rows that lie one after the other, as for `split_rows`, side by side: [..., sum of `sizes`]."""
+    """Dequantizes rows that lie one after the other, as in `split_rows`, side by side: [..., sum of `sizes`]."""
     if rows.dtype not in LARGEST_CODE:
         return rows.to(dtype)
     return torch.cat([decode(part, dtype) for part in split_rows(rows, sizes)], dim=-1)

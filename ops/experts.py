@@ -1,4 +1,4 @@
-"""Whether the experts of a layer are stored alike, as the backends' layouts of them need."""
+"""Checks that the experts of a layer have one form, as the backends' layouts of them require."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,13 +10,13 @@ from quire.ops.quantized import QuantizedWeight
 
 
 def alike(experts: Iterable[ExpertWeights]) -> Iterator[ExpertWeights]:
-    """The experts one by one.
+    """Yields the experts one by one.
 
     Raises:
-        UnlikeExpertsError: one has tensors of other types or shapes than the first, or codes of other values.
+        UnlikeExpertsError: one has tensors of other dtypes or shapes than the first, or codes of other values.
     """
     form: tuple[object, ...] | None = None
-    tables: list[Tensor] = []  # of the first expert, whose other tensors are not kept
+    tables: list[Tensor] = []  # of the first expert, whose other tensors are dropped
     for index, expert in enumerate(experts):
         if form is None:
             form, tables = _form(expert), _tables(expert)

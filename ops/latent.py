@@ -1,12 +1,12 @@
 """The operations of multi-head latent attention (arXiv:2405.04434): all heads share one key a token.
 
-That key is [latent | rotated key]; its latent, of `rank` numbers, is the value, too. A layer's cache is
-[num_pages, block_size, row_size(rank) + row_size(rotary_dim)], and its pages and what they keep of a token may lie
-apart. In a cache of few bits, latent and rotated key are rows of codes with a scale each (`quire.ops.cache_rows`),
-because the rotated key is not normalized and may be many times as large.
+That key is [latent | rotated key]; its latent, of `rank` elements, is the value, too. A layer's cache is [num_pages,
+block_size, row_size(rank) + row_size(rotary_dim)]. Its pages, and the rows of tokens in them, may lie apart. In a
+quantized cache, latent and rotated key have separate scales (`quire.ops.cache_rows`), because the rotated key is not
+normalized and may be many times as large.
 
-In sparse attention (arXiv:2512.02556, section 2.1) a token has an index key besides, a row in a cache of its own.
-Index queries choose the tokens that attention sees. In compressed attention, a row may stand for several tokens.
+In sparse attention (arXiv:2512.02556, section 2.1) a token also has an index key, a row in a separate cache. Index
+queries select the tokens that attention sees. In compressed attention, a row may be for several tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 Batch = TypeVar("Batch")
-"""See `quire.ops.backend.Batch`."""
+"""The batch of `quire.ops.backend.Batch`."""
 
 
 class Selection(NamedTuple):
@@ -70,21 +70,21 @@ class LatentOperations(ABC, Generic[Batch]):
         *,
         is_interleaved: bool,
     ) -> Tensor:
-        """The operations between the projections and the attention.
+        """Runs the operations between the projections and the attention.
 
-        `q` [num_tokens, heads, rotary_dim] is the part of the queries that is rotated. `latent` [num_tokens, rank +
-        rotary_dim] is the projection to be stored: the latents, which are normalized by `norm` (weight [rank], eps),
-        and keys, which are rotated like the queries. They are stored in the slots of `slot_mapping` [num_tokens] int64
-        as finite numbers (see `Backend.write_kv`). Returns the rotated queries, dense.
+        `q` [num_tokens, heads, rotary_dim] is the rotated part of the queries. `latent` [num_tokens, rank + rotary_dim]
+        is the projection to store: the latents, which are normalized by `norm` (weight [rank], eps), and keys, which
+        are rotated like the queries. They are stored in the slots of `slot_mapping` [num_tokens] int64 as finite values
+        (see `Backend.write_kv`). Returns the rotated queries, dense.
 
         `cos` and `sin` are as for `Backend.rotary`; without dimensions, nothing is rotated. If `is_interleaved`, pairs
-        are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), of queries and keys alike, which leaves their products
-        as they are.
+        are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), in queries and keys alike, which preserves their
+        products.
         """
 
     @abstractmethod
     def store_rows(self, x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
-        """Stores `x` [num_tokens, size] in the slots of `slot_mapping` [num_tokens] int64 as finite numbers.
+        """Stores `x` [num_tokens, size] in the slots of `slot_mapping` [num_tokens] int64 as finite values.
 
         `cache` is [num_pages, block_size, row_size(size)].
         """
@@ -93,15 +93,16 @@ class LatentOperations(ABC, Generic[Batch]):
     def select_tokens(
         self, q: Tensor, weights: Tensor, cache: Tensor, batch: Batch, *, top_k: int, scale: float
     ) -> Selection:
-        """The `top_k` tokens of the highest scores, of a token and those before it; all if they are not more.
+        """Selects the `top_k` tokens with the highest scores, among a token and those before it; all if they are not
+        more.
 
         The score of a key is the sum over heads of `weight * relu(scale * q·key)`, in float32; of equal scores, the
         earlier token is taken. `q` [num_tokens, heads, size] and `weights` [num_tokens, heads] are of one dtype;
-        `cache` [num_pages, block_size, row_size(size)] has the keys, those of the step's new tokens included.
+        `cache` [num_pages, block_size, row_size(size)] has the keys, including those of the step's new tokens.
         """
 
     def select_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> CacheRows:
-        """The rows that `best_rows` finds."""
+        """Returns the rows of `best_rows`."""
         if rows.slots.shape[1] <= top_k:
             return rows
         best = self.best_rows(q, weights, rows, top_k=top_k, scale=scale)
@@ -109,15 +110,15 @@ class LatentOperations(ABC, Generic[Batch]):
 
     @abstractmethod
     def best_rows(self, q: Tensor, weights: Tensor, rows: CacheRows, *, top_k: int, scale: float) -> Tensor:
-        """The `top_k` rows of the highest scores, of those that a token may see, in their order; all if not more.
+        """Selects the `top_k` rows with the highest scores among those that a token may see, in order; all if not more.
 
         `rows` have the index keys. Scores, `q` and `weights` are as for `select_tokens`. Returns columns of
-        `rows.slots`, [num_tokens, at most top_k] int64. Past a token's count they are any.
+        `rows.slots`, [num_tokens, at most top_k] int64. Past a token's count they are arbitrary.
         """
 
     @abstractmethod
     def attend_rows(self, q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, *, scale: float) -> Tensor:
-        """Attention of each token to all rows that it may see: a row is the key of all heads, and their value.
+        """Attends from each token to all rows that it may see: a row is the key and the value of all heads.
 
         `q` is [num_tokens, heads, size]; `sinks` [heads] float32 are as for `AttentionForm`. Returns the shape of `q`.
         """
@@ -133,18 +134,18 @@ class LatentOperations(ABC, Generic[Batch]):
         scale: float,
         selection: Selection | None = None,
     ) -> Tensor:
-        """Causal attention in the latent space.
+        """Runs causal attention in the latent space.
 
         `q` [num_tokens, heads, rank] and `q_rotated` [num_tokens, heads, rotary_dim], of one dtype, are the two parts
         of the queries. The latents of the step's new tokens must have been stored. With a `selection`, a token sees
-        those tokens alone. Returns [num_tokens, heads, rank].
+        only those tokens. Returns [num_tokens, heads, rank].
         """
 
     @abstractmethod
     def partial_latent_attention(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, batch: Batch, *, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Like `latent_attention`, of latents that are some of a sequence's.
+        """Attends to the latents of some of a sequence's tokens, as `latent_attention` does.
 
-        Returns the outputs and logarithms that `Backend.merge_attention` takes; see `Backend.partial_attention`.
+        Returns outputs and logarithms for `Backend.merge_attention`; see `Backend.partial_attention`.
         """

@@ -1,4 +1,4 @@
-"""Weights of few bits: the one form that every quantized checkpoint takes before a backend packs it."""
+"""Quantized weights: the one form to which every quantized checkpoint is converted before a backend packs it."""
 
 from typing import NamedTuple
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 
 class QuantizedWeight(NamedTuple):
-    """A weight [out, in] whose numbers are short codes; neighbouring inputs of an output share a scale.
+    """A weight [out, in] of low-bit codes; neighbouring inputs of an output share a scale.
 
     weight[o, i] = value(codes[o, i]) * scales[o, i // group_size] + offsets[o, i // group_size]
 
-    Formats differ in what a code's value is. Zero points are offsets here (`-zero * scale`), and codes of two, three,
-    five or six bits become codes of four or eight.
+    Formats differ in the value of a code. Zero points are offsets here (`-zero * scale`), and codes of two, three, five
+    or six bits become codes of four or eight.
 
     Attributes:
         codes: [out, in] int8, float8_e4m3fn or float8_e5m2, each of which is its own value; or [out, in / 2] uint8 with
-            two codes of four bits a byte, the lower half first.
+            two 4-bit codes a byte, the lower half first.
         scales: [out, in / group_size] float32, float16 or bfloat16.
-        table: [16] float32, the values of codes of four bits; None for longer codes.
+        table: [16] float32, the values of 4-bit codes; None for longer codes.
         offsets: of the shape and dtype of `scales`; None: zeros.
         input_order: [in] int64: the weight's input i multiplies `x[:, input_order[i]]`; None: in order.
         has_byte_inputs: its makers rounded `x` to 8 bits, too. A backend may do so.
@@ -39,10 +39,10 @@ class QuantizedWeight(NamedTuple):
 
     @property
     def group_size(self) -> int:
-        """Inputs that share a scale.
+        """The inputs that share a scale.
 
         Raises:
-            ValueError: there is no such number.
+            ValueError: the groups do not divide the inputs.
         """
         size, num_groups = self.shape[1], self.scales.shape[1]
         if num_groups == 0 or size % num_groups:
@@ -50,10 +50,10 @@ class QuantizedWeight(NamedTuple):
         return size // num_groups
 
     def checked(self) -> "QuantizedWeight":
-        """This weight, whose scales and offsets are as many as the codes ask for: kernels read them without looking.
+        """Checks the number of scales and offsets, on which kernels rely, and returns this weight.
 
         Raises:
-            ValueError: they are not.
+            ValueError: it does not match the codes.
         """
         expected = (self.shape[0], self.shape[1] // self.group_size)
         for kind, numbers in (("scales", self.scales), ("offsets", self.offsets)):
@@ -62,19 +62,19 @@ class QuantizedWeight(NamedTuple):
         return self
 
     def rows(self, part: slice | Tensor) -> "QuantizedWeight":
-        """Some of its outputs; those of a slice as views."""
+        """Returns some of its outputs; those of a slice as views."""
         codes = self.codes.view(torch.uint8)[part].view(self.codes.dtype)  # torch indexes no float8
         offsets = None if self.offsets is None else self.offsets[part]
         return self._replace(codes=codes, scales=self.scales[part], offsets=offsets)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors."""
+        """The bytes of all its tensors."""
         return sum(part.nbytes for part in self if isinstance(part, Tensor))
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The numbers of `weight` in the order of `x`'s inputs, [out, in]; computed in float32, then rounded to `dtype`."""
+    """Dequantizes `weight` in the order of `x`'s inputs, [out, in]; computed in float32, then rounded to `dtype`."""
     shape = weight.shape
     if weight.codes.is_meta:
         return weight.codes.new_empty(shape, dtype=dtype)

@@ -1,7 +1,7 @@
-"""Random numbers as a function of (seed, position).
+"""Random values as a function of (seed, position).
 
-There is no generator and no state. So a token depends on its request alone, not on the batch that it was sampled in,
-and a request that was preempted or moved to another engine repeats itself exactly. The C++ kernel has the same formula
+There is no generator and no state. So a token depends only on its request, not on its batch, and a request that was
+preempted or moved to another engine repeats itself exactly. The C++ kernel has the same formula
 (`cpu/kernels/sampling.cpp`).
 """
 
@@ -16,12 +16,14 @@ _SEED = (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)
 
 
 def start_of(seeds: np.ndarray) -> np.ndarray:
-    """The start of each seed's sequence, for `uniforms`: [n] uint64 → [n] uint64."""
+    """Computes the start of each seed's sequence, for `uniforms`: [n] uint64 → [n] uint64."""
     return _mix(seeds + _GAMMA, _SEED)
 
 
 def uniforms(starts: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A number in [0, 1) for each (start, position): [n] uint64 and [n] int64 → [n] float64 with 53 random bits."""
+    """Computes a value in [0, 1) for each (start, position): [n] uint64 and [n] int64 → [n] float64 with 53 random
+    bits.
+    """
     bits = _mix(starts + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA, _OUTPUT)
     return (bits >> np.uint64(11)) * 2.0**-53
 

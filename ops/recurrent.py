@@ -1,7 +1,7 @@
-"""The operations of recurrent layers: what they keep of a sequence is a state of fixed size, whatever the length.
+"""The operations of recurrent layers, whose state of a sequence has a fixed size for any length.
 
 All tokens of a step lie one after another, row by row. An operation reads the states of the step's rows, computes the
-outputs of all tokens, and overwrites the states. An output depends on the tokens of its own row alone.
+outputs of all tokens, and overwrites the states. An output depends only on the tokens of its own row.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ class StateRows(NamedTuple):
     Attributes:
         slots: [num_rows] int64, on the device; each row's place in the first dimension of a state.
         starts: [num_rows + 1] int64, on the host; row r has the tokens from starts[r] up to starts[r + 1], at least 1.
-        is_new: [num_rows] bool, on the device; the row begins its sequence, so what its slot holds counts as zeros.
+        is_new: [num_rows] bool, on the device; the row begins its sequence, so its state counts as zeros.
     """
 
     slots: Tensor
@@ -141,7 +141,7 @@ class RecurrentOperations(ABC):
         out = (sum + exp(first + k) * v) / (weight + exp(first + k)), then sum = exp(log_decay) * sum + exp(k) * v and
         weight = exp(log_decay) * weight + exp(k). `k` and `v` are [num_tokens, channels], of one dtype; `first` and
         `log_decay` (negative) are [channels], `state` is [num_slots, 3, channels], all float32: sum and weight, both
-        divided by exp of the third number, the greatest exponent so far.
+        divided by exp of the third value, the greatest exponent so far.
         """
 
     @abstractmethod
@@ -151,8 +151,8 @@ class RecurrentOperations(ABC):
         """The matrix memory of xLSTM (arXiv:2405.04517, section 2.3): [num_tokens, heads, value_dim], like `v`.
 
         With most = max(log(sigmoid(keep)) + most, add): memory = exp(log(sigmoid(keep)) + most before - most) * memory
-        + exp(add - most) * (k ⊗ v'), where v' is v and a 1 behind it; out = memory · q * key_dim**-0.5, whose last
-        number, or exp(-most) if that is greater, divides the others after `eps` is added.
+        + exp(add - most) * (k ⊗ v'), where v' is v with a 1 appended; out = memory · q * key_dim**-0.5, whose last
+        element, or exp(-most) if that is greater, divides the others after `eps` is added.
 
         `q` and `k` are [num_tokens, heads, key_dim], `v` is [num_tokens, heads, value_dim], `add` and `keep` are
         [num_tokens, heads], all of one dtype. `state` [num_slots, heads, key_dim + 1, value_dim + 1] is float32: the

@@ -1,4 +1,4 @@
-"""How a router chooses experts, as `Backend.route` takes it."""
+"""The parameters of a router, as `Backend.route` takes them."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -16,15 +16,15 @@ SCORES: tuple[Score, ...] = get_args(Score)
 
 
 class Routing(NamedTuple):
-    """How a token's experts are chosen and weighted.
+    """The selection and the weights of a token's experts.
 
-    The `top_k` experts with the highest scores are chosen; with groups, only experts of the `top_groups` best groups
-    (arXiv:2405.04434). A group is as good as the sum of its `group_best` best experts.
+    The `top_k` experts with the highest scores are selected; with groups, only experts of the `top_groups` best groups
+    (arXiv:2405.04434). A group's score is the sum of its `group_best` best experts'.
 
     Attributes:
-        score: of a logit; the weight of a chosen expert is its score.
+        score: of a logit; the weight of a selected expert is its score.
         renormalize: weights are divided by their sum, which counts as at least `floor`. With `softmax` this is the
-            softmax of the chosen experts' logits.
+            softmax of the selected experts' logits.
         scale: multiplies all weights in the end.
         distance: see `Score`.
     """
@@ -41,12 +41,12 @@ class Routing(NamedTuple):
 
 
 class Router(NamedTuple):
-    """A linear layer, one output an expert, and what is made of its outputs.
+    """A linear layer, one output an expert, and the parameters of its outputs' use.
 
     Attributes:
         weight: [num_experts, hidden].
         bias: [num_experts] of the layer, or None.
-        correction: [num_experts] float32; added to the scores where experts are chosen, and not to their weights
+        correction: [num_experts] float32; added to the scores for the selection of experts, but not to their weights
             (arXiv:2408.15664).
         shares: [num_experts] float32; the weight of an expert is multiplied by its own in the end.
     """

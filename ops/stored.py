@@ -1,4 +1,4 @@
-"""Packed weights as files keep them: their tensors, and a tree of plain values that says what they are parts of."""
+"""Packed weights in files: their tensors, and a tree of plain values that describes their use."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class StoredWeight(NamedTuple):
-    """A packed weight, taken apart.
+    """A packed weight as tensors and a description.
 
     Attributes:
         form: lists, dictionaries, strings and numbers, as JSON has them; a tensor is its index in `tensors`.
@@ -23,16 +23,16 @@ class StoredWeight(NamedTuple):
 
 
 def take_apart(packed: object, shape: Sequence[int] = ()) -> StoredWeight:
-    """A packed weight, made of tensors, plain values, tuples and lists, and of dataclasses and named tuples of them."""
+    """Converts a packed weight of tensors, plain values, tuples, lists, dataclasses and named tuples."""
     tensors: list[Tensor] = []
     return StoredWeight(_taken_apart(packed, tensors), tensors, tuple(shape))
 
 
 def put_together(stored: StoredWeight, types: Iterable[type]) -> Any:
-    """What was taken apart. Its classes are among `types`.
+    """Restores the packed weight. Its classes are among `types`.
 
     Raises:
-        ValueError: the form is none of theirs.
+        ValueError: the form is not one of theirs.
     """
     try:
         return _put_together(stored.form, stored.tensors, {kind.__name__: kind for kind in types})
@@ -44,7 +44,7 @@ def _taken_apart(value: Any, tensors: list[Tensor]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
-        in_blocks = value.layout != torch.strided  # oneDNN's own layout, of which only the numbers can be kept
+        in_blocks = value.layout != torch.strided  # oneDNN's own layout, which can only be stored as plain values
         tensors.append(value.to_dense() if in_blocks else value)
         return {"blocked" if in_blocks else "tensor": len(tensors) - 1}
     if isinstance(value, torch.dtype):

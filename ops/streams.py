@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 MIN_SQUARE = 1e-5
-"""What the mean square of a row that is brought to another magnitude counts as at least."""
+"""The least mean square of a row that is scaled to another magnitude."""
 
 
 class StreamOperations(ABC):
@@ -16,25 +16,27 @@ class StreamOperations(ABC):
 
     @abstractmethod
     def match_magnitude(self, x: Tensor, like: Tensor) -> Tensor:
-        """`x` [num_tokens, size], each row with the root mean square of `like`'s; the result is like `x`, and dense."""
+        """Scales each row of `x` [num_tokens, size] to the root mean square of `like`'s; the result is dense, otherwise
+        like `x`.
+        """
 
     @abstractmethod
     def expand(self, x: Tensor, projected: Tensor) -> Tensor:
-        """Streams: `x` [num_tokens, size], then the parts of `projected` [num_tokens, (num_streams - 1) * size].
+        """Builds streams: `x` [num_tokens, size], then the parts of `projected` [num_tokens, (num_streams - 1) * size].
 
-        Each part has `x`'s magnitude, as `match_magnitude` says.
+        Each part is scaled to `x`'s magnitude, as in `match_magnitude`.
         """
 
     @abstractmethod
     def predict(self, streams: Tensor, coefficients: Tensor) -> Tensor:
-        """Stream i plus the sum over j of `coefficients[:, i * num_streams + j]` times stream j: new streams.
+        """Returns new streams: stream i plus the sum over j of `coefficients[:, i * num_streams + j]` times stream j.
 
         `coefficients` [num_tokens, num_streams**2] has the streams' dtype.
         """
 
     @abstractmethod
     def correct(self, streams: Tensor, activated: Tensor, coefficients: Tensor, active: int) -> Tensor:
-        """Stream i plus `1 + coefficients[:, i]` times (`activated` - stream `active`): new streams.
+        """Returns new streams: stream i plus `1 + coefficients[:, i]` times (`activated` - stream `active`).
 
         `activated` is [num_tokens, size], `coefficients` [num_tokens, num_streams], both of the streams' dtype.
         """
@@ -45,7 +47,8 @@ class StreamOperations(ABC):
 
     @abstractmethod
     def keep_outliers(self, gates: Tensor, whole: Tensor, deviations: float) -> None:
-        """`relu(gates - cutoff)`, in place, with a row's cutoff `mean + deviations * standard deviation` of `whole`.
+        """Computes `relu(gates - cutoff)` in place, with a row's cutoff `mean + deviations * standard deviation` of
+        `whole`.
 
-        `gates` [num_tokens, size] are a part of the columns of `whole` [num_tokens, whole size], or those themselves.
+        `gates` [num_tokens, size] are a part of the columns of `whole` [num_tokens, whole size], or all of them.
         """

@@ -48,8 +48,8 @@ class SamplingFeature(ABC):
     """One way to change logits before a token is chosen, with slot-indexed columns of its parameters.
 
     Attributes:
-        can_go_back: its effect at a position depends only on the request and on the tokens before that position in the
-            table. So a position may be sampled again after other tokens, for example after a wrong draft. A request that
+        can_go_back: its effect at a position depends only on the request and the tokens before it in the table.
+            So a position may be sampled again after other tokens, for example after a wrong draft. A request that
             wants a feature that cannot go back gets no drafts.
     """
 

@@ -1,4 +1,4 @@
-"""How many bits activations keep where they are multiplied by codes of few bits (`kernels/words.h`)."""
+"""Chooses the precision of activations that are multiplied by quantized weights (`kernels/words.h`)."""
 
 import ctypes
 import logging
@@ -16,16 +16,16 @@ _BFLOATS = {E4M3, E5M2, TABLE4}
 
 
 class ActivationBits:
-    """The rule, which holds for every step of a process: a row's result does not depend on how many rows there are.
+    """The rule for all steps of a process, so that a row's result does not depend on the number of rows.
 
-    Activations of float32 stay what they are. Beside integers, others become integers of 8 bits where the weight's
-    makers rounded them so, or where its codes have four bits, whose own rounding is far greater, if the processor has
-    an instruction for that. Else they become integers of 16 bits. Beside other codes bfloat16 stays bfloat16, to which
-    the numbers of a table are rounded where there are products of bfloat16, and float16 becomes float32.
+    float32 activations stay float32. With integer weights, others are quantized to int8 if the weight's makers did so,
+    or if the weight has 4-bit codes, whose own rounding error is far greater, and the processor has an instruction for
+    it. Otherwise they are quantized to int16. With other codes bfloat16 stays bfloat16, to which the values of a table
+    are rounded if the processor multiplies bfloat16, and float16 becomes float32.
     """
 
     def __init__(self, kernels: ctypes.CDLL, asked: int | None = None) -> None:
-        """`kernels` comes from `quire.ops.cpu.libraries`; `asked` is 8 or 16 for all weights, None for the rule."""
+        """Takes the library as `kernels`; `asked` is 8 or 16 for all weights, None for the rule."""
         least = kernels["quire_least_activation_bits"]
         least.argtypes, least.restype = [], ctypes.c_int
         self._least = least()
@@ -34,7 +34,7 @@ class ActivationBits:
 
     @classmethod
     def asked(cls, kernels: ctypes.CDLL) -> "ActivationBits":
-        """As the environment variable `QUIRE_CPU_ACTIVATION_BITS` says.
+        """Builds it from the environment variable `QUIRE_CPU_ACTIVATION_BITS`.
 
         Raises:
             ValueError: it is neither 8 nor 16.
@@ -45,7 +45,7 @@ class ActivationBits:
         return cls(kernels, int(text) if text else None)
 
     def of(self, dtype: torch.dtype, codec: int, *, has_byte_inputs: bool) -> int:
-        """Bits of `x` of `dtype` beside codes of a `CodecNumber`; 32: float32."""
+        """Returns the bits of `x` of `dtype` with weights of a `CodecNumber`; 32: float32."""
         if dtype == torch.bfloat16 and codec in _BFLOATS:
             return 16
         if dtype == torch.float32 or codec not in _CODE_BITS:
@@ -54,7 +54,7 @@ class ActivationBits:
         return max(self._asked or best, self._least)
 
     def say(self, codec: int, *, has_byte_inputs: bool, is_dry: bool) -> None:
-        """Logs once what becomes of activations beside a weight's codes, unless nothing does, or it `is_dry`."""
+        """Logs once how activations are rounded for a weight's codec, unless they are not, or if it `is_dry`."""
         if is_dry or codec not in _CODE_BITS:
             return
         bits, beside = self.of(torch.bfloat16, codec, has_byte_inputs=has_byte_inputs), _CODE_BITS[codec]

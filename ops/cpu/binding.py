@@ -1,4 +1,4 @@
-"""Puts the CPU backend together."""
+"""Builds the CPU backend."""
 
 from quire.ops.backend import Backend
 from quire.ops.cpu.activation_bits import ActivationBits

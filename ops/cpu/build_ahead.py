@@ -1,6 +1,6 @@
-"""Builds the kernels before a server needs them: `python -m quire.ops.cpu.build_ahead`, where torch may be missing.
+"""Builds the kernels before a server needs them: `python -m quire.ops.cpu.build_ahead`, also without torch.
 
-`scripts/setup` runs this beside the installation. What cannot be built is no error here: the first server says why.
+`scripts/setup` runs this during the installation. A failed build is no error here: the first server logs the reason.
 """
 
 from contextlib import suppress

@@ -1,8 +1,8 @@
 """The program that compiles and links the kernels; `builds.py` starts it.
 
-The program is a process of its own, so that a slow build outlives the worker that asked for it. It is run by its path
-and imports only the standard library, never torch. It leaves either the library or a refusal, a file that says why
-there is no library; both appear complete (by rename). A build that a signal ended leaves neither, and is tried again.
+It is a separate process, so that a slow build outlives the worker that started it. It is run by its path and imports
+only the standard library, never torch. It leaves either the library or a refusal, a file with the reason why there is
+no library; both appear complete (by rename). A build that a signal ended leaves neither, and is tried again.
 """
 
 import json
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PRECOMPILED = "precompiled.h"
-"""If the sources have a header of this name, it is parsed once, and included before each source."""
+"""A header that is precompiled, if the sources have it, and included before each source."""
 
 LINKING = ("-shared", *(("-Wl,-z,defs",) if sys.platform == "linux" else ()))
-"""Of a library that lacks no function: a linker of ELF files leaves that to be found out when one is loaded."""
+"""Makes the linker report missing functions, which an ELF linker otherwise leaves to the loader."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Job:
     sources: str
     """Folder of the .cpp files."""
     scratch: str
-    """Folder for object files; this program makes it and removes it."""
+    """A folder for object files, which this program creates and removes."""
     library: str
     max_seconds: float
     """A build that takes longer is ended, and counts as refused."""
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 class Interrupted(Exception):
-    """A signal ended the compiler, so nothing is known about the sources."""
+    """A signal ended the compiler, so the sources may be valid."""
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
     except Interrupted as reason:
         sys.exit(str(reason))
     if Path(refusal).exists():
-        # Children of a compiler that ran out of time may still run. This ends them, and this process with them.
+        # Children of a compiler that timed out may still run. This ends them, and this process, too.
         os.killpg(0, signal.SIGKILL)
 
 
@@ -91,7 +91,10 @@ def _link(job: Job, scratch: Path) -> Path:
     header = Path(job.sources, PRECOMPILED)
     if header.exists():
         run([*command, "-c", "-x", "c++-header", str(header), "-o", f"{PRECOMPILED}.gch"])
-        command += ["-include", PRECOMPILED]  # found in the scratch folder, or as text by a compiler that refuses that
+        command += [
+            "-include",
+            PRECOMPILED,
+        ]  # the precompiled header in the scratch folder, or its text for a compiler that rejects it
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         sources = sorted(Path(job.sources).glob("*.cpp"))

@@ -1,4 +1,4 @@
-"""Builds of the kernels in the user's cache folder: one process makes each build, once; the others wait for it.
+"""Builds of the kernels in the user's cache folder: one process runs each build, once; the others wait for it.
 
 A build's key is a hash of everything that its result depends on. The folder holds these files for a key:
 
@@ -36,16 +36,16 @@ _BACKGROUND_NICENESS = 10
 
 
 class BuildError(Exception):
-    """There is no library; the text is one line that says why, and what to do."""
+    """There is no library; the text is one line with the reason and the remedy."""
 
 
 class KernelBuild:
     """One library: its sources, compiler and flags."""
 
     def __init__(self, folder: Path, sources: Path, command: list[str], *circumstances: str) -> None:
-        """`folder` is the cache, `command` the compiler and its flags.
+        """Takes the cache's `folder`, and the compiler and its flags as `command`.
 
-        `circumstances` are what else the result depends on: the compiler's name and version, for one.
+        `circumstances` are other conditions of the result, such as the compiler's name and version.
         """
         self._folder = folder
         self._sources = sources
@@ -58,13 +58,13 @@ class KernelBuild:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the cache has the library, or a refusal."""
+        """True if the cache has the library, or a refusal."""
         return self._library.exists() or self._refusal.exists()
 
     def library(self, max_wait_s: float = MAX_WAIT_SECONDS, max_build_s: float = MAX_BUILD_SECONDS) -> Path:
         """Path of the library, which is built if this folder has none yet.
 
-        A build that takes longer than `max_wait_s` goes on in the background, at a lower priority, for up to
+        A build that takes longer than `max_wait_s` continues in the background, at a lower priority, for up to
         `max_build_s` in all; a later call finds its library.
 
         Raises:

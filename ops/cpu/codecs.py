@@ -1,4 +1,4 @@
-"""Which codec of `kernels/codecs.h` takes which weight."""
+"""Chooses the codec of `kernels/codecs.h` for a weight."""
 
 from dataclasses import dataclass, replace
 
@@ -19,17 +19,17 @@ _CODECS = {
 
 @dataclass(frozen=True)
 class Coded:
-    """A weight as the kernels pack it.
+    """A weight in the form that the kernels pack.
 
     Attributes:
         codec: one of `CodecNumber`.
         shape: (out, in).
-        codes: as `QuantizedWeight` has them, or a plain weight.
-        group: inputs that share a scale; of a plain weight all.
-        scales: as `QuantizedWeight` has them, as are `offsets` (of the same dtype) and `order`.
-        table: float32, what the codec needs.
-        flip: the kernel is to pack codes of four bits as `code ^ flip`.
-        has_byte_inputs: as `QuantizedWeight` has it.
+        codes: as in `QuantizedWeight`, or an unquantized weight.
+        group: inputs that share a scale; all of an unquantized weight.
+        scales: as in `QuantizedWeight`, like `offsets` (of the same dtype) and `order`.
+        table: float32, the codec's parameters.
+        flip: 4-bit codes are packed as `code ^ flip`.
+        has_byte_inputs: as in `QuantizedWeight`.
     """
 
     codec: int
@@ -45,20 +45,20 @@ class Coded:
 
     @property
     def scale_dtype(self) -> torch.dtype:
-        """Of scales and offsets."""
+        """The dtype of scales and offsets."""
         return torch.float32 if self.scales is None else self.scales.dtype
 
     def with_wide_scales(self) -> "Coded":
-        """The same weight with scales and offsets in float32."""
+        """Returns the same weight with scales and offsets in float32."""
         assert self.scales is not None
         return replace(self, scales=self.scales.float(), offsets=None if self.offsets is None else self.offsets.float())
 
 
 def encode(weight: LinearWeight) -> Coded | None:
-    """`weight` for the kernels; None if no codec takes it.
+    """Prepares `weight` for the kernels; None if no codec takes it.
 
     Raises:
-        ValueError: it has not as many scales or offsets as it needs.
+        ValueError: the number of its scales or offsets is wrong.
     """
     if isinstance(weight, Tensor):
         out, size = weight.shape
@@ -88,9 +88,9 @@ def encode(weight: LinearWeight) -> Coded | None:
 
 
 def _line(table: Tensor) -> tuple[Tensor | None, int]:
-    """(factor, middle) if a table's values are `factor * n + middle` for n from -8 to 7 or in two's complement.
+    """Returns (factor, middle) if a table's values are `factor * n + middle` for n from -8 to 7 or in two's complement.
 
-    And what turns its codes into two's complement.
+    Also returns the mask that turns its codes into two's complement.
     """
     if table.is_meta:
         return None, 0

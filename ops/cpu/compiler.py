@@ -59,12 +59,12 @@ def find_compiler() -> list[str]:
 
 
 def knows(compiler: list[str], level: Level) -> bool:
-    """Whether the compiler has the level's flags: old ones lack those of later processors."""
+    """Returns True if the compiler has the level's flags; old ones lack those of later processors."""
     return _run([*compiler, *level.flags, "-fsyntax-only", "-x", "c++", os.devnull]).returncode == 0
 
 
 def version(compiler: list[str]) -> str:
-    """The compiler's name and version, so that an updated compiler at the same path makes another build.
+    """Returns the compiler's name and version, so that an updated compiler at the same path triggers a new build.
 
     Raises:
         BuildError: it does not run.

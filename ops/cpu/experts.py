@@ -44,7 +44,7 @@ class ExpertLinear:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What differs between experts."""
+        """The tensors that differ between experts."""
         return [self.panels] if self.order is None else [self.panels, self.order]
 
 
@@ -69,7 +69,7 @@ class ExpertPanels:
 
     @property
     def layers(self) -> list[ExpertLinear]:
-        """Those that there are."""
+        """The layers that exist."""
         return [layer for layer in (self.gate_up, self.up, self.down) if layer is not None]
 
     @property
@@ -153,10 +153,10 @@ class NativeExperts:
         *,
         weighs_inputs: bool = False,
     ) -> Tensor:
-        """See `Backend.experts`.
+        """Runs `Backend.experts`.
 
         Raises:
-            ValueError: `x` has another dtype or shape than the experts take, or an id is none of theirs.
+            ValueError: `x` has another dtype or shape than the experts take, or an id is invalid.
         """
         if isinstance(packed, GroupedExperts):
             return self._fallbacks.run(
@@ -191,7 +191,7 @@ class NativeExperts:
         return self._bits.of(x.dtype, layer.codec, has_byte_inputs=layer.has_byte_inputs)
 
     def _encode(self, expert: ExpertWeights) -> list[Encoded] | None:
-        """Its weights for the kernel, as `ExpertPanels.layers` has them; None if the kernel does not take them."""
+        """Prepares its weights for the kernel, as in `ExpertPanels.layers`; None if the kernel does not take them."""
         of_inputs = [expert.gate_up] if expert.up is None else [expert.gate_up, expert.up]
         is_joined = expert.is_gated and expert.up is None
         found = [self._panels.encode(weight, is_gated=is_joined) for weight in of_inputs]
@@ -201,7 +201,7 @@ class NativeExperts:
 
 
 def _empty_panels(expert: ExpertWeights, num_experts: int, layers: list[Encoded]) -> ExpertPanels:
-    """Memory for experts like this one."""
+    """Allocates memory for experts of this form."""
 
     def layer(encoded: Encoded) -> ExpertLinear:
         coded = encoded.coded

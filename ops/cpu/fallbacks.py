@@ -1,4 +1,4 @@
-"""Warnings about work that has no kernel and runs on a slower path: one for each reason, at its first case."""
+"""Warnings about work that has no kernel and runs on a slower path: one for each reason, at its first occurrence."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -18,7 +18,7 @@ class Fallbacks:
     """Logs each reason once.
 
     Attributes:
-        has_quantized: most linear layers have weights of few bits, so what is said of others concerns few layers.
+        has_quantized: most linear layers have quantized weights, so messages about others concern few layers.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Fallbacks:
         self.has_quantized = False
 
     def say(self, reason: str) -> None:
-        """Logs why linear layers are slow as a warning, unless that has been logged, or concerns few layers."""
+        """Logs as a warning why linear layers are slow, unless that has been logged, or concerns few layers."""
         if reason not in self._said and not self.has_quantized:
             self._said.add(reason)
             logger.warning(reason)
@@ -38,7 +38,7 @@ class Fallbacks:
             self._said.add(kind)
             bits = 8 if weight.table is None else 4
             logger.warning(
-                "Weights of %d bits (%s, one scale for %d numbers) are widened in plain torch, which is slow.",
+                "%d-bit weights (%s, one scale for %d values) are dequantized by plain torch, which is slow.",
                 bits, str(weight.codes.dtype).removeprefix("torch."), weight.group_size,
             )  # fmt: skip
 

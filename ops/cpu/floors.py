@@ -1,4 +1,4 @@
-"""The least seconds in which this processor can read memory or multiply, at the level of the loaded kernels."""
+"""Measures this processor's best rates of reading memory and of multiplying, with the loaded kernels' instructions."""
 
 import time
 
@@ -35,7 +35,7 @@ class Floors:
         self._result = np.zeros(2, np.int64)
 
     def read(self) -> float:
-        """Bytes per second of one pass over memory that no cache holds."""
+        """Returns the bytes per second of one pass over memory that is in no cache."""
         self._first = _CACHED_BYTES - self._first  # the half that was not read last
         start = self._memory.ctypes.data + self._first
         begin = time.perf_counter()
@@ -43,9 +43,9 @@ class Floors:
         return _CACHED_BYTES / (time.perf_counter() - begin)
 
     def multiply(self, dtype: torch.dtype) -> float:
-        """Multiplications and additions a second, with the level's instructions for `dtype`.
+        """Returns multiplications and additions a second, with the level's instructions for `dtype`.
 
-        It is float32, bfloat16, int8, or uint8 for codes of four bits.
+        It is float32, bfloat16, int8, or uint8 for 4-bit codes.
         """
         result, operations = (self._result[i:].ctypes.data for i in (0, 1))
         threads = torch.get_num_threads()

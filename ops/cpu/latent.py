@@ -17,7 +17,7 @@ from quire.ops.latent import CacheRows, LatentOperations, Selection
 
 
 class NativeLatent(LatentOperations[NativePlan]):
-    """See `LatentOperations`. A token's result is the same to the bit in any batch."""
+    """Latent attention by kernels. A token's result has the same bits in any batch."""
 
     def __init__(self, launcher: Launcher, eager: LatentOperations[AttentionPlan], fallbacks: Fallbacks) -> None:
         """`eager` takes the calls that the kernels do not cover."""
@@ -120,9 +120,10 @@ class NativeLatent(LatentOperations[NativePlan]):
         scale: float,
         gives_positions: bool = False,
     ) -> Selection | None:
-        """What the kernel selects, perhaps as positions instead of slots; None if it does not take the inputs.
+        """Returns the kernel's selection, as positions if `gives_positions`, else as slots; None if it does not take
+        the inputs.
 
-        `keys` are (requests, table_stride, query_lens, seq_lens, block_tables) as the kernel reads them.
+        `keys` are (requests, table_stride, query_lens, seq_lens, block_tables) for the kernel.
         """
         if not (_are_rows(q, weights, cache) and _are_numbers(q) and _are_caches(cache) and q.dtype == weights.dtype):
             return None
@@ -195,7 +196,7 @@ class NativeLatent(LatentOperations[NativePlan]):
         selection: Selection | None,
         lse: Tensor | None,
     ) -> Tensor | None:
-        """The outputs, with their log-sum-exp in `lse` if it is wanted; None if the kernel does not take the inputs."""
+        """Returns the outputs, and fills `lse` with log-sum-exps if given; None without a kernel for the inputs."""
         if not (
             _are_rows(q, q_rotated, cache) and _are_numbers(q) and _are_caches(cache) and q.dtype == q_rotated.dtype
         ):
@@ -212,9 +213,9 @@ class NativeLatent(LatentOperations[NativePlan]):
         return None if failed else out
 
     def _keys(self, batch: NativePlan, block_size: int, selection: Selection | None) -> tuple[int, ...]:
-        """(requests, table_stride, entry_size, query_lens, seq_lens, block_tables) as the kernel reads them.
+        """Returns (requests, table_stride, entry_size, query_lens, seq_lens, block_tables) for the kernel.
 
-        With a selection each token is a request of its own, and its table has slots instead of pages.
+        With a selection each token is a separate request, and its table has slots instead of pages.
         """
         if selection is None:
             self._launcher.keep(batch)
@@ -225,7 +226,7 @@ class NativeLatent(LatentOperations[NativePlan]):
 
 
 def _are_rows(*tensors: Tensor) -> bool:
-    """Whether the last dimension of each is dense."""
+    """Returns True if the last dimension of each is dense."""
     return all(x.stride(-1) == 1 for x in tensors)
 
 

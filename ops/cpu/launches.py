@@ -1,7 +1,7 @@
 """Calls of the C++ kernels, and recordings: the kernels of a step as a list that one call runs again.
 
-A recording is to a CPU what a CUDA graph is to an accelerator. Without it, Python takes as long between two kernels as
-a small kernel does, and must get back the interpreter's lock, which the engine's event loop may hold.
+A recording is the CPU's counterpart of a CUDA graph. Without it, Python takes as long between two kernels as a small
+kernel, and has to reacquire the interpreter's lock, which the engine's event loop may hold.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _VIEWS = frozenset(
     {"__getitem__", "chunk", "contiguous", "expand", "flatten", "narrow", "permute", "reshape", "split", "squeeze"}
     | {"to", "transpose", "unflatten", "unsqueeze", "view"}
 )
-"""Calls that return views. Some copy if they must; `_Watch` then counts them as strangers."""
+"""Calls that return views. Some copy if they must; `_Watch` then counts them as foreign operations."""
 
 
 class _Launch(ctypes.Structure):
@@ -39,10 +39,10 @@ class _Launch(ctypes.Structure):
 
 
 class Recording:
-    """Kernels to be launched again, in order, with the memory that they were recorded with."""
+    """Kernels that can be launched again, in order, with the memory that they were recorded with."""
 
     def __init__(self, kernels: ctypes.CDLL, launches: list[_Launch], kept: list[Any]) -> None:
-        """`kept` are objects whose memory the kernels read; they live as long as the recording."""
+        """Takes as `kept` the objects whose memory the kernels read; they live as long as the recording."""
         self._run = kernels["quire_run"]
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
         self._run.restype = ctypes.c_long
@@ -59,7 +59,7 @@ class Recording:
         self._check(self._run(self._launches, self._count, None))
 
     def run_timed(self) -> list[float]:
-        """Like `run`; returns the CLOCK_MONOTONIC time in seconds at which each launch was done."""
+        """Runs all kernels; returns the CLOCK_MONOTONIC time in seconds at which each was done."""
         ends = (ctypes.c_double * self._count)()
         self._check(self._run(self._launches, self._count, ends))
         return list(ends)
@@ -98,7 +98,7 @@ class Launcher:
         return launch
 
     def keep(self, memory: Any) -> None:
-        """Keeps `memory`, which a kernel reads and which is no tensor, as long as the recording in progress, if any."""
+        """Keeps `memory`, which a kernel reads and which is no tensor, alive for the recording in progress, if any."""
         if self._launches is not None:
             self._kept.append(memory)
 
@@ -165,7 +165,7 @@ class _SharedMemory:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes the names of torch functions that do more than read a tensor's shape or return a view.
+    """Records the names of torch functions that do more than read a tensor's shape or return a view.
 
     Functions are watched, not operations: `TorchDispatchMode` would import torch's compiler, a second and 100 MB.
     """
@@ -183,7 +183,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _is_same_memory(views: Any, x: Tensor) -> bool:
-    """Whether a tensor, or each of several, has the memory of `x`."""
+    """Returns True if a tensor, or each of several, shares the memory of `x`."""
     with torch._C.DisableTorchFunction():
         memory = x.untyped_storage().data_ptr()
         views = (views,) if isinstance(views, Tensor) else views

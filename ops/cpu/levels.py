@@ -1,8 +1,8 @@
-"""The instruction sets for which the C++ kernels are compiled, and which of them this processor has.
+"""The instruction sets for which the C++ kernels are compiled, and their detection on this processor.
 
-A level is one build of all kernels. The sources choose their instructions by what the compiler's flags allow
-(`kernels/vector.h`), so a level is no more than its flags. This file imports only the standard library, because wheels
-are built where there is no torch.
+A level is one build of all kernels. The compiler's flags determine the instructions in the sources
+(`kernels/vector.h`), so a level is only a set of flags. This file imports only the standard library, because wheels are
+built without torch.
 """
 
 import functools
@@ -16,15 +16,15 @@ class Level:
     """A build of the kernels."""
 
     name: str
-    """As in `QUIRE_CPU_ISA`."""
+    """The name in `QUIRE_CPU_ISA`."""
     flags: tuple[str, ...]
     """The compiler's flags for it."""
     needs: frozenset[str] = frozenset()
-    """What /proc/cpuinfo lists on processors that can run it."""
+    """The entries of /proc/cpuinfo on processors that can run it."""
 
 
 class UnknownLevelError(ValueError):
-    """`QUIRE_CPU_ISA` asks for what this processor or these sources do not have; the text names what there is."""
+    """`QUIRE_CPU_ISA` names a level that this processor or these sources lack; the text lists the valid ones."""
 
 
 _V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
@@ -54,22 +54,23 @@ LEVELS: dict[str, tuple[Level, ...]] = {
         Level("neon_bf16", ("-march=armv8.2-a+fp16+dotprod+bf16+i8mm",), _ARM_DOT | {"bf16", "i8mm"}),
     ),
 }
-"""By `platform.machine()`, the slowest first. A level's processors can run those before it, but for `avx2_vnni`: the
-first processors with AVX-512 lack its instructions."""
+"""The levels by `platform.machine()`, the slowest first. A processor can run all levels before its own, except
+`avx2_vnni`, which the first processors with AVX-512 lack.
+"""
 
 NATIVE = Level("native", ("-march=native",))
-"""For processors that `LEVELS` does not have, and systems that do not list a processor's instruction sets."""
+"""The level for other processors, and for systems that do not list a processor's instruction sets."""
 
 
 def available() -> tuple[Level, ...]:
-    """The levels that this processor can run, the best first; at least one."""
+    """Lists the levels that this processor can run, the best first; at least one."""
     listed = instruction_sets()
     found = [level for level in LEVELS.get(platform.machine(), ()) if listed and level.needs <= listed]
     return tuple(reversed(found)) or (NATIVE,)
 
 
 def choose(asked: str | None) -> tuple[Level, ...]:
-    """The levels that may be loaded, the best first: only `asked` if that is given, else all that are available.
+    """Lists the levels that may be loaded, the best first: only `asked` if given, else all that are available.
 
     Raises:
         UnknownLevelError: this processor does not have the level `asked`.
@@ -86,7 +87,7 @@ def choose(asked: str | None) -> tuple[Level, ...]:
 
 @functools.cache
 def instruction_sets() -> frozenset[str]:
-    """What /proc/cpuinfo lists for the processor; empty if the system has no such list."""
+    """Returns the processor's entries in /proc/cpuinfo; empty if the system has no such list."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -2,7 +2,7 @@
 
 A wheel brings a library for each level (`levels.py`). Without one, or for a better level than the wheel has, the
 kernels are built when a worker first binds the CPU backend on a machine: at start-up, before the weights are read. So
-all of a process's tokens come from the same kernels. Without either, the backend is plain torch.
+all tokens of a process come from the same kernels. Without any library, the backend is plain torch.
 
 `QUIRE_CPU_ISA` forces a level. `QUIRE_DISABLED_KERNELS=cpu_native` disables the kernels.
 """

@@ -9,10 +9,10 @@ _M_MMAP_THRESHOLD = -3
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep freed blocks of up to 64 MiB for the next allocation.
+    """Makes glibc keep freed blocks of up to 64 MiB for the next allocation.
 
     By default glibc returns most activations to the operating system when they are freed, and the next allocation costs
-    page faults again: a float32 copy of [512, 1024] then takes ten times as long. Other C libraries are left alone.
+    page faults again: a float32 copy of [512, 1024] then takes ten times as long. Other C libraries are not changed.
     """
     libc = _glibc()
     if libc is not None:
@@ -21,7 +21,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Returns the freed memory that glibc has kept so far to the operating system."""
+    """Returns the freed memory that glibc still holds to the operating system."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)

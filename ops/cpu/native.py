@@ -1,7 +1,7 @@
 """The CPU backend with the C++ kernels of `kernels/`: checks tensors, and passes their pointers to the kernels.
 
-A call that the kernels do not cover (another dtype, a layout that is not dense) goes to `EagerBackend`, and the log
-says so once.
+A call that the kernels do not cover (another dtype, or a layout that is not dense) goes to `EagerBackend`, and is
+logged once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,13 +46,14 @@ from quire.ops.stored import StoredWeight
 PackedWeight = PanelWeight | WidenedWeight | OneDnnWeight | QuantizedLayer
 
 _MAX_GROUP = 64
-"""Most query heads that share a KV head."""
+"""The most query heads that share a KV head."""
 
 _WORTH_OPENMP_SECONDS = 150e-6
-"""A layer that oneDNN computes in less on one thread stays on one thread. OpenMP's other threads sleep since the last
-operation; waking them and waiting for them costs up to 50 µs, and more if another process uses their core."""
+"""A layer that oneDNN computes in less time on one thread stays on one thread. OpenMP's other threads sleep since the
+last operation; waking them and waiting for them costs up to 50 µs, and more if another process uses their cores.
+"""
 _WORTH_TEAM_SECONDS = 10e-6
-"""The same for our own kernels, which do not wait for threads that come late (threads.h)."""
+"""The same for our own kernels, which do not wait for late threads (threads.h)."""
 
 
 class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
@@ -63,9 +64,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         fallbacks: Fallbacks | None = None,
         bits: ActivationBits | None = None,
     ) -> None:
-        """`kernels` comes from `quire.ops.cpu.libraries`; `eager` takes the calls that the kernels do not cover.
+        """Takes the library as `kernels`, and `eager` for the calls that the kernels do not cover.
 
-        `bits` says what becomes of activations beside integers; None: what is best with these kernels.
+        `bits` chooses the precision of activations with integer weights; None: the best one with these kernels.
         """
         self._kernels = kernels
         self._eager = eager
@@ -322,7 +323,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         )  # fmt: skip
 
     def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
-        """Kernels read pages in place. A form that none covers gathers a row's at a time."""
+        """Counts only fallbacks, because kernels read pages in place. A form without a kernel gathers a row's pages at
+        a time.
+        """
         return row_bytes
 
     def attention_batch(
@@ -359,13 +362,13 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     def _attend(
         self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm, lse: Tensor | None
     ) -> Tensor | None:
-        """The outputs, with their log-sum-exp in `lse` if it is wanted; None if the kernel does not take the inputs."""
+        """Returns the outputs, and fills `lse` with log-sum-exps if given; None without a kernel for the inputs."""
         num_tokens, num_heads, head_dim = q.shape
         _, _, num_kv_heads, block_size, row_size = kv_cache.shape
         group = num_heads // num_kv_heads
         prefix_lens = batch.prefix_lens if batch.sees_ahead else None
         if prefix_lens is not None and (form.window is not None or form.chunk is not None):
-            return None  # plain torch says what is wrong
+            return None  # plain torch raises the error
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in DTYPES:
             out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
             reach = 0 if form.distance_bias is None else form.distance_bias.shape[1] // 2
@@ -409,15 +412,15 @@ def _same_dtype(x: Tensor, *others: Tensor) -> bool:
 
 
 def _is_cache(kv_cache: Tensor) -> bool:
-    """Whether the kernels cover the cache: its pages are dense, and its dtype has kernels."""
+    """Returns True if the kernels cover the cache: its pages are dense, and its dtype has kernels."""
     return kv_cache.dtype in CACHE_DTYPES and (kv_cache.is_contiguous() or kv_cache[0].is_contiguous())
 
 
 def _pointer(numbers: Tensor | None) -> int:
-    """The address of dense float32 numbers, or null.
+    """Returns the address of a dense float32 tensor, or null.
 
     Raises:
-        TypeError: other numbers.
+        TypeError: another dtype or layout.
     """
     if numbers is None:
         return 0

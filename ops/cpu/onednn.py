@@ -1,4 +1,4 @@
-"""Linear layers on oneDNN, for weights that `panels.py` does not pack. A weight is put into oneDNN's layout once."""
+"""Linear layers on oneDNN, for weights that `panels.py` does not pack. Weights are reordered to its layout once."""
 
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ def _blocked(weight: Tensor) -> Tensor:
 
 
 def has_kernel(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies by weights of this type on this processor."""
+    """Returns True if oneDNN multiplies by weights of this dtype on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:

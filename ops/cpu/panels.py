@@ -46,13 +46,13 @@ class PanelLinear:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether this process may multiply by panels."""
+        """True if this process may multiply by panels."""
         return self._size(1, 1, False) > 0
 
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PanelWeight | None:
-        """`weight` [out, in] in panels; None if the kernel does not cover its dtype or this processor.
+        """Packs `weight` [out, in] in panels; None if the kernel does not cover its dtype or this processor.
 
-        If that is for want of a permission, or because of the bias, the log says so, once.
+        If a missing permission or the bias is the reason, that is logged once.
         """
         if weight.dtype != torch.bfloat16:
             return None
@@ -94,10 +94,10 @@ class PanelLinear:
         return out
 
     def take_rows(self, packed: PanelWeight, index: Tensor, scale: float) -> Tensor:
-        """See `Backend.take_packed_rows`; in bfloat16, of a weight that is not gated.
+        """Looks up rows in bfloat16 of a weight that is not gated, as `Backend.take_packed_rows`.
 
         Raises:
-            IndexError: an index is none of a row.
+            IndexError: an index is out of range.
         """
         index = index.contiguous()
         out = self._empty(len(index), packed.in_features, dtype=torch.bfloat16)

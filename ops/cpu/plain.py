@@ -1,4 +1,4 @@
-"""The kernels of plain operations: layer norm, sums, joints, factors, activations without a gate, merged attention."""
+"""The kernels of plain operations: layer norm, sums, joins, factors, activations without a gate, merged attention."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from quire.ops.eager.backend import EagerBackend
 
 
 class PlainKernels:
-    """Operations of `Backend`; what the kernels do not cover goes to `eager`."""
+    """Operations of `Backend`; calls that the kernels do not cover go to `eager`."""
 
     def __init__(self, launcher: Launcher, eager: EagerBackend[Any], fallbacks: Fallbacks) -> None:
         self._eager = eager

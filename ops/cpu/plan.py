@@ -1,4 +1,4 @@
-"""One step's rows as the attention kernels read them."""
+"""One step's rows in the attention kernels' form."""
 
 import numpy as np
 from torch import Tensor
@@ -7,7 +7,7 @@ from quire.ops.eager.attention_plan import AttentionPlan
 
 
 class NativePlan(AttentionPlan):
-    """One step's rows as the kernels read them; the groups are made only if plain torch computes the attention."""
+    """One step's rows in the kernels' form. Groups are formed only if plain torch computes the attention."""
 
     def __init__(
         self,

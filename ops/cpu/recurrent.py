@@ -1,7 +1,7 @@
 """Recurrent operations with the C++ kernels of `kernels/recurrent.cpp`; plain torch takes the calls they do not cover.
 
-The kernels go through a row's tokens one after another, in prompts too: a head's state stays in the first cache, so
-each token costs about as much arithmetic as in a form that multiplies matrices chunk by chunk.
+The kernels process a row's tokens one after another, also in prompts. A head's state stays in the L1 cache, so a token
+costs about as much arithmetic as in a chunked form with matrix products.
 """
 
 import math
@@ -145,9 +145,9 @@ class NativeRecurrent(RecurrentOperations):
         rows: StateRows,
         bounds: tuple[float, float, float, float] = (0.0, math.inf, 0.0, 1.0),
     ) -> Tensor | None:
-        """A state of decayed outer products; None if the kernel does not take these tensors.
+        """Runs a state of decayed outer products; None if the kernel does not take these tensors.
 
-        `bounds` are the kernel's numbers: dt_low, dt_high, least_log_decay, beta_scale.
+        `bounds` are the kernel's dt_low, dt_high, least_log_decay and beta_scale.
         """
         parts, wide = [x for x in (q, k, v, dt, beta) if x is not None], [x for x in (dt_bias, a, d) if x is not None]
         dense = all(x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2]) for x in parts)
@@ -261,5 +261,5 @@ def _are_dense(*tensors: Tensor) -> bool:
 
 
 def _are_covered(parts: Sequence[Tensor], wide: Sequence[Tensor]) -> bool:
-    """Whether the inputs by token have one dtype, and parameters and state are dense and in float32."""
+    """Returns True if the inputs by token have one dtype, and parameters and state are dense and in float32."""
     return _have_dtype(parts[0].dtype, *parts) and _have_dtype(torch.float32, *wide) and _are_dense(*wide)

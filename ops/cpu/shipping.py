@@ -1,4 +1,4 @@
-"""Builds the libraries of kernels that a wheel brings; `setup.py` calls this, where there is no torch."""
+"""Builds the libraries of kernels for a wheel; `setup.py` calls this without torch."""
 
 import os
 import platform
@@ -13,14 +13,14 @@ from quire.ops.cpu.compiler import FLAGS, SOURCES, find_compiler, knows
 from quire.ops.cpu.levels import LEVELS, Level
 
 FOLDER = "libraries"
-"""Beside this file, in an installed wheel."""
+"""The folder beside this file, in an installed wheel."""
 
 
 def asked_levels(environment: Mapping[str, str] = os.environ) -> list[Level]:
-    """The levels that a wheel shall have: those of `QUIRE_WHEEL_ISA`, or all of this kind of processor.
+    """Returns the levels for a wheel: those of `QUIRE_WHEEL_ISA`, or all for this kind of processor.
 
     Raises:
-        ValueError: the variable names a level that there is not.
+        ValueError: the variable names an unknown level.
     """
     known = {level.name: level for level in LEVELS.get(platform.machine(), ())}
     default = ",".join(known) if sys.platform == "linux" and known else "none"
@@ -32,7 +32,7 @@ def asked_levels(environment: Mapping[str, str] = os.environ) -> list[Level]:
 
 
 def possible_levels(asked: Sequence[Level]) -> tuple[list[Level], str]:
-    """Those of the levels that the compiler knows, and a sentence about the others, or an empty one."""
+    """Returns the levels that the compiler supports, and a sentence about the others, or an empty one."""
     try:
         compiler = find_compiler()
         possible = [level for level in asked if knows(compiler, level)]
@@ -59,5 +59,5 @@ def build_libraries(levels: Sequence[Level], package: Path, scratch: Path) -> It
 
 
 def shipped_name(level: Level) -> str:
-    """The name of a wheel's library. It changes with the sources and flags, so that none is loaded beside others."""
+    """Returns the name of a wheel's library. It changes with the sources and flags, so outdated ones are ignored."""
     return f"{level.name}-{digest(SOURCES, *FLAGS, *level.flags)}.so"

@@ -11,7 +11,7 @@ from quire.ops.streams import MIN_SQUARE, StreamOperations
 
 
 class NativeStreams(StreamOperations):
-    """See `StreamOperations`. A token's result is the same to the bit in any batch."""
+    """Residual streams by kernels. A token's result has the same bits in any batch."""
 
     def __init__(self, launcher: Launcher, eager: StreamOperations, fallbacks: Fallbacks) -> None:
         """`eager` takes the calls that the kernels do not cover."""
@@ -72,7 +72,7 @@ class NativeStreams(StreamOperations):
         self._fallbacks.run(self._eager.keep_outliers, gates, whole, deviations)
 
     def _matched(self, x: Tensor, like: Tensor, out: Tensor) -> bool:
-        """Whether the kernel has written into `out`. A row that is to be like itself is copied."""
+        """Runs the kernel; returns True if it has written `out`. A row that equals its own magnitude is copied."""
         return _are_covered(out[None], x, like) and not self._match(
             x.data_ptr(), like.data_ptr(), out.data_ptr(), *x.shape, x.stride(0), like.stride(0), DTYPES[x.dtype],
             torch.get_num_threads(), MIN_SQUARE,
@@ -80,6 +80,6 @@ class NativeStreams(StreamOperations):
 
 
 def _are_covered(streams: Tensor, *rows: Tensor) -> bool:
-    """Whether all are numbers of one dtype, the streams dense, and `rows` too but for their distance."""
+    """Returns True if all have one floating-point dtype, the streams are dense, and so are the single `rows`."""
     same = streams.dtype in DTYPES and all(x.dtype == streams.dtype for x in rows)
     return same and streams.is_contiguous() and all(x.stride(1) == 1 for x in rows)

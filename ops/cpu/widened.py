@@ -1,4 +1,4 @@
-"""Linear layers whose weights become float32 in registers, with the kernel of `kernels/widened_linear.cpp`."""
+"""Linear layers whose weights are dequantized to float32 in registers, by `kernels/widened_linear.cpp`."""
 
 import ctypes
 from dataclasses import dataclass, replace
@@ -17,16 +17,16 @@ from quire.ops.cpu.launches import Launcher
 
 @dataclass(frozen=True)
 class WidenedWeight:
-    """A weight in the kernel's panels, and what its call needs beside them.
+    """A weight in the kernel's panels, with the other arguments of its call.
 
     Attributes:
         panels: [bytes] uint8: codes, scales and offsets.
-        table: as `Coded` has it, as is `order`.
+        table: as in `Coded`, like `order`.
         bias: [out].
         form: `WeightForm` in `kernels/kernels.h`.
         shape: (out, in).
         codec: one of `CodecNumber` in `kernels/codecs.h`.
-        has_byte_inputs: as `QuantizedWeight` has it.
+        has_byte_inputs: as in `QuantizedWeight`.
     """
 
     panels: Tensor
@@ -52,7 +52,7 @@ class Panels:
     """Packs weights into the kernels' panels.
 
     Attributes:
-        is_fast: the kernels are built for vectors of eight numbers or more, and for their fused products and sums.
+        is_fast: the kernels are built for vectors of at least eight elements, and for fused products and sums.
     """
 
     def __init__(self, kernels: ctypes.CDLL, launcher: Launcher) -> None:
@@ -73,7 +73,7 @@ class Panels:
         return (*coded.shape, coded.group, coded.codec, DTYPES[coded.scale_dtype], has_offsets, is_gated)
 
     def encode(self, weight: LinearWeight, *, is_gated: bool) -> Encoded | None:
-        """`weight` for the kernels; None if the kernels do not take it."""
+        """Prepares `weight` for the kernels; None if the kernels do not take it."""
         coded = encode(weight)
         if coded is None:
             return None
@@ -93,14 +93,14 @@ class Panels:
 
 
 class WidenedLinear:
-    """Packs weights and multiplies by them; a row's result is the same to the bit in any batch.
+    """Packs weights and multiplies by them; a row's result has the same bits in any batch.
 
     Attributes:
-        is_fast: as `Panels` says: products in float32 take no longer than oneDNN's.
+        is_fast: as in `Panels`: products in float32 take no longer than oneDNN's.
     """
 
     def __init__(self, panels: Panels, launcher: Launcher, bits: ActivationBits) -> None:
-        """`bits` says what becomes of `x` beside integers."""
+        """Takes `bits`, which choose the precision of `x` with integer weights."""
         self._panels = panels
         self._bits = bits
         self.is_fast = panels.is_fast
@@ -109,7 +109,7 @@ class WidenedLinear:
         self._empty = launcher.empty
 
     def pack(self, weight: LinearWeight, bias: Tensor | None, *, is_gated: bool = False) -> WidenedWeight | None:
-        """`weight` in panels; None if the kernel does not take it."""
+        """Packs `weight` in panels; None if the kernel does not take it."""
         encoded = self._panels.encode(weight, is_gated=is_gated)
         if encoded is None:
             return None
@@ -123,9 +123,9 @@ class WidenedLinear:
         )
 
     def multiply(self, x: Tensor, packed: WidenedWeight, num_threads: int, activation: Activation = "silu") -> Tensor:
-        """`x @ weight.T + bias` for `x` [num_tokens, in] of any float type, which is the bias's too.
+        """Computes `x @ weight.T + bias` for `x` [num_tokens, in] of any float type, which is also the bias's.
 
-        If the weight is gated, `activate_and_mul` of the product.
+        If the weight is gated, returns `activate_and_mul` of the product.
 
         Raises:
             ValueError: `x` has another dtype or shape.
@@ -151,10 +151,10 @@ class WidenedLinear:
         return out
 
     def take_rows(self, packed: WidenedWeight, index: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-        """See `Backend.take_packed_rows`; of a weight that is not gated.
+        """Looks up rows of a weight that is not gated, as `Backend.take_packed_rows`.
 
         Raises:
-            IndexError: an index is none of a row.
+            IndexError: an index is out of range.
         """
         index = index.contiguous()
         out = self._empty(len(index), packed.shape[1], dtype=dtype)
@@ -170,5 +170,5 @@ class WidenedLinear:
 
 
 def address(tensor: Tensor | None) -> int:
-    """Of its numbers; null for None."""
+    """Returns the address of a tensor's data; null for None."""
     return 0 if tensor is None else tensor.data_ptr()

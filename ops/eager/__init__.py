@@ -1,1 +1,1 @@
-"""The operations in plain torch: they run on every device, and other backends fall back on them."""
+"""The operations in plain torch: they run on every device, and other backends fall back to them."""

@@ -23,7 +23,7 @@ def attend_partly(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: Atten
 
 
 def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm, lse: Tensor | None = None) -> Tensor:
-    """See `Backend.attention`. Computes the step's groups one after another.
+    """Runs `Backend.attention`, one of the step's groups after another.
 
     `lse` [num_tokens, num_heads] float32 is filled with the logarithms of the softmaxes' denominators.
     """
@@ -115,7 +115,7 @@ def _products(
         scores += _by_distance(form.distance_bias, group.distances(begin, begin + shape[3]), shape)
     if lse is not None:
         lse.copy_(scores.logsumexp(dim=-1))
-    # Each step lets go of what the one before it made: scores are the most that attention has in memory.
+    # Each step frees the result of the one before: scores are the largest part of attention's memory.
     if form.sinks is not None:  # one more score, which enlarges the softmax's denominator
         sink = _by_head(form.sinks, scores.shape).expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, sink), dim=-1)
@@ -124,7 +124,7 @@ def _products(
         scores = scores[..., :-1].contiguous()
     weights = scores.to(q.dtype)
     if lse is not None or form.chunks != "own":
-        # Of a query that sees no key. Matrix units reach past a row's end, where this would be another query's NaN * 0.
+        # For a query that sees no key. Matrix units read past a row's end, where this would be another query's NaN * 0.
         weights.nan_to_num_(0.0)
     return torch.bmm(weights.view(len(k), -1, k.shape[1]), v).view(shape)
 

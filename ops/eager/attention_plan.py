@@ -2,8 +2,8 @@
 
 A layer must not loop over requests, so rows of similar size are padded to one shape and computed together. Prompts are
 first cut into pieces of at most `MAX_QUERY_LEN` tokens, which skips most of the masked upper triangle. A group gathers
-the pages of all its rows into one workspace of at most `workspace_bytes` for keys and as much for values, and has at
-most `max_scores` scores. A single row that exceeds these limits is a group of its own.
+the pages of all its rows into one workspace, with at most `workspace_bytes` each for keys and for values. It has at
+most `max_scores` scores. A single row that exceeds these limits is a separate group.
 """
 
 from collections.abc import Iterator
@@ -15,27 +15,27 @@ import torch
 from torch import Tensor
 
 MAX_QUERY_LEN = 128
-"""Most tokens of one row that share one gathering of its pages."""
+"""The most tokens of one row that share one gathering of its pages."""
 
 WORKSPACE_BYTES = 4 << 20
-"""Most bytes of a group's gathered keys: near the size of a core's cache, and enough to amortise a kernel's start.
+"""The most bytes of a group's gathered keys: near the size of a core's cache, and enough to amortize a kernel's start.
 
-An accelerator, where a kernel's start costs the host more, takes `ACCELERATED` times as many.
+On an accelerator, where a kernel's start costs the host more, the limit is multiplied by `ACCELERATED`.
 """
 
 MAX_SCORES = 4 << 20
-"""Most attention scores (heads * queries * keys) that exist at once, in float32; as many more on an accelerator."""
+"""The most attention scores (heads * queries * keys) at once, in float32; also multiplied on an accelerator."""
 
 LEAST_HEADS = 4
-"""Fewer heads count as so many: what a group computes of positions is as large as the scores of one head."""
+"""The least number of heads in estimates: positions take as much memory as the scores of one head."""
 
 ACCELERATED = 8
 
 MAX_KEPT_BIAS = 1 << 20
-"""Most elements of a bias that a group keeps for the next layer; a larger bias is computed in each layer."""
+"""The most elements of a bias that a group stores for the next layer; a larger bias is computed in each layer."""
 
 MAX_KEPT_BIASES = 16 << 20
-"""Most elements of biases that all groups of a step keep."""
+"""The most elements of biases that all groups of a step store."""
 
 
 def workspace_bytes(device: torch.device) -> int:
@@ -51,20 +51,20 @@ def max_scores(device: torch.device, num_heads: int) -> int:
 def scratch_bytes(device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
     gathered = max(2 * workspace_bytes(device), row_bytes)
     scores = 4 * max_scores(device, LEAST_HEADS) * LEAST_HEADS
-    # Codes are widened by way of float32. Scores are there twice, and a head's share of them, which is a fourth at
-    # most, is there as positions and biases.
+    # Dequantization goes through float32. Scores exist twice, and a head's share of them, at most a fourth, exists as
+    # positions and biases.
     return (3 if is_quantized else 1) * gathered + 3 * scores + 4 * MAX_KEPT_BIASES
 
 
 class VisibleRange(NamedTuple):
-    """Which tokens before it a token sees: see `AttentionForm`."""
+    """The earlier tokens that a token sees: see `AttentionForm`."""
 
     window: int | None
     chunk: int | None
     chunks: Literal["own", "previous", "earlier"] = "own"
 
     def first(self, position: np.ndarray | Tensor) -> Any:
-        """The first position that a token at `position` sees; of a window, perhaps one below 0."""
+        """Returns the first position that a token at `position` sees; with a window, perhaps a negative one."""
         first = 0 * position if self.window is None else position + 1 - self.window
         if self.chunk is not None and self.chunks != "earlier":
             start = position - position % self.chunk - (self.chunk if self.chunks == "previous" else 0)
@@ -72,7 +72,7 @@ class VisibleRange(NamedTuple):
         return first
 
     def end(self, position: np.ndarray | Tensor) -> Any:
-        """The position after the last that a token at `position` sees; perhaps one below 0 if it sees none."""
+        """Returns the position after the last one that a token at `position` sees; negative if it sees none."""
         if self.chunk is None or self.chunks == "own":
             return position + 1
         return position - position % self.chunk - (self.chunk if self.chunks == "earlier" else 0)
@@ -94,7 +94,7 @@ class Pieces:
 
     @property
     def reach(self) -> np.ndarray:
-        """Tokens of the row up to the last that one of the queries sees, if its visible has no limit."""
+        """Tokens of the row up to the last one that a query sees without a limit."""
         return np.where(self.end - self.query_len < self.prefix, np.maximum(self.end, self.prefix), self.end)
 
 
@@ -111,7 +111,7 @@ class Group:
     targets: Tensor | None  # flat indices for the results of `valid`; None: `tokens`
     query_positions: Tensor  # [R, Q] int64
     key_positions: Tensor  # [R, L] int64
-    unseen: Tensor | None  # indices into R * L of the keys after all that a row's queries see; None: none
+    unseen: Tensor | None  # indices into R * L of keys that none of a row's queries sees; None: there are none
     prefix: Tensor | None  # [R] int64: leading tokens that see each other; None: no query is one of them
     visible: VisibleRange
     sees_all: bool  # every query sees every key
@@ -130,17 +130,18 @@ class Group:
         return self._heads[num_kv_heads]
 
     def clear_unseen(self, numbers: Tensor) -> Tensor:
-        """Writes zeros into `numbers` [.. * R, L, size], rows of the group's pages, where none is seen.
+        """Zeros the elements of `numbers` [.. * R, L, size], rows of the group's pages, that no query sees.
 
-        These may be any bytes: a page may have served another kind of layer. An infinity or NaN would stay, as neither
-        an addition of -inf to a score nor a product with a weight of 0 hides it.
+        They may be any bytes, because a page may have served another kind of layer. An infinity or NaN would stay:
+        neither adding -inf to a score nor a weight of 0 hides it.
         """
         if self.unseen is not None:
             numbers.view(-1, self.num_rows * self.key_len, numbers.shape[-1]).index_fill_(1, self.unseen, 0)
         return numbers
 
     def bias(self, begin: int, end: int) -> Tensor | None:
-        """[R, 1, end - begin, L] float32 for queries `begin:end`: 0 for keys that a query sees, -inf for the others.
+        """Returns [R, 1, end - begin, L] float32 for queries `begin:end`: 0 for keys that a query sees, -inf for the
+        others.
 
         None if every query sees every key.
         """
@@ -170,9 +171,9 @@ class Group:
 
 
 class AttentionPlan:
-    """One step's rows, and their groups for each visible that a layer has.
+    """One step's rows, and their groups for each visible range of a layer.
 
-    Groups are made when the first layer asks, because the cache's shape is known there.
+    Groups are formed when the first layer asks, because the cache's shape is known there.
     """
 
     def __init__(
@@ -197,14 +198,14 @@ class AttentionPlan:
 
     @property
     def sees_ahead(self) -> bool:
-        """Whether a token of the step sees tokens after itself."""
+        """True if a token of the step sees tokens after itself."""
         return self.prefix_lens is not None and bool((self.seq_lens - self.query_lens + 1 < self.prefix_lens).any())
 
     def groups(self, visible: VisibleRange, num_heads: int, page_bytes: int) -> list[Group]:
-        """Groups that together contain each query once; `page_bytes` is the size of one page's keys once read.
+        """Returns groups that together contain each query once; `page_bytes` is the size of one page's keys once read.
 
         Raises:
-            ValueError: a limited visible, and tokens that see those after them.
+            ValueError: a limited visible range, and tokens that see later ones.
         """
         if self.sees_ahead and visible != VisibleRange(None, None):
             raise ValueError("a prefix whose tokens see each other has neither window nor chunks")

@@ -49,7 +49,7 @@ _ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
 
 
 class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, GroupedExperts], Generic[PackedLinear]):
-    """See `Backend`. A layer's KV cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
+    """Plain torch. A layer's KV cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers

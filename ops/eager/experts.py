@@ -13,15 +13,15 @@ from quire.ops.experts import alike
 from quire.ops.quantized import QuantizedWeight, dequantize
 
 _ALIGNMENT = 16
-"""The grouped product takes rows of a multiple of so many bytes."""
+"""The grouped product takes rows of a multiple of this many bytes."""
 
 
 @dataclass(frozen=True)
 class GroupedLinear:
-    """One linear layer of all experts. Numbers past the ends of its outputs and inputs are zero.
+    """One linear layer of all experts. Elements past the ends of its outputs and inputs are zero.
 
     Attributes:
-        weight: [num_experts, out, in]; or the experts' weights of few bits one by one, with their own shapes.
+        weight: [num_experts, out, in]; or the experts' quantized weights one by one, with their own shapes.
         bias: [num_experts, out].
         shape: (out, in).
         places: the rows of an expert's own weight, and the row of `weight` where they begin.
@@ -41,7 +41,7 @@ class GroupedLinear:
         shape: tuple[int, int],
         places: tuple[tuple[slice, int], ...],
     ) -> "GroupedLinear":
-        """For experts whose weights and biases are like those of one expert."""
+        """Allocates the layer for experts whose weights and biases have the form of one expert."""
         zeros: Tensor | list[QuantizedWeight] = []
         if isinstance(weight, Tensor):
             zeros = weight.new_zeros(num_experts, *shape)

@@ -119,7 +119,9 @@ def _attend_group(q: Tensor, cache: Tensor, group: Group, scale: float, rank: in
 
 
 def _scores(q: Tensor, keys: Tensor, group: Group, begin: int, scale: float) -> Tensor:
-    """Of `q` [R, queries, heads, rank + rotary_dim], the group's queries from `begin` on: [R, queries, heads, keys]."""
+    """Computes scores of `q` [R, queries, heads, rank + rotary_dim], the queries from `begin` on: [R, queries, heads,
+    keys].
+    """
     num_rows, num_queries, num_heads, _ = q.shape
     scores = torch.bmm(q.reshape(num_rows, num_queries * num_heads, -1), keys.transpose(1, 2))
     if q.dtype == torch.float16:

@@ -22,7 +22,7 @@ class LinearLayers(Protocol[PackedLinear]):
     def layout(self) -> str: ...
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """`weight` [out, in] (and `bias` [out]) in this layout."""
+        """Packs `weight` [out, in] (and `bias` [out]) in this layout."""
         ...
 
     def multiply(self, x: Tensor, packed: PackedLinear) -> Tensor:
@@ -30,12 +30,12 @@ class LinearLayers(Protocol[PackedLinear]):
         ...
 
     def plain(self, packed: PackedLinear) -> Tensor | None:
-        """The weight [out, in] itself, if this layout has left it as it was."""
+        """Returns the weight [out, in] itself, if this layout has left it unchanged."""
         ...
 
 
 class PlainLinear:
-    """See `LinearLayers`: keeps weight and bias unchanged."""
+    """Keeps weight and bias unchanged."""
 
     layout = "plain"
     packed_types: tuple[type, ...] = ()

@@ -1,4 +1,4 @@
-"""Linear layers with weights of few bits, in plain torch: widened at each call, a part at a time."""
+"""Linear layers with quantized weights, in plain torch: dequantized at each call, a part at a time."""
 
 from dataclasses import dataclass
 from typing import Generic
@@ -11,25 +11,25 @@ from quire.ops.eager.linear import LinearLayers
 from quire.ops.quantized import QuantizedWeight, dequantize
 
 PART = 1 << 24
-"""Numbers of a weight that are widened at once."""
+"""The elements of a weight that are dequantized at once."""
 
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A weight as it came, and the layer's bias [out]."""
+    """A quantized weight, unchanged, and the layer's bias [out]."""
 
     weight: QuantizedWeight
     bias: Tensor | None
 
 
 class WidenedLinear(Generic[PackedLinear]):
-    """The product with weights that are widened to `x`'s dtype. It saves memory and costs time."""
+    """Multiplies by weights that are dequantized to `x`'s dtype. It saves memory and costs time."""
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
 
     def multiply(self, x: Tensor, layer: QuantizedLayer) -> Tensor:
-        """`x` [num_tokens, in] → [num_tokens, out]; a row's result does not depend on how many rows there are."""
+        """Maps `x` [num_tokens, in] to [num_tokens, out]; a row's result does not depend on the number of rows."""
         out_features, in_features = layer.weight.shape
         size = max(1, PART // in_features)
         parts = []

@@ -1,8 +1,8 @@
 """Recurrent operations in plain torch, in float32.
 
-Rows are computed side by side, padded with tokens that leave a state as it is: those of one token, which are a decode
-step, and the longer ones. Decayed outer products go through a row in chunks, whose tokens are matrix products; only the
-state passes from chunk to chunk.
+Rows are computed side by side, padded with tokens that do not change a state: first those with one token, which are
+decode steps, then the longer ones. Decayed outer products process a row in chunks, whose tokens are matrix products;
+only the state passes from chunk to chunk.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.ops.recurrent import GateActivation, RecurrentOperations, StateRows
 
 CHUNK = 64
-CHANNEL_CHUNK = 16  # where each channel has a decay of its own, between any two tokens of a chunk
+CHANNEL_CHUNK = 16  # if each channel has a separate decay, between any two tokens of a chunk
 
 
 class EagerRecurrent(RecurrentOperations):
@@ -58,7 +58,9 @@ class EagerRecurrent(RecurrentOperations):
     ) -> Tensor:
         def scan(x: Tensor, t: Tensor, b: Tensor, c: Tensor, state: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
             outputs = []
-            for token in range(x.shape[1]):  # each channel and number has a decay of its own: there is no product
+            for token in range(
+                x.shape[1]
+            ):  # each channel and element has a separate decay, so there is no matrix product
                 step = t[:, token].unsqueeze(1)
                 state = torch.exp(step * a) * state + b[:, token].unsqueeze(2) * (step * x[:, token].unsqueeze(1))
                 outputs.append((state * c[:, token].unsqueeze(2)).sum(1))
@@ -290,9 +292,9 @@ def _scores(q: Tensor, k: Tensor, between: Tensor) -> Tensor:
 
 
 def _deltas(state: Tensor, k: Tensor, v: Tensor, total: Tensor, between: Tensor, beta: Tensor) -> Tensor:
-    """What each token adds at its key: its value less what the state before it held there.
+    """Computes the addition of each token at its key: its value minus the previous state's value there.
 
-    That state holds the additions of the chunk's earlier tokens, which makes a triangular system of equations.
+    That state contains the additions of the chunk's earlier tokens, which leads to a triangular system of equations.
     """
     earlier = (_scores(k, k, between) * beta).tril(-1)
     known = beta * (v - (k * total) @ state)

@@ -1,4 +1,4 @@
-"""The choice of experts in plain torch."""
+"""The routing of experts in plain torch."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ _SCORES: dict[Score, Callable[[Tensor], Tensor]] = {
 
 
 def _near_shares(logits: Tensor, ids: Tensor, routing: Routing) -> Tensor:
-    """The weights of the experts `ids` [num_tokens, top_k] as `Score` says."""
+    """Computes the weights of the experts `ids` [num_tokens, top_k] as in `Score`."""
     left, weights = logits, []
     for chosen in ids.split(1, dim=1):
         most = left.gather(1, chosen)
@@ -44,7 +44,7 @@ def _near_shares(logits: Tensor, ids: Tensor, routing: Routing) -> Tensor:
 
 
 def _within_best_groups(choice: Tensor, routing: Routing) -> Tensor:
-    """`choice` [num_tokens, num_experts], with -inf for experts of groups that are not among the best."""
+    """Returns `choice` [num_tokens, num_experts], with -inf for experts outside the best groups."""
     grouped = choice.unflatten(1, (routing.num_groups, -1))
     group_scores = grouped.topk(routing.group_best, dim=-1).values.sum(-1)
     best = group_scores.topk(routing.top_groups, dim=-1).indices

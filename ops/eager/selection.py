@@ -1,4 +1,4 @@
-"""Attention to chosen tokens (arXiv:2512.02556, section 2.1) in plain torch."""
+"""Attention to selected tokens (arXiv:2512.02556, section 2.1) in plain torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -50,7 +50,9 @@ def _select(q: Tensor, weights: Tensor, keys: Tensor, group: Group, begin: int, 
     seen = (group.query_positions[:, begin : begin + num_queries] + 1).unsqueeze(-1)
     hidden = torch.arange(best.shape[-1], device=q.device) >= seen
     best = best.masked_fill(hidden, group.key_len).sort(dim=-1).values
-    best = torch.where(best < group.key_len, best, best[..., :1])  # what is past the count names a page that exists
+    best = torch.where(
+        best < group.key_len, best, best[..., :1]
+    )  # indices past the count are those of an existing page
     pages = group.pages.view(num_rows, 1, -1).expand(-1, num_queries, -1)
     block_size = group.key_len // pages.shape[-1]
     slots = pages.gather(2, best // block_size) * block_size + best % block_size
@@ -58,7 +60,7 @@ def _select(q: Tensor, weights: Tensor, keys: Tensor, group: Group, begin: int, 
 
 
 def attend_selected(q: Tensor, q_rotated: Tensor, cache: Tensor, selection: Selection, scale: float) -> Tensor:
-    """See `LatentOperations.latent_attention`, with a selection."""
+    """Runs `LatentOperations.latent_attention` with a selection."""
     queries, (num_tokens, top_k) = torch.cat((q, q_rotated), dim=-1), selection.slots.shape
     token_bytes = decoded_bytes(top_k * queries.shape[2], cache.dtype, q.dtype)
     step = max(1, attention_plan.workspace_bytes(q.device) // token_bytes)
@@ -83,7 +85,7 @@ def attend_tokens(
     selection: Selection,
     scale: float,
 ) -> Tensor:
-    """See `Backend.selected_attention`; `read_kv` is `Backend.read_kv`."""
+    """Runs `Backend.selected_attention`; `read_kv` is `Backend.read_kv`."""
     (num_tokens, _, head_dim), num_kv_heads, most = q.shape, kv_cache.shape[2], selection.slots.shape[1]
     queries = q.view(num_tokens, num_kv_heads, -1, head_dim)
     token_bytes = decoded_bytes(most * num_kv_heads * head_dim, kv_cache.dtype, q.dtype)
@@ -105,7 +107,7 @@ def attend_tokens(
 
 
 def _seen_slots(selection: Selection, hidden: Tensor, part: slice) -> Tensor:
-    """The slots of some tokens, int64, with the first one in place of the hidden ones, where any bytes may lie."""
+    """Returns the slots of some tokens, int64. The first slot replaces hidden ones, which may contain any bytes."""
     slots = selection.slots[part].long()
     return torch.where(hidden[part], slots[:, :1], slots)
 
@@ -137,7 +139,7 @@ def attend_rows(q: Tensor, rows: Sequence[CacheRows], sinks: Tensor, scale: floa
 
 
 def _parts(rows: Sequence[CacheRows], size: int, dtype: torch.dtype) -> Iterator[slice]:
-    """Tokens whose rows, of `size` numbers, are gathered at once and read as `dtype`."""
+    """Yields slices of tokens whose rows, of `size` values, are gathered at once and read as `dtype`."""
     token_bytes = sum(decoded_bytes(each.slots.shape[1] * size, each.cache.dtype, dtype) for each in rows)
     step = max(1, attention_plan.workspace_bytes(rows[0].cache.device) // max(token_bytes, 1))
     for begin in range(0, len(rows[0].slots), step):
@@ -145,7 +147,7 @@ def _parts(rows: Sequence[CacheRows], size: int, dtype: torch.dtype) -> Iterator
 
 
 def _gathered(rows: CacheRows, part: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(the rows of some tokens [tokens, most, size], zeros where they are hidden; which are hidden [tokens, most])."""
+    """Returns (the rows of some tokens [tokens, most, size], zeros if hidden; True for hidden ones [tokens, most])."""
     slots = rows.slots[part]
     hidden = torch.arange(slots.shape[1], device=slots.device) >= rows.counts[part].unsqueeze(1)
     keys = decode(gather(rows.cache, slots), dtype)

@@ -7,7 +7,7 @@ from quire.ops.streams import MIN_SQUARE, StreamOperations
 
 
 class EagerStreams(StreamOperations):
-    """See `StreamOperations`. Streams are added one after another, so that no sum depends on the number of tokens."""
+    """Residual streams. They are added one after another, so that no sum depends on the number of tokens."""
 
     def match_magnitude(self, x: Tensor, like: Tensor) -> Tensor:
         full = x.float()
