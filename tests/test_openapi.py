@@ -47,6 +47,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/invocations": {"prompt": "Hello", "max_tokens": 2},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}},
     "/inference/v1/abort_requests": {"request_ids": ["nobody"]},
+    "/v1/decisions": {"model": MODEL, "input": "Hello", "questions": [{"type": "predicate", "instructions": "True?"}]},
+    "/v1/systemone": {"state": "Hello", "questions": {"a": {"type": "choice", "criteria": {"b": None}}}},
     "/generative_scoring": {"query": [5], "items": [[6]], "label_token_ids": [7, 8]},
     "/tokenize": {"messages": TEXT},
     "/detokenize": {"tokens": [5]},

@@ -12,21 +12,48 @@ _LACKS = {
     "run assistants: /v1/responses has tools and conversations": ("/v1/assistants", "/v1/threads"),
     "load adapters while it runs": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     "sleep, pause or exchange weights": (
-        *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/update_weights"),
-        *("/init_weight_transfer_engine", "/start_weight_update", "/finish_weight_update", "/update_weight_version"),
+        *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/release_kv_cache_memory"),
+        *("/update_weights", "/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
+        *("/start_weight_update", "/start_draft_weight_update", "/finish_weight_update", "/update_weight_version"),
+        *("/weight_info", "/weight_checker", "/get_world_size"),
     ),
-    "take decisions": ("/v1/decisions", "/v1/systemone"),
+    "read images or sound, so there is no cache of them": ("/reset_mm_cache", "/reset_encoder_cache"),
+    "run functions of clients in its workers: AsyncLLM.collective_rpc does in a program": ("/collective_rpc",),
+    "add or remove engines while it runs": ("/scale_elastic_ep", "/is_scaling_elastic_ep"),
+    "work around broken engines: it starts them again by itself, and /health tells": ("/fault_tolerance",),
+    "publish what its caches hold": ("/kv_event_sources",),
     "speak Cohere's or Ollama's protocol: /v1/chat/completions is OpenAI's": (
         *("/cohere", "/v2/chat", "/api/chat", "/api/generate", "/api/embed"),
     ),
 }
 _REASONS = {route: what for what, routes in _LACKS.items() for route in routes}
+_SWITCHED = {
+    "/load": "--enable-server-load-tracking",
+    "/tokenizer_info": "--enable-tokenizer-info-endpoint",
+    "/start_profile": "--profiler-config",
+    "/stop_profile": "--profiler-config",
+    "/reset_prefix_cache": "QUIRE_SERVER_DEV_MODE=1",
+    "/server_info": "QUIRE_SERVER_DEV_MODE=1",
+}
+"""Routes that are there with an option or a variable alone."""
+
+_ELSEWHERE = {
+    "/abort_requests": "/inference/v1/abort_requests",
+    "/ready": "/health",
+    "/readyz": "/health",
+}
+"""Routes that go by another name."""
 
 
 def describe_missing(path: str) -> str:
     """The message of a 404 for `path`: what Quire does not do, if that is why there is no such route."""
     parts = path.rstrip("/").split("/")
     prefixes = ("/".join(parts[:count]) for count in range(len(parts), 1, -1))
+    route = "/" + parts[-1] if len(parts) == 2 else ""
+    if route in _SWITCHED:
+        return f"There is no such route: this server was started without {_SWITCHED[route]}, which adds it."
+    if route in _ELSEWHERE:
+        return f"There is no such route: {_ELSEWHERE[route]} does that."
     what = next((_REASONS[prefix] for prefix in prefixes if prefix in _REASONS), None)
     if what is None:
         return "There is no such route; /docs lists them."

@@ -6,14 +6,11 @@ import time
 from msgspec import Struct
 
 from quire.core.errors import ParameterError
-from quire.core.wire.request_ids import engine_id
-from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.openai.answers import CompletionUsage
+from quire.frontend.openai.first_tokens import FirstTokens, logprobs_of
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.requests.merging import merge
-from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.tokenizer import needed
 
@@ -66,6 +63,7 @@ class GenerativeScoring:
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
+        self._first_tokens = FirstTokens(engine)
 
     async def score(self, request: ScoringRequest, headers: ClientHeaders = ClientHeaders()) -> ScoringResponse:
         """A score for each item; cancelling aborts them in the engine. Raises RequestError and EngineError."""
@@ -73,11 +71,13 @@ class GenerativeScoring:
         self._engine.model.check_name(request.model)
         reply_id = f"generative-scoring-{headers.choose_id(request.request_id)}"
         prompts = await self._prompts(request)
-        sampling = SamplingParams(
-            max_tokens=1, logprob_token_ids=request.label_token_ids, output_kind=RequestOutputKind.FINAL_ONLY,
-            detokenize=False, ignore_eos=True,
-        )  # fmt: skip
-        outputs = await self._read(request, prompts, sampling, reply_id, headers)
+        outputs = await self._first_tokens.read(
+            [(ids, request.label_token_ids) for ids in prompts],
+            reply_id,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            data_parallel_rank=headers.data_parallel_rank,
+        )
         num_prompt, num_generated = sum(map(len, prompts)), len(outputs)
         return ScoringResponse(
             id=reply_id,
@@ -105,41 +105,9 @@ class GenerativeScoring:
         needed(self._engine.tokenizer)
         return (await self._engine.prompts.read(text, add_special_tokens=special)).token_ids if text else []
 
-    async def _read(
-        self,
-        request: ScoringRequest,
-        prompts: list[list[int]],
-        sampling: SamplingParams,
-        reply_id: str,
-        headers: ClientHeaders,
-    ) -> list[RequestOutput]:
-        """The output of each prompt, in their order."""
-        streams: list[RequestStream] = []
-        outputs: dict[int, RequestOutput] = {}
-        try:
-            async for ids in in_time_slices(prompts):
-                stream = await self._engine.open_stream(
-                    {"prompt_token_ids": ids},
-                    sampling,
-                    engine_id(reply_id, len(streams)),
-                    priority=request.priority,
-                    cache_salt=request.cache_salt,
-                    data_parallel_rank=headers.data_parallel_rank,
-                )
-                streams.append(stream)
-            async for index, output in merge(streams):
-                outputs[index] = output
-        finally:
-            for stream in streams:
-                stream.close()
-        return [outputs[index] for index in range(len(prompts))]
-
 
 def _score(request: ScoringRequest, output: RequestOutput) -> float:
-    [completion] = output.outputs
-    assert completion.logprobs is not None
-    [row] = completion.logprobs
-    labels = [row[label].logprob for label in request.label_token_ids]
+    labels = logprobs_of(output, request.label_token_ids)
     if not request.apply_softmax:
         return math.exp(labels[0])
     highest = max(labels)

@@ -21,10 +21,8 @@ from quire.frontend.http.openapi_document import BODY
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.answers import (
-    ChatChunk,
     ChatCompletion,
     ChatLogprobs,
-    CompletionChunk,
     DetokenizeResponse,
     ModelCard,
     ModelList,
@@ -34,10 +32,10 @@ from quire.frontend.openai.answers import (
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.decisions.service import Deciding
 from quire.frontend.openai.derender import Derendering
-from quire.frontend.openai.derender_bodies import DerenderChatRequest, DerenderCompletionRequest, DerenderedChunk
 from quire.frontend.openai.generate import TokenGeneration
-from quire.frontend.openai.generative_scoring import GenerativeScoring, ScoringRequest, ScoringResponse
+from quire.frontend.openai.generative_scoring import GenerativeScoring
 from quire.frontend.openai.models import ModelCards
 from quire.frontend.openai.render import Rendering
 from quire.frontend.openai.responses.compaction import Compactions
@@ -52,6 +50,7 @@ from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.openai.token_bodies import AbortRequest, GenerateLogprobs, GenerateRequest, GenerateResponse
 from quire.frontend.openai.tokenize import DetokenizeRequest, Tokenization, TokenizeRequest
+from quire.frontend.openai.vllm_routes import decision_routes, derender_routes, scoring_route
 
 R = TypeVar("R", ChatRequest, CompletionRequest, GenerateRequest, contravariant=True)
 
@@ -102,7 +101,8 @@ def openai_routes(
     handlers = [
         *_chat_routes(chat, rendering, answers, load),
         *_completion_routes(text, rendering, answers, load),
-        *_derender_routes(derendering, answers),
+        *derender_routes(derendering, answers),
+        *decision_routes(Deciding(engine, conversations), answers),
         *_model_routes(ModelCards(engine), anthropic_models, answers),
         *_response_routes(engine, server, state, answers, conversations, entries),
     ]
@@ -111,7 +111,7 @@ def openai_routes(
         Router("/v1", route_handlers=handlers),
         _invocation_route(chat, text, answers, load),
         *_generate_routes(TokenGeneration(engine, server, conversations), answers),
-        _scoring_route(GenerativeScoring(engine), answers),
+        scoring_route(GenerativeScoring(engine), answers),
         *_tokenizer_routes(tokenization, answers),
         *([_tokenizer_info_route(tokenization, server, answers)] if server.enable_tokenizer_info_endpoint else []),
     ]
@@ -165,25 +165,6 @@ def _completion_routes(
         return await answers.whole(rendering.completion(data, ClientHeaders.read(request.headers)), request)
 
     return [create_completion, render_completion]
-
-
-def _derender_routes(derendering: Derendering, answers: HttpAnswers) -> list[Any]:
-    chat, text = ChatCompletion | DerenderedChunk[ChatChunk], TextCompletion | DerenderedChunk[CompletionChunk]
-
-    @post("/chat/completions/derender", status_code=200, responses=documented(chat), summary="Derender a chat")
-    async def derender_chat_completion(request: JsonRequest, data: DerenderChatRequest) -> ASGIApp:
-        """The answer to a rendered conversation, of token ids that /inference/v1/generate made: whole, or with `stream`
-        an event at a time."""
-        answers.check_ready()
-        return await answers.whole(derendering.chat(data), request)
-
-    @post("/completions/derender", status_code=200, responses=documented(text), summary="Derender texts")
-    async def derender_completion(request: JsonRequest, data: DerenderCompletionRequest) -> ASGIApp:
-        """The completions of rendered prompts, likewise."""
-        answers.check_ready()
-        return await answers.whole(derendering.completion(data), request)
-
-    return [derender_chat_completion, derender_completion]
 
 
 def _model_routes(
@@ -300,16 +281,6 @@ def _generate_routes(service: TokenGeneration, answers: HttpAnswers) -> list[Any
         return ASGIResponse(body=b"")
 
     return [generate, abort]
-
-
-def _scoring_route(scoring: GenerativeScoring, answers: HttpAnswers) -> Any:
-    @post("/generative_scoring", status_code=200, responses=documented(ScoringResponse), summary="Score items")
-    async def score(request: JsonRequest, data: ScoringRequest) -> ASGIApp:
-        """The probability of the first of some tokens behind a query with each of several items."""
-        answers.check_ready()
-        return await answers.whole(scoring.score(data, ClientHeaders.read(request.headers)), request)
-
-    return score
 
 
 async def _continue(

@@ -1,0 +1,1 @@
+"""Decisions: questions about a text, answered with probabilities of labels."""
