@@ -33,7 +33,7 @@ class Replay:
     def push(self, token_ids: list[int]) -> CompletionOutput:
         """Takes tokens after which the sequence went on."""
         self._completion.add(RequestDelta("", token_ids))
-        return self._completion.take()
+        return self._completion.take_output()
 
     def finish(self, token_ids: list[int], reason: str, stop_reason: int | str | None) -> CompletionOutput:
         """Takes the last tokens of a sequence that was pushed before. They may not be cut at a stop string."""
@@ -69,7 +69,7 @@ class Replay:
             completion.add(RequestDelta("", token_ids))
             if completion.finish_reason is None:
                 completion.add(RequestDelta("", [], finish_reason=FinishReason.LENGTH))  # gives the rest of the text
-        output = completion.take()
+        output = completion.take_output()
         found = output.stop_reason if isinstance(output.stop_reason, str) else stop_reason
         output.token_ids, output.finish_reason, output.stop_reason = token_ids, reason, found
         return output
