@@ -5,6 +5,7 @@ The body is what the routes that render answer.
 
 import time
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -140,7 +141,7 @@ class TokenGeneration:
         asked = request.sampling_params
         max_tokens = self._engine.sampling_input.limit_output(asked.max_tokens)
         wants_text = request.output_mode != "tokens" or bool(asked.stop)
-        decided = {"max_tokens": max_tokens, "output_kind": kind, "detokenize": wants_text}
+        decided: dict[str, Any] = {"max_tokens": max_tokens, "output_kind": kind, "detokenize": wants_text}
         if reading is not None:
             decided["shown_special_token_ids"] = self._conversations.shown_special_ids(reading.chat)
         sampling = SamplingParams(**{**msgspec.structs.asdict(asked), **decided})
