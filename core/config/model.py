@@ -8,8 +8,7 @@ from quire.core.config.quantization import QuantizationConfig, QuantizationName
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
 TokenizerMode = Literal[
-    *("auto", "hf", "slow", "mistral"),
-    *("cohere", "deepseek_v32", "deepseek_v4", "deepseek_v41", "inkling", "kimi_k3"),
+    "auto", "hf", "slow", "mistral", "cohere", "deepseek_v32", "deepseek_v4", "deepseek_v41", "inkling", "kimi_k3"
 ]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 

@@ -50,22 +50,23 @@ class AnswerReader:
 
     @property
     def finds_calls(self) -> bool:
-        """Whether answers are searched for calls when the client leaves the choice to the model."""
+        """True if answers are searched for calls when the client leaves the choice to the model."""
         return self._parsers.finds_calls
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is separated from the answer."""
+        """True if reasoning is separated from the answer."""
         return self._parsers.reads_reasoning
 
     @property
     def parses(self) -> bool:
-        """Whether there is a parser of reasoning or calls."""
+        """True if there is a parser of reasoning or calls."""
         return self._parsers.reads_reasoning or self._parsers.reads_calls
 
     def tells_tokens(self, chat: ChatInput) -> bool:
-        """Whether the client sees token ids and log-probabilities. Not when it leaves reasoning out: parsers separate
-        reasoning as text, so nobody knows which tokens belong to it."""
+        """True if the client may see token ids and log-probabilities.
+
+        False when it leaves reasoning out: parsers separate reasoning as text, so its tokens are not known."""
         return chat.include_reasoning or not self._parsers.reads_reasoning
 
     # ---------------------------------------------------------------------------------------------------- sampling
@@ -101,7 +102,7 @@ class AnswerReader:
         return self._parsers.thinking_marks(prompt_text, encode)
 
     def reasoning_ended(self, chat: ChatInput, prompt_text: str) -> bool | None:
-        """Whether a constraint on the answer holds from the first token on; None where no reasoning is told apart."""
+        """True if a constraint on the answer holds from the first token on; None without a parser of reasoning."""
         return self._marks(chat, prompt_text) is None if self.reads_reasoning else None
 
     def after_reasoning(
@@ -114,7 +115,7 @@ class AnswerReader:
         """A constraint on the answer as one on the whole output: the reasoning before it stays free.
 
         Args:
-            template_variables: what the prompt was rendered with, which tells whether the model may think by itself;
+            template_variables: what the prompt was rendered with, which decide whether the model may think by itself;
                 None if it may.
         """
         if template_variables is None:
@@ -143,7 +144,7 @@ class AnswerReader:
         return marks
 
     def _always_answers(self, chat: ChatInput) -> bool:
-        """Whether reasoning is the answer if the model gives no other: the client says so, or wants no reasoning."""
+        """True if reasoning is the answer when there is no other: the client asks for that, or wants no reasoning."""
         variables = self._template_variables(chat)
         return variables.get("force_nonempty_content") is True or variables.get("enable_thinking") is False
 

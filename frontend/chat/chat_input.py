@@ -47,15 +47,15 @@ class ChatInput(Struct, frozen=True, kw_only=True):
 
     @property
     def asks_to_think(self) -> bool:
-        """Whether the client wants reasoning."""
+        """True if the client wants reasoning."""
         return bool(self.template_variables.get("enable_thinking", self.reasoning_effort not in (None, "none")))
 
     @property
     def request_variables(self) -> dict[str, Any]:
         """`request`, a template variable: the tool_choice and the response_format of a request that has them."""
         mode = self.tools.choice.mode if self.tools.described else None
-        told = {"tool_choice": mode, "response_format": self.response_format}
-        return {"request": {name: value for name, value in told.items() if value is not None}}
+        fields = {"tool_choice": mode, "response_format": self.response_format}
+        return {"request": {name: value for name, value in fields.items() if value is not None}}
 
     @property
     def num_characters(self) -> int:

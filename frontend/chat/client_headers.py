@@ -1,4 +1,4 @@
-"""What a client says of a request in HTTP headers instead of the body, the same in all protocols."""
+"""Reads request options that clients send as HTTP headers, which are the same in all protocols."""
 
 import uuid
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class ClientHeaders(Struct, frozen=True):
     """The headers of one request that are about its answer; none where the request did not come by HTTP."""
 
     request_id: str | None = None  # the client's own
-    fresh_id: str | None = None  # the server's, which the answer's X-Request-Id tells
+    fresh_id: str | None = None  # the server's, which the answer has as X-Request-Id
     data_parallel_rank: int | None = None  # the engine that shall have the request; None lets the router choose
 
     @classmethod

@@ -78,7 +78,7 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
             announces: log the form of calls if it comes from there.
 
         Raises:
-            ConfigError: the checkpoint names a parser that does not exist, or calls are wanted and nothing tells their
+            ConfigError: the checkpoint names a parser that does not exist, or calls are wanted and nothing shows their
                 form.
         """
         if self.tool_call_parser is not None:
@@ -145,7 +145,7 @@ def _recognized(template: str | None) -> str:
     name = recognize(template or "")
     if name is None:
         raise ConfigError(
-            "--enable-auto-tool-choice: neither the checkpoint nor its chat template tells how the model writes calls; "
+            "--enable-auto-tool-choice: neither the checkpoint nor its chat template shows how the model writes calls; "
             f"add --tool-call-parser with one of {', '.join(tool_parser_names())}."
         )
     return name

@@ -100,7 +100,7 @@ class Conversations:
 
         Args:
             prompt: the rendered conversation.
-            wants_offsets: tell which characters of the prompt each token is.
+            wants_offsets: return which characters of the prompt each token is.
             param: the client's name of the conversation.
 
         Raises:
@@ -132,11 +132,11 @@ class Conversations:
 
     @property
     def parses(self) -> bool:
-        """Whether reasoning or calls are told apart from the rest of an answer."""
+        """True if answers are searched for reasoning or calls."""
         return self._reader.parses
 
     def tells_tokens(self, chat: ChatInput) -> bool:
-        """Whether the client sees token ids and log-probabilities of the answer."""
+        """True if the client sees token ids and log-probabilities of the answer."""
         return self._reader.tells_tokens(chat)
 
     def text_sampling(self, chat: ChatInput) -> SamplingParams:
@@ -177,7 +177,7 @@ class Conversations:
         *,
         template_variables: dict[str, Any] | None = None,
     ) -> StructuredOutputsParams:
-        """See `AnswerReader.after_reasoning`."""
+        """Applies a constraint from the end of the reasoning on, as `AnswerReader.after_reasoning`."""
         return self._reader.after_reasoning(
             asked, self._text_of(prompt_token_ids), template_variables=template_variables
         )
@@ -206,7 +206,7 @@ class Conversations:
         prompt = prompt or await self.render(chat, must_fit=chat.truncation is None)
         if chat.tools.choice.mode == "auto" and not self._reader.finds_calls:
             raise ParameterError(
-                "This server cannot tell the model's calls from its text: start it with --enable-auto-tool-choice and "
+                "This server cannot find calls in the model's text: start it with --enable-auto-tool-choice and "
                 "--tool-call-parser, or set tool_choice to none.",
                 param="tool_choice",
             )

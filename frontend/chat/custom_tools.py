@@ -46,10 +46,10 @@ class CustomCallInput(Event, frozen=True, gc=False):
 
 
 def as_function(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    """The function that stands for a custom tool, in the form of chat completions.
+    """Represents a custom tool as a function, in the form of chat completions.
 
-    The text of a tool with a regular expression has to match it. A Lark grammar is told to the model here, and held by
-    `with_lark`.
+    The text of a tool with a regular expression has to match it. A Lark grammar is described to the model here;
+    `with_lark` enforces it.
 
     Raises:
         ParameterError: a tool without a name, or a format that is malformed.
@@ -93,7 +93,7 @@ def _grammar(custom: dict[str, Any], index: int) -> tuple[str | None, str]:
 
 
 def with_lark(function: Tool, custom: dict[str, Any]) -> Tool:
-    """The function that stands for a custom tool, with the tool's Lark grammar, if it has one, in its schema."""
+    """Adds the Lark grammar of a custom tool, if it has one, to the schema of its function."""
     syntax, definition = _grammar(custom, 0)
     if syntax != "lark" or function.parameters is None:
         return function
@@ -102,7 +102,7 @@ def with_lark(function: Tool, custom: dict[str, Any]) -> Tool:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of the function that stands for a tool called with `text`."""
+    """Represents a custom tool's `text` as arguments of its function."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
@@ -135,7 +135,7 @@ def _as_call(call: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 class CustomCalls:
-    """Turns calls of the functions that stand for custom tools into events of these tools, in one answer.
+    """Turns calls of custom tools' functions back into events of the tools, in one answer.
 
     Args:
         names: of the custom tools.
@@ -168,7 +168,7 @@ class _ArgumentReader:
     """Reads the string out of a function's arguments while they grow."""
 
     def __init__(self) -> None:
-        self._rest = ""  # what is not told yet
+        self._rest = ""  # not logged yet
         self._is_open = False  # within the string
         self._is_closed = False
 
@@ -189,7 +189,7 @@ class _ArgumentReader:
         return _unescaped(whole[0])
 
     def end(self) -> str:
-        """What is left of the string. Arguments of another form are the text themselves."""
+        """Returns the rest of the string. Arguments of another form are the text themselves."""
         if self._is_open or not self._rest:
             return ""
         try:

@@ -9,5 +9,5 @@ class PartlyRead(Struct, kw_only=True):
     """A body whose lists and dictionaries may hold parts that are ignored, such as tools that a server would run."""
 
     def ignored_parts(self) -> Iterator[str]:
-        """Where those parts are: `tools[2].web_search`. Fields that the Structs do not declare are not among them."""
+        """Yields the paths of those parts: `tools[2].web_search`. Fields that no Struct declares are not among them."""
         yield from ()

@@ -1,6 +1,6 @@
-"""What a request becomes before it is generated: token ids, sampling parameters, and how its answer is read.
+"""A rendered request: token ids, sampling parameters, and how its answer is parsed.
 
-The routes that render answer with it, /inference/v1/generate takes it, and those that derender read what comes of it.
+Routes that render return it, /inference/v1/generate takes it, and routes that derender parse its output.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from quire.frontend.parsing.tools import ToolChoice
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a stream carries besides text. `include_obfuscation` pads nothing here, and is ignored in plain sight."""
+    """Options of a stream. The header of ignored fields lists `include_obfuscation`, because nothing is padded here."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -35,15 +35,15 @@ class GenerateSampling(SamplingParams):
 
 
 class ReasoningParserKwargs(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a reasoning parser needs to know of a prompt beside its tokens."""
+    """Arguments of a reasoning parser besides the prompt's tokens."""
 
     chat_template_kwargs: dict[str, Any] = {}
 
 
 class ParseContext(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What of a conversation decides how its answer is read.
+    """The part of a conversation that decides how its answer is parsed.
 
-    Ids of calls are random here, or the model's own, so `history_tool_call_cnt` is told for servers that count calls.
+    Ids of calls are random here, or the model's own; `history_tool_call_cnt` is for servers that count calls.
     """
 
     tools: list[dict[str, Any]] | None = None
@@ -108,12 +108,12 @@ class ParseContext(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def names_call(self) -> bool:
-        """Whether the client named the function that is called."""
+        """True if the client named the function that is called."""
         return names_call(self.tool_choice)
 
     @property
     def forces_call(self) -> bool:
-        """Whether the client insists on a call."""
+        """True if the client insists on a call."""
         return self.names_call or self.tool_choice == "required"
 
 
@@ -142,7 +142,7 @@ class RenderedRequest(Struct, kw_only=True):
 
 
 def names_call(choice: str | dict[str, Any] | None) -> bool:
-    """Whether a tool_choice names the function that is called."""
+    """True if a tool_choice names the function that is called."""
     return isinstance(choice, dict) and choice.get("type") != "allowed_tools"
 
 

@@ -36,7 +36,7 @@ class PromptRendering:
             has_special_tokens: the tokenizer has added its special tokens to the prompt's text.
             truncation: cuts a prompt that is too long; None refuses it.
             lowers_max_tokens: to what the prompt leaves room for.
-            wants_offsets: tell which characters of the text each token is.
+            wants_offsets: return which characters of the text each token is.
             param: the client's name of the prompt.
 
         Raises:

@@ -13,7 +13,7 @@ from quire.frontend.parsing.tools import Tool, ToolChoice
 class ToolSet(Struct, frozen=True, kw_only=True):
     """The functions that a request offers, and its choice of calls.
 
-    Functions stand for custom tools, too. Tools that a server would run are left out, because this one runs none.
+    Custom tools are functions, too. Tools that a server would run are left out, because this one runs none.
     """
 
     given: list[dict[str, Any]] = []  # as the client wrote them, without those that it may not call
@@ -24,7 +24,7 @@ class ToolSet(Struct, frozen=True, kw_only=True):
 
     @property
     def bounds_calls(self) -> bool:
-        """Whether an answer ends after a number of calls."""
+        """True if an answer ends after a number of calls."""
         return self.choice.max_calls is not None and self.choice.mode != "none"
 
 
@@ -53,14 +53,14 @@ def read_tool_set(
 
 
 def ignored_tools(tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
-    """What is ignored among tools in OpenAI's chat form: tools that a server would run."""
+    """Yields the ignored tools of a list in OpenAI's chat form: those that a server would run."""
     for index, tool in enumerate(tools or ()):
         if is_run_by_servers(tool):
             yield f"tools[{index}].{tool['type']}"
 
 
 def is_run_by_servers(tool: dict[str, Any]) -> bool:
-    """Whether a tool is of a kind that a server runs, such as web_search."""
+    """True if a server runs tools of this kind, such as web_search."""
     return isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom")
 
 

@@ -96,7 +96,7 @@ class Choice:
         return events
 
     def read_whole(self, output: CompletionOutput) -> list[Event]:
-        """Events of an output that is the whole answer, where reasoning that is the answer is told as that alone."""
+        """Events of a whole output. Reasoning that is the answer becomes text alone."""
         events = self.read(output)
         if self.answers_with_reasoning:
             return [event for event in events if not isinstance(event, ReasoningDelta)]
@@ -228,7 +228,7 @@ class Turn:
 
 
 def _end(reason: str, stop_reason: int | str | None) -> TextEnd:
-    """What ended a text. A stop token is the model's own end, whoever named it."""
+    """Returns what ended a text. A stop token is the model's own end, also if the client named it."""
     if reason != "stop":
         return "limit"
     return "stop" if isinstance(stop_reason, str) else "model"

@@ -1,4 +1,4 @@
-"""Where a reasoning parser passes the answer on to, and what it has to know about the answer."""
+"""Takes the answer from a reasoning parser, and describes it to the parser."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias

@@ -83,7 +83,7 @@ class AttributeCalls(CallShape, frozen=True, kw_only=True):
 
     @property
     def follows_text(self) -> bool:
-        """Whether a grammar of calls alone allows text before them."""
+        """True if a grammar of calls alone allows text before them."""
         return self.before is not None
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
@@ -212,18 +212,18 @@ class _Call:
         elif form.escaped and key in _WRAPPERS and not types:
             yield from self._read_wrapped(key)
             return
-        tell = log.arguments if key not in self._keys else _drop
+        write = log.arguments if key not in self._keys else _drop
         self._keys.add(key)
-        tell(f'{self._separator}"{quote(key)}": ')
+        write(f'{self._separator}"{quote(key)}": ')
         self._separator = ", "
         if types == _STRING:
-            tell('"')
-            if (yield from self._read_value(lambda text: tell(quote(text)))):
-                tell('"')
+            write('"')
+            if (yield from self._read_value(lambda text: write(quote(text)))):
+                write('"')
             return
         pieces: list[str] = []
         if (yield from self._read_value(pieces.append)):
-            tell(to_json("".join(pieces), types))
+            write(to_json("".join(pieces), types))
 
     def _read_wrapped(self, key: str) -> Steps[None]:
         """Reads an object that holds all arguments, which some models write as one."""
@@ -259,4 +259,4 @@ class _Call:
 
 
 def _drop(text: str) -> None:
-    """Takes the value of an argument that is written twice: the first one counts, which was told."""
+    """Drops the value of an argument that is written twice: clients have the first one."""

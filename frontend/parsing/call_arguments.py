@@ -13,14 +13,14 @@ _NO_MARKERS = Markers(())
 
 
 def checked_arguments(log: EventLog, start: Callable[[], None]) -> CheckedObject:
-    """Takes the arguments of a call, and tells them as JSON. `start` begins the call before the first is told."""
+    """Takes the arguments of a call, and logs them as JSON. `start` begins the call before the first is logged."""
 
-    def tell(text: str) -> None:
+    def write(text: str) -> None:
         if not log.in_call:
             start()
         log.arguments(text)
 
-    return CheckedObject(tell)
+    return CheckedObject(write)
 
 
 def read_arguments(reader: Reader, log: EventLog, start: Callable[[], None], end: Markers = _NO_MARKERS) -> Steps[bool]:

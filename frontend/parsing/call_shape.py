@@ -36,7 +36,7 @@ class CallShape(Struct, frozen=True, kw_only=True):
 
     @property
     def follows_text(self) -> bool:
-        """Whether a grammar of calls alone allows text before them."""
+        """True if a grammar of calls alone allows text before them."""
         return False
 
     def read(self, trigger: str, reader: Reader, log: EventLog, tools: dict[str, Tool]) -> Steps[None]:
@@ -49,7 +49,7 @@ class CallShape(Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def begins_call(self, text: str, tools: dict[str, Tool]) -> bool:
-        """Whether `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
+        """True if `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
         return text.startswith(tuple(each for each in self.triggers if "<" in each or (each[0] == "[" and each[1:])))
 
     def with_suffix(self, suffix: str) -> Self:

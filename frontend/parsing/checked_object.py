@@ -1,7 +1,7 @@
-"""A call's arguments as JSON that any parser reads, whatever the model wrote.
+"""Makes valid JSON of a call's arguments.
 
 Valid JSON passes unchanged, as it grows. Slips are mended: a comma before a bracket, words of Python, raw line breaks
-and false escapes in strings. What follows the first other mistake is dropped, and the brackets are closed.
+and false escapes in strings. After the first other mistake, the rest is dropped and the brackets are closed.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the marks in its answers."""
+"""Reads a checkpoint's own description of the marks in its answers."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ class CheckpointMarks(NamedTuple):
 
 
 def read_marks(tokenizer: Tokenizer | None) -> CheckpointMarks:
-    """What the tokenizer's files say; nothing without a tokenizer."""
+    """Reads the tokenizer's files; the result is empty without a tokenizer."""
     if tokenizer is None:
         return CheckpointMarks()
     config = tokenizer.read_config()

@@ -1,7 +1,7 @@
 """Calls whose arguments are nested elements, as MiniMax M3 writes them: `]<]minimax[>[<city>Paris]<]minimax[>[</city>`.
 
-Elements carry no types: the function's schema gives them. Arguments are told when the call is complete, because an
-element that is repeated turns the value before it into a list.
+Elements carry no types: the function's schema gives them. Arguments are logged when the call is complete, because a
+repeated element turns the value before it into a list.
 """
 
 import json
@@ -28,7 +28,7 @@ class ElementCalls(CallShape, frozen=True, kw_only=True):
     """Calls with nested elements.
 
     Attributes:
-        namespace: the text before each tag, which tells tags from a value's own.
+        namespace: the text before each tag, which separates tags from text of a value.
         style: XGrammar's name for this notation of arguments.
     """
 
@@ -103,7 +103,7 @@ class ElementCalls(CallShape, frozen=True, kw_only=True):
 
 
 class _Body:
-    """The text of a call, split into elements. What follows the first malformed element is dropped."""
+    """The text of a call, split into elements. The first malformed element and all text after it are dropped."""
 
     def __init__(self, text: str, namespace: str) -> None:
         self._text = text
@@ -112,7 +112,7 @@ class _Body:
 
     @property
     def is_read(self) -> bool:
-        """Whether no text is left."""
+        """True if no text is left."""
         return not self._text[self._at :].strip()
 
     def elements(self) -> list[tuple[str, Element]]:

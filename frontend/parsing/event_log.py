@@ -1,4 +1,4 @@
-"""Collects events: joins deltas, numbers calls, and drops the white space around calls and reasoning."""
+"""Collects events: joins deltas, counts calls, and drops the white space around calls and reasoning."""
 
 from collections.abc import Callable
 
@@ -123,7 +123,7 @@ class EventLog:
 
 
 def _are_whole(arguments: str) -> bool:
-    """Whether no end misses: arguments are an object in JSON, or the text of a custom tool."""
+    """True if no end is missing: arguments are an object in JSON, or the text of a custom tool."""
     text = arguments.strip()
     return bool(text) and (not text.startswith("{") or is_object(text))
 

@@ -1,4 +1,4 @@
-"""What a model's output means, as a sequence of small events: text, reasoning and tool calls, then the end.
+"""Events that a model's output consists of: text, reasoning and tool calls, then the end.
 
 This folder makes the first six out of text; each HTTP protocol renders them in its own words. For every choice
 the order is: any mix of deltas, each tool call from its start to its end without another between, one `Finish`.
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Event(Struct, frozen=True, gc=False):
-    """Something that a client is told."""
+    """One step of an answer, which each protocol writes in its own form."""
 
 
 class TextDelta(Event, frozen=True, gc=False):
@@ -69,4 +69,4 @@ class Usage(Event, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    reasoning_tokens: int | None = None  # of the completion's; None where nothing tells reasoning apart
+    reasoning_tokens: int | None = None  # of the completion's; None without a parser of reasoning

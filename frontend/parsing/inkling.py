@@ -34,11 +34,11 @@ class InklingBlocks(Struct, frozen=True):
 
     @property
     def frames(self) -> bool:
-        """Whether calls stand within its marks, too."""
+        """True if calls stand within its marks, too."""
         return True
 
     def is_opened(self, prompt_text: str) -> bool:
-        """Whether an answer to this prompt begins within reasoning."""
+        """True if an answer to this prompt begins within reasoning."""
         return prompt_text.rstrip().endswith(_THINKING)
 
     def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:

@@ -93,7 +93,7 @@ class JsonCalls(CallShape, frozen=True, kw_only=True):
                 return
 
     def begins_call(self, text: str, tools: dict[str, Tool]) -> bool:
-        """Whether `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
+        """True if `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
         if super().begins_call(text, tools):
             return True
         named = _NAMED.match(text, len(next((each for each in self.begin if text.startswith(each)), "")))

@@ -107,7 +107,7 @@ def read_rest(
 
 
 def is_object(text: str) -> bool:
-    """Whether `text` is a JSON object."""
+    """True if `text` is a JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

@@ -20,11 +20,11 @@ class KeptReasoning(Struct, frozen=True, kw_only=True):
 
     @property
     def frames(self) -> bool:
-        """Whether calls stand within its marks, too."""
+        """True if calls stand within its marks, too."""
         return False
 
     def is_opened(self, prompt_text: str) -> bool:
-        """Whether an answer to this prompt begins within reasoning."""
+        """True if an answer to this prompt begins within reasoning."""
         return not prompt_text[-256:].rstrip().endswith(self.end)
 
     def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:

@@ -44,7 +44,7 @@ GEMMA4 = Notation(('<|"|>',), escapes=False, bare_keys=True, bare_strings=True)
 
 
 class Place(Protocol):
-    """What a schema says of a value."""
+    """The place of a value in a schema."""
 
     @property
     def types(self) -> frozenset[str]:
@@ -190,7 +190,7 @@ def _read_pairs(
 ) -> Steps[None]:
     """Reads the pairs of a dictionary, and its closing brace. `key` is the first key if it was read, as JSON.
 
-    Of two pairs with one key, the first counts, which was told.
+    The first of two pairs with one key counts, because clients have it.
     """
     keys: set[str] = set()
     while key or (yield from reader.space()) != "}":
@@ -255,7 +255,7 @@ def _read_characters(reader: Reader, sink: Sink, notation: Notation, opening: st
 
 
 def _closes_string(reader: Reader) -> Steps[bool]:
-    """Whether the quote that was just read closes its string: only brackets, separators or the end may follow."""
+    """Finds whether the quote that was just read closes its string: only brackets, separators or the end may follow."""
     text = yield from reader.ahead(_CLOSING)
     return text[-1:] in _AFTER_STRING or _END_OF_CALL.match(text) is not None or _CLOSING.fullmatch(text) is not None
 

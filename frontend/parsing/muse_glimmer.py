@@ -25,7 +25,7 @@ class MuseMessages(Struct, frozen=True, kw_only=True):
     Attributes:
         shown: the recipients whose messages are the answer; "" is a message without a recipient.
         thinks: the recipients whose messages are reasoning.
-        dropped: the recipients whose messages are not told.
+        dropped: the recipients whose messages are left out.
     """
 
     shown: tuple[str, ...] = ("", "user")
@@ -39,11 +39,11 @@ class MuseMessages(Struct, frozen=True, kw_only=True):
 
     @property
     def frames(self) -> bool:
-        """Whether calls stand within its marks, too."""
+        """True if calls stand within its marks, too."""
         return True
 
     def is_opened(self, prompt_text: str) -> bool:
-        """Whether an answer to this prompt begins within reasoning."""
+        """True if an answer to this prompt begins within reasoning."""
         return prompt_text.endswith("to=self<|message|>")
 
     def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:
@@ -104,7 +104,7 @@ class _Messages:
 
 
 def _read_header(found: str, reader: Reader, messages: _Messages) -> Steps[None]:
-    """Reads a message's header, whose first marker was just read. What is no header is text."""
+    """Reads a message's header, whose first marker was just read. Anything else is text."""
     if found == "<|message|>":
         if messages.is_open:
             messages.write(found)

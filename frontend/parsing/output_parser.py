@@ -14,7 +14,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class OutputParser(Protocol):
-    """Parses the answer of one sequence. Never raises, whatever the text; joined deltas do not depend on its cuts."""
+    """Parses the answer of one sequence. Never raises. Joined deltas do not depend on the text's cuts."""
 
     @property
     def num_tool_calls(self) -> int:
@@ -22,11 +22,11 @@ class OutputParser(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has as many calls as are allowed; later text makes no events."""
+        """True if the answer has as many calls as are allowed; later text makes no events."""
 
     @property
     def ends_within_call(self) -> bool:
-        """Whether the answer ended before the arguments of its last call did."""
+        """True if the answer ended before the arguments of its last call did."""
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:
         """Takes the next piece of text; returns the events that are certain by now, often none."""
@@ -91,12 +91,12 @@ class EventParser:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has as many calls as are allowed; later text makes no events."""
+        """True if the answer has as many calls as are allowed; later text makes no events."""
         return self._is_complete
 
     @property
     def ends_within_call(self) -> bool:
-        """Whether the answer ended before the arguments of its last call did."""
+        """True if the answer ended before the arguments of its last call did."""
         return self._log.ends_within_call and not self._is_complete
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[Event]:

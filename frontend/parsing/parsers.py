@@ -102,17 +102,17 @@ class OutputParsers:
 
     @property
     def finds_calls(self) -> bool:
-        """Whether calls are parsed if the client leaves the choice to the model."""
+        """True if calls are parsed if the client leaves the choice to the model."""
         return self._auto_tools
 
     @property
     def reads_calls(self) -> bool:
-        """Whether the model's format of calls is known."""
+        """True if the model's format of calls is known."""
         return self._tools is not None
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is parsed."""
+        """True if reasoning is parsed."""
         return self._reasoning is not None
 
     def thinking_marks(self, prompt_text: str, encode: Callable[[str], list[int]]) -> ThinkingMarks | None:
@@ -205,7 +205,7 @@ class OutputParsers:
         The parser from `open` reads the answers that the grammar allows.
 
         Raises:
-            ParameterError: the model may call a strict function, but no grammar can tell such calls from text.
+            ParameterError: the model may call a strict function, but no grammar can separate such calls from text.
         """
         if self._structured and (tag := tool_call_structure(self._structured, tools, choice)):
             return CallConstraint(structural_tag=tag)
@@ -271,7 +271,7 @@ def reasoning_parser_names() -> list[str]:
 def find_tool_parser(
     name: str | None, plugin: str | None = None, checkpoint: CheckpointMarks | None = None
 ) -> ToolSource | None:
-    """A format, or a plugin's class; None if no name is given, or if only the checkpoint will tell the format.
+    """Finds a format, or a plugin's class; None without a name, or if the format depends on a checkpoint not given.
 
     Raises:
         ConfigError: there is no such parser, or the plugin cannot be loaded.
@@ -293,7 +293,7 @@ def find_tool_parser(
 def find_reasoning_parser(
     name: str | None, plugin: str | None = None, checkpoint: CheckpointMarks | None = None
 ) -> ReasoningSource | None:
-    """A format, or a plugin's class; None without a name, for `identity`, or if only the checkpoint will tell.
+    """Finds a format, or a plugin's class; None without a name, for `identity`, or if the checkpoint is not given.
 
     Raises:
         ConfigError: there is no such parser, or the plugin cannot be loaded.

@@ -80,7 +80,7 @@ class ReasoningParser(ABC):
 
 
 class PluginStage:
-    """A stage that runs a plugin's parser and numbers its calls.
+    """A stage that runs a plugin's parser and counts its calls.
 
     Args:
         content: takes the parser's content.

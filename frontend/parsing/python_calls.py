@@ -83,7 +83,7 @@ class PythonCalls(CallShape, frozen=True, kw_only=True):
                 yield from self.read(found, reader, log, tools)
 
     def begins_call(self, text: str, tools: dict[str, Tool]) -> bool:
-        """Whether `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
+        """True if `text`, from a trigger to the end of the answer, can only be the beginning of a call."""
         name, opened, _ = text[1:].lstrip().partition("(")
         known = name.rstrip() in tools if opened else any(each.startswith(name or "(") for each in tools)
         return known or super().begins_call(text, tools)

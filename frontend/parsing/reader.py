@@ -89,22 +89,22 @@ class Reader:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the text ended here, or within an option that was to be accepted here."""
+        """True if the text ended here, or within an option that was to be accepted here."""
         return self._ended and self._at in (len(self._text), self._cut_at)
 
     @property
     def is_cut(self) -> bool:
-        """Whether a limit cut the text here, so that more would have followed."""
+        """True if a limit cut the text here, so that more would have followed."""
         return self._end == "limit" and self.is_at_end
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a limit or a stop string ended the text here."""
+        """True if a limit or a stop string ended the text here."""
         return self._end != "model" and self.is_at_end
 
     @property
     def is_model_done(self) -> bool:
-        """Whether the model itself ended the text here."""
+        """True if the model itself ended the text here."""
         return self._end == "model" and self.is_at_end
 
     # ------------------------------------------------------------------------------------------------------- record
@@ -165,7 +165,7 @@ class Reader:
         return found
 
     def leads_to(self, *options: str) -> Steps[bool]:
-        """Whether an option comes next, or the end of the text. Reads nothing."""
+        """Finds whether an option comes next, or the end of the text. Reads nothing."""
         longest = max(map(len, options), default=1)
         while True:
             rest = self._text[self._at : self._at + longest]
@@ -177,16 +177,16 @@ class Reader:
         return not rest or rest.startswith(options) or self._is_cut_off(rest, options)
 
     def closes(self, *followers: str) -> Steps[tuple[bool, str]]:
-        """Whether the mark that was just read closes a text: one of `followers`, or the end, comes next.
+        """Finds whether the mark that was just read closes a text: one of `followers`, or the end, comes next.
 
         Returns:
-            that, and the white space before it, which is read.
+            Whether it does, and the white space before the follower, which is read.
         """
         space = yield from self.word(_SPACE)
         return (yield from self.leads_to(*followers)), space
 
     def _is_cut_off(self, rest: str, options: Iterable[str]) -> bool:
-        """Whether a limit cut one of the options off."""
+        """True if a limit cut one of the options off."""
         return self._end == "limit" and any(option.startswith(rest) for option in options)
 
     def opaque(self, steps: Steps[T]) -> Steps[T]:

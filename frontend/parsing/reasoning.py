@@ -21,10 +21,10 @@ class ReasoningShape(Protocol):
 
     @property
     def frames(self) -> bool:
-        """Whether calls stand within its marks, too."""
+        """True if calls stand within its marks, too."""
 
     def is_opened(self, prompt_text: str) -> bool:
-        """Whether an answer to this prompt begins within reasoning."""
+        """True if an answer to this prompt begins within reasoning."""
 
     def read(self, reader: Reader, log: EventLog, answer: AnswerSink, *, opened: bool) -> Steps[None]:
         """Reads a whole text: reasoning goes to the log, everything else to `answer`."""
@@ -76,11 +76,11 @@ class ReasoningFormat(Struct, frozen=True, kw_only=True):
 
     @property
     def frames(self) -> bool:
-        """Whether calls stand within its marks, too."""
+        """True if calls stand within its marks, too."""
         return False
 
     def is_opened(self, prompt_text: str) -> bool:
-        """Whether an answer to this prompt begins within reasoning."""
+        """True if an answer to this prompt begins within reasoning."""
         tail = prompt_text[-256:].rstrip()
         if tail.endswith(self.end):
             return False

@@ -33,7 +33,7 @@ class ResponseTemplate:
         flag: the option that asks for it, for errors.
 
     Raises:
-        ConfigError: there is no description, it is malformed, or it has fields that no protocol can tell.
+        ConfigError: there is no description, it is malformed, or it has fields that no protocol represents.
     """
 
     def __init__(self, spec: dict[str, Any] | None, flag: str) -> None:
@@ -105,7 +105,7 @@ class ResponseTemplate:
 
         Args:
             content: takes the content, and what is not read.
-            reasoning: whether reasoning is told apart from the content.
+            reasoning: whether reasoning is separated from the content.
             calls: whether calls are; if not, they are content as the model wrote them.
         """
         described = [
@@ -206,7 +206,7 @@ def _json_values(field: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _typed(arguments: dict[str, Any], tool: Tool | None) -> dict[str, Any]:
-    """Arguments of which texts are read as JSON, unless the schema has a type for them: then only as quoted strings."""
+    """Reads texts among the arguments as JSON; where the schema has a type, only quoted strings."""
     return {name: _value(value, argument_types(tool, name)) for name, value in arguments.items()}
 
 
@@ -221,7 +221,7 @@ def _value(value: Any, types: frozenset[str]) -> Any:
 
 
 def _check(spec: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Raises ValueError for what protocols cannot tell: other fields, and texts that are rewritten at their end."""
+    """Raises ValueError for what no protocol represents: other fields, and texts that are rewritten at their end."""
     if others := (set(fields) - _FIELDS) | (set(spec.get("defaults") or {}) - {"role"}):
         raise ValueError(f"{', '.join(sorted(others))} is not among {', '.join(sorted(_FIELDS))}")
     for name in fields.keys() & {THINKING, CONTENT}:

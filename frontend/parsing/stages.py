@@ -36,11 +36,11 @@ def open_template(
     *,
     reasoning: bool,
 ) -> list[Stage]:
-    """The stages of an answer that the checkpoint's own description tells about.
+    """The stages of an answer in the format of the checkpoint's response template.
 
     Args:
         form: the template itself, another format of calls, or None if calls are not parsed.
-        reasoning: whether reasoning is told apart.
+        reasoning: whether reasoning is separated from the content.
     """
     stages, answer = _open_calls(None if form is template else form, log, tools, is_held=False)
     first = template.open(log, answer.push, prompt_text, tools, reasoning=reasoning, calls=form is template)

@@ -105,7 +105,7 @@ def trigger(field: Any) -> str:
 
 
 def fits(field: Any, shape: CallShape, schemas: dict[str, dict[str, Any]]) -> bool:
-    """Whether the field's patterns read the names of these functions and of their arguments in the shape's markers."""
+    """True if the field's patterns read the names of these functions and of their arguments in the shape's markers."""
     if not isinstance(shape, NamedCalls | XmlCalls):
         return True
     for name, schema in schemas.items():

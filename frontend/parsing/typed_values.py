@@ -94,7 +94,7 @@ class ValueSchema(Struct, frozen=True):
 
 
 def wraps_arguments(tool: Tool | None, argument: str) -> bool:
-    """Whether an argument cannot be one of the tool's, which has others."""
+    """True if an argument cannot be one of the tool's, which has others."""
     properties = _parameters(tool)[1]
     return bool(properties) and argument not in properties
 

@@ -1,6 +1,6 @@
 """Formats, in XGrammar's notation, for arguments that are not written as JSON: in tags, or as literals.
 
-A format holds for exactly the values of a schema. Where none can be given for a schema, there is None instead.
+A format matches exactly the values of a schema. None means that a schema has no format.
 """
 
 import json
@@ -41,7 +41,7 @@ def tag(begin: str, content: Format, end: str) -> Format:
 
 
 def sequence(*elements: Format | None) -> Format:
-    """Elements one after the other, without those that are None."""
+    """Elements one after the other; None is skipped."""
     present = [each for each in elements if each is not None]
     return present[0] if len(present) == 1 else {"type": "sequence", "elements": present}
 
@@ -70,7 +70,7 @@ NOTHING = optional(constant(" "))
 
 
 class Arguments(Struct, frozen=True):
-    """How the arguments of a call follow one another: in the order of the schema, those that are required and others.
+    """The order of a call's arguments, which is that of the schema.
 
     Attributes:
         separator: between two of them.
@@ -153,7 +153,7 @@ def _branches(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _is_free(schema: Any) -> bool:
-    """Whether any string fits."""
+    """True if any string fits."""
     return isinstance(schema, dict) and schema.get("type") == "string" and not set(schema) - {"type", *ANNOTATIONS}
 
 

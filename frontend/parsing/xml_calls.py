@@ -1,4 +1,4 @@
-"""Calls with each argument in a tag of its own, such as `<function=f><parameter=a>1</parameter></function>`.
+"""Calls with a tag around each argument, such as `<function=f><parameter=a>1</parameter></function>`.
 
 Values are text; the function's schema gives their types. Strings are passed on as they arrive, other values when
 complete.
@@ -258,11 +258,11 @@ class _Call:
                 first = False
                 marker = yield from reader.opaque(self._read_wrapper(name, key, convert, markers))
             elif key:
-                tell = log.arguments if key not in self._keys else _drop
-                tell(f'{"{" if first else ", "}"{quote(key)}": ')
+                write = log.arguments if key not in self._keys else _drop
+                write(f'{"{" if first else ", "}"{quote(key)}": ')
                 first = False
                 self._keys.add(key)
-                marker = yield from reader.opaque(self._read_value(convert, tell))
+                marker = yield from reader.opaque(self._read_value(convert, write))
             if marker == "":
                 marker = yield from self._read_between(markers)
         is_between = marker == "" and not "".join(self._junk).strip()
@@ -315,7 +315,7 @@ class _Call:
 
     @staticmethod
     def _converter(tool: Tool | None, key: str, written: str) -> Convert | None:
-        """What makes JSON of a value's text, which the model says is of the type `written`."""
+        """Returns the converter of a value's text, which the model marks with the type `written`, into JSON."""
         if written == "json":
             return functools.partial(json_argument, tool=tool, argument=key)
         types = argument_types(tool, key)
@@ -332,26 +332,26 @@ class _Call:
             yield from self._reader.space()
         return "".join(pieces).partition("[")[0].strip().lower()
 
-    def _read_value(self, convert: Convert | None, tell: Sink) -> Steps[str | None]:
+    def _read_value(self, convert: Convert | None, write: Sink) -> Steps[str | None]:
         """Passes on a value. Returns "" after `value_end`, another marker that ended the value, or None at the end."""
         form, reader = self._form, self._reader
         markers = Markers((form.value_end, form.key_begin, form.call_end) if form.unclosed else (form.value_end,))
         if convert is None:
             text = TrimmedText(form.trim)
-            tell('"')
-            found = yield from reader.until(markers, lambda piece: tell(quote(text.push(piece))), keep_partial=False)
+            write('"')
+            found = yield from reader.until(markers, lambda piece: write(quote(text.push(piece))), keep_partial=False)
             if found:
-                tell('"')
+                write('"')
         else:
             pieces: list[str] = []
             found = yield from reader.until(markers, pieces.append)
             if found:
                 text = TrimmedText(form.trim)
-                tell(convert(text.push("".join(pieces))))
+                write(convert(text.push("".join(pieces))))
         if not found:
             return None
         return "" if found == form.value_end else found
 
 
 def _drop(text: str) -> None:
-    """Takes the value of an argument that is written twice: the first one counts, which was told."""
+    """Drops the value of an argument that is written twice: clients have the first one."""

@@ -1,4 +1,4 @@
-"""What a `Tokenizer` needs of the library or the code that knows the checkpoint's tokens."""
+"""The interface between a `Tokenizer` and the library or code that has the checkpoint's tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -17,7 +17,7 @@ class TokenizerBackend(Protocol):
     """
 
     def add_tokens(self, tokens: Sequence[AddedToken]) -> None:
-        """Adds tokens that the vocabulary lacks, in this order, and has texts split at those that it has."""
+        """Adds tokens in this order, unless the vocabulary has them. Texts are split at all of these."""
 
     def added_tokens(self) -> Mapping[int, AddedToken]:
         """Tokens, by id, that are found in a text before it is split."""

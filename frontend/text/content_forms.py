@@ -1,6 +1,6 @@
 """Finds the forms of a message's content that a chat template reads: it renders marks, and looks which come out.
 
-The names in a template do not tell: content may go through macros, variables and filters of any name.
+The names in a template do not show the form: content may go through macros, variables and filters of any name.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class ContentForms:
         return next((form for form in order if self.reads(form, messages[: index + 1], render)), "string")
 
     def reads(self, form: Form, messages: Sequence[Message], render: RenderMessages) -> bool:
-        """Whether the template reads the last message's content in a form, or that of another message of the role."""
+        """True if the template reads the content of the last message, or of another with its role, in a form."""
         role = messages[-1]["role"]
         place = role if role in _ROLES else "", form
         if place not in self._known:

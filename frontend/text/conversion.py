@@ -52,7 +52,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class _Source:
-    """The file that a tokenizer is made of.
+    """The file that a tokenizer is built from.
 
     Attributes:
         class_name: Transformers' class for such files where no configuration names one; None: there are several.
@@ -93,7 +93,7 @@ def _make(
     load: Callable[[], Any],
     recut: Callable[[tokenizers.Tokenizer], tokenizers.Tokenizer] | None = None,
 ) -> Converted:
-    """What one of Transformers' tokenizers is here, after `recut`. Raises ConfigError, which names `path`."""
+    """Converts one of Transformers' tokenizers, after `recut`. Raises ConfigError, which names `path`."""
     try:
         made = load()
         if not made.is_fast:

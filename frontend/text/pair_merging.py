@@ -17,7 +17,7 @@ _FORMS = (("@@ ", "</w>"), (" ", "</w>"), (" ", ""))
 
 
 class PairMerger:
-    """What the `bpe` of CTRL's tokenizer and of those like it answers, in time n log n for a word of n characters.
+    """Computes the `bpe` of CTRL's tokenizer and similar ones, in time n log n for a word of n characters.
 
     As there, all occurrences of the pair of least rank are merged, from left to right, before the next pair is chosen.
 
@@ -74,7 +74,7 @@ class PairMerger:
 
 
 class _BoundedCache(dict[str, str]):
-    """Of words that requests bring, which never end."""
+    """A cache of words with a limit: requests bring new words without end."""
 
     def __setitem__(self, word: str, merged: str) -> None:
         if len(self) < _MAX_REMEMBERED:
@@ -82,7 +82,7 @@ class _BoundedCache(dict[str, str]):
 
 
 def quicken(tokenizer: Any) -> Callable[[str], None]:
-    """Has a tokenizer with a quadratic `bpe` merge long words quickly, if that gives the same for words at random.
+    """Replaces a tokenizer's quadratic `bpe` for long words, if both give the same results for random words.
 
     Returns:
         A check of a text, which raises ParameterError if one of its words would take too long.

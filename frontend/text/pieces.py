@@ -12,7 +12,7 @@ rewritten, a token may change the text of those before it."""
 
 @functools.cache
 def symbols_of_bytes() -> tuple[str, ...]:
-    """GPT-2's alphabet, by byte: printable Latin-1 characters stand for themselves, others for U+0100 and on."""
+    """GPT-2's alphabet, by byte: printable Latin-1 characters are themselves, others U+0100 and on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
@@ -54,7 +54,7 @@ def byte_level_text(tokens: Iterable[str]) -> str:
 
 
 def byte_fallback_text(tokens: Iterable[str], stripped_spaces: int) -> str:
-    """The text of tokens of SentencePiece's; one invalid byte makes U+FFFD of every byte token beside it."""
+    """The text of tokens of SentencePiece's; one invalid byte turns all adjacent byte tokens into U+FFFD."""
     text = ""
     for is_bytes, run in itertools.groupby(tokens, lambda token: fallback_byte(token) is not None):
         joined = b"".join(map(byte_fallback_piece, run))

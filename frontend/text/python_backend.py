@@ -27,7 +27,7 @@ class PythonBackend:
 
     It holds the interpreter's lock, and takes many times longer than the `tokenizers` library.
 
-    What its code makes of tokens is found by trial: it decodes every token of the vocabulary, in random runs, with and
+    Trials find how its code decodes tokens: it decodes every token of the vocabulary, in random runs, with and
     without special ones. A kind whose formula gives the same texts is the tokenizer's kind.
 
     Raises:
@@ -51,7 +51,7 @@ class PythonBackend:
         self._runs = self._make_runs()
 
     def _make_runs(self) -> list[list[int]]:
-        """Every token once, byte tokens beside one another, and white space at both ends of a text."""
+        """Runs with every token once, with adjacent byte tokens, and with white space at both ends of a text."""
         token_ids = list(self._tokens)
         random.Random(0).shuffle(token_ids)
         byte_ids = [token_id for token_id in token_ids if fallback_byte(self._tokens[token_id]) is not None]

@@ -1,7 +1,7 @@
-"""Makes what SentencePiece makes of a text (arXiv:1808.06226), with the `tokenizers` library.
+"""Tokenizes texts as SentencePiece does (arXiv:1808.06226), with the `tokenizers` library.
 
-Transformers' classes bring the ids, the special tokens, and what stands around a text. Most of them cut texts by rules
-of their own: merges go by id and not by score, a space before the first word is lost, and white space and symbols are
+Transformers' classes bring the ids, the special tokens, and the tokens around a text. Most of them split texts by other
+rules: merges go by id and not by score, a space before the first word is lost, and white space and symbols are
 not treated as the file says.
 """
 
@@ -92,7 +92,7 @@ def cut_as(
 
 
 def _prefix_scheme(state: dict[str, Any]) -> str:
-    """Whether a space begins each part of a text between special tokens, or the first alone, as the class has it."""
+    """Finds whether a space begins each part of a text between special tokens, or the first alone, as in the class."""
     steps = [state["normalizer"] or {}, state["pre_tokenizer"] or {}]
     steps += [inner for step in steps for inner in step.get("pretokenizers", step.get("normalizers", []))]
     is_always = any(step.get("type") == "Prepend" or step.get("prepend_scheme") == "always" for step in steps)

@@ -48,7 +48,7 @@ class _Pattern:
 class StopScanner:
     """Scans one completion's text for several stop strings.
 
-    The first stop string to be completed is found; among those that the same character completes, the longest. So the
+    The first stop string to be completed is found. If one character completes several, the longest counts. So the
     result does not depend on how the text is cut into pieces.
     """
 

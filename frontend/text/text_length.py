@@ -20,7 +20,7 @@ _PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}
 class LengthBound(NamedTuple):
     """The greatest length of a token's text.
 
-    `takes_spaces`: some tokens absorb all white space beside them, which `characters_per_token` does not count.
+    `takes_spaces`: some tokens absorb all adjacent white space, which `characters_per_token` does not count.
     """
 
     characters_per_token: int
@@ -60,7 +60,7 @@ def _most_composed(normalizer: Any) -> int | None:
 
 
 def _splits_only(pre_tokenizer: Any) -> bool:
-    """Whether a pre-tokenizer only splits, so that each character is in one of the pieces."""
+    """True if a pre-tokenizer only splits, so that each character is in one of the pieces."""
     steps = _steps(pre_tokenizer, "pretokenizers")
     return all(step["type"] in _PRE_TOKENIZERS and step.get("behavior") != "Removed" for step in steps)
 
@@ -75,7 +75,7 @@ def _steps(part: Any, key: str) -> list[dict[str, Any]]:
 
 
 def _spells_all(backend: tokenizers.Tokenizer) -> bool:
-    """Whether each character without a token of its own becomes byte tokens, or one token for itself."""
+    """True if each character that is no token becomes byte tokens, or one token alone."""
     model = backend.model
     if not isinstance(model, tokenizers.models.BPE):
         return False

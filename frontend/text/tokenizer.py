@@ -113,7 +113,7 @@ class Tokenizer:
             raise _surrogate_error(text) from None
         if offsets is None:
             raise ParameterError(
-                "This model's tokenizer is code in Python that does not tell where in a text its tokens are; leave "
+                "This model's tokenizer is code in Python, without the places of tokens in a text; leave "
                 "return_token_offsets out.",
                 param="return_token_offsets",
             )
@@ -162,11 +162,11 @@ class Tokenizer:
 
     @property
     def spells_bytes(self) -> bool:
-        """Whether the pieces of tokens, joined, are the bytes of their text."""
+        """True if the pieces of tokens, joined, are the bytes of their text."""
         return self.kind in ("byte_level", "byte_fallback")
 
     def is_byte_token(self, token_id: int) -> bool:
-        """Whether the token is one of the 256 byte tokens, such as `<0x0A>`."""
+        """True if the token is one of the 256 byte tokens, such as `<0x0A>`."""
         return self.kind == "byte_fallback" and fallback_byte(self.token(token_id) or "") is not None
 
     def _make_piece(self, token_id: int) -> bytes:

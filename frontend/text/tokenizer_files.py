@@ -20,7 +20,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What the files of a tokenizer say.
+    """The content of a tokenizer's files.
 
     Attributes:
         special_tokens: named tokens such as `eos_token`, by name.

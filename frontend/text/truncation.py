@@ -30,10 +30,10 @@ class AddedTokens(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """The most tokens of a prompt to keep; -1 for as many as fit the context.
+    """The maximum number of a prompt's tokens; -1 keeps what fits the context.
 
-    `side` is the end that is cut off. Without it, the last tokens of the text stay, and those that the tokenizer
-    adds: so do vLLM and the `tokenizers` library. With it, added tokens are cut off as any others.
+    `side` is the end that is cut off. Without it, the last tokens of the text stay, and so do the tokens
+    that the tokenizer adds, as in vLLM and the `tokenizers` library. With it, added tokens are cut off like others.
     """
 
     num_tokens: int
