@@ -11,6 +11,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from quire.core import envs
+from quire.core.logging import get_logger
 from quire.frontend.anthropic.errors import AnthropicErrors
 from quire.frontend.anthropic.models import ModelInfos
 from quire.frontend.anthropic.routes import anthropic_routes
@@ -30,6 +31,8 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service_routes import control_routes, front_page_route, monitoring_routes
 from quire.frontend.openai.routes import openai_routes
+
+logger = get_logger(__name__)
 
 
 def create_app(
@@ -118,6 +121,10 @@ class _ErrorsByClient:
 
 def _cors(server: ServerConfig) -> CORSConfig | None:
     if not server.allowed_origins:
+        if server.allow_credentials or [*server.allowed_methods, *server.allowed_headers] != ["*", "*"]:
+            logger.warning(
+                "CORS is off: --allow-credentials, --allowed-methods and --allowed-headers need --allowed-origins"
+            )
         return None
     methods: list[Any] = server.allowed_methods
     # A browser that sends credentials takes no `*` for an answer, so each origin is then named back to it.

@@ -85,10 +85,11 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     allowed_origins: Annotated[
         list[str],
         Meta(
-            description="CORS: origins whose pages may call the server, as a JSON list; [] lets no page.",
+            description="CORS: origins whose pages may call the server, as a JSON list such as "
+            '["http://localhost:3000"]; ["*"] lets every page, [] none.',
             extra={"parse": "json"},
         ),
-    ] = field(default_factory=lambda: ["*"])
+    ] = field(default_factory=list)
     allowed_methods: Annotated[
         list[str], Meta(description="CORS: methods that pages may use, as a JSON list.", extra={"parse": "json"})
     ] = field(default_factory=lambda: ["*"])

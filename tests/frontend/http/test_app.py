@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -197,7 +198,8 @@ def preflight(call: Caller, **asked: str) -> httpx.Response:
     return call("OPTIONS", "/v1/chat/completions", headers={"Origin": ORIGIN, **headers})
 
 
-def test_every_page_may_call_but_without_credentials(call: Caller) -> None:
+def test_every_page_may_call_but_without_credentials(caller: Callable[..., Caller]) -> None:
+    call = caller(allowed_origins=["*"])
     answer = preflight(call, Method="POST", Headers="authorization, content-type, x-stainless-os")
     assert answer.is_success
     assert answer.headers["access-control-allow-origin"] == "*"
@@ -212,7 +214,7 @@ def test_every_page_may_call_but_without_credentials(call: Caller) -> None:
 
 
 def test_with_credentials_the_origin_is_named_as_browsers_want(caller: Callable[..., Caller]) -> None:
-    call = caller(allow_credentials=True)
+    call = caller(allowed_origins=["*"], allow_credentials=True)
     for answer in (preflight(call, Method="POST"), call("GET", "/v1/models", headers={"Origin": ORIGIN})):
         assert answer.is_success
         assert answer.headers["access-control-allow-origin"] == ORIGIN
@@ -221,16 +223,28 @@ def test_with_credentials_the_origin_is_named_as_browsers_want(caller: Callable[
 
 
 def test_methods_and_headers_that_are_not_allowed_fail_the_preflight(caller: Callable[..., Caller]) -> None:
-    call = caller(allowed_methods=["GET"], allowed_headers=["x-a"])
+    call = caller(allowed_origins=["*"], allowed_methods=["GET"], allowed_headers=["x-a"])
     assert preflight(call, Method="GET", Headers="x-a").is_success
     assert preflight(call, Method="POST").status_code == 400
     assert preflight(call, Method="GET", Headers="authorization").status_code == 400
 
 
-def test_no_page_may_call_where_no_origin_is_allowed(caller: Callable[..., Caller]) -> None:
-    call = caller(allowed_origins=[])
+def test_no_page_may_call_where_no_origin_is_allowed(call: Caller) -> None:
+    """As by default: a page could else run prompts on the server of whoever opens it."""
     for answer in (preflight(call, Method="POST"), call("GET", "/version", headers={"Origin": ORIGIN})):
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_what_says_how_pages_may_call_is_warned_of_where_none_may(
+    caller: Callable[..., Caller], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    caller(allow_credentials=True)
+    assert "need --allowed-origins" in caplog.text
+    caplog.clear()
+    caller()
+    caller(allowed_origins=[ORIGIN], allow_credentials=True)
+    assert "--allowed-origins" not in caplog.text
 
 
 def test_other_origins_get_no_cors_headers(caller: Callable[..., Caller]) -> None:
