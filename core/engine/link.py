@@ -138,7 +138,7 @@ class EngineLink:
             self._supervisor.send(protocol.AbortRequests(request_ids))
 
     def abort_replies(self, reply_ids: list[str]) -> None:
-        """Has the engine end requests of any frontend."""
+        """Makes the engine end requests of any frontend."""
         if self.is_ready:
             self._supervisor.send(protocol.AbortReplies(reply_ids))
 

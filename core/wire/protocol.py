@@ -100,7 +100,7 @@ class AbortRequests(Struct, array_like=True, tag="abort", frozen=True):
 
 
 class AbortReplies(Struct, array_like=True, tag="abort_replies", frozen=True):
-    """Somebody asks to end all requests of some replies, whichever frontend they are from: each is told of its own."""
+    """Ends all requests of some replies, of any frontend. Each frontend gets the deltas of its own requests."""
 
     reply_ids: list[str]
 

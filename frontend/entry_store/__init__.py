@@ -1,1 +1,1 @@
-"""What the servers of one command keep between requests: entries by id, which any of them may read."""
+"""Entries by id that the servers of one command store between requests. Any of the servers may read them."""

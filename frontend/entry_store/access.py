@@ -1,4 +1,4 @@
-"""How a server reaches the entries of its command, and the servers that are making some of them."""
+"""A server's access to its command's entries, and to the servers that still make some of them."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -9,26 +9,26 @@ from quire.frontend.entry_store.store import Entry, EntryStore, Put, Replaces
 
 
 class Look(Struct, array_like=True, tag="look"):
-    """How far is the entry? Answered with its body."""
+    """Asks for an entry's present state. Answered with its body."""
 
     version: int
 
 
 class ReadEvents(Struct, array_like=True, tag="read_events"):
-    """Which events are there from number `start` on? Answered with `Events`, as soon as there are some."""
+    """Asks for the events from number `start` on. Answered with `Events`, as soon as there are some."""
 
     version: int
     start: int
 
 
 class Cancel(Struct, array_like=True, tag="cancel"):
-    """Make it no longer, and keep it as it is. Answered with its body."""
+    """Stops the making of an entry, and keeps it as it is. Answered with its body."""
 
     version: int
 
 
 class Abandon(Struct, array_like=True, tag="abandon"):
-    """Make it no longer: nobody wants it. Answered with nothing."""
+    """Stops the making of an entry that no client wants. Answered with nothing."""
 
     version: int
 
@@ -41,13 +41,13 @@ class Events(Struct, array_like=True):
 
 
 MakerQuestion = Look | ReadEvents | Cancel | Abandon
-"""What the server is asked that makes the entry of a version. It answers None if it makes none such any more."""
+"""A question to the server that makes the entry of a version. The answer is None if it no longer makes the entry."""
 
 Answerer = Callable[[MakerQuestion], Awaitable[bytes | None]]
 
 
 class StoredEntries(Protocol):
-    """The entries of a command, which may have several servers. See `EntryStore`.
+    """The entries of a command, which may have several servers. `EntryStore` explains the operations.
 
     Attributes:
         server: the number of this server, as in `Entry.maker`.
@@ -64,14 +64,14 @@ class StoredEntries(Protocol):
     async def num_in_making(self) -> int: ...
 
     async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
-        """The answer of another server to a question about what it makes."""
+        """Asks another server about an entry that it makes, and returns the answer."""
 
     def answer_with(self, answer: Answerer) -> None:
-        """Has `answer` answer what other servers ask this one."""
+        """Sets the function that answers other servers' questions."""
 
 
 class LocalEntries:
-    """See `StoredEntries`: those of a command's only server."""
+    """The entries of a command with a single server."""
 
     server = 0
 
@@ -91,8 +91,8 @@ class LocalEntries:
         return self._store.num_in_making
 
     async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
-        """None: there is no other server."""
+        """Returns None, because there is no other server."""
         return None
 
     def answer_with(self, answer: Answerer) -> None:
-        """Nobody asks."""
+        """Does nothing, because no other server asks."""

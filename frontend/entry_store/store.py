@@ -1,4 +1,4 @@
-"""Entries that are kept by id, within bounds. What is in them is their writers' business."""
+"""Stores entries by id, within bounds. Their content is opaque here."""
 
 import time
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 Put = Literal["kept", "too large", "no room", "changed"]
-"""What became of an entry: it is kept; it is alone too large to be; entries in the making left it no room; or what is
-kept under its id is not what it shall replace."""
+"""The result of storing an entry: it is kept; it is too large by itself; entries in the making left it no room; or the
+entry under its id is not the one that it shall replace."""
 
 Replaces = int | Literal["anything", "nothing"]
-"""What an entry may replace: whatever is kept under its id, no entry, or the one of a version."""
+"""The entry that may be replaced: any under the same id, none, or the one of a version."""
 
 
 class Entry(Struct, array_like=True, frozen=True, kw_only=True):
-    """Something that is kept under an id.
+    """An entry that is stored under an id.
 
     Attributes:
         body: in a form that the writers and readers agree on.
@@ -42,7 +42,7 @@ class _Stored(Struct):
 
 
 class EntryStore:
-    """Keeps entries; those that were stored or changed last, longest. What is still being made is never driven out.
+    """Stores entries, and drops the least recently changed ones first. Never drops an entry that is still being made.
 
     Args:
         max_entries: most entries kept; 0 keeps none.
@@ -76,13 +76,14 @@ class EntryStore:
         return sum(1 for each in self._kept.values() if each.entry.maker is not None)
 
     def find(self, entry_id: str) -> Entry | None:
-        """The entry with an id, unless there never was one, or it is gone."""
+        """The entry with an id; None if there is none, or it was dropped."""
         self._drop_old()
         kept = self._kept.get(entry_id)
         return None if kept is None else kept.entry
 
     def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
-        """Keeps a new or changed entry. Old ones make room for it. One that cannot be kept drops the one before it."""
+        """Stores a new or changed entry, and drops old ones for it. An entry that cannot be stored still drops the one
+        before it."""
         if replaces != "anything":
             before = self.find(entry.id)
             if replaces != ("nothing" if before is None else before.version):
@@ -103,7 +104,7 @@ class EntryStore:
             self._num_bytes -= kept.num_bytes
 
     def on_maker_ended(self, maker: int) -> None:
-        """A server has ended: what it was making will not be finished."""
+        """Marks the entries of a server that has ended as lost: they will not be finished."""
         for kept in self._kept.values():
             if kept.entry.maker == maker:
                 kept.entry = replace(kept.entry, maker=None, is_lost=True)

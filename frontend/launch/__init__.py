@@ -1,1 +1,1 @@
-"""Makes running engines out of a user's options."""
+"""Launches engines from a user's options."""

@@ -1,4 +1,4 @@
-"""A check of hosts before anything is served: which hosts there are, and whether the model fits on them."""
+"""Checks hosts before anything is served: which hosts there are, and whether the model fits on them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from quire.frontend.launch.options import resolve
 
 
 def with_nodes(asked: ParallelConfig) -> ParallelConfig:
-    """The options with the number of hosts and this host's, which may be given as the numbers of engines.
+    """Completes the options with the number of hosts and this host's rank, which may be given as numbers of engines.
 
     Raises:
         ConfigError: the options do not say how many hosts there are.
@@ -38,7 +38,7 @@ def with_nodes(asked: ParallelConfig) -> ParallelConfig:
 
 
 class Place(NamedTuple):
-    """Where a worker runs: host, device among those of the host, and how many workers there are on the host."""
+    """The place of a worker: its host, its device on the host, and the number of workers there."""
 
     node: int
     device: int
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 def places(parallel: ParallelConfig, num_workers: int) -> list[list[Place]]:
-    """By number, where the workers of that number are, one of each engine.
+    """The places of workers, by their rank in an engine: one place for each engine.
 
     Args:
         parallel: with the number of hosts.
@@ -69,7 +69,7 @@ def places(parallel: ParallelConfig, num_workers: int) -> list[list[Place]]:
 def check_of(
     args: EngineArgs, devices: str, ram_bytes: int, gpus: list[GPUMemory]
 ) -> "tuple[CheckStart, MemoryCheck | None]":
-    """What this host takes part in, and on node 0 what it compares, if there is anything.
+    """The start of this host's check, and on node 0 the memory check, if a model is named.
 
     Args:
         devices, ram_bytes, gpus: this host's, as in `NodeReport`.
@@ -84,7 +84,7 @@ def check_of(
 
 
 class MemoryCheck:
-    """Compares each host's free memory with what the workers there need, as `quire plan` counts it.
+    """Compares each host's free memory with the needs of its workers, as `quire plan` counts them.
 
     Raises:
         ConfigError: an option or the checkpoint is wrong.
@@ -98,7 +98,7 @@ class MemoryCheck:
 
     @classmethod
     def of(cls, args: EngineArgs, parallel: ParallelConfig) -> "MemoryCheck | None":
-        """None where the options name no model, or do not divide it among the hosts."""
+        """The check; None if the options name no model, or do not divide it among the hosts."""
         is_divided = args.parallel.data_parallel_size > 1 or _num_workers(args.parallel) > 1
         runs_engines = args.parallel.data_parallel_size_local != 0
         return cls(args, parallel) if args.model.model is not None and is_divided and runs_engines else None

@@ -33,7 +33,7 @@ def gpu_memory_bytes() -> int:
 
 
 def _cuda_obstacle() -> str | None:
-    """Why CUDA cannot be used, or None."""
+    """The reason why CUDA cannot be used; None if it can."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return "CUDA_VISIBLE_DEVICES is empty"
     if not Path("/proc/driver/nvidia/version").exists():

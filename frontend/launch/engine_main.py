@@ -28,7 +28,7 @@ from quire.executor import torch_library
 
 
 class EngineStart(Struct, array_like=True):
-    """Everything that an engine process is told at its start."""
+    """The start message of an engine process."""
 
     config: EngineConfig
     address: str
@@ -57,8 +57,8 @@ def main(fd: int) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process, at once if a worker's thread was left behind: the interpreter's own end stops threads where
-    they are, and one that is within C++ then, as during torch's import, ends the process by SIGABRT."""
+    """Ends the process, at once if a worker's thread still runs. The interpreter's own exit stops threads where they
+    are; a thread inside C++ at that time, as during torch's import, would abort the process."""
     if threading.active_count() > 1:
         logging.shutdown()
         os._exit(code)
@@ -66,7 +66,8 @@ def _leave(code: int) -> NoReturn:
 
 
 def _outlives(parent: int) -> bool:
-    """Whether the parent is gone. A dying parent closes our standard input a moment before `os.getppid` changes."""
+    """Returns True if the parent is gone. A dying parent closes our standard input a moment before `os.getppid`
+    changes."""
     deadline = time.monotonic() + 1
     [is_closed, _, _] = select.select([sys.stdin], [], [], 0)
     while is_closed and os.getppid() == parent and time.monotonic() < deadline:

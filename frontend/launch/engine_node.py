@@ -1,4 +1,4 @@
-"""A headless node with whole engines: joins node 0, and starts the engines that it is told to."""
+"""A headless node with whole engines: joins node 0, and starts engines by its orders."""
 
 import asyncio
 import signal
@@ -17,7 +17,7 @@ from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Lis
 logger = get_logger(__name__)
 
 END_SECONDS = 10.0
-"""For the processes of engines that were killed; with much memory, that takes seconds."""
+"""Limit of the wait for killed engines' processes. With much memory their end takes seconds."""
 
 
 class EngineNode:
@@ -44,14 +44,14 @@ class EngineNode:
                 logger.warning("this node has ended its work: %s It waits for node 0 again.", reason)
 
     def close(self) -> None:
-        """Has `run` end the engines, tell node 0, and return."""
+        """Makes `run` end the engines, report to node 0, and return."""
         self._is_closing = True
         if self._session is not None:
             self._session.leave("it was told to stop.")
 
 
 class _Session:
-    """One session in the cluster, and the engines of its time."""
+    """One session as a participant, and the engines that run during it."""
 
     def __init__(self, start: NodeStart) -> None:
         self._start = start
@@ -81,10 +81,9 @@ class _Session:
         self._participant.leave(reason, "host")
 
     def on_input(self, message: bytes) -> None:
-        """See `ParticipantListener.on_input`. Messages of workers stay within their engine."""
+        """Ignores the message: workers' messages stay within their engine."""
 
     def on_order(self, order: Order) -> None:
-        """See `ParticipantListener.on_order`."""
         match order:
             case StartEngine():
                 data = order.config.place.data
@@ -99,7 +98,7 @@ class _Session:
                     engine.kill()
 
     async def _start_in_turn(self, data: int, order: StartEngine) -> None:
-        """Starts an engine when the one before with its number is gone, which may hold the same devices."""
+        """Starts an engine when the one before with its number is gone, because that may hold the same devices."""
         try:
             if data in self._former:
                 await self._former[data].wait_freed(END_SECONDS)

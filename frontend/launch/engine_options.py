@@ -9,7 +9,7 @@ from quire.frontend.launch.keywords import read_keywords
 
 
 class EngineOptions(SimpleNamespace):
-    """Engine options as attributes, by the flags' names; those that are not given have their defaults.
+    """Engine options as attributes, by the flags' names. Options that are not given have their defaults.
 
         args = EngineArgs(model="Qwen/Qwen3-0.6B", max_num_seqs=64)
         args.seed = 7

@@ -26,12 +26,12 @@ class EventLoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is on the loop's thread, where `run` would wait for itself."""
+        """True if the caller is on the loop's thread, where `run` would wait for itself."""
         return threading.current_thread() is self._thread
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process is a fork of the one with the thread: a fork does not inherit threads."""
+        """True if this process is a fork of the one with the thread: a fork does not inherit threads."""
         return os.getpid() != self._process_id
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""`quire serve --headless`: this process becomes a node that serves no HTTP."""
+"""Runs `quire serve --headless`: a node that serves no HTTP."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ _OWN = {
 
 
 def ignored_options(args: EngineArgs) -> list[str]:
-    """The flags on a headless node's command line that node 0 decides: those with another value than the default."""
+    """The flags of a headless node that node 0 decides instead: those that differ from their defaults."""
     asked, default = args.flat(), EngineArgs().flat()
     names = [name for name in asked if name not in _OWN and asked[name] != default[name]]
     return ["--" + name.replace("_", "-") for name in names]

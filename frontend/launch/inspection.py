@@ -1,4 +1,5 @@
-"""Asks a process of its own about what no engine runs: it imports torch, which a frontend never does."""
+"""Asks an inspection process about a model that no engine runs. The process imports torch, which a frontend never
+does."""
 
 import os
 import subprocess
@@ -27,7 +28,7 @@ from quire.frontend.launch.options import resolve
 
 
 def plan_load(args: EngineArgs, device_bytes: int | None = None) -> tuple[EngineConfig, LoadPlan]:
-    """The options, resolved as for a server, and how the model would be loaded. No weights are read or downloaded.
+    """Plans how the model would be loaded, with the options resolved as for a server. Reads and downloads no weights.
 
     Args:
         device_bytes: memory of a device that need not be in this machine; None: this machine's.
@@ -45,7 +46,7 @@ def plan_load(args: EngineArgs, device_bytes: int | None = None) -> tuple[Engine
 
 
 def find_obstacles(config: EngineConfig, memories: Sequence[Sequence[tuple[int, int]]]) -> list[list[str | None]]:
-    """Why each rank of an engine does not fit into each of the devices that are given for it; None where it does.
+    """The reasons why each rank of an engine does not fit into each of its candidate devices; None where it fits.
 
     Args:
         memories: by rank, the total and the free bytes of devices.
@@ -61,7 +62,7 @@ def find_obstacles(config: EngineConfig, memories: Sequence[Sequence[tuple[int, 
 def count_cost(
     args: EngineArgs, device_bytes: int | None, tensor_sizes: Sequence[int]
 ) -> tuple[EngineConfig, ModelCost]:
-    """The options, resolved as for a server, and what a step of the model takes of a rank.
+    """Counts the cost of a step of the model on a rank, with the options resolved as for a server.
 
     Args:
         device_bytes: memory of a GPU that need not be in this machine; None: this machine's device.
@@ -104,7 +105,7 @@ def _save(args: EngineArgs, question: str, folder: Path) -> FilesSaved:
 
 
 def time_ops(question: OpsQuestion, isa: str | None) -> OpsTimed:
-    """How long the CPU kernels take at the level `isa` of instructions, or else at the best.
+    """Times the CPU kernels at the instruction level `isa`, or else at the best level.
 
     Raises:
         ConfigError: the processor does not have the level, or there are no kernels, or a name is wrong.

@@ -9,7 +9,7 @@ from quire.frontend.refusals.flags import FlagRefusals
 
 
 def read_keywords(options: dict[str, Any]) -> EngineArgs:
-    """Engine options out of keywords: `model="...", max_num_seqs=64`. Keywords that ask for nothing are left out.
+    """Reads engine options from keywords: `model="...", max_num_seqs=64`. Drops keywords that ask for nothing.
 
     Raises:
         ConfigError: a value is wrong, or there is no such option; the error suggests similar ones, as for a flag.

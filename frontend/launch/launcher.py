@@ -1,4 +1,4 @@
-"""Starts engine processes, and watches over each until it has ended."""
+"""Starts engine processes, and watches each until it has ended."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.shared_experts import Epochs
 
 JOIN_SECONDS = 5.0
-"""How long an engine's end is waited for where that holds up everything else."""
+"""Limit of a blocking wait for an engine's end."""
 
 logger = get_logger(__name__)
 
@@ -50,14 +50,15 @@ class EngineSubprocess:
         self._reason: PeerLostError | None = None
 
     async def wait(self) -> int:
-        """The exit code; negative is the signal that ended it. Raises PeerLostError if `end` has ended it."""
+        """Waits for the exit code; negative is the signal that ended the process. Raises PeerLostError if `end` has
+        ended it."""
         code = await self._exit_code()
         if self._reason is not None:
             raise self._reason
         return code
 
     def end(self, reason: PeerLostError) -> None:
-        """As `kill`, and `wait` tells why, unless the engine ends by itself, or was killed for another reason."""
+        """Kills the engine for `reason`, which `wait` raises unless the engine has ended or was killed before."""
         is_first = not self._is_over
         self.kill()
         if is_first and self.was_killed:
@@ -70,8 +71,8 @@ class EngineSubprocess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Ends the engine and, through its process group, its workers. Only once, because the system reuses ids. Does
-        not wait: a process with much memory takes seconds to end, and others are served by this event loop."""
+        """Kills the engine and, through its process group, its workers. Kills once only, because the system reuses ids.
+        Does not wait: a process with much memory takes seconds to end, and this event loop serves others."""
         if self._is_over:
             return
         self._is_over = True
@@ -82,7 +83,6 @@ class EngineSubprocess:
             self._process.stdin.close()
 
     async def wait_freed(self, seconds: float) -> None:
-        """See `EngineHandle.wait_freed`."""
         if self._is_gone:
             return
         try:
@@ -97,7 +97,6 @@ class EngineSubprocess:
             logger.warning("the end of the engine's processes cannot be waited for: %s", error)
 
     def join(self) -> None:
-        """See `EngineHandle.join`."""
         if self._is_gone:
             return
         deadline = time.monotonic() + JOIN_SECONDS
@@ -110,32 +109,32 @@ class EngineSubprocess:
             self._say_what_lives(JOIN_SECONDS)
 
     def _say_what_lives(self, seconds: float) -> None:
-        """Says which processes have not ended in so many seconds."""
+        """Logs the processes that have not ended in `seconds`."""
         if living := names_of_living(self._process.pid):
             logger.warning(
-                "processes of an engine that was killed %g s ago have not ended, and hold what they had (memory, "
-                "devices, ports): %s",
+                "processes of an engine killed %g s ago have not ended, and still hold their memory, devices "
+                "and ports: %s",
                 seconds,
                 ", ".join(living),
             )
 
 
 class Listening(NamedTuple):
-    """An address of this host at which engines listen for frontends on others, which have the keys."""
+    """An address of this host for engines whose frontends are on other hosts, and the keys of those frontends."""
 
     address: str
     keys: CurveKeys
 
 
 class EngineLauncher:
-    """Starts the engine processes of one place, one after another, each at an address of its own: inside a private
-    folder, on loopback TCP, or where frontends on other hosts reach it.
+    """Starts one engine process after another at the same place, each at a new address: inside a private folder, on
+    loopback TCP, or where frontends on other hosts reach it.
 
     Args:
         worker_factory: qualified name of the workers' factory, for benchmarks of everything but the model.
         cluster: where other nodes join; None: all workers run on this host.
         ray_nodes: starts the other nodes; None: others do.
-        epochs: of the engines with which this one shares experts, if any.
+        epochs: of the engines that share experts with this one, if any.
     """
 
     def __init__(
@@ -160,7 +159,6 @@ class EngineLauncher:
 
     @property
     def waits_for(self) -> str | None:
-        """See `Launcher.waits_for`. What a started engine waits for, it says itself."""
         return None if self._epochs is None else self._epochs.waits_for
 
     def launch_ahead(self) -> None:
@@ -186,7 +184,7 @@ class EngineLauncher:
         return engine
 
     def start(self, rendezvous: Rendezvous | None = None) -> EngineSubprocess:
-        """As `launch`, at once. The engine's workers meet those of other engines at `rendezvous`."""
+        """Starts an engine at once. Its workers meet those of other engines at `rendezvous`."""
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         if isinstance(self._transport, Listening):
             keys = self._transport.keys
@@ -217,7 +215,6 @@ class EngineLauncher:
         return EngineSubprocess(process, address, keys)
 
     def retire(self) -> None:
-        """See `Launcher.retire`."""
         if self._epochs is not None:
             self._epochs.retire()
 
@@ -236,8 +233,8 @@ class EngineLauncher:
             self.folder = None
 
     def _next_address(self, here: contextlib.ExitStack) -> tuple[str, int | None]:
-        """The address, and on TCP the descriptor of a socket that listens there until `here` is closed: the engine is
-        given the socket itself, so that nobody else takes its port meanwhile."""
+        """The next engine's address, and on TCP the descriptor of a socket that listens there until `here` is closed.
+        The engine inherits the socket itself, so that no other process takes the port meanwhile."""
         self._launched += 1
         if self._transport != "ipc":
             host = "127.0.0.1" if self._transport == "tcp" else self._transport.address
@@ -249,7 +246,7 @@ class EngineLauncher:
 
 
 def _devices(config: EngineConfig) -> dict[str, str]:
-    """The environment that shows an engine its own GPUs, where several engines share those of this host."""
+    """The environment that shows an engine its own GPUs, where several engines share this host's."""
     if config.device != "cuda" or config.place.num_local == 1:
         return {}
     number = config.layout.num_local

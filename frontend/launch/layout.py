@@ -1,4 +1,4 @@
-"""How the options divide a model: the layout of an engine's workers, and which engines are on which host."""
+"""Derives from the options how a model is divided: the layout of an engine's workers, and the engines of each host."""
 
 from msgspec.structs import replace
 
@@ -9,10 +9,10 @@ from quire.core.wire.rank import EnginePlace, Layout
 
 
 def divide_engines(asked: ParallelConfig) -> ParallelConfig:
-    """The options of a host that says with `--nnodes` which engines it runs, as options for engines on several hosts.
+    """Translates the options of a host that names its engines by `--nnodes` into options for engines on several hosts.
 
-    The hosts have equally many engines, in the order of the nodes' numbers, as in vLLM; or each engine has equally many
-    hosts. Other options stay as they are.
+    Each host has the same number of engines, in the order of the nodes' ranks, as in vLLM; or each engine has the same
+    number of hosts. Other options stay as they are.
 
     Raises:
         ConfigError: the options contradict each other.
@@ -61,12 +61,12 @@ def divide_engines(asked: ParallelConfig) -> ParallelConfig:
 
 
 def hosts_of_engine(parallel: ParallelConfig) -> int:
-    """Over how many hosts the workers of each engine are spread."""
+    """The number of hosts over which the workers of each engine are spread."""
     return max(1, parallel.nnodes // parallel.data_parallel_size)
 
 
 def _check_spread(asked: ParallelConfig) -> None:
-    """Refuses what engines cannot do that are spread over several hosts each."""
+    """Refuses options that engines spread over several hosts do not have."""
     given = {
         "--data-parallel-size-local": asked.data_parallel_size_local is not None,
         "--data-parallel-start-rank": asked.data_parallel_start_rank is not None,
@@ -98,7 +98,7 @@ def _check_server(asked: ParallelConfig) -> None:
 
 
 def layout_of(asked: ParallelConfig) -> Layout:
-    """Into how many parts the options divide the model.
+    """The number of parts into which the options divide the model.
 
     Raises:
         ConfigError: they contradict each other.
@@ -127,7 +127,7 @@ def layout_of(asked: ParallelConfig) -> Layout:
 
 
 def check_heads(world_size: int, num_heads: int) -> None:
-    """Refuses what every layer would refuse, before as many processes are started.
+    """Refuses what every layer would refuse, before the processes are started.
 
     A model without attention counts as one head; its layers know what they can be divided into.
     """
@@ -140,7 +140,7 @@ def check_heads(world_size: int, num_heads: int) -> None:
 
 
 def check_sharing(args: EngineArgs) -> None:
-    """Refuses what engines cannot do that hold one set of experts."""
+    """Refuses options that engines with one shared set of experts do not have."""
     asked, sharing = args.parallel, "--enable-expert-parallel divides the experts over all engines"
     if asked.prefill_context_parallel_size > 1:
         raise ConfigError(
@@ -159,7 +159,7 @@ def check_sharing(args: EngineArgs) -> None:
 
 
 def expert_placement(asked: ParallelConfig) -> ExpertPlacement | None:
-    """Where whole experts are at first; None if experts are cut.
+    """The initial placement of whole experts; None if experts are cut.
 
     Raises:
         ConfigError: options that need whole experts, or several workers.
@@ -214,7 +214,7 @@ def engine_places(parallel: ParallelConfig) -> list[EnginePlace]:
 
 
 def remote_places(parallel: ParallelConfig) -> list[EnginePlace]:
-    """The engines that this server uses and other hosts run."""
+    """The engines that this server uses and that other hosts run."""
     if parallel.data_parallel_hybrid_lb or parallel.data_parallel_rank is not None:
         return []
     here = {place.data for place in engine_places(parallel)}

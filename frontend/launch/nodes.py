@@ -1,4 +1,4 @@
-"""Several hosts: what their options must say, and what node 0 and the others are told at their start."""
+"""Several hosts: checks their options, and builds the start messages of node 0 and the other nodes."""
 
 import json
 from pathlib import Path
@@ -25,9 +25,9 @@ logger = get_logger(__name__)
 
 
 def coordinator_starts(parallel: ParallelConfig, folder: Path) -> list[CoordinatorStart | None]:
-    """What each engine on node 0 is told; None if all its workers are here.
+    """The start message of each engine on node 0; None if all its workers are on this host.
 
-    The other nodes of an engine join it at a port of its own, counted from --master-port.
+    Each engine has a port for its other nodes, counted from --master-port.
 
     Args:
         folder: of the checkpoint.
@@ -55,7 +55,7 @@ def coordinator_starts(parallel: ParallelConfig, folder: Path) -> list[Coordinat
 
 
 def _port(parallel: ParallelConfig, data: int) -> int:
-    """Where the nodes with workers of an engine join."""
+    """The port at which the nodes with workers of an engine join."""
     port = parallel.master_port + data
     if port > 65535:
         raise ConfigError(f"--master-port {parallel.master_port}: each engine has a port from there on; lower it.")
@@ -63,7 +63,8 @@ def _port(parallel: ParallelConfig, data: int) -> int:
 
 
 def engines_coordinator_start(parallel: ParallelConfig, folder: Path) -> CoordinatorStart:
-    """What a server is told whose other engines run on other hosts. Raises ConfigError as `coordinator_starts` does."""
+    """The start message of a server whose other engines run on other hosts. Raises ConfigError as `coordinator_starts`
+    does."""
     head, flag, port = _engines_coordinator(parallel)
     address = _address_of_coordinator(head, flag)
     ranks = [place.data for place in engine_places(parallel)]
@@ -72,7 +73,7 @@ def engines_coordinator_start(parallel: ParallelConfig, folder: Path) -> Coordin
 
 
 def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
-    """What a headless node with whole engines is told. Raises ConfigError as `node_start` does."""
+    """The start message of a headless node with whole engines. Raises ConfigError as `node_start` does."""
     if parallel.data_parallel_start_rank is None or parallel.data_parallel_size_local is None:
         raise ConfigError(
             "--headless with --data-parallel-size needs --nnodes and --node-rank, or --data-parallel-start-rank "
@@ -85,7 +86,7 @@ def engines_node_start(parallel: ParallelConfig, folder: Path, logging: LoggingC
 
 
 def shared_epochs(args: EngineArgs, config: EngineConfig, folder: Path, nodes: EngineHosts | None) -> Epochs | None:
-    """What the engines have in common that this server runs; None if they share no experts.
+    """The epochs of the engines that this server runs; None if they share no experts.
 
     Args:
         nodes: other hosts with engines of this server; None: there are none.
@@ -109,7 +110,7 @@ def shared_epochs(args: EngineArgs, config: EngineConfig, folder: Path, nodes: E
 
 
 def _shared_settings(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
-    """What servers must agree on whose engines share experts, by flag."""
+    """The settings, by flag, on which servers must agree if their engines share experts."""
     experts, eplb = config.expert_placement, config.eplb
     assert experts is not None  # they share some
     return {
@@ -129,7 +130,7 @@ def _shared_settings(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
 
 
 def _engines_coordinator(parallel: ParallelConfig) -> tuple[str, str, int]:
-    """Node 0's name or address, the option that has it, and the port at which nodes with engines join."""
+    """Node 0's name or address, the option that names it, and the port at which nodes with engines join."""
     head, flag = parallel.data_parallel_address, "--data-parallel-address"
     if head is None:
         head, flag = parallel.master_addr, "--master-addr"
@@ -137,7 +138,7 @@ def _engines_coordinator(parallel: ParallelConfig) -> tuple[str, str, int]:
 
 
 def _address_of_coordinator(host: str, flag: str) -> str:
-    """Node 0's, which is this host."""
+    """Node 0's address, which is this host's."""
     address = resolve(host, flag)
     try:
         interface_of(address)
@@ -151,14 +152,14 @@ def _address_of_coordinator(host: str, flag: str) -> str:
 
 
 def _address_of_node(head: str, flag: str) -> str:
-    """That of this host, which is not node 0, or its name; empty: see `Participant`. Neither this one nor node 0's need
-    be there yet."""
+    """The address or name of this host, which is not node 0; empty: see `Participant`. Neither this host's interface
+    nor node 0's name need exist yet."""
     check_host(head, flag)
     return named_host()
 
 
 def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -> NodeStart:
-    """What the process of a headless node is told.
+    """The start message of a headless node's process.
 
     Raises:
         ConfigError: the options contradict each other, or there is no join token.
@@ -178,7 +179,7 @@ def node_start(parallel: ParallelConfig, folder: Path, logging: LoggingConfig) -
 def check_start(
     parallel: ParallelConfig, folder: Path | None, devices: str, ram_bytes: int, gpus: list[GPUMemory]
 ) -> CheckStart:
-    """What this host, whichever number it has, is told of a check before serving.
+    """The start message of this host, node 0 or another, for a check before serving.
 
     Args:
         parallel: with the number of hosts.
@@ -212,7 +213,7 @@ def check_start(
 
 
 def join_secret(parallel: ParallelConfig) -> str:
-    """The join token of this cluster, for whoever starts its other nodes."""
+    """The join token of this cluster, for the program that starts its other nodes."""
     return _token(parallel, parallel.master_port).secret
 
 
@@ -229,7 +230,7 @@ def _check_rank(parallel: ParallelConfig) -> None:
 
 
 def _token_of_all() -> JoinToken:
-    """The token that the user has given this node."""
+    """The token that the user has given to this node."""
     token = JoinToken.from_environment()
     if token is None:
         raise ConfigError("A node needs the join token: set QUIRE_JOIN_TOKEN to what node 0 has or names in its log.")
@@ -237,7 +238,7 @@ def _token_of_all() -> JoinToken:
 
 
 def _token(parallel: ParallelConfig, port: int) -> JoinToken:
-    """The user's token, else one in a file that node 0 keeps for its next start."""
+    """The user's token, else the one in a file that node 0 keeps for its next start."""
     if (token := JoinToken.from_environment()) is not None:
         return token
     path = envs.cache_folder() / f"join-token-{port}"

@@ -97,7 +97,7 @@ def _quantization(args: EngineArgs) -> Quantization | None:
 
 
 def _absolute(profiler: ProfilerConfig | None) -> ProfilerConfig:
-    """The profiler with its folder as other processes find it."""
+    """The profiler's settings with an absolute folder, for other processes."""
     profiler = profiler or ProfilerConfig()
     return msgspec.structs.replace(profiler, torch_profiler_dir=os.path.abspath(profiler.torch_profiler_dir))
 

@@ -1,7 +1,8 @@
-"""Several servers whose engines share experts: the first says where their workers meet, and for how long.
+"""Several servers whose engines share experts: the first server announces the rendezvous of their workers, and the ends
+of epochs.
 
-Each server starts and watches its own engines. It asks the first server before it starts one (`EngineWanted`), and is
-told where the engine meets the others (`RendezvousReady`) and when one of these is gone (`EpochEnded`).
+Each server starts and watches its own engines. Before it starts one, it asks the first server (`EngineWanted`), which
+answers with the rendezvous (`RendezvousReady`), and later reports the end of any of the engines (`EpochEnded`).
 """
 
 import asyncio
@@ -31,7 +32,7 @@ _GIVEN_UP = "this server has given up its engines."
 
 
 class CoordinatorServer:
-    """See `Epochs` and `EngineHosts`: the server with engine 0. The others join from the first `wait_for_hosts` on."""
+    """The server with engine 0, which starts epochs. The other servers join from the first `wait_for_hosts` on."""
 
     has_other_hosts = True
     has_engines_here = True
@@ -48,30 +49,26 @@ class CoordinatorServer:
 
     @property
     def waits_for(self) -> str | None:
-        """See `Epochs.waits_for` and `EngineHosts.waits_for`."""
         own = self._start.facts
         missing = self._coordinator.missing if self._coordinator else sorted(set(range(own.num_ranks)) - set(own.ranks))
         return f"the server of engine {name_ranks(missing)}" if missing else None
 
     async def wait_for_hosts(self, number: int) -> None:
-        """See `Epochs.wait_for_hosts`. Raises ConfigError if servers cannot join at the address."""
+        """Waits for all servers. Raises ConfigError if servers cannot join at the address."""
         self._open_coordinator()
         await self._epochs.wait_for_hosts(number)
 
     async def all_joined(self) -> None:
-        """See `EngineHosts.all_joined`."""
         await self._open_coordinator().all_joined()
 
     def epoch_of(self, number: int) -> Epoch:
-        """See `Epochs.epoch_of`."""
         return self._epochs.epoch_of(number)
 
     def retire(self) -> None:
-        """See `Epochs.retire`. The other servers wait for the next one with engine 0."""
+        """Closes the coordinator. The other servers wait for the next one with engine 0."""
         self.close()
 
     def close(self) -> None:
-        """See `Epochs.close`."""
         self._is_closed = True
         self._epochs.close()
         if self._loop is not None and not self._loop.is_closed():  # perhaps from another thread, as the program ends
@@ -104,7 +101,7 @@ class CoordinatorServer:
             server.tell(WaitsFor(self.waits_for))
 
     def on_wanted(self, server: NodeLink, number: int) -> None:
-        """A server is about to start an engine."""
+        """Answers a server that is about to start an engine."""
         if (before := self._answers.get((server, number))) is not None:
             before.cancel()
         self._answers[server, number] = asyncio.create_task(self._answer(server, number))
@@ -123,7 +120,7 @@ class CoordinatorServer:
         epoch.add(_PeerEngine(server, number))
 
     def on_lost(self, server: NodeLink, error: EngineError) -> None:
-        """A server is lost. Nobody else would end its engines' peers."""
+        """Ends the epoch, because a server is lost, and no other process would end its engines' peers."""
         self._servers.discard(server)
         for place in [place for place in self._answers if place[0] is server]:
             self._answers.pop(place).cancel()
@@ -132,7 +129,7 @@ class CoordinatorServer:
 
 
 class _Server:
-    """See `EngineListener`: hears one of the other servers."""
+    """Listens to one of the other servers."""
 
     def __init__(self, first: CoordinatorServer, server: NodeLink) -> None:
         self._first = first
@@ -147,7 +144,7 @@ class _Server:
 
 
 class _PeerEngine:
-    """See `StartedEngine`: an engine that another server has started, and watches."""
+    """An engine that another server has started, and watches."""
 
     def __init__(self, server: NodeLink, number: int) -> None:
         self._server = server
@@ -158,8 +155,8 @@ class _PeerEngine:
 
 
 class ParticipantServer:
-    """See `Epochs`: a server without engine 0. It joins the one that has it at the first `wait_for_hosts`, and again
-    whenever it has lost it; its engines end meanwhile.
+    """A server without engine 0. It joins the coordinator at the first `wait_for_hosts`, and again whenever it has lost
+    it; its engines end meanwhile.
 
     Args:
         head: name or address, and port, at which servers join.
@@ -183,11 +180,10 @@ class ParticipantServer:
 
     @property
     def waits_for(self) -> str | None:
-        """See `Epochs.waits_for`."""
         return "the server of engine 0" if self._participant is None else self._missing
 
     async def wait_for_hosts(self, number: int) -> None:
-        """See `Epochs.wait_for_hosts`. Raises ConfigError if node 0 refuses this server as it was started."""
+        """Waits for all servers. Raises ConfigError if node 0 refuses this server as it was started."""
         if self._is_closed:
             raise PeerLostError(_GIVEN_UP)
         self._asked[number] = asked = asyncio.get_running_loop().create_future()
@@ -199,15 +195,13 @@ class ParticipantServer:
         await asked
 
     def epoch_of(self, number: int) -> Epoch:
-        """See `Epochs.epoch_of`."""
         return self._epochs[number]
 
     def retire(self) -> None:
-        """See `Epochs.retire`. The others' engines end, and wait for the next server with these numbers."""
+        """Leaves the cluster. The others' engines end, and wait for the next server with these ranks."""
         self.close()
 
     def close(self) -> None:
-        """See `Epochs.close`."""
         self._is_closed = True
         if self._loop is not None and not self._loop.is_closed():  # perhaps from another thread, as the program ends
             self._loop.call_soon_threadsafe(self._leave)
@@ -222,18 +216,18 @@ class ParticipantServer:
     # -------------------------------------------------------------------------------------------------- the first one
 
     async def _attend(self) -> None:
-        """Is a member, again and again, until `close` or a failure, which those that wait are told."""
+        """Joins again and again, until `close` or a failure, which is raised in waiting calls."""
         try:
             while not self._is_closed:
                 await self._be_member()
         except ConfigError as error:
             self._fail_asked(error)
         except Exception as error:
-            logger.exception("this server is no member any more")
+            logger.exception("this server has left the cluster")
             self._fail_asked(PeerLostError(f"the server of engine 0 cannot be reached: {error}"))
 
     async def _be_member(self) -> None:
-        """Raises ConfigError if node 0 refuses this server as it was started."""
+        """Takes part in one session. Raises ConfigError if node 0 refuses this server as it was started."""
         participant = Participant(self._coordinator, self._keys, self._facts, self)
         try:
             reason = await participant.run(partial(self._on_joined, participant))
@@ -257,10 +251,9 @@ class ParticipantServer:
                 asked.set_exception(error)
 
     def on_input(self, message: bytes) -> None:
-        """See `ParticipantListener.on_input`. Messages of workers stay within their engine."""
+        """Ignores the message: workers' messages stay within their engine."""
 
     def on_order(self, order: Order) -> None:
-        """See `ParticipantListener.on_order`."""
         match order:
             case WaitsFor(what):
                 self._missing = what

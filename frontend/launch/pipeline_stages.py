@@ -4,9 +4,9 @@ from quire.core.errors import ConfigError
 
 
 def divide_layers(num_layers: int, num_stages: int, partition: str | None) -> list[int]:
-    """How many layers each stage has; empty for one stage.
+    """The number of layers of each stage; empty for one stage.
 
-    Without a partition, what an even division leaves goes to the stages before the last one, which has the head.
+    Without a partition, the remainder of an even division goes to the stages before the last one, which has the head.
 
     Args:
         partition: the numbers, with commas between them, as `QUIRE_PP_LAYER_PARTITION` has them; None: as even as

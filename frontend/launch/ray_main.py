@@ -1,7 +1,7 @@
 """Main of the process that places nodes with Ray: `python -m quire.frontend.launch.ray_main`, started by `RayNodes`.
 
-It reads a `RayStart` from standard input, and ends when that closes. Each of nodes 1 and up is an actor on another
-host of Ray's. An actor that ends, with its host or alone, is started again where Ray finds room; node 0 waits for it.
+It reads a `RayStart` from standard input, and ends when that closes. Each of nodes 1 and up is an actor on another host
+of Ray's. An actor that ends, with its host or alone, is started again where Ray finds room; node 0 waits for it.
 """
 
 import importlib
@@ -50,12 +50,13 @@ def main() -> None:
 
 
 def _parent_is_gone(seconds: float) -> bool:
-    """Waits up to `seconds`; nothing more is written to standard input, so it is readable when the parent is gone."""
+    """Waits up to `seconds` for the parent's end. Nothing more is written to standard input, so it is readable only
+    then."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 def _end_soon() -> None:
-    """Has this process end even if Ray does not answer."""
+    """Makes this process end even if Ray does not answer."""
     timer = threading.Timer(CLOSE_SECONDS, os._exit, [1])
     timer.daemon = True
     timer.start()
@@ -113,7 +114,7 @@ class _Placement:
 
 
 def _needs(gpus: int) -> dict[str, float]:
-    """What a node takes of its host."""
+    """The resources that a node takes of its host."""
     return {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
 
 

@@ -1,4 +1,5 @@
-"""Ray starts the other nodes, with workers or with engines: the process that has it do so, seen from its parent."""
+"""Nodes, with workers or with whole engines, that Ray starts: the process that asks Ray for them, seen from its
+parent."""
 
 import importlib.util
 import subprocess
@@ -22,7 +23,7 @@ class RayNode(Struct, array_like=True, frozen=True):
 
 
 class RayStart(Struct, array_like=True, frozen=True):
-    """What the process reads first from its standard input.
+    """The first message on the process's standard input.
 
     Attributes:
         nodes: numbers 1 and up.
@@ -37,7 +38,7 @@ class RayStart(Struct, array_like=True, frozen=True):
 
 
 class RayNodes:
-    """Nodes 1 and up as Ray's actors. `ensure` starts the process that places and watches them; it ends after `close`,
+    """Nodes 1 and up as Ray's actors. `ensure` starts the process that places and watches them. It ends after `close`,
     or when this process dies, and the nodes with it."""
 
     def __init__(self, start: RayStart) -> None:
@@ -112,7 +113,7 @@ class RayNodes:
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Has the process end, and the nodes with it, without waiting for that. Idempotent."""
+        """Makes the process end, and the nodes with it, without waiting. Idempotent."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 

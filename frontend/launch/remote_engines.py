@@ -1,4 +1,4 @@
-"""Whole engines on other hosts, seen from node 0: each is started by the node that has its number."""
+"""Whole engines on other hosts, seen from node 0. Each is started by the node that has its number."""
 
 import asyncio
 from collections import defaultdict
@@ -15,7 +15,7 @@ from quire.frontend.launch.shared_experts import Epochs
 
 
 class RemoteEngine:
-    """See `EngineHandle`. The engine's process is a child of the node's own.
+    """A handle on an engine on another host. Its process is a child of the node's process.
 
     Attributes:
         rendezvous: where the workers of other engines meet those of this one, if its node was to open that place.
@@ -35,29 +35,29 @@ class RemoteEngine:
         self._reason: PeerLostError | None = None
 
     async def wait(self) -> int:
-        """See `EngineHandle.wait`. Raises EngineError when the engine's node is lost, or `end` has ended it."""
+        """Waits for the exit code. Raises EngineError when the engine's node is lost, or `end` has ended the engine."""
         ended = await asyncio.shield(self.ended)
         if self._reason is not None and ended.was_killed:
             raise self._reason
         return ended.code
 
     def end(self, reason: PeerLostError) -> None:
-        """As `kill`, and `wait` tells why, unless the engine ends by itself, or was killed for another reason."""
+        """Kills the engine for `reason`, which `wait` raises unless the engine has ended or was killed before."""
         if not (self._is_over or self.ended.done()):
             self._reason = reason
         self.kill()
 
     def kill(self) -> None:
-        """See `EngineHandle.kill`."""
         self._is_over = True
         if not (self.ended.done() or self._loop.is_closed()):  # perhaps from another thread, as the program ends
             self._loop.call_soon_threadsafe(self._node.tell, EndEngine(self._data))
 
     async def wait_freed(self, seconds: float) -> None:
-        """The memory is another host's, which waits for the engine's end before it starts the next one."""
+        """Returns at once. The memory is another host's, which waits for the engine's end before it starts the next
+        one."""
 
     def join(self) -> None:
-        """As `gone`."""
+        """Returns at once, as `wait_freed` does."""
 
 
 class RemoteNodes:
@@ -83,13 +83,13 @@ class RemoteNodes:
         self._nodes: defaultdict[NodeLink, set[int]] = defaultdict(set)
 
     async def all_joined(self) -> None:
-        """Returns when all nodes are there. Raises ConfigError if nodes cannot join at the address."""
+        """Waits until all nodes have joined. Raises ConfigError if nodes cannot join at the address."""
         await self._open_coordinator().all_joined()
 
     async def start(
         self, config: EngineConfig, init_method: str | None = None, *, opens_rendezvous: bool = False
     ) -> RemoteEngine:
-        """Starts an engine on the node that has its number, once that is there.
+        """Starts an engine on the node that has its number, once that node has joined.
 
         Args:
             init_method: where its ranks meet those of other engines; None: they do not, or at a place of its node.
@@ -116,11 +116,10 @@ class RemoteNodes:
 
     @property
     def waits_for(self) -> str | None:
-        """See `EngineHosts.waits_for`."""
         return f"the host of engine {name_ranks(self.missing)}" if self.missing else None
 
     def close(self) -> None:
-        """Lets all nodes go, which end their engines. Idempotent."""
+        """Releases all nodes, which end their engines. Idempotent."""
         head, self._coordinator = self._coordinator, None
         if head is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._close_coordinator, head)
@@ -143,7 +142,7 @@ class RemoteNodes:
         return self._coordinator
 
     def on_engine(self, node: NodeLink, news: EngineNews) -> None:
-        """A node has said something of an engine. It is heard of those that it was told to start alone."""
+        """Handles a node's news of an engine. Ignores engines that this node was not ordered to start."""
         if news.data not in self._nodes.get(node, ()):
             return
         starting, engine = self._starting.get(news.data), self._running.get(news.data)
@@ -160,7 +159,7 @@ class RemoteNodes:
                     engine.ended.set_result(news)
 
     def on_lost(self, node: NodeLink, error: EngineError) -> None:
-        """A node is lost, and its engines with it."""
+        """Handles the loss of a node, and of its engines with it."""
         for data in self._nodes.pop(node, ()):
             futures: list[asyncio.Future | None] = [self._starting.get(data)]
             if (engine := self._running.get(data)) is not None:
@@ -172,7 +171,7 @@ class RemoteNodes:
 
 
 class _NodeEngines:
-    """See `EngineListener`."""
+    """Passes on one node's news."""
 
     def __init__(self, nodes: RemoteNodes, node: NodeLink) -> None:
         self._nodes = nodes
@@ -186,10 +185,10 @@ class _NodeEngines:
 
 
 class RemoteLauncher:
-    """See `Launcher`: starts the engine of one number on its node.
+    """Launches the engine of one number on its node.
 
     Args:
-        epochs: of the engines with which this one shares experts, if any.
+        epochs: of the engines that share experts with this one, if any.
     """
 
     def __init__(self, config: EngineConfig, nodes: RemoteNodes, epochs: Epochs | None = None) -> None:
@@ -199,17 +198,16 @@ class RemoteLauncher:
 
     @property
     def waits_for(self) -> str | None:
-        """See `Launcher.waits_for`."""
         if self._epochs is not None:
             return self._epochs.waits_for
         data = self.config.place.data
         return f"the host of engine {data}" if data in self._nodes.missing else None
 
     def launch_ahead(self) -> None:
-        """The node need not be there yet, so there is nothing to do."""
+        """Does nothing, because the node need not have joined yet."""
 
     async def launch(self) -> EngineHandle:
-        """See `Launcher.launch`. Waits for the node, and for those of engines that share experts with this one."""
+        """Starts the engine when its node, and those of engines that share experts with it, have joined."""
         if self._epochs is None:
             return await self._nodes.start(self.config)
         await self._epochs.wait_for_hosts(self.config.place.data)
@@ -222,10 +220,8 @@ class RemoteLauncher:
         return engine
 
     def retire(self) -> None:
-        """See `Launcher.retire`."""
         if self._epochs is not None:
             self._epochs.retire()
 
     def close(self) -> None:
-        """See `Launcher.close`."""
         self._nodes.close()

@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """A user's options, resolved: everything that an engine's launch needs, and no more."""
+    """A user's options, resolved: all that an engine's launch needs, and no more."""
 
     args: EngineArgs
     folder: Path

@@ -1,4 +1,4 @@
-"""Engines that share experts: they are started together, and none goes on without the others."""
+"""Engines that share experts: they start together, in an epoch, and end together."""
 
 import asyncio
 import os
@@ -14,11 +14,11 @@ class StartedEngine(Protocol):
     """A running engine that can be ended."""
 
     def end(self, reason: PeerLostError) -> None:
-        """Ends it at once. Harmless when it has ended."""
+        """Ends the engine at once. Does nothing when it has ended."""
 
 
 class EngineHosts(Protocol):
-    """The other hosts whose engines share experts with those of this one.
+    """The other hosts whose engines share experts with this host's.
 
     Attributes:
         address: of this host, for the others.
@@ -30,10 +30,10 @@ class EngineHosts(Protocol):
 
     @property
     def waits_for(self) -> str | None:
-        """Which hosts are not there, for people; None if all are."""
+        """A description of the hosts that have not joined; None if all have."""
 
     async def all_joined(self) -> None:
-        """Returns when all are there."""
+        """Waits until all hosts have joined."""
 
 
 class RendezvousFile:
@@ -43,11 +43,11 @@ class RendezvousFile:
         self._fd = os.memfd_create("quire-rendezvous")
 
     def for_local_engine(self) -> Rendezvous:
-        """What an engine on this host is told."""
+        """The rendezvous for an engine on this host."""
         return Rendezvous(f"file:///proc/self/fd/{self._fd}", [self._fd])
 
     def close(self) -> None:
-        """Frees the rendezvous."""
+        """Frees the file."""
         os.close(self._fd)
 
 
@@ -69,7 +69,7 @@ class RendezvousPort:
             self._opened.set_result(endpoint_of(self._listener))
 
     def for_local_engine(self) -> Rendezvous:
-        """What an engine on this host is told."""
+        """The rendezvous for an engine on this host."""
         assert self._listener is not None  # this host has engines
         if self._is_taken:
             return Rendezvous(self._opened.result(), address=self._address)
@@ -77,8 +77,8 @@ class RendezvousPort:
         return listening_rendezvous(self._listener, self._address)
 
     async def for_remote_engine(self) -> str | None:
-        """What an engine on another host is told: see `RankGroups.join`. None: its host shall open the port, and
-        `opened` is told where.
+        """The address for an engine on another host, for `RankGroups.join`. None: the engine's host opens the port, and
+        `on_opened` gets the address.
 
         Raises:
             PeerLostError: the engine has ended whose host was to open it.
@@ -89,12 +89,12 @@ class RendezvousPort:
         return None
 
     def on_opened(self, init_method: str) -> None:
-        """An engine's host has opened the port."""
+        """Takes the address at which an engine's host has opened the port."""
         if not self._opened.done():
             self._opened.set_result(init_method)
 
     def close(self) -> None:
-        """Frees the port. Engines that wait to be told of it are told that it will not come."""
+        """Frees the port. Fails the engines that still wait for its address."""
         if self._listener is not None:
             self._listener.close()
         if not self._opened.done():
@@ -103,7 +103,7 @@ class RendezvousPort:
 
 
 class RemoteRendezvous:
-    """A port of another host, as its server has told it.
+    """A port of another host, as its server has announced it.
 
     Args:
         address: of this host.
@@ -113,19 +113,19 @@ class RemoteRendezvous:
         self._rendezvous = Rendezvous(init_method, address=address)
 
     def for_local_engine(self) -> Rendezvous:
-        """What an engine on this host is told."""
+        """The rendezvous for an engine on this host."""
         return self._rendezvous
 
     def close(self) -> None:
-        """The other host frees the port."""
+        """Does nothing: the other host frees the port."""
 
 
 class Epoch:
-    """One engine of each number, from their starts to their end; on a host, the part of it that is there.
+    """One engine of each number, from their common start to their end. Each host has its part of the epoch.
 
     Attributes:
         rendezvous: where their workers meet.
-        numbers: those that have been, or are about to be, started.
+        numbers: of the engines that have been, or are about to be, started.
     """
 
     def __init__(self, rendezvous: RendezvousFile | RendezvousPort | RemoteRendezvous) -> None:
@@ -136,18 +136,18 @@ class Epoch:
 
     @property
     def port(self) -> RendezvousPort:
-        """The rendezvous, where engines are on several hosts."""
+        """The rendezvous, if engines are on several hosts."""
         assert isinstance(self.rendezvous, RendezvousPort)
         return self.rendezvous
 
     def add(self, engine: StartedEngine) -> None:
-        """An engine has been started; perhaps too late."""
+        """Adds an engine that was started. Ends it if the epoch is over."""
         self._engines.append(engine)
         if self._reason is not None:
             engine.end(self._reason)
 
     def end(self, reason: PeerLostError) -> None:
-        """Ends all engines."""
+        """Ends all engines of the epoch."""
         self._reason = reason
         for engine in self._engines:
             engine.end(reason)
@@ -155,34 +155,33 @@ class Epoch:
 
 
 class Epochs(Protocol):
-    """Gives engines that are started the epoch that they have in common."""
+    """Assigns engines that start to epochs."""
 
     @property
     def has_other_hosts(self) -> bool:
-        """Whether engines have to wait for `wait_for_hosts`."""
+        """True if engines have to wait for `wait_for_hosts`."""
 
     @property
-    def waits_for(self) -> str | None:
-        """See `Launcher.waits_for`."""
+    def waits_for(self) -> str | None: ...
 
     async def wait_for_hosts(self, number: int) -> None:
-        """Engine `number` is about to start; returns when the hosts of all engines are there."""
+        """Waits until the hosts of all engines have joined. Engine `number` is about to start."""
 
     def epoch_of(self, number: int) -> Epoch:
         """The epoch of engine `number`, which starts now."""
 
     def retire(self) -> None:
-        """No engine is started here any more: see `Launcher.retire`. Idempotent."""
+        """Notes that no engine is started here any more, as `Launcher.retire` does. Idempotent."""
 
     def close(self) -> None:
         """Frees the rendezvous. Idempotent."""
 
 
 class EpochCoordinator:
-    """See `Epochs`. Gives engines that are started the epoch that they have in common.
+    """Assigns engines that start to epochs.
 
-    An engine that is started again lacks peers: those of its former self cannot go on. So the others are ended, each
-    one's supervisor starts it again, and all meet at a new rendezvous.
+    A restarted engine has no peers, because the peers of its former process cannot go on. So the others are ended,
+    their supervisors restart them, and all meet at a new rendezvous.
 
     Args:
         hosts: of engines on other hosts; None: all are on this one.
@@ -194,16 +193,13 @@ class EpochCoordinator:
 
     @property
     def has_other_hosts(self) -> bool:
-        """See `Epochs.has_other_hosts`."""
         return self._hosts is not None
 
     @property
     def waits_for(self) -> str | None:
-        """See `Launcher.waits_for`."""
         return None if self._hosts is None else self._hosts.waits_for
 
     async def wait_for_hosts(self, number: int) -> None:
-        """See `Epochs.wait_for_hosts`."""
         if self._hosts is None:
             return
         if self._hosts.waits_for is not None:
@@ -211,7 +207,6 @@ class EpochCoordinator:
         await self._hosts.all_joined()
 
     def epoch_of(self, number: int) -> Epoch:
-        """See `Epochs.epoch_of`."""
         if self._epoch is not None and number in self._epoch.numbers:
             self._end(number)
         if self._epoch is None:
@@ -220,16 +215,15 @@ class EpochCoordinator:
         return self._epoch
 
     def end(self, reason: PeerLostError) -> None:
-        """Ends all engines that have been started; none can go on."""
+        """Ends all engines that were started; none can go on."""
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             epoch.end(reason)
 
     def retire(self) -> None:
-        """The server gives up all its engines, and so there is nothing to do."""
+        """Does nothing: the server gives up all its engines."""
 
     def close(self) -> None:
-        """See `Epochs.close`."""
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             epoch.rendezvous.close()

@@ -1,4 +1,4 @@
-"""Environment variables that somebody set for Quire or for vLLM, and that nothing reads."""
+"""Finds environment variables that somebody set for Quire or for vLLM, and that nothing reads."""
 
 import os
 import re
@@ -42,7 +42,8 @@ _INSTEAD = {
 def unread() -> list[str]:
     """Variables that are set and that nothing reads, each with what to use instead where something is known.
 
-    Variables that container managers and vLLM's images set by themselves, and those that ask for nothing, are left out.
+    Leaves out variables that container managers and vLLM's images set by themselves, and variables that ask for
+    nothing.
     """
     return [
         f"{variable} ({hint})" if (hint := _hint(variable, found["name"])) else variable

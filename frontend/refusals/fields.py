@@ -46,5 +46,6 @@ UNSUPPORTED: dict[str, RefusedField] = {
 
 
 def is_usual_verbosity(verbosity: Any) -> bool:
-    """True if this asks for nothing. Other values are listed as ignored, because models have no such setting."""
+    """Returns True if the value asks for nothing. Other values are ignored in plain sight: models here have no such
+    setting."""
     return verbosity in (None, "medium")

@@ -1,4 +1,4 @@
-"""Explains why a command does not take a flag: known ones that Quire does not support, and unknown ones."""
+"""Explains why a command does not take a flag: a known one that Quire does not support, or an unknown one."""
 
 import functools
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class FlagRefusals:
         return {flag: known for flag, known in (merged | self.others).items() if flag not in self.known}
 
     def find(self, flag: str) -> UnsupportedFlag | None:
-        """What is known of a flag (dashes, no value) that the command does not take."""
+        """The table's entry of a flag (dashes, no value) that the command does not take."""
         name = self._name(flag)
         return None if name is None else self.unsupported[name]
 
@@ -56,14 +56,15 @@ class FlagRefusals:
             raise ConfigError(self.explain(f"{flag} {value}" if has_other_values else flag, named=name))
 
     def describe(self, flag: str) -> str:
-        """All about a flag that `find` knows: `explain`, and the values that are taken because they ask for nothing."""
+        """The full text on a flag that `find` knows: `explain`, and the values that are taken because they ask for
+        nothing."""
         known, text = self.find(flag), self.explain(flag)
         if known is None or not isinstance(known.harmless, list) or not known.harmless:
             return text
         return f"{text} Taken as {' or '.join(map(str, known.harmless))}, which asks for nothing."
 
     def explain(self, flag: str, *, named: str | None = None) -> str:
-        """One sentence about a flag that the command does not take; `named` is its spelling in the table, if known."""
+        """A sentence on a flag that the command does not take; `named` is its spelling in the table, if known."""
         named = named or self._name(flag)
         if named is not None:
             known = self.unsupported[named]

@@ -1,7 +1,7 @@
 """The methods of vLLM's classes that Quire does not have, each with its reason.
 
-A class of the Python API asks `explain` for an attribute that it lacks. So `hasattr` tells the truth, and whoever calls
-such a method reads why it is not there.
+A class of the Python API calls `explain` for an attribute that it lacks. So `hasattr` is right, and the caller of such
+a method reads the reason.
 """
 
 _POOLING = "Quire's models generate text; none of them embeds, classifies or scores."

@@ -31,16 +31,17 @@ class UnsupportedFlag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
+        """True if the flag takes no value."""
         return isinstance(self.harmless, str) and self.harmless in SWITCH_STATES
 
     @property
     def is_inert(self) -> bool:
-        """Whether the flag asks for nothing with any value."""
+        """True if the flag changes nothing with any value."""
         return self.harmless in ("any", "either")
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Whether Quire does what the flag asks with this value: text, or of a type that YAML and Python have.
+        """Returns True if Quire already does what the flag asks with this value: text, or of a type that YAML and
+        Python have.
 
         An object or a list asks for nothing if each value in it does.
         """

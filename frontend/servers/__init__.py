@@ -1,1 +1,1 @@
-"""Several HTTP servers on one port, each a process, with engines that their parent keeps."""
+"""Several HTTP servers on one port, each a process, with engines that their parent owns."""

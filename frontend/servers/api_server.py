@@ -43,7 +43,7 @@ from quire.frontend.servers.shared_routing import PlacedPrompts, blocks_of
 logger = get_logger(__name__)
 
 SNAPSHOT_SECONDS = 1.0
-"""A server that is killed takes the counts of so much time with it."""
+"""The interval between snapshots of the metrics. A killed server loses the counts of up to this time."""
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
 
 
 class SharedPage:
-    """See `MetricsPage`: the parent knows the counts of all servers."""
+    """The metrics page of all servers, whose counts the parent knows."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -113,7 +113,7 @@ class ApiServer:
         )
 
     async def run(self) -> None:
-        """Serves until told to stop."""
+        """Serves until the HTTP server stops."""
         self._link.send(Serving())
         tasks = [asyncio.create_task(each) for each in (self._listen(), self._tell())]
         try:

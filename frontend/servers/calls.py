@@ -10,7 +10,7 @@ from quire.frontend.servers.messages import Answer
 
 
 class LinkEndedError(Exception):
-    """The other process has ended, or is about to: nobody answers."""
+    """The other process has ended or is about to, so no answer comes."""
 
 
 class Calls:
@@ -27,7 +27,7 @@ class Calls:
         self._ended = False
 
     async def ask(self, question: Any, kind: Any) -> Any:
-        """The answer to a question, of the type `kind`. Raises LinkEndedError."""
+        """Asks a question, and returns the answer, of the type `kind`. Raises LinkEndedError."""
         if self._ended:
             raise LinkEndedError
         self._num_calls += 1
@@ -40,13 +40,13 @@ class Calls:
             del self._waiting[call_id]
 
     def on_answer(self, answer: Answer) -> None:
-        """The other end has answered."""
+        """Takes an answer of the other end."""
         waiter = self._waiting.get(answer.call_id)
         if waiter is not None and not waiter.done():
             waiter.set_result(answer.value)
 
     def end(self) -> None:
-        """No answers will come any more."""
+        """Fails all waiting calls: no answers will come any more."""
         self._ended = True
         for waiter in self._waiting.values():
             if not waiter.done():

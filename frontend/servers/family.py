@@ -1,4 +1,4 @@
-"""Metrics as they go from one process to another, and the sum of those of several."""
+"""Metrics in a form for messages between processes, and their sum over several."""
 
 from collections.abc import Iterable, Iterator
 

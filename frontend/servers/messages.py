@@ -1,4 +1,4 @@
-"""What the parent of several API servers and each of them say to each other, and the socket that carries it."""
+"""Messages between the parent of several API servers and each of them, and the socket that carries them."""
 
 import asyncio
 import socket
@@ -48,7 +48,7 @@ class EngineEnded(Struct, array_like=True, tag="engine_ended"):
 
 
 class EngineWaits(Struct, array_like=True, tag="engine_waits"):
-    """What the next engine with a number waits for; None: for nothing any more."""
+    """The resource for which the next engine with a number waits; None: nothing any more."""
 
     number: int
     waits_for: str | None
@@ -68,55 +68,56 @@ class TakeSnapshot(Struct, array_like=True, tag="take_snapshot"):
 
 
 class ReadPage(Struct, array_like=True, tag="read_page"):
-    """What does /metrics show? Answered with its bytes."""
+    """Asks for the bytes of /metrics."""
 
 
 class FindEntry(Struct, array_like=True, tag="find_entry"):
-    """See `EntryStore.find`."""
+    """Asks for `EntryStore.find`."""
 
     entry_id: str
 
 
 class PutEntry(Struct, array_like=True, tag="put_entry"):
-    """See `EntryStore.put`."""
+    """Asks for `EntryStore.put`."""
 
     entry: Entry
     replaces: Replaces
 
 
 class RemoveEntry(Struct, array_like=True, tag="remove_entry"):
-    """See `EntryStore.remove`."""
+    """Asks for `EntryStore.remove`."""
 
     entry_id: str
 
 
 class CountInMaking(Struct, array_like=True, tag="count_in_making"):
-    """See `EntryStore.num_in_making`."""
+    """Asks for `EntryStore.num_in_making`."""
 
 
 class AskMaker(Struct, array_like=True, tag="ask_maker"):
-    """Ask another server; answered as that answers, or with None if it has ended."""
+    """Asks another server; answered as that one answers, or with None if it has ended."""
 
     maker: int
     question: MakerQuestion
 
 
 class AskedOfParent(Struct, array_like=True, tag="asked_of_parent"):
-    """A server asks; answered with `Answer`."""
+    """A server's question to the parent; answered with `Answer`."""
 
     call_id: int
     question: ReadPage | FindEntry | PutEntry | RemoveEntry | CountInMaking | AskMaker
 
 
 class AskedOfServer(Struct, array_like=True, tag="asked_of_server"):
-    """The parent asks what another server wants to know; answered with `Answer`."""
+    """Another server's question, passed on by the parent; answered with `Answer`."""
 
     call_id: int
     question: MakerQuestion
 
 
 class Placed(Struct, array_like=True, tag="placed"):
-    """Prompts that a server has sent to engines, for all others: (engine, names of blocks as 64-bit integers) each."""
+    """Prompts that a server has sent to engines, for all other servers: (engine, names of blocks as 64-bit integers)
+    each."""
 
     prompts: list[tuple[int, bytes]]
 
@@ -144,7 +145,7 @@ class Serving(Struct, array_like=True, tag="serving"):
 
 
 class Snapshot(Struct, array_like=True, tag="snapshot"):
-    """The metrics of one server. Sent now and then (0), and when asked for."""
+    """The metrics of one server. Sent at intervals (0), and on request."""
 
     scrape_id: int
     families: list[Family]
@@ -158,7 +159,7 @@ M = TypeVar("M")
 
 
 class ControlLink(Generic[M]):
-    """One end of a stream socket, from which messages of the type M come."""
+    """One end of a stream socket that delivers messages of the type M."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any) -> None:
         self._reader = reader
@@ -173,7 +174,7 @@ class ControlLink(Generic[M]):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the other process has not read much of what was sent to it, as one that hangs."""
+        """True if the other process has left much unread, as one that hangs does."""
         return self._writer.transport.get_write_buffer_size() > BEHIND_BYTES
 
     def send(self, message: ToServer | FromServer) -> None:

@@ -1,4 +1,4 @@
-"""What the parent of several API servers answers them."""
+"""The parent's answers to the questions of its API servers."""
 
 import asyncio
 

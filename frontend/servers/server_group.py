@@ -1,4 +1,4 @@
-"""The parent of several API servers: keeps the engines and the servers running, and puts their metrics together."""
+"""The parent of several API servers: keeps engines and servers running, and merges their metrics."""
 
 import asyncio
 import os
@@ -53,9 +53,9 @@ from quire.frontend.servers.shared_metrics import SharedMetrics
 logger = get_logger(__name__)
 
 LOOK_SECONDS = 0.5
-"""How often the group looks what engines wait for."""
+"""The interval at which the group checks what engines wait for."""
 KILL_SECONDS = 5.0
-"""Time after the end of its grace in which a server that was told to stop must have ended."""
+"""Time after its grace period in which a stopping server must have ended."""
 
 
 class ServerGroup:
@@ -114,7 +114,7 @@ class ServerGroup:
     # ---------------------------------------------------------------------------------------------------------- engines
 
     async def _keep_engines(self) -> None:
-        """Returns never; raises when there are no engines any more."""
+        """Runs the engines. Never returns; raises when all engines are gone."""
         self._known = await asyncio.gather(*(owner.start() for owner in self._owners))
         logging_stats = None
         if self._setup.config.log_stats:
@@ -127,7 +127,7 @@ class ServerGroup:
                 logging_stats.cancel()
 
     async def _look(self) -> None:
-        """Tells the servers what engines wait for, which they cannot ask them. Returns never."""
+        """Reports to the servers what engines wait for, which they cannot ask the engines. Never returns."""
         while True:
             for number, owner in enumerate(self._owners):
                 waits = EngineWaits(number, owner.status().waits_for)
@@ -137,18 +137,15 @@ class ServerGroup:
             await asyncio.sleep(LOOK_SECONDS)
 
     def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
-        """See `EngineOwnerListener`."""
         self._statistics[number].cache_info = cache_facts(self._setup.config, ready)
         self._engines[number] = EngineStarted(number, engine)
         self._tell(self._engines[number])
 
     def on_ended(self, number: int, end: QuireError) -> None:
-        """See `EngineOwnerListener`."""
         self._engines.pop(number, None)
         self._tell(EngineEnded(number, str(end), has_lost_peer=isinstance(end, PeerLostError)))
 
     def on_gone(self, number: int, error: QuireError) -> None:
-        """See `EngineOwnerListener`."""
         self._engines[number] = EngineGone(number, str(error))
         self._tell(self._engines[number])
         if not all(owner.is_dead for owner in self._owners):
@@ -162,7 +159,6 @@ class ServerGroup:
                 self._all_gone.set_exception(EngineDeadError(f"The engines are gone: {error}"))
 
     def on_stats(self, number: int, stats: SchedulerStats) -> None:
-        """See `EngineOwnerListener`."""
         self._statistics[number].on_stats(stats)
 
     # ---------------------------------------------------------------------------------------------------------- servers
@@ -244,7 +240,8 @@ class ServerGroup:
     # -------------------------------------------------------------------------------------------------------------- end
 
     def _stop(self) -> None:
-        """Handles SIGTERM and SIGINT. The servers get each: the second one has them wait for nothing."""
+        """Handles SIGTERM and SIGINT. Passes each signal on to the servers: the second one makes them wait for
+        nothing."""
         self._stopping.set()
         self._stop_servers()
 

@@ -1,4 +1,4 @@
-"""One of several API servers, as their parent starts and sees it."""
+"""One of several API servers, seen from their parent."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ class ServerProcess(Struct):
 
     @classmethod
     async def launch(cls, start: ServerStart, listener: socket.socket, env: dict[str, str]) -> "ServerProcess":
-        """Starts a server, and tells it `start`.
+        """Starts a server, and sends it `start`.
 
         Args:
             listener: the port, from which it accepts connections.

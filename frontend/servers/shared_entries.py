@@ -1,4 +1,4 @@
-"""The entries of several API servers: their parent keeps them, and passes on what one server asks another."""
+"""The entries of several API servers. Their parent stores them, and passes on questions from server to server."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from quire.frontend.servers.messages import AskMaker, CountInMaking, FindEntry, 
 
 
 class SharedEntries:
-    """See `StoredEntries`: those of all servers, seen from one.
+    """The entries of all servers, seen from one of them.
 
     Args:
         server: the number of this server.
@@ -39,16 +39,14 @@ class SharedEntries:
         return number
 
     async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
-        """See `StoredEntries.ask`."""
         answer: bytes | None = await self._ask(AskMaker(maker, question), bytes | None)
         return answer
 
     def answer_with(self, answer: Answerer) -> None:
-        """See `StoredEntries.answer_with`."""
         self._answer = answer
 
     async def answer(self, question: MakerQuestion) -> bytes | None:
-        """What this server answers another one."""
+        """Answers another server's question."""
         return await self._answer(question)
 
     async def _ask(self, question: Any, kind: Any) -> Any:
@@ -74,7 +72,7 @@ class SharedStore:
         self._calls_to = calls_to
 
     def answer(self, question: FindEntry | PutEntry | RemoveEntry | CountInMaking) -> Any:
-        """What a server asks about the entries."""
+        """Answers a server's question about the entries."""
         match question:
             case FindEntry():
                 return self._store.find(question.entry_id)
@@ -86,7 +84,7 @@ class SharedStore:
                 return self._store.num_in_making
 
     async def ask(self, asked: AskMaker) -> bytes | None:
-        """What another server answers to a question of one."""
+        """Passes a question on to the server that makes an entry, and returns its answer."""
         calls = self._calls_to(asked.maker)
         if calls is None:
             return None
@@ -97,5 +95,5 @@ class SharedStore:
         return answer
 
     def on_server_ended(self, number: int) -> None:
-        """A server has ended, and with it what it was making."""
+        """Marks the entries that an ended server was making as lost."""
         self._store.on_maker_ended(number)

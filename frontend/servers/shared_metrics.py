@@ -1,4 +1,5 @@
-"""The metrics of several API servers as one page. No counter goes back when a server dies: its last counts stay."""
+"""Merges the metrics of several API servers into one page. No counter goes back when a server dies: its last counts
+stay."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from quire.frontend.metrics.families import merged
 from quire.frontend.servers.family import Collected, Family
 
 ANSWER_SECONDS = 2.0
-"""How long a page waits for the servers' present counts; then it has the last ones."""
+"""Limit of a page's wait for the servers' present counts; after it, the page shows their last ones."""
 
 
 class SharedMetrics:
@@ -32,7 +33,7 @@ class SharedMetrics:
         self._answered: dict[int, asyncio.Event] = {}
 
     def on_snapshot(self, server: int, scrape_id: int, families: list[Family]) -> None:
-        """A server has counted so far."""
+        """Takes a server's counts."""
         self._latest[server] = families
         if (missing := self._missing.get(scrape_id)) is not None:
             missing.discard(server)
@@ -40,7 +41,7 @@ class SharedMetrics:
                 self._answered[scrape_id].set()
 
     def on_ended(self, server: int) -> None:
-        """A server has ended. Its counts stay; its gauges do not."""
+        """Handles a server's end. Its counts stay; its gauges do not."""
         counted = [each for each in self._latest.pop(server, []) if each.kind != "gauge"]
         metrics = merged(each.metric() for each in chain(self._retired, counted))
         self._retired = [Family.of(each) for each in metrics]

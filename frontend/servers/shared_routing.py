@@ -1,4 +1,4 @@
-"""What the routers of several API servers tell each other: which prompts went to which engine."""
+"""Shares routing between API servers: each server reports to the others which prompts it sent to which engine."""
 
 import asyncio
 from array import array
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from quire.frontend.servers.messages import Placed
 
 TELL_SECONDS = 0.01
-"""How long news wait for others, so that a busy server sends few messages."""
+"""The time for which reports are collected, so that a busy server sends few messages."""
 
 
 class PlacedPrompts:
-    """Tells the prompts of this server to the others, through their parent.
+    """Reports the prompts of this server to the others, through their parent.
 
     Args:
         send: sends a message to the parent.
@@ -22,7 +22,7 @@ class PlacedPrompts:
         self._untold: list[tuple[int, bytes]] = []
 
     def add(self, engine: int, blocks: Sequence[int]) -> None:
-        """A prompt of these blocks went to an engine."""
+        """Notes that a prompt of these blocks went to an engine."""
         if not self._untold:
             asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
         self._untold.append((engine, array("q", blocks).tobytes()))

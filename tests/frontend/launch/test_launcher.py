@@ -202,7 +202,7 @@ def test_an_engine_is_gone_when_its_workers_are(
         engine.kill()
         await engine.wait()
         await engine.wait_freed(0.1)
-        assert f"have not ended, and hold what they had (memory, devices, ports): {worker} (python" in caplog.text
+        assert f"have not ended, and still hold their memory, devices and ports: {worker} (python" in caplog.text
         going = asyncio.create_task(engine.wait_freed(60))
         await asyncio.sleep(0.2)
         assert not going.done()
