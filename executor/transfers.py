@@ -90,7 +90,47 @@ def transfers_from(device: torch.device) -> Transfers:
     return HostTransfers() if device.type == "cpu" else CudaTransfers()
 
 
+class MirroredColumns:
+    """Columns of whole numbers that the host writes and the device reads, in memory that stays in place.
+
+    Attributes:
+        host: [num_columns * num_rows] int64; the columns that a step needs lie one after another.
+        there: the same on the device.
+    """
+
+    def __init__(self, num_columns: int, num_rows: int, device: torch.device) -> None:
+        self.host = np.zeros(num_columns * num_rows, np.int64)
+        self._is_shared = device.type == "cpu"
+        own = torch.from_numpy(self.host)
+        self.there = own if self._is_shared else torch.zeros(own.shape, dtype=own.dtype, device=device)
+
+    def upload(self, first: int, stop: int) -> None:
+        """Copies a range of the host's values, in stream order; the host may write the next values at once."""
+        if not self._is_shared:
+            self.there[first:stop].copy_(torch.from_numpy(self.host[first:stop]).pin_memory(), non_blocking=True)
+
+
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Copies `array` to `device`. The host does not wait: the device copies from pinned memory in stream order."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+_ALIGNMENT = 8
+"""Bytes that the start of each array in a packed copy is a multiple of."""
+
+
+def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Like `to_device`, of all `arrays` in one copy. On a device that is the host, nothing is copied."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    parts = [np.ascontiguousarray(array) for array in arrays]
+    starts = np.cumsum([0, *(-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts)])
+    packed = np.empty(starts[-1], np.uint8)
+    for part, start in zip(parts, starts, strict=False):
+        packed[start : start + part.nbytes] = part.reshape(-1).view(np.uint8)
+    there = to_device(packed, device)
+    return [
+        there[start : start + part.nbytes].view(torch.from_numpy(part).dtype).view(part.shape)
+        for part, start in zip(parts, starts, strict=False)
+    ]

@@ -8,83 +8,93 @@ import torch
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.request_table import RequestTable
+from quire.executor.transfers import MirroredColumns
 from quire.ops.recurrent import StateRows
 
 MAX_ROWS = 512
 
 
-class _Place(NamedTuple):
-    """The memory of the inputs of steps with one number of rows: a batch, and NumPy views of its mutable tensors."""
+class _Views(NamedTuple):
+    """The batch of steps with some number of rows, and the host's columns that it is made of, each [num_rows].
+
+    Attributes:
+        places: of the tokens in the request table.
+        slot_mappings: by KV group.
+        used: elements of all columns together.
+    """
 
     batch: InputBatch
-    token_ids: np.ndarray
+    places: np.ndarray
+    slots: np.ndarray
     positions: np.ndarray
-    slot_mappings: list[np.ndarray]  # by KV group
     is_new: np.ndarray
+    slot_mappings: list[np.ndarray]
+    used: int
 
 
 class DecodeInputs:
     """Builds the batches of steps in which every row computes one token and samples the next.
 
-    All batches share memory, so a batch is valid until the next is built. Steps with equally many rows share one batch.
-
-    Args:
-        table: the request table; its device must be the host.
+    One copy brings a step's columns to the device. All batches share memory, so a batch is valid until the next is
+    built. Steps of equally many rows share one batch.
     """
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
         rows = min(table.max_num_seqs, MAX_ROWS)
         self._max_rows = rows
-        self._tokens = np.zeros((2 + len(table.block_tables), rows), np.int64)
+        self._num_columns = 5 + len(table.block_tables)
+        self._columns = MirroredColumns(self._num_columns, rows, table.device)
         self._rows = np.arange(rows)
+        self._rows_there = torch.arange(rows, device=table.device)
         self._query_lens = np.ones(rows, np.int64)
         self._seq_lens = np.ones(rows, np.int64)
-        self._slots = np.zeros(rows, np.int64)
-        self._starts = np.arange(rows + 1)
-        self._is_new = np.zeros(rows, bool)
+        self._starts = torch.arange(rows + 1)
         self._block_tables = [np.zeros((rows, pages.shape[1]), np.int32) for pages in table.block_tables]
-        self._places: dict[int, _Place] = {}  # by number of rows
+        self._views: dict[int, _Views] = {}  # by number of rows
 
     def build(self, plan: StepPlan) -> InputBatch | None:
         """Fills the tensors of `plan`, whose changes the table already has; None if the step is no such decode step."""
         num_rows = len(plan.slots)
         if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.num_wanted):
             return None
-        place = self._places.get(num_rows) or self._make_place(num_rows)
-        batch, positions = place.batch, place.positions
+        views = self._views.get(num_rows) or self._make_views(num_rows)
+        batch, slots, positions = views.batch, views.slots, views.positions
         table, size = self._table, self._table.block_size
-        slots = batch.wanted_slots
         slots[:] = plan.slots
         positions[:] = plan.num_computed
+        views.places[:] = table.places(slots, positions)
         np.add(positions, 1, out=batch.seq_lens)
-        np.equal(positions, 0, out=place.is_new)
+        np.equal(positions, 0, out=views.is_new)
         num_pages = max(plan.num_computed) // size + 1
         page, offset = np.divmod(positions, size)
-        for block_tables, pages, slot_mapping in zip(table.block_tables, batch.pages, place.slot_mappings, strict=True):
+        for block_tables, pages, slot_mapping in zip(table.block_tables, batch.pages, views.slot_mappings, strict=True):
             pages.block_tables[:, :num_pages] = block_tables[slots, :num_pages]
             np.multiply(pages.block_tables[self._rows[:num_rows], page], size, out=slot_mapping, dtype=np.int64)
             slot_mapping += offset
-        place.token_ids[:] = table.on_host(slots, positions)
+        self._columns.upload(num_rows, views.used)
+        table.take(views.places, self._columns.there[num_rows : 2 * num_rows], out=batch.token_ids)
         return batch
 
-    def _make_place(self, num_rows: int) -> _Place:
-        token_ids, positions, *slot_mappings = (column[:num_rows] for column in self._tokens)
-        seq_lens, slots, is_new = self._seq_lens[:num_rows], self._slots[:num_rows], self._is_new[:num_rows]
+    def _make_views(self, num_rows: int) -> _Views:
+        used = self._num_columns * num_rows
+        # The token ids come first: the table writes them where they are, so they are not copied.
+        _, places, slots, positions, is_new, *slot_mappings = self._columns.host[:used].reshape(-1, num_rows)
+        there = self._columns.there[:used].view(-1, num_rows).unbind()
+        block_tables = [table[:num_rows] for table in self._block_tables]
+        seq_lens = self._seq_lens[:num_rows]
         batch = InputBatch(
-            token_ids=torch.from_numpy(token_ids),
-            positions=torch.from_numpy(positions),
-            pages=[
-                GroupPages(torch.from_numpy(slot_mapping), block_tables[:num_rows])
-                for slot_mapping, block_tables in zip(slot_mappings, self._block_tables, strict=True)
-            ],
+            token_ids=there[0],
+            positions=there[3],
+            pages=[GroupPages(mapping, table) for mapping, table in zip(there[5:], block_tables, strict=True)],
             query_lens=self._query_lens[:num_rows],
             seq_lens=seq_lens,
             num_wanted=self._query_lens[:num_rows],
-            wanted_tokens=torch.from_numpy(self._rows[:num_rows]),
+            wanted_tokens=self._rows_there[:num_rows],
             wanted_slots=slots,
             wanted_positions=seq_lens,
-            rows=StateRows(*map(torch.from_numpy, (slots, self._starts[: num_rows + 1], is_new))),
+            rows=StateRows(there[2], self._starts[: num_rows + 1], there[4].view(torch.bool)[:num_rows]),
         )
-        place = self._places[num_rows] = _Place(batch, token_ids, positions, slot_mappings, is_new)
-        return place
+        views = _Views(batch, places, slots, positions, is_new.view(np.bool_)[:num_rows], slot_mappings, used)
+        self._views[num_rows] = views
+        return views

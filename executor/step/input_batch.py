@@ -11,7 +11,7 @@ import torch
 
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.request_table import RequestTable
-from quire.executor.transfers import to_device
+from quire.executor.transfers import to_device_together
 from quire.ops.recurrent import StateRows
 
 
@@ -79,35 +79,31 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
 
     wanted = np.arange(num_wanted.sum()) + np.repeat(ends - np.cumsum(num_wanted), num_wanted)
 
-    def on_device(array: np.ndarray) -> torch.Tensor:
-        return to_device(array, table.device)
-
-    size = table.block_size
-    num_pages = -(-int(seq_lens.max()) // size)
+    num_pages = -(-int(seq_lens.max()) // table.block_size)
+    places = table.places(token_slots, positions)
+    mappings = [table.cache_slots(group, token_slots, positions) for group in range(len(table.block_tables))]
+    columns = to_device_together([places, positions, wanted, slots, num_computed == 0, *mappings], table.device)
+    places_there, positions_there, wanted_there, slots_there, is_new, *mappings_there = columns
     pages = [
-        GroupPages(
-            on_device(table.cache_slots(group, token_slots, positions)),
-            block_tables[slots, :num_pages],
-        )
-        for group, block_tables in enumerate(table.block_tables)
+        GroupPages(mapping, block_tables[slots, :num_pages])
+        for mapping, block_tables in zip(mappings_there, table.block_tables, strict=True)
     ]
 
     return InputBatch(
-        token_ids=table.gather(token_slots, positions),
-        positions=on_device(positions),
+        token_ids=table.take(places, places_there),
+        positions=positions_there,
         pages=pages,
         query_lens=query_lens,
         seq_lens=seq_lens,
         num_wanted=num_wanted,
-        wanted_tokens=on_device(wanted),
+        wanted_tokens=wanted_there,
         wanted_slots=token_slots[wanted],
         wanted_positions=positions[wanted] + 1,
-        rows=state_rows(on_device(slots), ends, num_computed) if has_states else None,
+        rows=state_rows(slots_there, ends, is_new) if has_states else None,
         prompt_lens=table.num_prompt_tokens[slots].astype(np.int64),
     )
 
 
-def state_rows(slots: torch.Tensor, ends: np.ndarray, num_computed: np.ndarray) -> StateRows:
-    """Returns rows in `slots` [num_rows] int64, on the device, whose tokens end before `ends` [num_rows]."""
-    starts = np.concatenate(([0], ends))
-    return StateRows(slots, torch.from_numpy(starts), torch.from_numpy(num_computed == 0))
+def state_rows(slots: torch.Tensor, ends: np.ndarray, is_new: torch.Tensor) -> StateRows:
+    """Rows whose tokens end before `ends` [num_rows], on the host; the rest as in `StateRows`."""
+    return StateRows(slots, torch.from_numpy(np.concatenate(([0], ends))), is_new)

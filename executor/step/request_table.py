@@ -88,23 +88,29 @@ class RequestTable:
         return pages * self.block_size + offset
 
     def gather(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        """Reads token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""
-        if self._on_host is not None:
-            return torch.from_numpy(self.on_host(slots, positions).astype(np.int64))
-        index = self._flat(slots, positions)
-        return self.token_ids.view(-1)[to_device(index, self.device)].long()
+        """Token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""
+        places = self.places(slots, positions)
+        return self.take(places, to_device(places, self.device))
 
-    def on_host(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Reads token ids where the device is the host: [n] int32."""
-        assert self._on_host is not None
-        return self._on_host[self._flat(slots, positions)]
+    def places(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Where `take` finds the tokens at (slot, position) pairs, until the table grows: [n] and [n] to [n] int64."""
+        return slots * self._num_columns + positions
+
+    def take(self, places: np.ndarray, there: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The token ids at `places` [n], which are `there` on the device: [n] int64 there, in `out` if it is given."""
+        if out is None:
+            out = torch.empty(len(places), dtype=torch.int64, device=self.device)
+        if self._on_host is not None:
+            out.numpy()[:] = self._on_host[places]
+            return out
+        return out.copy_(self.token_ids.view(-1)[there])
 
     def write(self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor) -> None:
         """Writes `token_ids` [n], on the device, at (slot, position) pairs; the host does not wait for the values."""
         if len(slots) == 0:
             return
-        self._reach(max(positions.tolist()) + 1)  # for a few rows, this takes a fifth of NumPy's time
-        index = self._flat(slots, positions)
+        self._reach(max(positions.tolist()) + 1)  # for a few rows, a fifth of NumPy's time
+        index = self.places(slots, positions)
         if self._on_host is not None:
             self._on_host[index] = token_ids.numpy()
         else:
@@ -121,9 +127,6 @@ class RequestTable:
         columns = starts.unsqueeze(1) + torch.arange(token_ids.shape[1], device=self.device)
         index = to_device(slots * self._num_columns, self.device).unsqueeze(1) + columns
         self.token_ids.view(-1)[index] = token_ids.int()
-
-    def _flat(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return slots * self._num_columns + positions
 
     def _reach(self, num_columns: int) -> None:
         """Grows `token_ids` until it has at least `num_columns` columns."""

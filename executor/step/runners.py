@@ -77,7 +77,7 @@ def build_runner(
             table,
             embedded,
             [table, embedded, *others],
-            DecodeInputs(table) if table.device.type == "cpu" and sequences is None else None,
+            DecodeInputs(table) if sequences is None else None,
             StateSnapshots(memory.states, memory.pages) if memory.states else None,
         )
 

@@ -33,8 +33,8 @@ class StepInputs:
     """Owns the request table of one rank.
 
     Args:
-        slot_states: all objects that hold state of the requests in the slots, including `table` and `embedded`.
-        decode_inputs: None on an accelerator, where inputs are copied to the device and have no fixed place.
+        slot_states: all objects that keep state of the requests in the slots, `table` and `embedded` included.
+        decode_inputs: None where a rank computes or keeps a part of each sequence, whose inputs have no fixed place.
         snapshots: of the states of recurrent layers; None for a rank without.
     """
 

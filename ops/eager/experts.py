@@ -142,7 +142,8 @@ def run(
     # Rows of experts that are not here come last, behind all ends, and what is computed of them is not used.
     experts, order = ids.flatten().masked_fill(ids.flatten() < 0, num_experts).sort(stable=True)
     is_here = (experts < num_experts).unsqueeze(1)
-    ends = torch.bincount(experts, minlength=num_experts)[:num_experts].cumsum(0).to(torch.int32)
+    each = torch.arange(num_experts, device=x.device)
+    ends = torch.searchsorted(experts, each, right=True).to(torch.int32)  # `bincount` would wait for the device
     experts = experts.clamp(max=num_experts - 1)
     padded = F.pad(x, (0, packed.gate_up.shape[1] - x.shape[1]))
     inputs = padded[order // top_k]

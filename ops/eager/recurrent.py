@@ -177,7 +177,8 @@ class EagerRecurrent(RecurrentOperations):
 
         decay = (decay_gate.float() + decay_bias).sigmoid() * log_decay
         factor = (-torch.expm1(2 * decay)).sqrt()
-        factor[rows.starts[:-1].to(x.device)[rows.is_new]] = 1
+        starts = rows.starts[:-1].to(x.device)
+        factor[starts] = factor[starts].masked_fill(rows.is_new.unsqueeze(1), 1)
         added = x.float() * (input_gate.float() + input_bias).sigmoid() * factor
         return _by_row(scan, (added, decay), state, rows).to(x.dtype)
 
@@ -217,6 +218,10 @@ def _by_row(
     """
     starts = rows.starts
     lengths = starts.diff()
+    if len(lengths) == len(inputs[0]):  # a decode step, of which nothing has to be known on the host
+        before = _zero(state[rows.slots], rows.is_new)
+        out, state[rows.slots] = compute(*(x.unsqueeze(1) for x in inputs), before, torch.ones_like(rows.slots))
+        return out.squeeze(1)
     outputs: list[tuple[Tensor, Tensor]] = []
     for chosen in ((lengths == 1).nonzero().flatten(), (lengths > 1).nonzero().flatten()):
         if not len(chosen):
@@ -224,13 +229,14 @@ def _by_row(
         places = torch.arange(int(lengths[chosen].max())).expand(len(chosen), -1)
         is_padding = places >= lengths[chosen].unsqueeze(1)
         tokens = (starts[chosen].unsqueeze(1) + places).masked_fill(is_padding, 0).to(state.device)
+        valid = (~is_padding).flatten().nonzero().squeeze(1).to(state.device)
         is_padding = is_padding.to(state.device)
         padded = (_zero(x[tokens], is_padding) for x in inputs)
         index = chosen.to(state.device)
         slots = rows.slots[index]
         before = _zero(state[slots], rows.is_new[index])
         out, state[slots] = compute(*padded, before, lengths[chosen].to(state.device))
-        outputs.append((tokens[~is_padding], out[~is_padding]))
+        outputs.append((tokens.flatten()[valid], out.flatten(0, 1)[valid]))
     result = torch.empty((len(inputs[0]), *outputs[0][1].shape[1:]), device=state.device)
     for tokens, out in outputs:
         result[tokens] = out

@@ -22,6 +22,8 @@ from quire.executor.memory.state_layout import StateLayout, StatePages
 from quire.executor.models.base import InputEmbeds, Model, ModelContext, StepContext, Wanted
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.step.input_batch import state_rows
+from quire.executor.transfers import to_device_together
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packing import PackAtLoad
 from quire.executor.weights.quantization.cache_scheme import CacheScales
@@ -30,7 +32,6 @@ from quire.frontend.checkpoint.model_spec import make_model_spec
 from quire.ops.backend import AttentionBatch, Backend
 from quire.ops.cache_rows import LARGEST_CODE
 from quire.ops.cpu.native import NativeBackend
-from quire.ops.recurrent import StateRows
 from tests.executor.pretend_device import DEVICE, IS_ACCELERATED, enter_pretended_device
 
 enter_pretended_device()
@@ -148,6 +149,15 @@ class PagedDriver:
 
         The first tokens of a request are its prompt, unless `prompt_lens` already has its length.
         """
+        lengths = [1 if only_last else len(tokens) for tokens in new_tokens.values()]
+        logits = self.launch(new_tokens, only_last=only_last, input_embeds=input_embeds)
+        return dict(zip(new_tokens, logits.cpu().split(lengths), strict=True))
+
+    @torch.inference_mode()
+    def launch(
+        self, new_tokens: dict[int, list[int]], *, only_last: bool = False, input_embeds: InputEmbeds | None = None
+    ) -> Tensor:
+        """Like `step`; all logits together, on the device, which the host does not wait for."""
         if input_embeds is not None:
             input_embeds = InputEmbeds(*(each.to(self.device) for each in input_embeds))
         rows = list(new_tokens)
@@ -162,10 +172,8 @@ class PagedDriver:
         token_rows = np.repeat(np.arange(len(rows)), query_lens)
         slots = tables[:, token_rows, positions // self.block_size] * self.block_size + positions % self.block_size
         attention = self._attention(query_lens, seq_lens, prompt_lens, tables, slots)
-        wanted, starts = None, torch.tensor([0, *(ends + 1)])
-        state_rows = StateRows(
-            self._tensor(np.array(rows)), starts, torch.from_numpy(num_computed == 0).to(self.device)
-        )
+        wanted = None
+        rows_there, is_new = to_device_together([np.array(rows), num_computed == 0], torch.device(self.device))
         if only_last:
             query_lens = np.ones_like(query_lens)
             last = self._attention(query_lens, seq_lens, prompt_lens, tables, slots[:, ends])
@@ -173,13 +181,13 @@ class PagedDriver:
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
         step = StepContext(
             self._tensor(positions), self.caches, attention, input_embeds=input_embeds, wanted=wanted,
-            states=self.states, rows=state_rows,
+            states=self.states, rows=state_rows(rows_there, ends + 1, is_new),
         )  # fmt: skip
         logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:
             self.tokens[row] += new_tokens[row]
             self._give_back(row)
-        return dict(zip(rows, logits.cpu().split(query_lens.tolist()), strict=True))
+        return logits
 
     def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Greedy continuations of all prompts together; the whole prompts in the first step."""

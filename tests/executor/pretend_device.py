@@ -4,6 +4,7 @@ It tells whether code that is to run on an accelerator keeps its tensors togethe
 that take their device from here run on it with `QUIRE_TEST_DEVICE=pretend`, and with `cuda` on a real one.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,15 @@ _MIXES = frozenset(
 """Functions that take tensors of both, `__getitem__` for an index on the host, or one number."""
 
 
+_READS = frozenset(
+    {
+        *("__bool__", "__float__", "__index__", "__int__", "bincount", "cpu", "item", "masked_select", "nonzero"),
+        *("numpy", "tolist", "unique", "unique_consecutive"),
+    }
+)
+"""Functions for which the host waits for the device, of which some make tensors whose sizes depend on its data."""
+
+
 class Elsewhere(Tensor):
     """A tensor on the device."""
 
@@ -43,6 +53,17 @@ class Elsewhere(Tensor):
 
 class PretendDevice(TorchFunctionMode):
     """While it is entered, tensors may be put on the device `cuda`."""
+
+    _may_read = True
+
+    @contextlib.contextmanager
+    def without_reads(self) -> Iterator[None]:
+        """What needs values of the device on the host raises RuntimeError, as while a CUDA graph is captured."""
+        self._may_read = False
+        try:
+            yield
+        finally:
+            self._may_read = True
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
@@ -55,6 +76,9 @@ class PretendDevice(TorchFunctionMode):
             return torch.device("cuda:0")
         if attribute is torch.Tensor.is_cuda:
             return is_there
+        is_mask = name == "__getitem__" and any(x.dtype == torch.bool for x in tensors[1:])
+        if is_there and not self._may_read and (name in _READS or is_mask):
+            raise RuntimeError(f"{name} waits for the device")
         if func in (torch.Tensor.numpy, torch.Tensor.__array__) and is_there:
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
         if is_there and name not in _MIXES and any(not isinstance(x, Elsewhere) and _is_on_host(x) for x in tensors):
@@ -67,6 +91,8 @@ class PretendDevice(TorchFunctionMode):
         if name == "cpu" or (asked is not None and asked.type == "cpu" and name == "to"):
             out = func(*args, **kwargs)
             return _plain(out)
+        if name == "pin_memory":
+            return args[0].clone()
         if name == "cuda":
             return args[0].clone().as_subclass(Elsewhere)
         if name == "to" and len(tensors) == 2:

@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quire import ops
 from quire.core.config.model import ModelConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.inspection.pack_writer import pack_model
 from quire.executor.inspection.shard_writer import save_shards
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.frontend.checkpoint.model_spec import read_model_spec
+from quire.ops.cpu.native import NativeBackend
 from tests.executor.inspection.starts import config_of, outputs
 from tests.executor.models.test_models import expected_logprobs
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context
@@ -79,7 +81,9 @@ def test_two_that_are_the_same_are_held_once(checkpoint: Checkpoints, tmp_path: 
         held.append(held_bytes(load_model(spec)))
         with contextlib.closing((context := model_context(spec)).weights):
             assert held_bytes(dry_build(spec, context)) == held[-1]
-    assert held[0] == held[1] < held[2]
+    assert held[0] == held[1]
+    if isinstance(ops.bind("cpu"), NativeBackend):  # plain torch's packed head gives no rows for the embedding
+        assert held[1] < held[2]
 
 
 def test_pickled_weights_hold_both_ends_once(checkpoint: Checkpoints, tmp_path: Path) -> None:

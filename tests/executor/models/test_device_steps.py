@@ -1,0 +1,35 @@
+"""Decode steps on an accelerator that is not there: nothing is read from the device, so that a graph can hold them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.executor.models.test_left_out_fields import NATIVE
+from tests.executor.models.tiny_models import write_checkpoint
+from tests.executor.paged_driver import PagedDriver, load_model, read_spec
+from tests.executor.pretend_device import PretendDevice
+
+PROMPTS = {0: list(range(3, 33)), 1: [7, 5, 9]}
+STEPS = [{0: [11], 1: [12]}, {0: [13], 1: [14]}]
+
+
+READING = {"cpmant", "qwen4_exp_text"}
+"""Soft prompts of CPM-Ant have pages that the host finds, and it counts the tokens of Qwen4 that choose blocks."""
+
+
+@pytest.mark.parametrize("model_type", [name for name in NATIVE if name not in READING])
+def test_a_decode_step_reads_nothing_from_the_device(model_type: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, model_type)
+    spec = read_spec(tmp_path)
+    here = PagedDriver(load_model(spec, device="cpu"), 2, 64, device="cpu")
+    expected = [here.step(tokens) for tokens in (PROMPTS, *STEPS)]
+    with PretendDevice() as device:
+        there = PagedDriver(load_model(spec, device="cuda"), 2, 64, device="cuda")
+        got = [there.step(PROMPTS)]
+        with device.without_reads():
+            logits = [there.launch(tokens) for tokens in STEPS]
+        got += [dict(enumerate(each.cpu().split(1))) for each in logits]
+    for own, theirs in zip(got, expected, strict=True):
+        for row, logits in own.items():
+            torch.testing.assert_close(logits.as_subclass(torch.Tensor), theirs[row], atol=2e-4, rtol=0)
