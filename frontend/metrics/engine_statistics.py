@@ -1,4 +1,4 @@
-"""What an engine reports of itself, whoever its requests come from."""
+"""The statistics that an engine reports, over the requests of all frontends."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class EngineStatistics:
-    """The statistics of one engine. All its frontends are told the same, so a sum over frontends must take one's alone.
+    """The statistics of one engine. All frontends get the same, so a sum over frontends must take one's alone.
 
     Args:
         families: makes families with the engine's labels.

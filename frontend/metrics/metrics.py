@@ -1,7 +1,7 @@
 """The metrics of engines and requests, under vLLM's names, so that dashboards for vLLM work.
 
-They are plain numbers, which the event loop increments without locks. They become Prometheus families only when
-`/metrics` is read. HTTP requests are counted in `middleware.py`.
+They are plain integers and floats, which the event loop increments without locks. They become Prometheus families only
+when `/metrics` is read. HTTP requests are counted in `middleware.py`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a frontend counts of its own requests."""
+"""The counts of a frontend's requests."""
 
 from collections.abc import Iterator
 

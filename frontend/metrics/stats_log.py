@@ -75,7 +75,7 @@ class StatsLog:
             self.log()
 
     def log(self) -> None:
-        """Logs at once, but for engines that are idle where that was told."""
+        """Logs at once, except for idle engines whose idleness was logged."""
         now = time.monotonic()
         seconds, self._told_at = now - self._told_at, now
         for line in self.next_lines(seconds):
