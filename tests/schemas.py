@@ -154,6 +154,7 @@ _COMBINERS: list[tuple[str, Any]] = [
     ("allOf", [{"$ref": "#/$defs/o"}, {"additionalProperties": {"maximum": 9}}]),
     ("allOf", [{"items": {"maximum": 9}, "maxItems": 2}, {"prefixItems": [{"type": "integer"}], "minItems": 1}]),
     ("anyOf", [{"type": "object", "required": ["a"]}, {"not": {}}]),
+    ("anyOf", [{"properties": {"a": _A}, "required": ["a"]}, {"properties": {"z": _A}, "required": ["z"]}]),
     ("anyOf", [{"$ref": "#/$defs/o"}, {"properties": {"z": _A}}]),
     *(("$ref", "#/$defs/q"), ("$ref", "#/$defs/o"), ("if", {"const": 1}), ("if", True), ("then", {"minimum": 4})),
     *(("not", {"type": "null"}), ("not", False), ("unevaluatedProperties", False)),

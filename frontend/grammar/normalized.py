@@ -26,6 +26,7 @@ from quire.frontend.grammar.schema import (
     exclude_each_other,
     resolve,
 )
+from quire.frontend.grammar.unevaluated import spread
 
 _COMBINERS = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
 _PLACES = ("$defs", "definitions", "$anchor", "$dynamicAnchor")
@@ -115,6 +116,8 @@ class _Normalizer:
             return False
         out = dict(out)
         drop_idle(out)
+        out = spread(out, self._flat_part, lambda branches: exclude_each_other(branches, self._root))
+        self._alive.append(out)
         _close_unevaluated(out)
         write_out_names(out)
         if "$ref" in out:

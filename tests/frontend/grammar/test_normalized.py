@@ -7,6 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from quire.core.wire.structured_outputs import GrammarBackend
+from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.normalized import normalize
 from quire.frontend.grammar.schema import SchemaError
 from tests.frontend.grammar.libraries import Grammar
@@ -95,6 +96,31 @@ PARTS: dict[str, Case] = {
     "unevaluatedProperties beside allOf": (
         {"allOf": [{"$ref": "#/$defs/Base"}, NAME], "unevaluatedProperties": False, **DEFS},
         [*PET, {"id": 1, "name": "a", "x": 1}],
+    ),
+    "unevaluatedProperties beside anyOf": (
+        {
+            "type": "object",
+            "properties": {"c": {"type": "null"}},
+            "anyOf": [BASE, NAME],
+            "unevaluatedProperties": False,
+        },
+        [*PET, {}, {"c": None}, {"c": None, "name": "a"}, {"id": 1, "x": 1}, {"name": "a", "tag": "t"}],
+    ),
+    "unevaluatedProperties beside references in anyOf": (
+        {"anyOf": [{"$ref": "#/$defs/Base"}, {"$ref": "#/$defs/Name"}], "unevaluatedProperties": False, **DEFS},
+        [*PET, {}, {"id": 1, "x": 1}],
+    ),
+    "unevaluatedProperties beside oneOf": (
+        {
+            "type": "object",
+            "properties": {"c": {"type": "null"}},
+            "oneOf": [
+                {"properties": {"k": {"const": 1}}, "required": ["k"]},
+                {"properties": {"k": {"const": 2}, "b": {"type": "null"}}, "required": ["k"]},
+            ],
+            "unevaluatedProperties": False,
+        },
+        [{}, {"k": 1}, {"c": None, "k": 2}, {"k": 2, "b": None}, {"k": 1, "b": None}, {"k": 3}, {"k": 1, "x": 1}],
     ),
     "a closed part": (
         {"allOf": [{**BASE, "additionalProperties": False}, {"properties": {"name": {}}}]},
@@ -283,6 +309,23 @@ def test_objects_of_parts_are_closed_as_a_whole(name: str) -> None:
 def test_a_schema_for_no_value_is_told(schema: dict[str, Any]) -> None:
     with pytest.raises(SchemaError, match="allows no value"):
         normalize(schema, closed=False)
+
+
+@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"oneOf": [BASE, NAME], "unevaluatedProperties": False}, "oneOf|unevaluatedProperties"),
+        ({**NAME, "if": BASE, "then": {"required": ["tag"]}, "unevaluatedProperties": False}, "if"),
+        ({"type": "object", "anyOf": [BASE] * 5 + [NAME], "unevaluatedProperties": False}, "anyOf|unevaluatedProp"),
+    ],
+)
+def test_unevaluated_properties_that_no_library_follows_are_refused(
+    schema: dict[str, Any], word: str, backend: GrammarBackend
+) -> None:
+    """Branches of which one alone may hold, conditions, and too many branches."""
+    with pytest.raises(GrammarError, match=word):
+        Grammar(backend, json=schema)
 
 
 def test_schemas_that_would_grow_for_ever_are_left_as_they_are() -> None:
