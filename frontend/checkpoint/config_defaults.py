@@ -30,7 +30,7 @@ class TextDefaults(Struct, frozen=True):
 
 
 class ConfigDefaults(Struct, frozen=True):
-    """What a configuration class takes for fields that are left out."""
+    """The values of a configuration class for fields that are left out."""
 
     fields: dict[str, Any] = {}
     aliases: dict[str, str] = {}  # other names → the fields that they set
@@ -45,8 +45,8 @@ class _File(Struct, frozen=True):
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with the defaults of its class, and the text model's part of it, if there is one, at the top level.
 
-    A field that `config` gives stays as it is, null as well. Of outer fields, those count that neither the text
-    model's part nor its class has; and the ends of an output, as in Transformers.
+    A field that `config` gives stays as it is, null as well. An outer field counts if neither the text model's part nor
+    its class has it. The ids that end an output always count, as in Transformers.
     """
     table = _read_table()
     defaults = _defaults_of(config, table)
@@ -101,5 +101,5 @@ def _defaults_of(config: Mapping[str, Any], table: Mapping[str, msgspec.Raw]) ->
 
 
 def _read_table() -> dict[str, msgspec.Raw]:
-    """By model type: lines of the table, of which only those that are needed are decoded."""
+    """The lines of the table by model type, encoded: few of them are ever needed."""
     return msgspec.json.decode(_PATH.read_bytes(), type=_File).classes

@@ -61,7 +61,7 @@ def as_hub_config(params: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _windows(params: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`sliding_window` is one number for all layers, or a list of numbers and nulls that repeats over the layers."""
+    """Reads `sliding_window`: a size for all layers, or a list of sizes and nulls that repeats over the layers."""
     window = params.get("sliding_window")
     if not isinstance(window, list):
         return {"architectures": ["MistralForCausalLM"], "sliding_window": window}

@@ -202,7 +202,8 @@ def _read_config(folder: Path, model: ModelConfig) -> tuple[Path, dict[str, Any]
 
 
 def _has_only_states(config: dict[str, Any]) -> bool:
-    """Whether the model keeps states (Mamba, RWKV, xLSTM) and has no attention: its tokens have no positions."""
+    """Returns True if the model keeps states (Mamba, RWKV, xLSTM) and has no attention: its tokens have no
+    positions."""
     fields = ("state_size", "rescale_every", "inference_state_dtype")
     has_states = any(config.get(name) is not None for name in fields)
     return has_states and config.get("num_attention_heads") is None

@@ -16,7 +16,7 @@ _OUTER = ("architectures", "model_type", "text_config")
 def override(
     config: dict[str, Any], overrides: Mapping[str, Any], aliases: Sequence[Sequence[str]] = ()
 ) -> dict[str, Any]:
-    """`config` with `overrides`, of which those of a wrapper's language model go to its `text_config`.
+    """Applies `overrides` to `config`. Overrides of a wrapper's language model go to its `text_config`.
 
     Objects are merged. `aliases` are names of the same field: all of them that `config` has get the new value.
 

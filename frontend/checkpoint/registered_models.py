@@ -11,7 +11,7 @@ _registered: dict[str, str] = {}
 
 
 def register_model(architecture: str, model_class: str) -> None:
-    """Has engines that start later build `architecture` with a class of yours, also if Quire has one.
+    """Registers a class of yours for `architecture`, for engines that start later, even if Quire has the architecture.
 
     Args:
         architecture: as in `architectures` of config.json.

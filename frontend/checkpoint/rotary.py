@@ -1,5 +1,5 @@
-"""What config.json says of rotary embeddings, in the form of Transformers 5 or in older ones: `rope_parameters`, or
-`rope_theta`, `rope_scaling` and `partial_rotary_factor`."""
+"""Rotary embeddings in config.json, in the form of Transformers 5 or in older ones: `rope_parameters`, or `rope_theta`,
+`rope_scaling` and `partial_rotary_factor`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 def unite(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """`config` with one of the two forms, where it has both: as Transformers does, `rope_scaling` counts.
 
-    Of rotations that differ by the kind of layer, it changes that of layers that see all tokens.
+    If rotations differ by the kind of layer, it changes the one of full-attention layers.
     """
     scaling, parameters = config.get("rope_scaling"), config.get("rope_parameters")
     if not isinstance(scaling, dict) or not isinstance(parameters, dict) or not scaling or not parameters:

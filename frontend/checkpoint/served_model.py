@@ -33,7 +33,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         return self.names[0]
 
     def check_name(self, name: str | None) -> None:
-        """Raises NotFoundError for a name that is not served; None and "" stand for the only model there is."""
+        """Raises NotFoundError for a name that is not served; None and "" mean the only model."""
         if name and name not in self.names:
             raise NotFoundError(
                 f"The model {name!r} is not served here; use {' or '.join(map(repr, self.names))}.", param="model"

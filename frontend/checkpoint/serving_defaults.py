@@ -23,7 +23,7 @@ class ServingDefaults(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_serving_defaults(folder: Path) -> ServingDefaults:
-    """What the checkpoint in `folder` says; nothing when it has no `serving.json`.
+    """Reads `serving.json` of the checkpoint in `folder`; empty without the file.
 
     Raises:
         ConfigError: the file is malformed.

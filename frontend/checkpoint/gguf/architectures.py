@@ -1,6 +1,6 @@
 """The fields of config.json that each architecture of llama.cpp adds to those of all.
 
-What llama.cpp fixes in its code for an architecture, and no file says, is written here.
+Includes the constants that llama.cpp fixes in its code for an architecture, and that no file has.
 """
 
 from collections.abc import Callable, Mapping

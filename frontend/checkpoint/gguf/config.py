@@ -1,6 +1,6 @@
 """The fields of config.json that a GGUF file's metadata amounts to: sizes, and those of its architecture.
 
-Metadata names numbers as `llama.embedding_length`, with the architecture in front.
+Metadata keys begin with the architecture: `llama.embedding_length`.
 """
 
 from collections.abc import Callable, Mapping
@@ -69,7 +69,7 @@ def _eps(fields: Fields) -> float | None:
 
 
 def _dtype(fields: Fields) -> str:
-    """Of activations and of what is not quantized: the embedding's own type, or bfloat16 beside quantized weights."""
+    """The type of activations and unquantized weights: the embedding's own, or bfloat16 with quantized weights."""
     plain = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     types = {tensor.type for tensor in fields.tensors.values() if len(tensor.shape) > 1}
     kind = fields.tensors["token_embd.weight"].type

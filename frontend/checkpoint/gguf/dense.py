@@ -28,7 +28,7 @@ def exaone4(fields: Fields) -> Config:
 
 
 def stablelm(fields: Fields) -> Config:
-    """Raises ConfigError for StableLM 2 12B, whose heads each have a norm of their own."""
+    """Builds StableLM's fields. Raises ConfigError for StableLM 2 12B, which has a norm for each head."""
     if fields.has_any("attn_q_norm.weight"):
         raise ConfigError(
             f"{fields.path}: norms of each head of queries and keys are not supported in GGUF files of StableLM. Serve "
@@ -52,7 +52,7 @@ def hunyuan_dense(fields: Fields) -> Config:
 
 
 def minicpm(fields: Fields) -> Config:
-    """MiniCPM 1 and 2 are Granite's model under names of their own."""
+    """MiniCPM 1 and 2 are Granite's model with other names."""
     for name in ("embedding_scale", "residual_scale", "logit_scale"):
         fields.need(name)
     return named("GraniteForCausalLM", "granite", **granite_multipliers(fields))

@@ -55,7 +55,7 @@ class Fields:
 
     @property
     def num_heads(self) -> int:
-        """Of queries."""
+        """The number of query heads."""
         return self.need_some("attention.head_count")
 
     @property
@@ -66,7 +66,7 @@ class Fields:
 
     @property
     def num_kv_heads(self) -> int:
-        """Of the layers with attention; the others may have a zero."""
+        """The number of KV heads of layers with attention; other layers may have a zero."""
         given = self.get("attention.head_count_kv")
         if isinstance(given, list) and len(set(given) - {0}) == 1:
             return max(given)
@@ -74,15 +74,15 @@ class Fields:
 
     @property
     def has_attention_bias(self) -> bool:
-        """Whether queries, keys, values or outputs of some layer have a bias."""
+        """True if queries, keys, values or outputs of some layer have a bias."""
         return any(self.has_any(f"attn_{part}.bias") for part in ("q", "k", "v", "output"))
 
     def has_any(self, name: str) -> bool:
-        """Whether some layer has a tensor of this name, such as `attn_q.weight`."""
+        """Returns True if some layer has a tensor of this name, such as `attn_q.weight`."""
         return any(stored.endswith(f".{name}") for stored in self.tensors)
 
     def has(self, layer: int, name: str) -> bool:
-        """Whether the layer has a tensor of this name."""
+        """Returns True if the layer has a tensor of this name."""
         return f"blk.{layer}.{name}" in self.tensors
 
     def by_layer(self, name: str) -> list[Any]:
@@ -117,7 +117,7 @@ def windows(fields: Fields, num_layers: int) -> Config:
 
 
 def granite_multipliers(fields: Fields) -> Config:
-    """What all generations of Granite multiply by."""
+    """The multipliers of all generations of Granite."""
     return {
         "hidden_act": "silu",
         "attention_multiplier": fields.get("attention.scale", fields.head_dim**-0.5),

@@ -49,7 +49,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def _has_tag(stem: str, tag: str) -> bool:
-    """Whether `tag` stands in the name as a word: Q4_K is not Q4_K_M."""
+    """Returns True if the name contains `tag` as a whole word: Q4_K is not Q4_K_M."""
     return re.search(rf"(^|[-.])({re.escape(tag)})([-.]|$)", Path(stem).name, re.IGNORECASE) is not None
 
 

@@ -35,7 +35,7 @@ _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long
 
 
 def make_folder(files: Sequence[Path]) -> Path:
-    """The folder that stands for the model in `files`, all parts of it in order.
+    """Makes the checkpoint's folder for the model in `files`, all its parts in order.
 
     Raises:
         ConfigError: a file that cannot be read, or a model that is not supported.
@@ -55,7 +55,7 @@ def _digest(files: Sequence[Path]) -> str:
 
 
 def _write(folder: Path, files: Sequence[Path]) -> Path:
-    """Writes the folder beside its place and moves it there, so that no other process sees a part of it."""
+    """Writes the folder under a temporary name and renames it, so that no other process sees an incomplete one."""
     headers = [read_header(path) for path in files]
     try:
         contents = _contents(headers, folder / _VALUES)

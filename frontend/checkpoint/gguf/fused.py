@@ -47,7 +47,7 @@ def _parts(fields: Fields, name: str, info: TensorInfo) -> Iterator[tuple[str, T
 
 
 def absent_biases(fields: Fields) -> dict[str, int]:
-    """The lengths of biases that the file leaves out, by name, where it has others beside them: they are zero."""
+    """The lengths of zero biases, by name: the file has biases of that kind, but leaves these out."""
     return {
         f"blk.{layer}.{name}.bias": fields.tensors[f"blk.{layer}.{name}.weight"].shape[-2]
         for names in _BIASED

@@ -83,7 +83,7 @@ def _windows(fields: Fields, interval: int, size: int | None) -> Config:
 
 
 def _per_layer_inputs(fields: Fields) -> Config:
-    """Embeddings of each layer, and the layers at the end that have no keys and values of their own."""
+    """The sizes of per-layer embeddings, and the number of last layers that share earlier layers' keys and values."""
     table = fields.tensors.get("per_layer_token_embd.weight")
     return {
         "hidden_size_per_layer_input": fields.get("embedding_length_per_layer_input", 0),

@@ -32,7 +32,7 @@ class TensorInfo(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says before its tensors' bytes."""
+    """The content of a file before its tensors' bytes."""
 
     path: Path
     metadata: dict[str, Any]
@@ -88,7 +88,7 @@ def _parse(path: Path, data: mmap.mmap) -> Header:
 
 
 class _Info(NamedTuple):
-    """What a header says of a tensor; its offset counts from the first tensor's."""
+    """A tensor's entry in a header; its offset counts from the first tensor's."""
 
     name: str
     shape: tuple[int, ...]
@@ -107,10 +107,9 @@ def _tensor(cursor: "_Cursor") -> _Info:
 
 
 def _located(path: Path, infos: list[_Info], at: int, alignment: int, size: int) -> dict[str, TensorInfo]:
-    """Where the tensors lie: each begins where the one before it ends, rounded up, as llama.cpp demands, too. So a
-    shape, a type or an offset that is damaged is seen, though it would fit into the file. Bytes behind the last tensor
-    are nobody's, as to llama.cpp: padding that not every writer adds, a signature, or what a download was padded with.
-    """
+    """The places of the tensors. Each must begin where the one before it ends, rounded up, as llama.cpp demands, too.
+    So a damaged shape, type or offset is noticed even if it fits into the file. Bytes behind the last tensor are
+    ignored, as in llama.cpp: they may be padding or a signature."""
     start, end = _rounded(at, alignment), 0
     tensors: dict[str, TensorInfo] = {}
     for info in infos:
@@ -177,7 +176,7 @@ class _Cursor:
         return self._data[self.at - length : self.at].decode("utf-8", "replace")
 
     def value(self, name: str, kind: int) -> Any:
-        """Of the type `kind`; `name` is for messages."""
+        """Reads a value of the type `kind`; `name` is for messages."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -195,7 +194,7 @@ class _Cursor:
         return list(values)
 
     def _length(self, length: int) -> int:
-        """Of what begins here: at least a byte for each of its parts."""
+        """Checks the length of what begins here, which takes at least a byte for each part."""
         if length > len(self._data) - self.at:
             raise IndexError
         if length > _MOST:

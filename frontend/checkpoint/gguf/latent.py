@@ -9,7 +9,7 @@ _LOG_FACTOR = 0.1
 
 
 def deepseek2(fields: Fields) -> Config:
-    """DeepSeek V2, V3 and their relatives: what a router's scores are tells them apart.
+    """DeepSeek V2, V3 and their relatives, which differ by their router's scores.
 
     Keys and values are a layer's latents where the file has `key_length_mla`, and those of its heads in older files.
     """

@@ -28,7 +28,7 @@ def glm4_moe(fields: Fields) -> Config:
 
 
 def hunyuan_moe(fields: Fields) -> Config:
-    """Hunyuan A13B: a dense network beside the experts, as large as each of them."""
+    """Hunyuan A13B: experts with a dense network of the same size in parallel."""
     if fields.rows("ffn_up_shexp.weight") != fields.rows("ffn_up_exps.weight"):
         raise ConfigError(f"{fields.path}: a shared expert of another size than the others is not supported.")
     return named(

@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata say of rotary embeddings, as `rope_parameters` of config.json."""
+"""Rotary embeddings in a GGUF file's metadata, as `rope_parameters` of config.json."""
 
 import math
 import struct
@@ -10,10 +10,10 @@ _KINDS = ("linear", "none", "", "yarn", "longrope")
 
 
 def make_rope(fields: Fields, head_dim: int | None = None) -> Config:
-    """`rope_parameters`; `head_dim` are the numbers of a head that are or are not rotated, if not all of its own.
+    """Builds `rope_parameters`. `head_dim` is the size of the part of a head with positions, if not the whole head.
 
     Raises:
-        ConfigError: a scaling that is not supported, or an odd number of numbers, or more than a head has.
+        ConfigError: a scaling that is not supported, or an odd number of rotated elements, or more than a head has.
     """
     base = {"rope_theta": fields.get("rope.freq_base", 10_000.0)}
     rotated = fields.get("rope.dimension_count", fields.head_dim)

@@ -133,7 +133,7 @@ def _merges_by_score(fields: Vocabulary, vocabulary: Mapping[str, int]) -> list[
 
 
 def _add_ends(tokenizer: Tokenizer, fields: Vocabulary) -> None:
-    """Has texts begin with BOS, and end with EOS, where the file says so or llama.cpp does for its kind."""
+    """Makes texts begin with BOS and end with EOS, if the file says so or llama.cpp does so for its kind."""
     adds_bos = fields.get("add_bos_token", fields.kind != "gpt2" or fields.pre in ADDS_BOS)
     # Files of Gemma 4 were made that deny it, and llama.cpp adds it all the same.
     bos = fields.token("bos") if adds_bos or fields.kind == "gemma4" else None

@@ -1,4 +1,4 @@
-"""The tokens in a GGUF file's metadata: their texts, their types, and which of them have a role.
+"""The tokens in a GGUF file's metadata: their texts, types and roles.
 
 A role is named by the metadata, or known by the token's text, as in llama.cpp: many files name one end of several, and
 type tokens as plain text that chat templates write.

@@ -1,4 +1,4 @@
-"""What a layout does under a load: tokens a second, time to first token, time between tokens."""
+"""Estimates a layout's performance under a load: tokens a second, time to first token, time between tokens."""
 
 import math
 from dataclasses import replace
@@ -47,8 +47,8 @@ class Estimate(Struct, frozen=True, kw_only=True):
 def estimate_all(
     config: EngineConfig, cluster: Cluster, cost: ModelCost, load: Load, *, experts_over_engines: bool = False
 ) -> list[Estimate]:
-    """Every layout, the best first: those that sustain the load, by the seconds of a request; those that do not, by
-    tokens a second; those that do not fit."""
+    """Estimates every layout, and sorts them. First come layouts that sustain the load, by the seconds of a request;
+    then the others that fit, by tokens a second; last those without enough memory."""
     shards = {shard.tensor: shard for shard in cost.shards}
     found = [
         Estimator(config, cluster, cost, shards[layout.tensor], layout, load).estimate()

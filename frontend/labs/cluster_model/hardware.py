@@ -52,7 +52,7 @@ class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Efficiency(Struct, frozen=True, kw_only=True):
-    """The share of the makers' figures that a step reaches, and what it takes beside them."""
+    """The share of the makers' figures that a step reaches, and its fixed costs."""
 
     memory_efficiency: Annotated[Share, Meta(description="Share of the memory's bytes a second.")] = 0.8
     compute_efficiency: Annotated[Share, Meta(description="Share of the operations a second.")] = 0.6
@@ -83,7 +83,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
 
     @property
     def network_bytes_per_second(self) -> float:
-        """Of one device, while all devices of its node send as much."""
+        """The network rate of one device, while all devices of its node send as much."""
         share = self.devices_per_node if self.network.is_shared else 1
         return self.network.bytes_per_second / share
 

@@ -1,4 +1,4 @@
-"""The ways to spread a model over a cluster's devices, all of which are used."""
+"""Enumerates the ways to spread a model over all devices of a cluster."""
 
 from collections.abc import Iterator
 
@@ -51,7 +51,7 @@ def tensor_sizes(cluster: Cluster) -> list[int]:
 def layouts(cluster: Cluster, cost: ModelCost, *, experts_over_engines: bool) -> Iterator[ClusterLayout]:
     """All layouts of the cluster whose tensor-parallel sizes the model can be divided into.
 
-    Within one engine, parts of every expert and whole experts take the same time, so that is no layout of its own.
+    Within one engine, parts of every expert and whole experts take the same time, so they count as one layout.
 
     Args:
         experts_over_engines: those too that divide whole experts over several engines, each of which is on one host.

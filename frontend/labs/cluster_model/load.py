@@ -1,4 +1,4 @@
-"""What clients ask of a cluster."""
+"""The load that clients put on a cluster."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """Equal requests, all the time: so many at once, or so many a second.
+    """Equal requests without end, at a fixed concurrency or at a rate a second.
 
     Attributes:
         concurrency: requests at once in the whole cluster; each that ends is followed by another.
@@ -22,5 +22,5 @@ class Load(Struct, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """Of a request at its end."""
+        """The tokens of a request at its end."""
         return self.input_len + self.output_len

@@ -1,4 +1,4 @@
-"""Whether a layout fits the devices' memory, and how many requests its cache holds."""
+"""Computes whether a layout fits the devices' memory, and how many requests its cache holds."""
 
 from msgspec import Struct
 
@@ -21,7 +21,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
 def fit(
     config: EngineConfig, cluster: Cluster, cost: ModelCost, shard: ShardCost, layout: ClusterLayout, load: Load
 ) -> MemoryFit:
-    """What the first or the last stage holds, whichever is fuller, and the room beside that."""
+    """The memory of the fuller one of the first and the last stage, and the room that it leaves."""
     layers = -(-cost.num_layers // layout.pipeline) / cost.num_layers
     ends = [shard.embedding_bytes, shard.head.num_bytes]
     end = sum(ends) if layout.pipeline == 1 else max(ends)

@@ -23,7 +23,7 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True)
 class Rows:
-    """What a step computes for one engine. The numbers are means, which need not be whole.
+    """The rows of one engine's step. The counts are means, which need not be whole.
 
     Attributes:
         decodes: sequences of which it computes one token.
@@ -88,7 +88,7 @@ class StepTime:
         return period
 
     def _through(self, rows: Rows) -> Seconds:
-        """The terms of one plan's way through all stages, each of which takes as long as the slowest."""
+        """The terms of one plan on its way through all stages. Each stage takes as long as the slowest one."""
         stages, num_stages = self.stages(rows), self._layout.pipeline
         totals = [sum(stage.values()) for stage in stages]
         counts = [num_stages - 1, 1] if len(stages) > 1 else [1]
@@ -150,8 +150,8 @@ class StepTime:
         """Each rank sends its engine's tokens to the ranks of its tensor coordinate in other engines.
 
         These return their sums. As engines have equally many tokens, the two directions are equally many rows. If it
-        saves enough, a token goes only where it chose an expert. Over NCCL, a message before tells how many tokens
-        come; over gloo, they bring their number.
+        saves enough, a token goes only where it chose an expert. Over NCCL, a message before has the number of tokens;
+        over gloo, the tokens carry their number.
         """
         cost, layout = self._cost, self._layout
         row_bytes = 2 * cost.hidden_size * cost.activation_bytes + cost.experts_per_token * CHOICE_BYTES

@@ -45,7 +45,7 @@ class NullEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is under way."""
+        """True if a step is under way."""
         return self._plan is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What a run comes to."""
+"""Computes the figures of a run."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """One run: requests arrive, the router places them, engines step, some die and come back. Time is virtual.
 
-The router, its loads and the schedulers are those that serve. A frontend hears of a step when it ends, and of a death
-some seconds after it; until then requests still go to the dead engine.
+The router, its loads and the schedulers are the real ones. A frontend hears of a step when it ends, and of a death some
+seconds after it; until then requests still go to the dead engine.
 """
 
 import heapq
@@ -49,7 +49,7 @@ class Tracked:
 
 @dataclass
 class Run:
-    """What happened.
+    """The record of one run.
 
     Attributes:
         route_seconds: processor time of each placement: the prompt's blocks, the choice, and the router's notes.
@@ -121,7 +121,7 @@ class Simulation:
         self._at(arrival.at, arrive)
 
     def _place(self, number: int) -> None:
-        """Has the router choose, as a frontend does, and sends the request with what was delivered so far."""
+        """Lets the router choose, as a frontend does, and sends the request with its delivered tokens."""
         request = self._requests[number]
         begin = time.thread_time()
         blocks = prompt_blocks(request.arrival.prompt, None, None, block_tokens=self._rules.block_tokens)
@@ -146,7 +146,7 @@ class Simulation:
             self._step(choice.engine, engine)
 
     def _take(self, number: int, deltas: list[RequestDelta]) -> None:
-        """What a frontend does with an engine's deltas."""
+        """Handles an engine's deltas as a frontend does."""
         for delta in deltas:
             index = int(delta.request_id)
             request = self._requests[index]

@@ -14,7 +14,7 @@ SPREAD = 0.8
 
 
 class FleetLoad(Struct, frozen=True, kw_only=True):
-    """What arrives. Lengths are log-normal around their medians."""
+    """The arriving requests. Lengths are log-normal around their medians."""
 
     rate: Annotated[float, Meta(gt=0, description="Requests a second for each engine.")] = 1.5
     burstiness: Annotated[
