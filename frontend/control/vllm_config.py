@@ -22,7 +22,7 @@ class _Told(Struct, frozen=True, kw_only=True, dict=True):
             raise AttributeError(f"{type(self).__name__} has no {name!r}: Quire's resolved options are in `config`.")
 
 
-class ParallelConfig(_Told, kw_only=True):
+class ParallelConfig(_Told, frozen=True, kw_only=True):
     """Over how many workers a model is divided."""
 
     tensor_parallel_size: int
@@ -33,7 +33,7 @@ class ParallelConfig(_Told, kw_only=True):
     world_size_across_dp: int
 
 
-class SchedulerConfig(_Told, kw_only=True):
+class SchedulerConfig(_Told, frozen=True, kw_only=True):
     """How many requests and tokens a step computes."""
 
     max_num_seqs: int
@@ -45,7 +45,7 @@ class SchedulerConfig(_Told, kw_only=True):
     long_prefill_token_threshold: int
 
 
-class CacheConfig(_Told, kw_only=True):
+class CacheConfig(_Told, frozen=True, kw_only=True):
     """The KV cache."""
 
     block_size: int
@@ -56,7 +56,7 @@ class CacheConfig(_Told, kw_only=True):
     gpu_memory_utilization: float
 
 
-class ModelConfig(_Told, kw_only=True):
+class ModelConfig(_Told, frozen=True, kw_only=True):
     """The model, and how it is run.
 
     Attributes:
@@ -147,7 +147,7 @@ class ModelConfig(_Told, kw_only=True):
         return dict(self.default_sampling)
 
 
-class VllmConfig(_Told, kw_only=True):
+class VllmConfig(_Told, frozen=True, kw_only=True):
     """All of them."""
 
     model_config: ModelConfig
