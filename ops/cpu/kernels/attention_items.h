@@ -19,7 +19,7 @@
 #include <vector>
 
 namespace quire {
-namespace {  // each source that includes this has types of its own, and GCC inlines more of what is local
+namespace {  // each including source has separate types, and GCC inlines more of local code
 
 constexpr double WORTH_THREADS = 1e5;  // queries * keys * heads * dimensions below which one thread works alone
 
@@ -210,7 +210,7 @@ template <class Unit, class Cache> struct Attention {
         const Scales<Cache> scales(tile);
         for (long row = 0; row < rows; row += ROWS_AT_ONCE<Unit>) {
             const long num = std::min<long>(ROWS_AT_ONCE<Unit>, rows - row), index = head * rows + row;
-            // Keys after what the rows see are left out, and so are tiles of which they see nothing.
+            // Keys after those that the rows see are skipped, and so are tiles of which they see nothing.
             const long count = std::min(tile.count, work.seen[row + num - 1].end - start);
             if (count <= 0 || work.seen[row].begin >= start + count) continue;
             multiply(work.registers, num, work.queries + index * work.query_stride, work.query_stride, work.keys, KEYS,

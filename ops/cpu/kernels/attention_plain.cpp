@@ -1,4 +1,4 @@
-// Attention over caches of plain numbers, in float32. See attention.h.
+// Attention over unquantized caches, in float32. See attention.h.
 
 #include "attention_items.h"
 

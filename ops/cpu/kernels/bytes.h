@@ -1,4 +1,4 @@
-// Sixteen numbers as integers of 8 bits in one register, for the words of word_rows.h.
+// Sixteen elements as int8 in one register, for the words of word_rows.h.
 #pragma once
 
 #include "amx.h"
@@ -11,7 +11,7 @@
 #if defined(QUIRE_HAS_AVX512_VNNI) || (defined(__AVX2__) && !defined(QUIRE_HAS_AVX512)) || defined(QUIRE_HAS_SIGNED_QUADS)
 #define QUIRE_HAS_QUADS 1
 #endif
-// And of matrices of such numbers.
+// The same for matrices.
 #if defined(QUIRE_HAS_SIGNED_QUADS) && defined(__ARM_FEATURE_MATMUL_INT8)
 #define QUIRE_HAS_ARM_MATRICES 1
 #endif
@@ -27,7 +27,7 @@ namespace widened {
 #if defined(QUIRE_HAS_SIGNED_QUADS)
 using Bytes16 = int8x16_t;
 
-// 16 numbers times `inverse` as integers, of which the first `count` are at `from`.
+// 16 elements times `inverse` as integers, the first `count` of them from `from`.
 template <class T> Bytes16 in_bytes(const T* from, long count, float inverse) {
     int16x4_t shorts[4];
     for (int part = 0; part < 4; part++, from += LANES, count -= LANES) {
@@ -42,7 +42,7 @@ inline Bytes16 shuffled(Bytes16 x, const int8_t* order) { return vqtbl1q_s8(x, v
 #else
 using Bytes16 = __m128i;
 
-// 16 numbers times `inverse` as integers, of which the first `count` are at `from`.
+// 16 elements times `inverse` as integers, the first `count` of them from `from`.
 template <class T> Bytes16 in_bytes(const T* from, long count, float inverse) {
 #if defined(QUIRE_HAS_AVX512)
     const Floats scaled = count > 0 ? load(from, count) * inverse : Floats{};

@@ -1,4 +1,4 @@
-// How the numbers of a packed weight become float32 in registers: one codec for each kind of code.
+// Converts a packed weight to float32 in registers: one codec for each kind of code.
 //
 // A step is the numbers of PANEL outputs at one input: two vectors. A codec loads a unit of UNIT steps at once, and widens
 // AT_ONCE of them with each call. `put` writes one number's code into a unit, or `word` tells an output's word (HAS_WORD),
@@ -19,7 +19,7 @@ namespace widened {
 
 constexpr long PANEL = 2 * LANES;  // outputs
 
-// The numbers by which Python passes codecs.
+// The values by which Python passes codecs.
 enum CodecNumber {
     PLAIN_FLOAT32 = 0, PLAIN_BFLOAT16 = 1, PLAIN_FLOAT16 = 2, CODE_INT8 = 3, CODE_E4M3 = 4, CODE_E5M2 = 5,
     CODE_INT4 = 6, CODE_TABLE4 = 7,
@@ -28,7 +28,7 @@ enum CodecNumber {
 #if defined(QUIRE_HAS_BFLOATS)
 constexpr int BFLOAT_STEPS = 2;  // of a unit of codes that become bfloat16
 
-// Two steps as words; bfloat16 holds their numbers.
+// Two steps as words; bfloat16 represents their values.
 inline BFloats in_pairs(Floats first, Floats second) {
     return (BFloats)(bits_as<Words>(first) >> 16 | (bits_as<Words>(second) & 0xffff0000));
 }
@@ -80,7 +80,7 @@ struct Bytes {
     static bool is_finite(Code) { return true; }
 };
 
-// Numbers of eight bits, of which EXPONENT are the exponent (arXiv:2209.05433). Codes that are no finite number make
+// 8-bit floats with EXPONENT bits of exponent (arXiv:2209.05433). Codes that are no finite number make
 // their group's scale NaN when they are packed.
 template <int EXPONENT> struct Float8 : Bytes {
     static constexpr int MANTISSA = 7 - EXPONENT, UNIT = BFLOAT_STEPS, AT_ONCE = 1;
@@ -222,7 +222,7 @@ struct Int8 : Bytes, Integer<8> {
     void adjust(Floats&, Floats&) const {}
 };
 
-// A code is a number from -8 to 7, which stands for table[0] times the number plus table[1].
+// A code is an integer n from -8 to 7, with the value table[0] * n + table[1].
 struct Int4 : Halves, Integer<4> {
     explicit Int4(const float* table) : factor(table[0]), middle(table[1]) {}
     void adjust(Floats& scale, Floats& offset) const {
@@ -295,7 +295,7 @@ struct Table4 : Halves, InWords<4> {
 
     float table[16];
 #if defined(QUIRE_HAS_BFLOATS)
-    // A look-up takes five bits of an index, of which the highest is another code's: so the table is there twice.
+    // A look-up takes five bits of an index. The highest is another code's, so the table is stored twice.
     template <int WORD> void in_words(const Unit& unit, BFloats (&to)[2]) const {
         const __m512i numbers = read<__m512i>(bfloats);
         for (int half = 0; half < 2; half++)
@@ -306,7 +306,7 @@ struct Table4 : Halves, InWords<4> {
 };
 #endif
 
-// Calls body with each of the numbers 0, AT_ONCE, .. below UNIT as an integral_constant.
+// Calls body with each of 0, AT_ONCE, .. below UNIT as an integral_constant.
 template <class C, class Body, int... I>
 inline __attribute__((always_inline)) void for_unit(Body body, std::integer_sequence<int, I...>) {
     (body(std::integral_constant<int, I * C::AT_ONCE>()), ...);

@@ -69,7 +69,7 @@ template <class T> void rotate(const T* x, const T* cos, const T* sin, T* out, l
     std::memcpy(out + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(T));
 }
 
-// x with the pairs (2i, 2i + 1) of its first rotary_dim numbers at (i, i + rotary_dim / 2), written into out.
+// Rotates x: the pairs (2i, 2i + 1) of its first rotary_dim elements go to (i, i + rotary_dim / 2) of out.
 template <class T> const T* halves(const T* x, T* out, long head_dim, long rotary_dim) {
     const long half = rotary_dim / 2;
     for (long i = 0; i < half; i++) out[i] = x[2 * i], out[half + i] = x[2 * i + 1];

@@ -73,7 +73,7 @@ struct Tokens {
     const Layer down;
     long first_token, count;
     uint8_t* rows;   // of the pairs, tile by tile: x, and then what `down` reads, as their weights take them
-    float* inner;    // [pairs][size]: what gates and ups make of the pairs
+    float* inner;    // [pairs][size]: the gated activations of the pairs
     float* outputs;  // [pairs][hidden], in the pairs' order
     std::vector<int32_t> order;  // pairs by expert
     std::vector<Block> blocks;
@@ -99,7 +99,7 @@ struct Tokens {
             if (ids[pair] >= 0) order[starts[ids[pair]]++] = (int32_t)pair;
     }
 
-    // Packs the rows of a layer; from(place in `order`) is where a pair's numbers of `dtype` lie.
+    // Packs the rows of a layer; from(place in `order`) is the address of a pair's elements of `dtype`.
     template <class From> void pack(const Weight& weight, const int64_t* inputs, long dtype, From from) const {
         const long bytes = weight.row_bytes(), size = weight.form.in_features;
         for_each((long)blocks.size(), call.num_threads, [&](long i) {
@@ -141,7 +141,7 @@ struct Tokens {
         });
     }
 
-    // What the ups make of their gates' sums.
+    // Computes the ups, and multiplies them by their activated gates.
     void compute_ups() const {
         compute_sums(*up, [&](long expert, long place, long panel, const float* sums) {
             for (long half = 0; half < PANEL; half += LANES) {

@@ -120,7 +120,7 @@ template <class Kind> struct ProductsOfWords {
         for (long round = 0; round < ROUNDS; round++) {
 #pragma GCC unroll 24
             for (int i = 0; i < CHAINS; i++) {
-                asm("" : "+v"(x));  // without VNNI the product is one of its own, and could be computed once
+                asm("" : "+v"(x));  // without VNNI the product is loop-invariant, and could be computed once
                 sums[i] = widened::add_products(sums[i], x, (typename Kind::Codes)x);
                 asm("" : "+v"(sums[i]));
             }

@@ -29,7 +29,7 @@ struct AttentionCall {
     int64_t num_kv_heads, group, head_dim, row_size;
     int64_t window, chunk;  // 0: none
     int64_t chunks;         // one of `Chunks`
-    int64_t reach;          // greatest distance that has a bias of its own
+    int64_t reach;          // greatest distance that has a separate bias
     int64_t q_dtype, kv_dtype, num_threads;
     double scale, softcap;  // softcap 0: none
 };
@@ -203,7 +203,7 @@ struct MergeAttentionCall {
     const int64_t *outs, *sums;
     void* out;  // [num_tokens, num_heads, head_dim], dense
     int64_t num_parts, num_tokens, num_heads, head_dim;
-    int64_t out_stride, sum_stride;  // of a part's tokens; a token's numbers are dense
+    int64_t out_stride, sum_stride;  // of a part's tokens; a token's elements are dense
     int64_t dtype, num_threads;
 };
 
@@ -223,7 +223,7 @@ struct WriteCacheCall {
     const void *k, *v;     // [num_tokens, heads, head_dim]
     void* cache;           // [pages, 2, heads, block_size, head_dim], pages page_stride apart
     const int64_t* slots;  // [num_tokens]
-    const float* scales;   // [2, heads] of keys and values, or null: a row of codes has a scale of its own
+    const float* scales;   // [2, heads] of keys and values, or null: each row has its own scale
     int64_t num_tokens, heads, head_dim, k_token_stride, k_head_stride, v_token_stride, v_head_stride;
     int64_t page_stride, block_size;
     int64_t dtype, cache_dtype, num_threads;
@@ -371,7 +371,7 @@ struct RotateAndStoreLatentCall {
     const void* latent;     // [num_tokens, rank + rotary_dim]
     const void* weight;     // [rank]
     const void *cos, *sin;  // [num_tokens, turned_dim], dense
-    void *out, *cache;      // like q, dense; [pages, block_size, a row of rank numbers and one of rotary_dim (rows.h)]
+    void *out, *cache;      // like q, dense; [pages, block_size, a row of rank elements and one of rotary_dim (rows.h)]
     const int64_t* slots;   // [num_tokens]
     int64_t num_tokens, heads, rank, rotary_dim, turned_dim, q_token_stride, q_head_stride, latent_stride;
     int64_t page_stride, row_stride, block_size, is_interleaved, dtype, weight_dtype, cache_dtype, num_threads;
@@ -395,7 +395,7 @@ struct LatentAttentionCall {
 
 // Rows of one cache that each token sees.
 struct SeenRows {
-    const void* cache;      // [pages, block_size, a row of size numbers]
+    const void* cache;      // [pages, block_size, a row of size elements]
     const int32_t* slots;   // [num_tokens, most], dense
     const int64_t* counts;  // [num_tokens]: how many slots are seen
     int64_t most, page_stride, row_stride, block_size;
@@ -412,7 +412,7 @@ struct AttendRowsCall {
 
 struct StoreRowsCall {
     const void* x;         // [num_tokens, size]
-    void* cache;           // [pages, block_size, a row of size numbers]
+    void* cache;           // [pages, block_size, a row of size elements]
     const int64_t* slots;  // [num_tokens]
     int64_t num_tokens, size, x_stride, page_stride, row_stride, block_size, dtype, cache_dtype, num_threads;
     double largest;
@@ -420,7 +420,7 @@ struct StoreRowsCall {
 
 struct SelectTokensCall {
     const void *q, *weights;      // [num_tokens, heads, size], [num_tokens, heads]
-    const void* cache;            // [pages, block_size, a row of size numbers]
+    const void* cache;            // [pages, block_size, a row of size elements]
     int32_t* out;                 // [num_tokens, top_k] slots, or positions, dense
     int64_t* counts;              // [num_tokens]
     const int64_t* query_lens;    // query_lens, seq_lens, block_tables and entry_size are as in LatentAttentionCall

@@ -23,8 +23,8 @@
 namespace quire {
 namespace {
 
-constexpr long ROWS = 32;           // most rows of an item: with a tile of 576 numbers a key they fit into 512 KiB
-constexpr double SMALL_CALL = 1e5;  // rows * keys * numbers a key below which one thread works alone
+constexpr long ROWS = 32;           // most rows of an item: with a tile of 576 elements a key they fit into 512 KiB
+constexpr double SMALL_CALL = 1e5;  // rows * keys * elements a key below which one thread works alone
 
 // Rows [first_row, first_row + num_rows) of a request, counted over its queries and heads, against the keys of splits
 // [first_split, end_split). `sums` are those of all splits of the item's rows, if several items divide them.

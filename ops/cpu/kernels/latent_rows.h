@@ -37,7 +37,7 @@ template <class Cache> void widen_row(const void* from, long size, float* to) {
 // Reads the rows of a cache whose type is known when it runs: products do not depend on it, so they are compiled once.
 struct RowReader {
     void (*widen)(const void* row, long size, float* to);
-    long (*bytes)(long size);  // of a row of so many numbers
+    long (*bytes)(long size);  // of a row of `size` elements
     long element_bytes;
 
     // What lies in a slot of a cache. Strides are in elements.
@@ -58,7 +58,7 @@ inline int find_reader(long cache_dtype, RowReader& reader) {
 class LatentRows {
 public:
     static constexpr long FEWEST = 8;  // for fewer rows, laying out a tile takes as long as the products
-    const long size, rank;             // numbers of a key; how many of them, from the first on, are its value
+    const long size, rank;             // elements of a key; how many of them, from the first on, are its value
 
     LatentRows(long num_rows, long size, long rank)
         : size(size), rank(rank), stride(round_up(size, 4 * LANES)), out_stride(sums_size(rank) - LANES) {
@@ -72,12 +72,12 @@ public:
         for (int i = 0; i < 9; next += round_up(sizes[i], 16), i++) *parts[i] = next;
     }
 
-    // Sets numbers [first, first + count) of a row's query.
+    // Sets elements [first, first + count) of a row's query.
     template <class T> void take_query(long row, const T* from, long count, long first = 0) {
         widen(from, count, queries + row * stride + first);
     }
 
-    // Sets numbers [first, first + count) of a key, which are one row of a cache.
+    // Sets elements [first, first + count) of a key, which are one row of a cache.
     void take_key(long key, const RowReader& reader, const char* row, long count, long first = 0) {
         reader.widen(row, count, values + key * stride + first);
     }
@@ -139,7 +139,7 @@ public:
 
 private:
     static constexpr int TOGETHER = 6;               // rows whose sums are in registers at once, in two vectors each
-    static constexpr long PANEL = COLUMNS * LANES;   // keys whose numbers lie together, so that they stay in the L1 cache
+    static constexpr long PANEL = COLUMNS * LANES;   // keys whose elements lie together, so that they stay in the L1 cache
 
     const long stride, out_stride;
     std::unique_ptr<float, decltype(&std::free)> memory{nullptr, &std::free};

@@ -34,7 +34,7 @@ namespace quire {
 namespace {
 
 constexpr long MOST_PANELS = 8;  // most panels that a thread takes at once
-constexpr long WORDS_AHEAD = 4096;  // of one tile, from the pairs that are read to those that are prefetched
+constexpr long WORDS_AHEAD = 4096;  // of one tile: distance between reads and prefetches of pairs
 
 inline long count_steps(long in_features) { return round_up(ceil_div(in_features, 2), DEPTH); }
 

@@ -1,6 +1,6 @@
 // Rows of packed weights: what an embedding takes of the weight that it shares with a head.
 //
-// A row lies in its panel one number a step, so all of the panel is widened for it. That is little beside a layer.
+// A row has one element a step in its panel, so the whole panel is dequantized. That is little compared to a layer.
 
 #include "elements.h"
 #include "kernels.h"

@@ -46,7 +46,7 @@ private:
         }
     }
 
-    // The codes of an output from input `first` on, into a group's units. Returns whether all are finite numbers.
+    // Writes the codes of an output from input `first` on into a group's units. Returns true if all are finite.
     bool pack_group(const uint8_t* codes, long first, long output, uint8_t* units) const {
         bool is_finite = true;
         if constexpr (HAS_WORD<C>) {
@@ -81,7 +81,7 @@ private:
     void put_scale(uint8_t* to, long output, const void* from, long at, bool is_finite) const {
         if (layout.dtype == FLOAT32)
             ((float*)to)[output] = is_finite ? ((const float*)from)[at] : std::numeric_limits<float>::quiet_NaN();
-        else  // bfloat16 and float16, in both of which these bits are NaN
+        else  // bfloat16 and float16: these bits are NaN in both
             ((uint16_t*)to)[output] = is_finite ? ((const uint16_t*)from)[at] : 0x7fff;
     }
 

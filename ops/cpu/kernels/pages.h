@@ -17,7 +17,7 @@ constexpr int KEYS = 64;         // keys of a tile; with head_dim 128 in bfloat1
 constexpr int SPLIT = 2048;      // keys after which a softmax starts again; the splits are merged at the end
 constexpr int BLOCK = 4;         // rows whose sums are in registers at once
 constexpr int SPAN = 2 * LANES;  // elements of a value that are loaded at a time
-constexpr int PARTS = 8;         // at least so many items for each thread, so that all threads finish together
+constexpr int PARTS = 8;         // the least items for each thread, so that all threads finish together
 
 // Up to MAX_ROWS rows share a packed tile: rows of one head, or of several heads. Fewer rows make more items, so pieces
 // have as few as MIN_ROWS if there would not be enough items for the threads. Where arithmetic is faster, packing pays

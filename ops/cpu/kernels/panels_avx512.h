@@ -17,7 +17,7 @@ constexpr int PACKED_ROWS = 16;         // rows of a packed x
 constexpr long DEPTH = 1;               // the number of a panel's steps is a multiple of it
 constexpr long MOST_TILES = 72;         // most tiles of rows that share a panel in cache
 constexpr long GROUP_PAIRS = 96 << 10;  // pairs of the panels that take turns: 384 KB
-constexpr int FEW_TILES = 8;            // up to so many tiles, one panel at a time was measured to be best
+constexpr int FEW_TILES = 8;            // up to this number, one panel at a time was measured to be best
 
 inline long most_tiles(long) { return MOST_TILES; }
 

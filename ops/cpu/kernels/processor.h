@@ -1,4 +1,4 @@
-// What a processor's instruction sets do not tell of it.
+// Properties of a processor that its instruction sets do not show.
 #pragma once
 
 #if defined(__x86_64__)

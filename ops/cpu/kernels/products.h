@@ -10,7 +10,7 @@ namespace quire {
 namespace widened {
 
 // sums [GROUP][ROWS][PANEL] += x [steps][ROWS] times steps [step, end) of GROUP neighbouring panels, as `part_end` makes
-// them, or all. If KEEPS, the widened numbers are written to `kept`, [steps][PANEL].
+// them, or all. If KEEPS, the dequantized values are written to `kept`, [steps][PANEL].
 template <class C, int ROWS, int GROUP, bool KEEPS>
 void multiply_codes(const Layout<C>& weight, const uint8_t* panel, long step, long end, const float* x, float* sums,
                     float* kept) {

@@ -1,4 +1,4 @@
-// Products with plain numbers.
+// Products with unquantized weights.
 
 #include "products.h"
 

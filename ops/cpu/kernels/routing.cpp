@@ -1,6 +1,6 @@
 // The choice of experts: a product in float32, scores, and the best of them.
 //
-// A token's logits are summed in the same order whatever the number of tokens.
+// A token's logits are summed in the same order for any number of tokens.
 
 #include "kernels.h"
 #include "threads.h"
@@ -18,7 +18,7 @@ namespace {
 constexpr long TOKENS = 4;    // that share a pass over the weights
 constexpr long EXPERTS = 32;  // of a task
 
-// The numbers by which Python passes scores; 0 is softmax.
+// The values by which Python passes scores; 0 is softmax.
 enum Score { SIGMOID = 1, SPARSE_MIXER = 2, SQRT_SOFTPLUS = 3 };
 
 template <class T> struct Route {

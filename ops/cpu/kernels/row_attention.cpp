@@ -20,8 +20,8 @@
 namespace quire {
 namespace {
 
-constexpr long ROWS = 32;           // most heads of an item: with a tile of 512 numbers a key they fit into 512 KiB
-constexpr double SMALL_CALL = 1e5;  // heads * rows * numbers a row below which one thread works alone
+constexpr long ROWS = 32;           // most heads of an item: with a tile of 512 elements a key they fit into 512 KiB
+constexpr double SMALL_CALL = 1e5;  // heads * rows * elements a row below which one thread works alone
 
 // One thread's memory.
 struct Workspace {

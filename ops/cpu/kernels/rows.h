@@ -12,11 +12,11 @@ namespace quire {
 
 struct Int8Code { int8_t bits; };
 struct TwoInt4Codes { uint8_t bits; };  // in two's complement, the lower half first
-template <int EXPONENT> struct Float8Code { uint8_t bits; };  // of eight bits, so many are the exponent
+template <int EXPONENT> struct Float8Code { uint8_t bits; };  // 8-bit floats with EXPONENT bits of exponent
 using E4M3 = Float8Code<4>;
 using E5M2 = Float8Code<5>;
 
-// The numbers by which Python passes the dtypes of caches: those of `Dtype`, and these.
+// The values by which Python passes the dtypes of caches: those of `Dtype`, and these.
 enum CacheDtype { INT8_CODES = 3, E4M3_CODES = 4, E5M2_CODES = 5, INT4_CODES = 6 };
 
 // Like `with_type`, for the types of a cache.
@@ -41,7 +41,7 @@ template <class Cache> constexpr bool IS_CODED = RowOf<Cache>::LARGEST > 0;
 template <class Cache> constexpr long NUMBERS = 1;  // in an element
 template <> constexpr long NUMBERS<TwoInt4Codes> = 2;
 
-// Elements of `size` numbers, without their scale, and of a row with it.
+// Elements of `size` values, without their scale, and of a row with it.
 template <class Cache> constexpr long elements(long size) { return (size + NUMBERS<Cache> - 1) / NUMBERS<Cache>; }
 template <class Cache> constexpr long row_size(long head_dim) {
     return elements<Cache>(head_dim) + (IS_CODED<Cache> ? (long)sizeof(float) : 0);
@@ -54,7 +54,7 @@ template <class Cache> inline float scale_of(const Cache* row, long head_dim) {
     return read<float>(row + elements<Cache>(head_dim));
 }
 
-constexpr float SMALLEST_TOP = 1e-30f;  // numbers that are all smaller count as zeros, so that inverses are finite
+constexpr float SMALLEST_TOP = 1e-30f;  // smaller magnitudes count as zeros, so that inverses are finite
 
 typedef uint8_t Octets __attribute__((vector_size(LANES)));
 
@@ -116,13 +116,13 @@ inline Floats load(const TwoInt4Codes* from, long count) {
     return load(padded);
 }
 
-// Whole numbers as vectors of integers, to nearest, ties to even; the magnitudes are below 2^22.
+// Rounds to integers, ties to even; the magnitudes are below 2^22.
 inline Ints whole(Floats x) {
     const Floats magic = fill(12582912.0f);  // 1.5 * 2^23
     return bits_as<Ints>(x + magic) - bits_as<Ints>(magic);
 }
 
-// Codes of LANES numbers that do not exceed the greatest code.
+// Quantizes LANES values that do not exceed the greatest code.
 inline Ints encode(const Int8Code*, Floats x) { return whole(x); }
 inline Ints encode(const TwoInt4Codes*, Floats x) { return whole(x); }
 

@@ -1,6 +1,6 @@
 // Products of integers of 8 bits by instructions that multiply matrices, for many rows: see `TiledWeight` in widened.h.
 //
-// A block's sums are exact. So they, and what is made of them, are those of word_products.h, which serves few rows.
+// A block's sums are exact. So they and the results from them equal those of word_products.h, which serves few rows.
 // A part of a panel is widened once, into the first cache, for all rows.
 #pragma once
 
@@ -56,7 +56,7 @@ struct TiledRow {
     }
 };
 
-// See `Weight::multiply`; each row of x is a tile of its own, row_bytes from the next.
+// See `Weight::multiply`; each row of x is a separate tile, row_bytes from the next.
 template <class C>
 void multiply_tiled(const Layout<C>& weight, const uint8_t* panel, int count, const uint8_t* x, long row_bytes, long rows,
                     float* sums) {

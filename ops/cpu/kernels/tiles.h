@@ -18,7 +18,7 @@ constexpr int COLUMNS = LANES == 16 ? 4 : 2;  // vectors of columns: BLOCK * COL
 
 // Bytes of keys, and values, that are fetched at once: few where memory is the limit, many where instructions are.
 template <class Cache> constexpr long AT_ONCE = IS_CODED<Cache> ? 2048 : 512;
-template <class Cache> constexpr long values_at_once(long size) {  // of so many numbers
+template <class Cache> constexpr long values_at_once(long size) {  // of a row of `size` elements
     return std::max<long>(8, AT_ONCE<Cache> / (elements<Cache>(size) * (long)sizeof(Cache)));
 }
 

@@ -19,7 +19,7 @@ struct KeepAndStep { float keep, step; };
 template <> struct KeepOf<CodePair> { using type = KeepAndStep; };
 template <> struct SumOf<CodePair> { using type = Ints; };
 
-template <class Cache> constexpr bool IS_WHOLE = false;  // whether codes are whole numbers of up to eight bits
+template <class Cache> constexpr bool IS_WHOLE = false;  // true if codes are integers of up to eight bits
 template <> constexpr bool IS_WHOLE<Int8Code> = true;
 template <> constexpr bool IS_WHOLE<TwoInt4Codes> = true;
 
@@ -188,7 +188,7 @@ inline Ints sums_of_all(const Ints (&fours)[LANES / 4]) {
 #endif
 }
 
-// Packs a query as whole numbers, in the order of keys in place or plainly, and returns its step.
+// Packs a query as integers, in the order of keys in place or unchanged, and returns its step.
 template <class Cache, class Query> float fix_query(const Query* q, long head_dim, bool in_place, CodePair* packed) {
     Floats most{};
     for (long d = 0; d < head_dim; d += LANES) {

@@ -43,7 +43,7 @@ template <int N> inline Words unit_of(const float*, const BFloat16*, Words words
     return N == 0 ? words << 16 : words & 0xffff0000;
 }
 
-// The sign, exponent and mantissa of numbers of BITS bits, of each word the N-th, where float32 has them. The
+// The sign, exponent and mantissa of floats of BITS bits, the N-th in each word, at float32's places. The
 // exponent's bias stays: that of float32 is greater by 128 - 2^(EXPONENT - 1).
 template <int BITS, int EXPONENT, int N> inline Words widened_at(Words words) {
     constexpr uint32_t MASK = 0x80000000u | ((1u << (BITS - 1)) - 1) << (24 - BITS + EXPONENT);
@@ -67,7 +67,7 @@ template <int N, int EXPONENT> inline Words unit_of(const float*, const Float8Co
 }
 
 #if defined(QUIRE_HAS_AVX512_BF16)
-// Codes in the upper halves of 16 bits as bfloat16. A product takes those below the normal numbers as 0.
+// Codes in the upper halves of 16 bits as bfloat16. A product takes subnormal ones as 0.
 template <int EXPONENT> inline Words bfloats_of(__m512i codes) {
     const __m512i mask = _mm512_set1_epi16((short)(0x8000 | 0x7f << EXPONENT));
     return (Words)_mm512_and_si512(_mm512_srai_epi16(codes, 8 - EXPONENT), mask);
@@ -114,7 +114,7 @@ template <class Unit, class Cache, int N> inline Words unit_at(Words words) {
     else return unit_of<N>(static_cast<const Unit*>(nullptr), static_cast<const Cache*>(nullptr), words);
 }
 
-// Calls body with the numbers below COUNT as compile-time constants, so that the compiler sees no loop.
+// Calls body with 0, 1, .. below COUNT as compile-time constants, so that the compiler sees no loop.
 template <int COUNT, int N = 0, class Body> __attribute__((always_inline)) inline void each(Body body) {
     body(std::integral_constant<int, N>());
     if constexpr (N + 1 < COUNT) each<COUNT, N + 1>(body);
@@ -173,7 +173,7 @@ template <class Unit, class Cache> inline long place_of_value(long d) {
     return start + (word / 4 % E * NUMBERS + number) * LANES + word / (4 * E) * 4 + word % 4;
 }
 
-// Units of values in place, of WIDTH vectors of numbers, or if IS_HALF of half as many and zeros.
+// Units of values in place, of WIDTH vectors, or if IS_HALF of half as many and zeros.
 template <class Unit, class Cache> struct InPlace {
     static constexpr int WIDTH = 2;
     template <bool IS_HALF> static void take(const Cache* first, const Cache* second, Words (&to)[WIDTH]) {

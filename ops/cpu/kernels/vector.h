@@ -48,10 +48,10 @@ typedef uint16_t Shorts __attribute__((vector_size(2 * LANES)));
 struct BFloat16 { uint16_t bits; };
 struct Half { uint16_t bits; };
 
-// The numbers by which Python passes dtypes.
+// The values by which Python passes dtypes.
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
-// The numbers by which Python passes activation functions.
+// The values by which Python passes activation functions.
 enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, GELU = 3, RELU = 4, RELU2 = 5, QUICK_GELU = 6, CLAMPED_SILU = 7 };
 
 // Calls body with a null pointer of the dtype's type, and returns 0. Returns 1, without a call, if this machine's build
@@ -96,7 +96,7 @@ inline Floats load(const BFloat16* from) {
 #endif
 }
 
-// Loads 2 * LANES numbers as two vectors, in the order that is fastest.
+// Loads 2 * LANES elements as two vectors, in the order that is fastest.
 template <class T> inline void load_pair(const T* from, Floats& x, Floats& y) { x = load(from), y = load(from + LANES); }
 
 inline void load_pair(const BFloat16* from, Floats& x, Floats& y) {
@@ -278,7 +278,7 @@ inline Floats largest(Floats a, Floats b, Floats c, Floats d) {
 #endif
 }
 
-// 2^x within 2 ulp for x up to 127. A result below the normal numbers is 0 or near 0; 2^-inf is 0; NaN stays NaN.
+// 2^x within 2 ulp for x up to 127. A subnormal result is 0 or near 0; 2^-inf is 0; NaN stays NaN.
 inline Floats exp2(Floats x) {
 #if defined(QUIRE_HAS_AVX512)
     constexpr int FLOOR = 0x09;  // r = x - floor(x); scalef multiplies by 2^floor(x)
@@ -378,7 +378,7 @@ inline Floats clamped_silu(Floats gate, Floats up) {
     return silu(lesser(limit, gate)) * greater(-limit, lesser(limit, up));
 }
 
-// What a gated layer makes of gates and their ups.
+// The output of a gated layer for gates and their ups.
 inline Floats gated(Floats gate, Floats up, long activation) {
     switch (activation) {
         case CLAMPED_SWIGLU: return clamped_swiglu(gate, up);

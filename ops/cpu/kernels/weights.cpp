@@ -1,4 +1,4 @@
-// Makes the weight of a form, of which there is a type for each codec and kind of x. They are compiled here only.
+// Builds the weight of a form; each codec and kind of x has a type. They are compiled only here.
 
 #include "widened.h"
 

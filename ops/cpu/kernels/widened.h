@@ -32,7 +32,7 @@ constexpr long MOST_BLOCK = LANES == 16 ? 192 : 96;               // rows that t
 constexpr long BLOCK_STEP = 48;                                   // rows of full passes, and of full tiles of AMX
 constexpr long MOST_STEPS = 256;                                  // of such a part: 16 KB, or 32 KB with AVX-512
 constexpr long MOST_PANELS = 8;                                   // of a task
-constexpr long BLOCK_BYTES = 128 << 10;                           // of x, that the second cache holds beside a panel
+constexpr long BLOCK_BYTES = 128 << 10;                           // of x, which the L2 cache holds together with a panel
 constexpr int GROUP_SUMS = LANES == 16 ? 16 : 8;                  // vectors of sums that need not wait for each other
 constexpr int FEW_ROWS = 2;
 constexpr long AHEAD = 1024;  // bytes from what is read of one panel to what is prefetched
@@ -193,7 +193,7 @@ template <class C, class X> struct WordWeight final : CodedWeight<C> {
 #if defined(QUIRE_HAS_AMX_INT8)
 constexpr long LEAST_TILED_ROWS = 16;  // fewer rows do not fill a tile register
 
-// Words of each row that one instruction takes; 0 if blocks are no multiples of so many.
+// Words of each row that one instruction takes; 0 if blocks are no multiples of that.
 inline long tile_depth(const Blocks<InQuads>& blocks) { return blocks.padded == 32 ? 8 : blocks.padded % 64 ? 0 : 16; }
 #else
 constexpr long LEAST_TILED_ROWS = 4;

@@ -1,6 +1,6 @@
 // Linear layers with weights of any kind that codecs.h knows: x [rows, in] times weight [out, in], plus a bias.
 //
-// Products are those of widened.h. Many rows come in blocks, for each of which all panels pass by once.
+// Products are those of widened.h. Many rows come in blocks; each block passes over all panels once.
 
 #include "packing.h"
 
@@ -96,7 +96,7 @@ extern "C" int quire_has_fused_vectors() {
 #endif
 }
 
-// See with_weight (widened.h): the fewest bits of x beside integers.
+// See with_weight (widened.h): the fewest bits of x for integer weights.
 extern "C" int quire_least_activation_bits() {
 #if defined(QUIRE_HAS_QUADS)
     return 8;

@@ -11,7 +11,7 @@
 namespace quire {
 namespace widened {
 
-constexpr long WORDS_AHEAD = 8192;  // bytes from the codes that are read to those that are prefetched
+constexpr long WORDS_AHEAD = 8192;  // distance in bytes between reads and prefetches of codes
 constexpr long KEPT_AHEAD = 4096;   // the same where they are kept: most are in a cache already
 constexpr long MOST_FETCHING = 4;   // passes of rows that share the prefetch of the next part
 constexpr int LEAST_ROWS = (MOST_ROWS + 1) / 2;     // of a tile that is not alone
@@ -148,7 +148,7 @@ template <class X, int ROWS> struct Totals<X, ROWS, true> {
     }
 };
 
-// Calls body with each of the numbers 0, STEPS, .. below STEPS * sizeof...(I) as an integral_constant.
+// Calls body with each of 0, STEPS, .. below STEPS * sizeof...(I) as an integral_constant.
 template <int STEPS, class Body, int... I>
 inline __attribute__((always_inline)) void for_steps(Body body, std::integer_sequence<int, I...>) {
     (body(std::integral_constant<int, STEPS * I>()), ...);

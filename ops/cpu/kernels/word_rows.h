@@ -1,4 +1,4 @@
-// Packs rows of x as words: what they are is said in words.h.
+// Packs rows of x as words, which words.h describes.
 #pragma once
 
 #include "bytes.h"
@@ -11,7 +11,7 @@
 namespace quire {
 namespace widened {
 
-// Where one row's numbers of a block go in a tile of `rows` rows.
+// The places of one row's block in a tile of `rows` rows.
 struct PlaceInTile {
     uint32_t* words;
     float *factor, *sum;  // factor, or origin
@@ -33,7 +33,7 @@ inline int32_t largest(Ints x) {
 #endif
 }
 
-// The bits of the largest magnitude of `count` numbers; those of no finite number are the greatest.
+// The bits of the largest magnitude of `count` values; infinities and NaN count as greatest.
 template <class T> int32_t largest_bits(const T* from, long count) {
     Ints most{};
     for (long i = 0; i < count; i += LANES) {
@@ -50,7 +50,7 @@ constexpr long PACKED_INPUTS = 256;  // the most of their inputs; while they are
 // The inputs of a block, and with the zeros behind them.
 struct BlockSize { long inputs, steps; };
 
-// Writes the `count` numbers of a block of `steps` as integers of 16 bits.
+// Writes the `count` elements of a block of `steps` as int16.
 template <class C, class T> void pack_block(InPairs, const T* from, long count, long steps, const PlaceInTile& to) {
     const int32_t largest = largest_bits(from, count);
     const int32_t exponent = std::max(largest >> 23, 15);  // of a power of two that is a normal number
@@ -99,7 +99,7 @@ template <class T> int32_t extent_bits(InSafeQuads, const T* from, long count) {
 
 // The scales of a block of LANES rows, a row in each lane.
 template <class X> struct QuadScales {
-    Floats inverse, step, factor;  // by which numbers are multiplied; what an integer of 1 stands for; factor, or origin
+    Floats inverse, step, factor;  // multiplies elements; the value of an integer 1; factor, or origin
     Ints part{};
 
     // From the rows' `extent_bits`.
@@ -125,7 +125,7 @@ template <class X> struct QuadScales {
     }
 };
 
-// Writes the `count` numbers of a block of `steps` times `inverse` as integers of 8 bits, in the order of the codec's quads.
+// Writes the `count` elements of a block of `steps` times `inverse` as int8, in the order of the codec's quads.
 template <class C, class T, class Steps>
 inline __attribute__((always_inline)) void put_quads(const T* from, Steps count, Steps steps, float inverse,
                                                      uint32_t* to, long stride) {
@@ -150,7 +150,7 @@ template <class Body> inline __attribute__((always_inline)) void with_common(lon
 }
 
 // Writes the words and scales of some blocks, and `step` where their sums go. Each of these loops goes over all blocks, so that
-// no vector is loaded right after its numbers were stored one by one, which waits.
+// no vector is loaded right after its elements were stored one by one, which stalls.
 template <class C, class X, class T>
 void pack_quads(X, const T* const* from, const BlockSize* blocks, int count, int rows, PlaceInTile to) {
     alignas(64) int32_t bits[MOST_PACKED][LANES] = {};

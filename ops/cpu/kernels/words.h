@@ -1,4 +1,4 @@
-// Rows of x as words of several inputs: integers of 16 or 8 bits, or bfloat16. And the products of words.
+// Rows of x as words of several inputs: int16, int8 or bfloat16. And the products of words.
 //
 // The inputs of a weight's group, or up to MOST_INPUTS of them, are a block. A block's sums of integers are exact: they fit
 // into 32 bits, and those of 8 bits into a float32's digits. So a row's numbers do not depend on what is computed beside it.
@@ -91,7 +91,7 @@ struct InQuads {
     static constexpr float REACH = 127;  // what the block's `extent` becomes
 };
 #if defined(QUIRE_HAS_SAFE_QUADS)
-struct InSafeQuads {  // beside codes of eight bits
+struct InSafeQuads {  // with 8-bit codes
     using Codes = Quads;
     using Sum = Ints;
     static constexpr long MOST_INPUTS = 128;
