@@ -61,14 +61,14 @@ PACK_PANELS = Call("quire_pack_panels", "weight panels", "out_features in_featur
 TAKE_PANEL_ROWS = Call(
     "quire_take_panel_rows", "panels index out", "count out_features in_features num_threads", "scale"
 )
-WIDENED_LINEAR = Call(
-    "quire_widened_linear",
+QUANTIZED_LINEAR = Call(
+    "quire_quantized_linear",
     "x panels table order bias out",
     f"rows x_stride {_FORM} activation dtype x_bits num_threads",
 )
-PACK_WIDENED = Call("quire_pack_widened", "codes scales offsets panels", f"{_FORM} flip num_threads")
-TAKE_WIDENED_ROWS = Call(
-    "quire_take_widened_rows", "panels table order index out", f"count {_FORM} dtype num_threads", "scale"
+PACK_QUANTIZED = Call("quire_pack_quantized", "codes scales offsets panels", f"{_FORM} flip num_threads")
+TAKE_QUANTIZED_ROWS = Call(
+    "quire_take_quantized_rows", "panels table order index out", f"count {_FORM} dtype num_threads", "scale"
 )
 ROUTE = Call(
     "quire_route",

@@ -14,7 +14,7 @@ from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
-from quire.ops.cpu.widened import Encoded, Panels, address
+from quire.ops.cpu.quantized_panels import Encoded, Panels, address
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.experts import GroupedExperts
 from quire.ops.experts import alike

@@ -32,10 +32,10 @@ from quire.ops.cpu.onednn import OneDnnWeight, has_kernel
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.cpu.plain import PlainKernels
 from quire.ops.cpu.plan import NativePlan
+from quire.ops.cpu.quantized_panels import Panels, QuantizedPanelLinear, QuantizedPanelWeight
 from quire.ops.cpu.recurrent import NativeRecurrent
 from quire.ops.cpu.sampling import NativeSampling
 from quire.ops.cpu.streams import NativeStreams
-from quire.ops.cpu.widened import Panels, WidenedLinear, WidenedWeight
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantized import QuantizedLayer
 from quire.ops.latent import Selection
@@ -43,7 +43,7 @@ from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import Router
 from quire.ops.stored import StoredWeight
 
-PackedWeight = PanelWeight | WidenedWeight | OneDnnWeight | QuantizedLayer
+PackedWeight = PanelWeight | QuantizedPanelWeight | OneDnnWeight | QuantizedLayer
 
 _MAX_GROUP = 64
 """The most query heads that share a KV head."""
@@ -70,15 +70,15 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         """
         self._kernels = kernels
         self._eager = eager
-        self.packed_types = (PanelWeight, WidenedWeight, ExpertPanels, ExpertLinear, *eager.packed_types)
+        self.packed_types = (PanelWeight, QuantizedPanelWeight, ExpertPanels, ExpertLinear, *eager.packed_types)
         self._fallbacks = fallbacks = fallbacks or Fallbacks()
         self._launcher = launcher = Launcher(kernels)
         self._empty = launcher.empty
         self._panels = PanelLinear(kernels, launcher, fallbacks)
-        widened_panels = Panels(kernels, launcher)
+        quantized_panels = Panels(kernels, launcher)
         self._bits = bits = bits or ActivationBits(kernels)
-        self._widened = WidenedLinear(widened_panels, launcher, bits)
-        self._mixture = NativeExperts(widened_panels, launcher, bits, eager, fallbacks)
+        self._quantized = QuantizedPanelLinear(quantized_panels, launcher, bits)
+        self._mixture = NativeExperts(quantized_panels, launcher, bits, eager, fallbacks)
         self._plain = PlainKernels(launcher, eager, fallbacks)
         self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
         self.sampling = NativeSampling(launcher, eager.sampling, fallbacks)
@@ -193,48 +193,48 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         """`weight` for our own kernels; None if they do not take it, or oneDNN's are as fast."""
         if isinstance(weight, QuantizedWeight):
             self._fallbacks.has_quantized = True
-            packed = self._widened.pack(weight, bias, is_gated=is_gated)
+            packed = self._quantized.pack(weight, bias, is_gated=is_gated)
             if packed is None:
                 self._fallbacks.say_of_quantized(weight)
             return packed
         panels = self._panels.pack(weight, bias, is_gated=is_gated)
         if panels is not None:
             return panels
-        is_fast = weight.dtype == torch.bfloat16 or (weight.dtype == torch.float32 and self._widened.is_fast)
+        is_fast = weight.dtype == torch.bfloat16 or (weight.dtype == torch.float32 and self._quantized.is_fast)
         if (is_fast or not has_kernel(weight.dtype)) and (bias is None or bias.dtype == weight.dtype):
-            return self._widened.pack(weight, bias, is_gated=is_gated)
+            return self._quantized.pack(weight, bias, is_gated=is_gated)
         return None
 
     def has_rows(self, packed: PackedWeight) -> bool:
-        return isinstance(packed, (PanelWeight, WidenedWeight)) or self._eager.has_rows(packed)
+        return isinstance(packed, (PanelWeight, QuantizedPanelWeight)) or self._eager.has_rows(packed)
 
     def take_packed_rows(self, packed: PackedWeight, index: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         if isinstance(packed, PanelWeight):
             return self._panels.take_rows(packed, index, scale).to(dtype)
-        if isinstance(packed, WidenedWeight):
-            return self._widened.take_rows(packed, index, dtype, scale)
+        if isinstance(packed, QuantizedPanelWeight):
+            return self._quantized.take_rows(packed, index, dtype, scale)
         return self._fallbacks.run(self._eager.take_packed_rows, packed, index, dtype, scale)
 
     def gated_linear(self, x: Tensor, packed: PackedWeight, activation: Activation = "silu") -> Tensor:
         if isinstance(packed, PanelWeight):
             return self._panels.multiply(x, packed, _team_size(x, packed.weight), activation)
-        if isinstance(packed, WidenedWeight):
-            return self._widened.multiply(x, packed, _team_size(x, packed.panels), activation)
+        if isinstance(packed, QuantizedPanelWeight):
+            return self._quantized.multiply(x, packed, _team_size(x, packed.panels), activation)
         return self.activate_and_mul(self.linear(x, packed), activation)
 
     def restore(self, stored: StoredWeight) -> Any:
         packed = super().restore(stored)
         layers = packed.layers if isinstance(packed, ExpertPanels) else [packed]
         for layer in layers:
-            if isinstance(layer, (WidenedWeight, ExpertLinear)):
+            if isinstance(layer, (QuantizedPanelWeight, ExpertLinear)):
                 self._bits.say(layer.codec, has_byte_inputs=layer.has_byte_inputs, is_dry=False)
         return packed
 
     def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
         if isinstance(packed, PanelWeight):
             return self._panels.multiply(x, packed, _team_size(x, packed.weight))
-        if isinstance(packed, WidenedWeight):
-            return self._widened.multiply(x, packed, _team_size(x, packed.panels))
+        if isinstance(packed, QuantizedPanelWeight):
+            return self._quantized.multiply(x, packed, _team_size(x, packed.panels))
         if isinstance(packed, QuantizedLayer):
             return self._eager.linear(x, packed)
         num_threads, seconds = torch.get_num_threads(), _linear_seconds(len(x), packed.weight)

@@ -28,7 +28,7 @@ from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run, tensors
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import LinearLayers
-from quire.ops.eager.quantized import QuantizedLayer, WidenedLinear
+from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.routing import route
 from quire.ops.eager.sampling import EagerSampling
@@ -53,7 +53,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
-        self._widened = WidenedLinear(linear_layers)
+        self._dequantized = DequantizedLinear(linear_layers)
         own_types = (QuantizedLayer, QuantizedWeight, GroupedExperts, GroupedLinear)
         self.packed_types = (*own_types, *linear_layers.packed_types)
         self.latent = EagerLatent(self.rms_norm, self.rotary)
@@ -152,7 +152,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
 
     def linear(self, x: Tensor, packed: PackedLinear | QuantizedLayer) -> Tensor:
         if isinstance(packed, QuantizedLayer):
-            return self._widened.multiply(x, packed)
+            return self._dequantized.multiply(x, packed)
         return self._linear_layers.multiply(x, packed)
 
     @overload

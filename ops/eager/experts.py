@@ -66,11 +66,11 @@ class GroupedLinear:
             out = F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
         else:
             out = x.new_zeros(len(x), self.shape[0])
-            for row, part in self._widened_parts(x, self.weight, ends.tolist()):
+            for row, part in self._dequantized_parts(x, self.weight, ends.tolist()):
                 out[row : row + len(part)] = part
         return out if self.bias is None else out + self.bias[experts]
 
-    def _widened_parts(
+    def _dequantized_parts(
         self, x: Tensor, weights: list[QuantizedWeight], ends: list[int]
     ) -> Iterable[tuple[int, Tensor]]:
         """The first row, and the products, of some experts after another."""
@@ -79,11 +79,11 @@ class GroupedLinear:
             part = ends[first : first + count]
             if part[-1] == row:
                 continue
-            widened = x.new_zeros(len(part), *self.shape)
-            for numbers, weight in zip(widened, weights[first : first + count], strict=True):
+            dequantized = x.new_zeros(len(part), *self.shape)
+            for numbers, weight in zip(dequantized, weights[first : first + count], strict=True):
                 self._place(dequantize(weight, x.dtype), numbers)
             offsets = torch.tensor(part, dtype=torch.int32, device=x.device) - row
-            yield row, F.grouped_mm(x[row : part[-1]], widened.transpose(1, 2), offs=offsets)
+            yield row, F.grouped_mm(x[row : part[-1]], dequantized.transpose(1, 2), offs=offsets)
             row = part[-1]
 
     def _place(self, weight: Tensor, to: Tensor) -> None:
@@ -166,7 +166,7 @@ def run(
 def _empty(expert: ExpertWeights, num_experts: int) -> GroupedExperts:
     hidden_size, size = expert.down.shape
     weight = expert.down
-    # Widened weights have at least two bytes a number.
+    # Dequantized weights have at least two bytes an element.
     unit = _ALIGNMENT // (weight.itemsize if isinstance(weight, Tensor) else 2)
     inner, outer = -(-size // unit) * unit, -(-hidden_size // unit) * unit
     whole = ((slice(None), 0),)

@@ -22,7 +22,7 @@ class QuantizedLayer:
     bias: Tensor | None
 
 
-class WidenedLinear(Generic[PackedLinear]):
+class DequantizedLinear(Generic[PackedLinear]):
     """Multiplies by weights that are dequantized to `x`'s dtype. It saves memory and costs time."""
 
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
@@ -36,6 +36,6 @@ class WidenedLinear(Generic[PackedLinear]):
         for first in range(0, out_features, size):
             rows = slice(first, first + size)
             bias = None if layer.bias is None else layer.bias[rows]
-            widened = dequantize(layer.weight.rows(rows), x.dtype)
-            parts.append(self._linear_layers.multiply(x, self._linear_layers.pack(widened, bias)))
+            dequantized = dequantize(layer.weight.rows(rows), x.dtype)
+            parts.append(self._linear_layers.multiply(x, self._linear_layers.pack(dequantized, bias)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -143,14 +143,14 @@ void check_byte_products(int dtype, int code_bits, int size, int group) {
     Tensor offsets(FLOAT32, OUTPUTS * size / group, [](size_t i) { return 0.02 * (double)(i % 5); });
     Tensor x(dtype, ROWS * size, random_number), out(dtype, ROWS * OUTPUTS, zero), one(dtype, OUTPUTS, zero);
     const WeightForm form{OUTPUTS, size, group, code_bits == 8 ? 3 : 6, FLOAT32, 1, 0};
-    PackWidenedCall pack{codes.data(), scales.data(), offsets.data(), nullptr, form, 0, 2};
-    auto* size_of = reinterpret_cast<long (*)(const PackWidenedCall*)>(dlsym(library, "quire_widened_size"));
+    PackQuantizedCall pack{codes.data(), scales.data(), offsets.data(), nullptr, form, 0, 2};
+    auto* size_of = reinterpret_cast<long (*)(const PackQuantizedCall*)>(dlsym(library, "quire_quantized_size"));
     std::vector<uint8_t> panels(size_of(&pack) + 64);
     pack.panels = panels.data() + 64 - (uintptr_t)panels.data() % 64;
-    int failed = run("quire_pack_widened", pack);
+    int failed = run("quire_pack_quantized", pack);
     const float table[2] = {1, 0};
-    WidenedLinearCall call{x.data(), pack.panels, table, nullptr, nullptr, out.data(), ROWS, size, form, 0, dtype, 8, 2};
-    failed |= run("quire_widened_linear", call);
+    QuantizedLinearCall call{x.data(), pack.panels, table, nullptr, nullptr, out.data(), ROWS, size, form, 0, dtype, 8, 2};
+    failed |= run("quire_quantized_linear", call);
     const std::string name = "products of " + std::to_string(code_bits) + " bits in groups of " + std::to_string(group);
     const auto rounded = [&](size_t row, int at) {
         const int first = at / group * group + at % group / 128 * 128;
@@ -174,7 +174,7 @@ void check_byte_products(int dtype, int code_bits, int size, int group) {
     call.rows = 1, call.out = one.data();
     for (int row = 0; row < ROWS; row++) {
         call.x = (char*)x.data() + (size_t)row * size * (dtype == FLOAT32 ? 4 : 2);
-        failed |= run("quire_widened_linear", call);
+        failed |= run("quire_quantized_linear", call);
         for (int i = 0; i < OUTPUTS; i++) failed |= one[i] != out[row * OUTPUTS + i];
     }
     is_wrong |= failed;

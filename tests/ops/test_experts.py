@@ -114,7 +114,7 @@ def make_experts(
     ]
 
 
-def widened(weight: Tensor | QuantizedWeight) -> Tensor:
+def dequantized(weight: Tensor | QuantizedWeight) -> Tensor:
     if isinstance(weight, QuantizedWeight):
         return weight.codes.double() * weight.scales.double()
     return weight.double()
@@ -129,10 +129,10 @@ def expected_output(
         total = torch.zeros_like(row)
         for index, share in zip(its_ids, its_weights, strict=True):
             gate_up, down, gate_up_bias, down_bias, _ = experts[index]
-            inner = widened(gate_up) @ row + (0 if gate_up_bias is None else gate_up_bias.double())
+            inner = dequantized(gate_up) @ row + (0 if gate_up_bias is None else gate_up_bias.double())
             if not experts[index].is_gated:
                 inner = inner.relu().square() if activation == "relu2" else inner * inner.sigmoid()
-                total += share * (widened(down) @ inner + (0 if down_bias is None else down_bias.double()))
+                total += share * (dequantized(down) @ inner + (0 if down_bias is None else down_bias.double()))
                 continue
             gate, up = inner.chunk(2)
             if activation == "clamped_swiglu":
@@ -144,7 +144,7 @@ def expected_output(
                 inner = gate * gate.sigmoid() * up
             else:
                 inner = torch.nn.functional.gelu(gate, approximate="tanh") * up
-            total += share * (widened(down) @ inner + (0 if down_bias is None else down_bias.double()))
+            total += share * (dequantized(down) @ inner + (0 if down_bias is None else down_bias.double()))
         rows.append(total)
     return torch.stack(rows)
 

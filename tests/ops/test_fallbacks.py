@@ -11,7 +11,7 @@ from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
-from quire.ops.cpu.widened import WidenedWeight
+from quire.ops.cpu.quantized_panels import QuantizedPanelWeight
 from quire.ops.quantized import QuantizedWeight
 from tests.ops.levels import RUNNABLE, Level
 from tests.ops.test_attention import Step
@@ -71,7 +71,7 @@ def test_a_mistake_is_not_told_as_a_missing_kernel(own: NativeBackend, told: Cal
 def test_layers_in_bfloat16_have_kernels_everywhere(level: Level, told: Callable[[], list[str]]) -> None:
     native = level.backend()
     packed = [native.pack_linear(torch.ones(4, 4).bfloat16()), native.pack_gated_linear(torch.ones(4, 4).bfloat16())]
-    assert all(isinstance(weight, PanelWeight if level.has_panels else WidenedWeight) for weight in packed)
+    assert all(isinstance(weight, PanelWeight if level.has_panels else QuantizedPanelWeight) for weight in packed)
     assert told() == []
 
 

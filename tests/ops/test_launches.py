@@ -105,7 +105,7 @@ def test_an_operation_of_torchs_own_prevents_a_recording(
 ) -> None:
     x = torch.randn(4, 32)
     index = torch.tensor([1, 0])
-    monkeypatch.setattr(native._widened, "is_fast", False)
+    monkeypatch.setattr(native._quantized, "is_fast", False)
     packed = native.pack_linear(torch.randn(16, 16))  # for oneDNN
     strangers: list[Callable[[], Tensor]] = [
         lambda: native.activate_and_mul(x * 2),

@@ -270,7 +270,7 @@ def test_an_operation_too_small_for_threads_stays_on_one(native: NativeBackend, 
     linear_layers, kernels = CountedLinear(), load_kernels()
     assert kernels is not None
     native = NativeBackend(kernels, EagerBackend(linear_layers))
-    native._widened.is_fast = False  # as on a processor without AVX2
+    native._quantized.is_fast = False  # as on a processor without AVX2
     weight = native.pack_linear(torch.randn(2048, 1024))
     for num_tokens in (1, 1, 512):
         native.linear(torch.randn(num_tokens, 1024), native.pack_linear(torch.randn(16, 1024)))

@@ -65,7 +65,9 @@ def test_some_outputs_of_a_weight_are_views() -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "table", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize(("has_offsets", "is_permuted"), [(False, False), (True, True)])
-def test_a_layer_is_that_of_the_widened_weight(ops: Backend, kind: str, has_offsets: bool, is_permuted: bool) -> None:
+def test_a_layer_is_that_of_the_dequantized_weight(
+    ops: Backend, kind: str, has_offsets: bool, is_permuted: bool
+) -> None:
     weight = random_weight(kind, 70, 96, 32, has_offsets=has_offsets, is_permuted=is_permuted)
     x, bias = torch.randn(5, 96), torch.randn(70)
     expected = x @ dequantize(weight).T + bias
@@ -77,7 +79,7 @@ def test_a_layer_is_that_of_the_widened_weight(ops: Backend, kind: str, has_offs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["int8", "table", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("is_permuted", [False, True])
-def test_rows_of_a_packed_weight_are_those_of_the_widened_one(
+def test_rows_of_a_packed_weight_are_those_of_the_dequantized_one(
     ops: Backend, kind: str, is_permuted: bool, dtype: torch.dtype
 ) -> None:
     weight = random_weight(kind, 70, 90, 15 if kind != "table" else 18, is_permuted=is_permuted)

@@ -7,7 +7,7 @@ from torch import Tensor
 from quire.ops.backend import Backend, ExpertWeights, LinearWeight, UnlikeExpertsError
 from quire.ops.cpu.experts import ExpertPanels
 from quire.ops.cpu.native import NativeBackend
-from quire.ops.cpu.widened import WidenedWeight
+from quire.ops.cpu.quantized_panels import QuantizedPanelWeight
 from quire.ops.quantized import QuantizedWeight, dequantize
 from tests.ops.levels import TESTED_WITH_INTEGERS, Level
 from tests.ops.test_quantized import random_weight
@@ -24,7 +24,7 @@ TABLES = {
 }
 KINDS = ["int8", "float8_e4m3fn", "float8_e5m2", *TABLES]
 SHAPES = [(70, 96, 32), (257, 528, 16), (33, 24, 12), (64, 2100, 700)]
-"""(out, in, group). Groups end within a unit of four or eight inputs, or are longer than what is widened at once."""
+"""(out, in, group). Groups end within a unit of 4 or 8 inputs, or are longer than the part dequantized at once."""
 
 
 def weight_of(kind: str, out: int, size: int, group: int, *, is_rich: bool = False) -> QuantizedWeight:
@@ -41,7 +41,7 @@ def test_a_row_is_right_and_the_same_in_any_batch(native: NativeBackend, kind: s
     for out, size, group in SHAPES:
         weight = weight_of(kind, out, size, group, is_rich=is_rich)
         packed = native.pack_linear(weight)
-        assert isinstance(packed, WidenedWeight)
+        assert isinstance(packed, QuantizedPanelWeight)
         x = torch.randn(110, size)
         together = native.linear(x, packed)
         expected = x.double() @ dequantize(weight).double().T
@@ -108,7 +108,7 @@ def test_packed_weights_are_as_large_as_the_format_says(own_native: NativeBacken
     weight = weight_of(kind, 128, 256, 32)
     weight = weight._replace(scales=weight.scales.half())
     packed = own_native.pack_linear(weight)
-    assert isinstance(packed, WidenedWeight)
+    assert isinstance(packed, QuantizedPanelWeight)
     assert packed.panels.nbytes == 128 * 256 * bits // 8 + 128 * 8 * 2
 
 
@@ -188,9 +188,9 @@ def test_layers_of_an_expert_may_differ(ops: Backend, mix: str, is_rich: bool, d
     assert isinstance(packed, ExpertPanels) == isinstance(ops, NativeBackend)
     plain = []
     for each in experts:
-        ups = [] if each.up is None else [widened(each.up)]
+        ups = [] if each.up is None else [dequantized(each.up)]
         biases = [None if bias is None else bias.float() for bias in (each.gate_up_bias, each.down_bias)]
-        plain.append(ExpertWeights(torch.cat([widened(each.gate_up), *ups]), widened(each.down), *biases))
+        plain.append(ExpertWeights(torch.cat([dequantized(each.gate_up), *ups]), dequantized(each.down), *biases))
     reference = ops.pack_experts(iter(plain), 5)
     for num_tokens, weighs_inputs in ((1, False), (2, True), (9, False), (120, True)):
         x = torch.randn(num_tokens, hidden).to(dtype)
@@ -209,7 +209,7 @@ def test_layers_of_an_expert_may_differ(ops: Backend, mix: str, is_rich: bool, d
     assert torch.equal(ops.experts(x, packed, ids, weights), ops.experts(x, packed, ids + 2, weights))
 
 
-def widened(weight: LinearWeight) -> Tensor:
+def dequantized(weight: LinearWeight) -> Tensor:
     return dequantize(weight) if isinstance(weight, QuantizedWeight) else weight.float()
 
 

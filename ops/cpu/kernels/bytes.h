@@ -22,7 +22,7 @@
 #if defined(QUIRE_HAS_QUADS)
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 #if defined(QUIRE_HAS_SIGNED_QUADS)
 using Bytes16 = int8x16_t;
@@ -62,6 +62,6 @@ template <class T> Bytes16 in_bytes(const T* from, long count, float inverse) {
 inline Bytes16 shuffled(Bytes16 x, const int8_t* order) { return _mm_shuffle_epi8(x, read<__m128i>(order)); }
 #endif
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 #endif

@@ -1,9 +1,9 @@
 // Converts a packed weight to float32 in registers: one codec for each kind of code.
 //
-// A step is the numbers of PANEL outputs at one input: two vectors. A codec loads a unit of UNIT steps at once, and widens
-// AT_ONCE of them with each call. `put` writes one number's code into a unit, or `word` tells an output's word (HAS_WORD),
-// so that only the codec knows where codes lie. Codes that are integers (IS_INTEGER) also become words of several steps
-// (words.h), of integers, and the other codes (IS_BFLOAT) words of two steps in bfloat16.
+// A step is the elements of PANEL outputs at one input: two vectors. A codec loads a unit of UNIT steps at once, and
+// converts AT_ONCE of them with each call. `put` writes one code into a unit, or `word` returns an output's word
+// (HAS_WORD), so that only the codec knows the places of codes. Integer codes (IS_INTEGER) also become words of several
+// steps (words.h), of integers, and the other codes (IS_BFLOAT) words of two steps in bfloat16.
 #pragma once
 
 #include "vector.h"
@@ -15,7 +15,7 @@
 #include <utility>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 constexpr long PANEL = 2 * LANES;  // outputs
 
@@ -90,7 +90,7 @@ template <int EXPONENT> struct Float8 : Bytes {
     static Unit load(Unit from) { return from; }
     static void put(uint8_t* unit, int step, long output, Code code) { unit[step * PANEL + output] = code; }
 #if defined(QUIRE_HAS_BFLOATS)
-    template <int WORD> void in_words(Unit from, BFloats (&to)[2]) const { widened::in_words<WORD>(*this, from, to); }
+    template <int WORD> void in_words(Unit from, BFloats (&to)[2]) const { quantized::in_words<WORD>(*this, from, to); }
 #endif
     explicit Float8(const float*) {}
 #if defined(QUIRE_HAS_AVX512) || (defined(__AVX2__) && defined(__F16C__))
@@ -330,5 +330,5 @@ template <class Body> inline int with_codec(long number, Body body) {
     }
 }
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire

@@ -1,22 +1,22 @@
-// Mixture of experts: a gated or plain layer and the layer after it, for each token those of its own experts. Gates and
+// Mixture of experts: a gated or plain layer and the layer after it, for each token those of its experts. Gates and
 // ups of different codecs are two products, the gates' sums waiting for the ups.
 //
 // The pairs of a token and one of its experts are sorted by expert. An expert's pairs become the rows of two products
-// with its panels (widened.h), so that only panels of experts with rows are read, each once if its rows are few. Sums and
-// activations are float32, from which the second layer packs what it reads.
+// with its panels (quantized_panels.h), so that only panels of experts with rows are read, each once if its rows are few.
+// Sums and activations are float32; the second layer packs its input from them.
 //
-// The outputs of a token's experts are kept apart and added in the token's own order. So a token's result depends
-// neither on the other tokens nor on the number of threads. A pair with an expert that is not here (-1) is left out.
+// The outputs of a token's experts are stored separately and added in the token's own order. So a token's result depends
+// neither on the other tokens nor on the number of threads. A pair with an expert of another rank (-1) is skipped.
 
+#include "quantized_panels.h"
 #include "threads.h"
-#include "widened.h"
 
 #include <cstdlib>
 #include <memory>
 #include <vector>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 namespace {
 
 constexpr long MOST_BYTES = 48L << 20;  // of working memory; the allocator keeps so much (memory.py)
@@ -249,11 +249,11 @@ int run_experts(const ExpertsCall& call, const Layer& gate_up, const Layer* up, 
 }
 
 }  // namespace
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 
 using namespace quire;
-using namespace quire::widened;
+using namespace quire::quantized;
 
 // 0; 1 if this machine's build does not take x's type; 2 if there is no memory; 3 if there is no such expert.
 extern "C" int quire_experts(const ExpertsCall* call) {

@@ -106,7 +106,7 @@ struct BFloat16Products {
     }
 };
 #else
-using BFloat16Products = Float32;  // bfloat16 is widened, and multiplied as float32
+using BFloat16Products = Float32;  // bfloat16 is converted, and multiplied as float32
 #endif
 
 #if defined(QUIRE_HAS_PAIRS)
@@ -121,7 +121,7 @@ template <class Kind> struct ProductsOfWords {
 #pragma GCC unroll 24
             for (int i = 0; i < CHAINS; i++) {
                 asm("" : "+v"(x));  // without VNNI the product is loop-invariant, and could be computed once
-                sums[i] = widened::add_products(sums[i], x, (typename Kind::Codes)x);
+                sums[i] = quantized::add_products(sums[i], x, (typename Kind::Codes)x);
                 asm("" : "+v"(sums[i]));
             }
         }
@@ -131,14 +131,14 @@ template <class Kind> struct ProductsOfWords {
     }
 };
 #if defined(QUIRE_HAS_QUADS)
-using NibbleProducts = ProductsOfWords<widened::Int4::InBytes>;
-using ByteProducts = ProductsOfWords<widened::Int8::InBytes>;
+using NibbleProducts = ProductsOfWords<quantized::Int4::InBytes>;
+using ByteProducts = ProductsOfWords<quantized::Int8::InBytes>;
 #else
-using NibbleProducts = ProductsOfWords<widened::InPairs>;
+using NibbleProducts = ProductsOfWords<quantized::InPairs>;
 using ByteProducts = NibbleProducts;
 #endif
 #else
-using NibbleProducts = Float32;  // codes are widened, and multiplied as float32
+using NibbleProducts = Float32;  // codes are dequantized, and multiplied as float32
 using ByteProducts = Float32;
 #endif
 

@@ -54,7 +54,7 @@ struct PackPanelsCall {
     int64_t out_features, in_features, stride, is_gated, num_threads;
 };
 
-// How a weight [out_features, in_features] is kept in the panels of widened.h.
+// How a weight [out_features, in_features] is kept in the panels of quantized_panels.h.
 struct WeightForm {
     int64_t out_features, in_features;
     int64_t group;        // inputs that share a scale
@@ -64,30 +64,30 @@ struct WeightForm {
     int64_t is_gated;     // [gates | ups]
 };
 
-struct PackWidenedCall {
+struct PackQuantizedCall {
     const void* codes;               // [out_features, in_features], or half as many bytes for codes of four bits; dense
     const void *scales, *offsets;    // [out_features, in_features / group], dense, or null
-    uint8_t* panels;                 // as many bytes as quire_widened_size says
+    uint8_t* panels;                 // as many bytes as quire_quantized_size says
     WeightForm form;
     int64_t flip, num_threads;       // codes of four bits are packed as code ^ flip
 };
 
-struct WidenedLinearCall {
+struct QuantizedLinearCall {
     const void* x;         // [rows, in_features], rows x_stride apart
-    const uint8_t* panels; // from quire_pack_widened
+    const uint8_t* panels; // from quire_pack_quantized
     const float* table;    // what the codec needs, or null
-    const int64_t* order;  // [in_features]: see pack_tile (widened.h); or null
+    const int64_t* order;  // [in_features]: see pack_tile (quantized_panels.h); or null
     const void* bias;      // [out_features] of x's type, or null
     void* out;             // [rows, out_features, or half as many if gated], dense
     int64_t rows, x_stride;
     WeightForm form;
     int64_t activation, dtype;
-    int64_t x_bits;  // see with_weight (widened.h)
+    int64_t x_bits;  // see with_weight (quantized_panels.h)
     int64_t num_threads;
 };
 
-struct TakeWidenedRowsCall {
-    const uint8_t* panels; // from quire_pack_widened, not gated
+struct TakeQuantizedRowsCall {
+    const uint8_t* panels; // from quire_pack_quantized, not gated
     const float* table;    // what the codec needs, or null
     const int64_t* order;  // [in_features]: a row's number i is that at order[i] of `out`; or null
     const int64_t* index;  // [count]
@@ -112,10 +112,10 @@ struct RouteCall {
 
 struct ExpertsCall {
     const void* x;                              // [rows, hidden], rows x_stride apart
-    // Of all experts, from quire_pack_widened. If gates and ups are packed apart, gate_up are the gates; else up is null.
+    // Of all experts, from quire_pack_quantized. If gates and ups are packed apart, gate_up are the gates; else up is null.
     const uint8_t *gate_up, *up, *down;
     const float *gate_up_table, *up_table, *down_table;  // what their codecs need, or null
-    const int64_t *gate_up_order, *up_order;    // [num_experts, hidden]: see pack_tile (widened.h); or null
+    const int64_t *gate_up_order, *up_order;    // [num_experts, hidden]: see pack_tile (quantized_panels.h); or null
     const int64_t* down_order;                  // [num_experts, size], or null
     const float *gate_up_bias, *down_bias;      // [num_experts, outputs], or null
     const int64_t* ids;                         // [rows, top_k], dense
@@ -126,7 +126,7 @@ struct ExpertsCall {
     WeightForm up_form;
     WeightForm down_form;
     int64_t dtype;                                   // of x and out
-    int64_t gate_up_x_bits, up_x_bits, down_x_bits;  // see with_weight (widened.h)
+    int64_t gate_up_x_bits, up_x_bits, down_x_bits;  // see with_weight (quantized_panels.h)
     int64_t weighs_inputs;  // weights multiply what the first layer reads, not the sums
     int64_t num_threads;
 };
@@ -476,9 +476,9 @@ int quire_attention(const quire::AttentionCall* call);
 int quire_linear(const quire::LinearCall* call);
 int quire_pack_panels(const quire::PackPanelsCall* call);
 int quire_take_panel_rows(const quire::TakePanelRowsCall* call);
-int quire_widened_linear(const quire::WidenedLinearCall* call);
-int quire_pack_widened(const quire::PackWidenedCall* call);
-int quire_take_widened_rows(const quire::TakeWidenedRowsCall* call);
+int quire_quantized_linear(const quire::QuantizedLinearCall* call);
+int quire_pack_quantized(const quire::PackQuantizedCall* call);
+int quire_take_quantized_rows(const quire::TakeQuantizedRowsCall* call);
 int quire_route(const quire::RouteCall* call);
 int quire_experts(const quire::ExpertsCall* call);
 int quire_take_rows(const quire::TakeRowsCall* call);

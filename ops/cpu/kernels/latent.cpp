@@ -16,7 +16,7 @@ namespace quire {
 namespace {
 
 constexpr long TOKENS = 30;  // tokens of one head that a thread takes at a time
-constexpr int TOGETHER = 6;  // tokens whose sums are in registers at once: a weight is widened once for all of them
+constexpr int TOGETHER = 6;  // tokens whose sums are in registers at once: a weight is converted once for all of them
 constexpr long MOST_INPUTS = 1024;
 constexpr double WORTH_THREADS = 1e5;  // multiplications below which one thread works alone
 

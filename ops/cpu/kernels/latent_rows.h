@@ -1,6 +1,6 @@
 // Scores of a few rows against keys that all of them share, and the sums of the keys' values, tile by tile.
 //
-// A row is a query of one head. A tile's keys are widened to float32 once for all rows, codes with their scales, and laid
+// A row is a query of one head. A tile's keys are dequantized to float32 once for all rows, codes with their scales, and laid
 // out twice: as values, [KEYS][size], and transposed, as keys, in panels. Then scores = queries * keys and out += weights *
 // values are the same small matrix product (tiles.h). Each row is computed on its own, so its result does not depend on
 // the others.

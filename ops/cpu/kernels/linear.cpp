@@ -5,7 +5,7 @@
 // all tiles. Many rows are bound by arithmetic, and reuse what is in cache: with AMX many tiles share a part of a
 // panel; otherwise each tile is multiplied by several panels in turn, which also writes a row's outputs side by side.
 //
-// Each output is summed over the steps in order, whatever the tile. So a row's result depends neither on the number of
+// Each output is summed over the steps in order, in any tile. So a row's result depends neither on the number of
 // rows nor on the number of threads.
 
 #include "amx.h"

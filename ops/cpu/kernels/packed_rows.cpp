@@ -4,7 +4,7 @@
 
 #include "elements.h"
 #include "kernels.h"
-#include "widened.h"
+#include "quantized_panels.h"
 
 #include <algorithm>
 #include <vector>
@@ -23,7 +23,7 @@ template <class T> void write_row(const float* x, long size, float scale, T* out
 
 }  // namespace
 
-namespace widened {
+namespace quantized {
 namespace {
 
 // Number `order[i]` of `to` = number i of an output of a panel; without an order, number i.
@@ -54,26 +54,26 @@ void widen_output(const Layout<C>& weight, const uint8_t* panel, long output, co
 }
 
 }  // namespace
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 
 using namespace quire;
 
 // 0; 1 if this machine's build has no code for a type; 2 if an index is out of range.
-extern "C" int quire_take_widened_rows(const TakeWidenedRowsCall* call) {
+extern "C" int quire_take_quantized_rows(const TakeQuantizedRowsCall* call) {
     const WeightForm& form = call->form;
     for (long i = 0; i < call->count; i++)
         if (call->index[i] < 0 || call->index[i] >= form.out_features) return 2;
     return with_type(call->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        widened::with_codec(form.codec, [&](auto* codec) {
+        quantized::with_codec(form.codec, [&](auto* codec) {
             using C = std::remove_pointer_t<decltype(codec)>;
-            const widened::CodedWeight<C> weight(form, call->table);
-            const long elements = call->count * form.in_features * widened::PANEL;
+            const quantized::CodedWeight<C> weight(form, call->table);
+            const long elements = call->count * form.in_features * quantized::PANEL;
             parallel(call->count, elements, call->num_threads, [&](long i) {
                 std::vector<float> row(form.in_features);
-                const uint8_t* panel = call->panels + call->index[i] / widened::PANEL * weight.panel_bytes();
-                widened::widen_output(weight.layout, panel, call->index[i] % widened::PANEL, call->order, row.data());
+                const uint8_t* panel = call->panels + call->index[i] / quantized::PANEL * weight.panel_bytes();
+                quantized::widen_output(weight.layout, panel, call->index[i] % quantized::PANEL, call->order, row.data());
                 write_row(row.data(), form.in_features, (float)call->scale, (T*)call->out + i * form.in_features);
             });
         });

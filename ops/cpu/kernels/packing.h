@@ -1,18 +1,18 @@
-// Puts a weight into the panels of widened.h.
+// Puts a weight into the panels of quantized_panels.h.
 #pragma once
 
 #include "threads.h"
-#include "widened.h"
+#include "quantized_panels.h"
 
 #include <limits>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 // Packs all of a call.
 template <class C> class Packing {
 public:
-    explicit Packing(const PackWidenedCall& call)
+    explicit Packing(const PackQuantizedCall& call)
         : call(call), weight(call.form, NO_TABLE), layout(weight.layout), panel_bytes(weight.panel_bytes()) {}
 
     void pack_all() const {
@@ -87,11 +87,11 @@ private:
 
     static constexpr float NO_TABLE[16] = {};  // codes stay what they are
 
-    const PackWidenedCall& call;
+    const PackQuantizedCall& call;
     const CodedWeight<C> weight;
     const Layout<C>& layout;
     const long panel_bytes;
 };
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire

@@ -1,13 +1,13 @@
-// The products that widened.h describes.
+// The products that quantized_panels.h describes.
 #pragma once
 
-#include "widened.h"
+#include "quantized_panels.h"
 
 #include <array>
 #include <utility>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 // sums [GROUP][ROWS][PANEL] += x [steps][ROWS] times steps [step, end) of GROUP neighbouring panels, as `part_end` makes
 // them, or all. If KEEPS, the dequantized values are written to `kept`, [steps][PANEL].
@@ -147,5 +147,5 @@ void multiply_panels(const Layout<C>& weight, const uint8_t* panel, int count, c
     }
 }
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire

@@ -3,7 +3,7 @@
 #include "products.h"
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 template void multiply_panels(const Layout<Plain<float>>&, const uint8_t*, int, const float*, const Tiles&, float*);
 template void multiply_panels(const Layout<Plain<BFloat16>>&, const uint8_t*, int, const float*, const Tiles&, float*);
@@ -11,5 +11,5 @@ template void multiply_panels(const Layout<Plain<BFloat16>>&, const uint8_t*, in
 template void multiply_panels(const Layout<Plain<Half>>&, const uint8_t*, int, const float*, const Tiles&, float*);
 #endif
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire

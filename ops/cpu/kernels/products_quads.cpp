@@ -5,11 +5,11 @@
 #if defined(QUIRE_HAS_QUADS)
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 template void multiply_words(Int8::InBytes, const Layout<Int8>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
 template void multiply_words(Int4::InBytes, const Layout<Int4>&, const uint8_t*, int, const uint8_t*, const Tiles&, float*);
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 #endif

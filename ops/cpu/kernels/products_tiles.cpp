@@ -5,11 +5,11 @@
 #if defined(QUIRE_HAS_TILED_QUADS)
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 template void multiply_tiled(const Layout<Int8>&, const uint8_t*, int, const uint8_t*, long, long, float*);
 template void multiply_tiled(const Layout<Int4>&, const uint8_t*, int, const uint8_t*, long, long, float*);
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 #endif

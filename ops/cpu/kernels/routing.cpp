@@ -25,7 +25,7 @@ template <class T> struct Route {
     const RouteCall& call;
     std::vector<float> logits;  // [rows][num_experts]
 
-    // The logits of up to TOKENS tokens, for experts [begin, end). The last token stands for those that are missing:
+    // The logits of up to TOKENS tokens, for experts [begin, end). The last token pads missing ones:
     // the compiler may sum another number of tokens in other ways.
     void multiply(long token, long begin, long end) {
         const long count = std::min(TOKENS, call.rows - token);

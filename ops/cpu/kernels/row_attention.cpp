@@ -1,4 +1,4 @@
-// Attention of each token to rows of its own, of one or several caches: all heads share a row as their key and their
+// Attention of each token to selected rows, of one or several caches: all heads share a row as their key and their
 // value. `quire.ops.latent` defines it.
 //
 // The work is cut into items: up to ROWS heads of a token. One thread takes an item and walks over all of its rows in

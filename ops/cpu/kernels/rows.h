@@ -1,5 +1,5 @@
-// The rows of a KV cache: the numbers of one token and head, plain, or as codes of few bits and the scale that they
-// share (`quire.ops.cache_rows`).
+// The rows of a KV cache: the elements of one token and head, unquantized, or as low-bit codes with a shared scale
+// (`quire.ops.cache_rows`).
 #pragma once
 
 #include "elements.h"
@@ -149,8 +149,8 @@ inline void store_codes(TwoInt4Codes* to, Ints codes, long count) {
         to[i / 2].bits = (uint8_t)((codes[i] & 15) | (codes[i + 1] & 15) << 4);
 }
 
-// Stores `size` numbers as one row, with NaN replaced by 0, and clamped to [-largest, largest]. A row of codes has the
-// scale `fixed`, beyond whose greatest number it is clamped, or if null one that its greatest number fits.
+// Stores `size` values as one row, with NaN replaced by 0, and clamped to [-largest, largest]. A quantized row has the
+// scale `fixed`, and is clamped to its greatest code; if that is null, the scale fits the row's greatest magnitude.
 template <class T, class Cache>
 void store_row(const T* x, Cache* to, long size, float largest, const float* fixed = nullptr) {
     if constexpr (!IS_CODED<Cache>) {

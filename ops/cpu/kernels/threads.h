@@ -28,9 +28,9 @@ template <class Work> void in_team(long num_threads, Work work) {
     run_team(num_threads, [](void* body) { (*static_cast<Work*>(body))(); }, &work);
 }
 
-// The numbers below `count`, of which each thread has a share of neighbours. It takes pieces from the front of its own, so
-// that what it fetches ahead is what it reads next. Then it takes them from the back of others' shares, whose threads may
-// have no core.
+// The indices below `count`, divided into consecutive shares of threads. A thread takes pieces from the front of its own
+// share, so that its prefetches are its next reads. Then it takes pieces from the back of others' shares, whose threads may
+// not be running.
 class Shares {
 public:
     Shares(long count, long num_shares)

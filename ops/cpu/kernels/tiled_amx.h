@@ -7,7 +7,7 @@
 #if defined(QUIRE_HAS_AMX_INT8)
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 // Up to 32 rows and a panel's 32 outputs have four tiles of sums. Tile registers 0 and 1: sums of the upper rows, low and
 // high; 2 and 3: of the lower rows; 4 and 5: x; 6 and 7: the panel.
@@ -69,6 +69,6 @@ private:
     }
 };
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 #endif

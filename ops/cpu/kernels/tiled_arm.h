@@ -7,7 +7,7 @@
 #if defined(QUIRE_HAS_ARM_MATRICES)
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 // Up to 12 rows, in pairs, and a panel's four pairs of outputs have 24 sums of four.
 class TileMultiplier {
@@ -69,6 +69,6 @@ private:
     }
 };
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 #endif

@@ -1,7 +1,7 @@
-// Products of integers of 8 bits by instructions that multiply matrices, for many rows: see `TiledWeight` in widened.h.
+// Products of integers of 8 bits by instructions that multiply matrices, for many rows: see `TiledWeight`.
 //
 // A block's sums are exact. So they and the results from them equal those of word_products.h, which serves few rows.
-// A part of a panel is widened once, into the first cache, for all rows.
+// A part of a panel is dequantized once, into the first cache, for all rows.
 #pragma once
 
 #include "tiled_amx.h"
@@ -10,7 +10,7 @@
 #if defined(QUIRE_HAS_TILED_QUADS)
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 // Widens `count` blocks of a panel, from `at` on, for all rows.
 template <class C>
@@ -91,6 +91,6 @@ void multiply_tiled(const Layout<C>& weight, const uint8_t* panel, int count, co
     }
 }
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 #endif

@@ -1,8 +1,8 @@
-// The small matrix products of attention on whole codes: keys, values, queries and weights as int16. See attention.h.
+// The small matrix products of attention on integer codes: keys, values, queries and weights as int16. See attention.h.
 //
-// Products of whole numbers are summed without rounding. So their order is free: a query is multiplied along a key as
-// it lies, nothing is transposed, and rows that are packed and rows in place have the same sums. A query has a step of
-// its own (number = code * step); so have the weights of a row and tile, which contain the scales of the values.
+// Products of integers are summed without rounding. So their order is free: a query is multiplied along a key in place,
+// nothing is transposed, and packed rows and rows in place have the same sums. A query has a separate step (value = code *
+// step); so have the weights of a row and tile, which contain the scales of the values.
 #pragma once
 
 #include "tiles.h"

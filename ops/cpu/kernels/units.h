@@ -28,8 +28,8 @@ inline Words units(const Pair*, const BFloat16* key, long first, long head_dim) 
     return read<Words>(padded);
 }
 
-// Keys whose numbers are narrower than a unit's are transposed as words of several units, each of which is then
-// widened: so there is less to transpose, and no lane is moved to be widened. UNITS_OF_WORD: units in such a word.
+// Keys whose elements are narrower than a unit's are transposed as words of several units, each of which is then
+// unpacked: so there is less to transpose, and no lane is moved to be unpacked. UNITS_OF_WORD: units in such a word.
 template <class Unit, class Cache> constexpr int UNITS_OF_WORD = 1;
 template <> constexpr int UNITS_OF_WORD<float, BFloat16> = 2;
 template <> constexpr int UNITS_OF_WORD<float, Half> = 2;
@@ -45,13 +45,13 @@ template <int N> inline Words unit_of(const float*, const BFloat16*, Words words
 
 // The sign, exponent and mantissa of floats of BITS bits, the N-th in each word, at float32's places. The
 // exponent's bias stays: that of float32 is greater by 128 - 2^(EXPONENT - 1).
-template <int BITS, int EXPONENT, int N> inline Words widened_at(Words words) {
+template <int BITS, int EXPONENT, int N> inline Words unpacked_at(Words words) {
     constexpr uint32_t MASK = 0x80000000u | ((1u << (BITS - 1)) - 1) << (24 - BITS + EXPONENT);
     return bits_as<Words>(bits_as<Ints>(words << (32 - BITS * (N + 1))) >> (8 - EXPONENT)) & MASK;
 }
 
 template <int N> inline Words unit_of(const float*, const Half*, Words words) {
-    return bits_as<Words>(bits_as<Floats>(widened_at<16, 5, N>(words)) * 0x1p112f);
+    return bits_as<Words>(bits_as<Floats>(unpacked_at<16, 5, N>(words)) * 0x1p112f);
 }
 
 // Codes of fp8 keep their exponent's bias as units, so that few instructions widen them. Queries and weights are
@@ -63,7 +63,7 @@ template <> constexpr float UNLIFT<E4M3> = 0x1p56f;
 template <> constexpr float UNLIFT<E5M2> = 0x1p48f;
 
 template <int N, int EXPONENT> inline Words unit_of(const float*, const Float8Code<EXPONENT>*, Words words) {
-    return widened_at<8, EXPONENT, N>(words);
+    return unpacked_at<8, EXPONENT, N>(words);
 }
 
 #if defined(QUIRE_HAS_AVX512_BF16)

@@ -1,11 +1,11 @@
 // Builds the weight of a form; each codec and kind of x has a type. They are compiled only here.
 
-#include "widened.h"
+#include "quantized_panels.h"
 
 #include <type_traits>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] long x_bits,
                 [[maybe_unused]] long rows, const std::function<void(const Weight&)>& body) {
@@ -31,5 +31,5 @@ int with_weight(const WeightForm& form, const float* table, [[maybe_unused]] lon
     });
 }
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire

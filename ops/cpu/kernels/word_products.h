@@ -1,7 +1,7 @@
-// The products of words that widened.h describes.
+// The products of words that quantized_panels.h describes.
 #pragma once
 
-#include "widened.h"
+#include "quantized_panels.h"
 
 #if defined(QUIRE_HAS_WORDS)
 
@@ -9,7 +9,7 @@
 #include <utility>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 constexpr long WORDS_AHEAD = 8192;  // distance in bytes between reads and prefetches of codes
 constexpr long KEPT_AHEAD = 4096;   // the same where they are kept: most are in a cache already
@@ -317,6 +317,6 @@ void multiply_words(X, const Layout<C>& weight, const uint8_t* panel, int count,
     }
 }
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 #endif

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 // The places of one row's block in a tile of `rows` rows.
 struct PlaceInTile {
@@ -81,7 +81,7 @@ template <class C, class X> void finish_block(X, long steps, int rows, const Pla
 template <class T> int32_t extent_bits(InQuads, const T* from, long count) { return largest_bits(from, count); }
 
 #if defined(QUIRE_HAS_SAFE_QUADS)
-// Half of the largest sum of two numbers of one sign that meet in one instruction: with codes of eight bits the first and
+// Half of the largest sum of two values of one sign that meet in one instruction: with codes of eight bits the first and
 // the third number of a quad, and the second and the fourth.
 template <class T> int32_t extent_bits(InSafeQuads, const T* from, long count) {
     Ints most{};
@@ -141,7 +141,7 @@ inline __attribute__((always_inline)) void put_quads(const T* from, Steps count,
     }
 }
 
-// Calls body(count, steps) of a block. If it has as many numbers as those of most formats, they are types of constants, so
+// Calls body(count, steps) of a block. For the block sizes of most formats, they are types of constants, so
 // that loops are unrolled.
 template <class Body> inline __attribute__((always_inline)) void with_common(long count, long steps, Body body) {
     using Common = std::integral_constant<long, 32>;
@@ -274,5 +274,5 @@ void pack_words(const T* const* from, const int64_t* order, const Blocks<X>& blo
         pack_rows<X, C>(from + first, order, blocks, first, std::min(LANES, rows - first), rows, tile);
 }
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire

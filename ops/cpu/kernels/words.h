@@ -1,26 +1,26 @@
 // Rows of x as words of several inputs: int16, int8 or bfloat16. And the products of words.
 //
 // The inputs of a weight's group, or up to MOST_INPUTS of them, are a block. A block's sums of integers are exact: they fit
-// into 32 bits, and those of 8 bits into a float32's digits. So a row's numbers do not depend on what is computed beside it.
+// into 32 bits, and those of 8 bits into a float32's mantissa. So a row's results do not depend on other rows.
 //
 // 16 bits (InPairs): for each block a row has a power of two, 2^k, so that q = x / 2^k has 15 bits and a sign. A bfloat16
 // of at least 1/128 of its block's largest number stays what it is, and a float16 of at least 1/16. Others are rounded by
 // at most 2^-15 of the largest, which is less than the type itself rounds there.
 //
-// 8 bits (InQuads): q = x * (127 / m) rounded to even, where m is the block's largest magnitude, and q stands for
+// 8 bits (InQuads): q = x * (127 / m) rounded to even, where m is the block's largest magnitude, and q has the value
 // q * (m / 127). One instruction multiplies four of them, in twice as many products as with 16 bits. On x86-64 it takes
 // weights without signs, codes + MIDDLE, so a block's sums begin at -MIDDLE times the sum of its q. ARM's takes codes, and
-// the sums are the same. AVX2's own gives sums of two products in 16 bits. Those of 32 inputs fit there beside codes of four
-// bits.
+// the sums are the same. AVX2's own gives sums of two products in 16 bits. Those of 32 inputs fit there with 4-bit
+// codes.
 //
 // With AVX512-VNNI and no AMX-INT8 few instructions should follow a block's sums. So m / 127 is rounded up to a number of
 // STEPS_AN_OCTAVE between powers of two, (1 + j / 4) * 2^k. A block's sums begin at the bits of its origin, the float32
 // 1.5 * 2^(23 + k), less what is said above: as a last digit of such a float32 is 2^k, the bits are those of the origin
 // plus 2^k times the sum, exactly. The weight's scales times 1 + j / 4 are the same for all rows.
 //
-// Beside codes of eight bits (InSafeQuads) each such sum is widened to 32 bits, and only two products have to fit. So m is
-// the largest sum of two numbers of one sign that one instruction adds: two q of one sign are at most 128 together, and
-// 128 * 255 is less than 2^15. A number that is large beside its neighbour keeps all 8 bits.
+// With 8-bit codes (InSafeQuads) each such sum is widened to 32 bits, and only two products have to fit. So m is
+// the largest sum of two values of one sign that one instruction adds: two q of one sign are at most 128 together, and
+// 128 * 255 is less than 2^15. A value that is large compared to its neighbour keeps all 8 bits.
 //
 // bfloat16 (InBFloats): x stays what it is, codes become bfloat16, and sums are float32, in the order of the inputs.
 #pragma once
@@ -45,7 +45,7 @@
 #endif
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 // Neighbouring inputs of LANES outputs: two, or four.
 typedef int16_t Pairs __attribute__((vector_size(4 * LANES)));
@@ -115,7 +115,7 @@ template <class X> struct Blocks {
     long per_group() const { return (padded + X::MOST_INPUTS - 1) / X::MOST_INPUTS; }
     long words() const { return groups * padded / X::STEPS; }
     long count() const { return groups * per_group(); }
-    // A tile of rows is {words of inputs [words][rows], sums of what a block's words stand for [count][rows], and if there
+    // A tile of rows is {words of inputs [words][rows], sums of the values of a block's words [count][rows], and if there
     // are some, factors or origins [count][rows], starts of sums [count][rows], j of origins [count][rows]}.
     long row_bytes() const {
         return (words() + count() * (1 + (X::HAS_FACTORS || X::HAS_ORIGINS) + X::HAS_STARTS + X::HAS_ORIGINS)) * 4;
@@ -192,5 +192,5 @@ inline __attribute__((always_inline)) Floats add_products(Floats sum, Ints x, BF
 }
 #endif
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire

@@ -23,7 +23,7 @@ from quire.executor.weights.quantization.formats import canonical, read_format
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.ops import bind
-from quire.ops.cpu.widened import WidenedWeight
+from quire.ops.cpu.quantized_panels import QuantizedPanelWeight
 from quire.ops.quantized import QuantizedWeight
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
 from tests.executor.thread_group import on_every_rank
@@ -276,8 +276,8 @@ def test_a_format_is_multiplied_by_in_its_codes_or_says_that_it_is_not(
     with caplog.at_level("INFO", logger="quire"):
         weight = scheme.read_weight(_OneLayer(tensors), LinearPart("x", 64, Shard(0, 0, 64)), 128)
         packed = ops.pack_linear(weight)
-    is_as_stored = isinstance(weight, QuantizedWeight) and isinstance(packed, WidenedWeight)
-    said = re.search("some layers are stored|widened in plain torch", caplog.text)
+    is_as_stored = isinstance(weight, QuantizedWeight) and isinstance(packed, QuantizedPanelWeight)
+    said = re.search("some layers are stored|dequantized by plain torch", caplog.text)
     assert (said is None) == (is_as_stored and "sparse" not in name and "marlin" not in name)
     x = torch.randn(3, 128)
     torch.testing.assert_close(ops.linear(x, packed), x @ numbers.t(), atol=1e-3, rtol=1e-3)

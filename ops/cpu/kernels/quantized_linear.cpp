@@ -1,6 +1,6 @@
 // Linear layers with weights of any kind that codecs.h knows: x [rows, in] times weight [out, in], plus a bias.
 //
-// Products are those of widened.h. Many rows come in blocks; each block passes over all panels once.
+// Products are those of quantized_panels.h. Many rows come in blocks; each block passes over all panels once.
 
 #include "packing.h"
 
@@ -8,12 +8,12 @@
 #include <memory>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 namespace {
 
 // The product for a block of rows, from first_row on. Their x is given tile by tile.
 struct Product {
-    const WidenedLinearCall& call;
+    const QuantizedLinearCall& call;
     const Weight& weight;
     long first_row;
     uint8_t* x;
@@ -82,11 +82,11 @@ struct Product {
 };
 
 }  // namespace
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire
 
 using namespace quire;
-using namespace quire::widened;
+using namespace quire::quantized;
 
 extern "C" int quire_has_fused_vectors() {
 #if defined(QUIRE_HAS_AVX512) || (defined(__AVX2__) && defined(__FMA__))
@@ -96,7 +96,7 @@ extern "C" int quire_has_fused_vectors() {
 #endif
 }
 
-// See with_weight (widened.h): the fewest bits of x for integer weights.
+// See with_weight (quantized_panels.h): the fewest bits of x for integer weights.
 extern "C" int quire_least_activation_bits() {
 #if defined(QUIRE_HAS_QUADS)
     return 8;
@@ -108,7 +108,7 @@ extern "C" int quire_least_activation_bits() {
 }
 
 // Bytes of a packed weight; 0 if this machine's build does not take its codec or the type of its scales.
-extern "C" long quire_widened_size(const PackWidenedCall* call) {
+extern "C" long quire_quantized_size(const PackQuantizedCall* call) {
     const float no_table[16] = {};
     long size = 0;
     if (with_type(call->form.scale_dtype, [](auto*) {})) return 0;
@@ -117,13 +117,13 @@ extern "C" long quire_widened_size(const PackWidenedCall* call) {
     return size;
 }
 
-extern "C" int quire_pack_widened(const PackWidenedCall* call) {
+extern "C" int quire_pack_quantized(const PackQuantizedCall* call) {
     return with_codec(call->form.codec,
                       [&](auto* codec) { Packing<std::remove_pointer_t<decltype(codec)>>(*call).pack_all(); });
 }
 
 // 0; 1 if this machine's build does not take x's type; 2 if there is no memory.
-extern "C" int quire_widened_linear(const WidenedLinearCall* call) {
+extern "C" int quire_quantized_linear(const QuantizedLinearCall* call) {
     if (with_type(call->dtype, [](auto*) {})) return 1;
     const long num_blocks = (call->rows + MOST_BLOCK - 1) / MOST_BLOCK;
     bool has_memory = true;

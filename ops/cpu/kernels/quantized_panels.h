@@ -1,15 +1,15 @@
-// Products of rows with panels of narrower weights.
+// Products of rows with panels of quantized weights.
 //
-// Numbers become float32 in registers, and so does x. Or both become words of several inputs (words.h), where the codec and
-// the processor have such words and the call wants so few bits of x; each block's sum then becomes float32.
+// Weights are dequantized to float32 in registers, and x is converted, too. Or both become words of several inputs
+// (words.h), if the codec and the processor support them and the call allows so few bits of x. Each block's sum then
+// becomes float32.
 //
-// A weight lies in panels of PANEL outputs: [panel][group]{scales [PANEL], offsets [PANEL], units}. One or two rows take
-// several panels at once, because a sum must wait for the one before. More rows make tiles: the first one keeps the part
-// of a panel that it widens in a buffer, for the others to take from the first cache.
+// A weight is stored in panels of PANEL outputs: [panel][group]{scales [PANEL], offsets [PANEL], units}. One or two rows
+// take several panels at once, because a sum must wait for the one before. More rows form tiles: the first one stores the
+// part of a panel that it dequantizes in a buffer, for the others to read from the L1 cache.
 //
-// A number of the weight is code * scale + offset, rounded once. Each output is one chain of sums over the inputs, or over
-// the blocks, in order, whatever the tile: a row's result does not depend on how many rows there are, nor on the number
-// of threads.
+// An element of the weight is code * scale + offset, rounded once. Each output is one chain of sums over the inputs, or
+// over the blocks, in order, for any tile. So a row's result depends neither on the number of rows nor on that of threads.
 #pragma once
 
 #include "amx.h"
@@ -21,14 +21,14 @@
 #include <functional>
 
 namespace quire {
-namespace widened {
+namespace quantized {
 
 #if defined(QUIRE_HAS_AVX512) || defined(__aarch64__)
 constexpr int MOST_ROWS = 12;                             // of a tile: registers, of 32, for twice as many sums
 #else
 constexpr int MOST_ROWS = LANES == 8 ? 6 : 5;             // of 16
 #endif
-constexpr long MOST_BLOCK = LANES == 16 ? 192 : 96;               // rows that take a widened part of a panel
+constexpr long MOST_BLOCK = LANES == 16 ? 192 : 96;               // rows that take a dequantized part of a panel
 constexpr long BLOCK_STEP = 48;                                   // rows of full passes, and of full tiles of AMX
 constexpr long MOST_STEPS = 256;                                  // of such a part: 16 KB, or 32 KB with AVX-512
 constexpr long MOST_PANELS = 8;                                   // of a task
@@ -165,7 +165,7 @@ template <class C> struct CodedWeight : Weight {
     void pack_tile(const void* const* from, long dtype, const int64_t* order, int rows, uint8_t* tile) const override {
         with_type(dtype, [&](auto* type) {
             for (int row = 0; row < rows; row++)
-                widened::pack_row((decltype(type))from[row], order, layout.inputs, row, rows, (float*)tile);
+                quantized::pack_row((decltype(type))from[row], order, layout.inputs, row, rows, (float*)tile);
         });
     }
     void multiply(const uint8_t* panel, int count, const uint8_t* x, const Tiles& tiles, float* sums) const override {
@@ -201,7 +201,7 @@ inline long tile_depth(const Blocks<InQuads>& blocks) { return blocks.padded % 8
 inline bool may_use_tiles() { return true; }
 #endif
 
-// The same with x in quads, for many rows. Each row is a tile of its own, so that an instruction takes any neighbours. The
+// The same with x in quads, for many rows. Each row is a separate tile, so that an instruction takes any neighbours. The
 // bytes of a row are an odd number of cache lines: at some even ones many rows would share a few places in the cache.
 template <class C> struct TiledWeight final : CodedWeight<C> {
     using CodedWeight<C>::CodedWeight, CodedWeight<C>::layout;
@@ -225,11 +225,11 @@ template <class C> struct TiledWeight final : CodedWeight<C> {
 #endif
 
 // Calls body with the weight of a form, and returns 0. Returns 1, without a call, if this machine's build has no such
-// codec. If `x_bits` is 32, x becomes float32. Else it becomes integers of so many bits, 8 or 16, beside integers, and
-// bfloat16 beside other codes; or what has more bits, where there are no instructions for these. Products have about
-// `rows` rows; more take the same numbers by other instructions. `body` is no template, so that it is compiled once.
+// codec. If `x_bits` is 32, x becomes float32. Otherwise it becomes integers of 8 or 16 bits for integer codes, and
+// bfloat16 for other codes; or a wider type, if there are no instructions for these. Products have about `rows` rows;
+// other instructions give the same results for more. `body` is no template, so that it is compiled once.
 int with_weight(const WeightForm& form, const float* table, long x_bits, long rows,
                 const std::function<void(const Weight&)>& body);
 
-}  // namespace widened
+}  // namespace quantized
 }  // namespace quire

@@ -1,4 +1,4 @@
-"""Linear layers with weights of one byte each: against the product with widened weights, in any batch."""
+"""Linear layers with weights of one byte each: against the product with dequantized weights, in any batch."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
-from quire.ops.cpu.widened import WidenedWeight
+from quire.ops.cpu.quantized_panels import QuantizedPanelWeight
 from quire.ops.quantized import QuantizedWeight
 
 torch.set_num_threads(1)
@@ -22,14 +22,14 @@ def layer(out_features: int, in_features: int) -> QuantizedWeight:
     return QuantizedWeight(values, (torch.rand(out_features, 1) + 0.5) / 100)
 
 
-def widened(weight: QuantizedWeight) -> Tensor:
+def dequantized(weight: QuantizedWeight) -> Tensor:
     return weight.codes.double() * weight.scales.double()
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_result_is_that_of_widened_weights(
+def test_the_result_is_that_of_dequantized_weights(
     ops: Backend, shape: tuple[int, int], has_bias: bool, dtype: torch.dtype
 ) -> None:
     weight = layer(*shape)
@@ -37,7 +37,7 @@ def test_the_result_is_that_of_widened_weights(
     packed = ops.pack_linear(weight, bias)
     for num_tokens in (1, 2, 3, 5, 12, 13, 33, 110, 200):
         x = torch.randn(num_tokens, shape[1]).to(dtype)
-        expected = x.double() @ widened(weight).T + (bias.double() if bias is not None else 0)
+        expected = x.double() @ dequantized(weight).T + (bias.double() if bias is not None else 0)
         got = ops.linear(x, packed)
         assert got.dtype == dtype
         largest = expected.abs().max().item() + 1e-3
@@ -47,7 +47,7 @@ def test_the_result_is_that_of_widened_weights(
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 def test_kernels_round_little_but_the_result(native: NativeBackend, dtype: torch.dtype) -> None:
     weight, bias, x = layer(130, 511), torch.randn(130).to(dtype), torch.randn(40, 511).to(dtype)
-    expected = x.double() @ widened(weight).T + bias.double()
+    expected = x.double() @ dequantized(weight).T + bias.double()
     got = native.linear(x, native.pack_linear(weight, bias))
     slack = 2e-5 * expected.abs().max().item()  # of sums in float32, and of activations as integers
     torch.testing.assert_close(got.double(), expected, rtol=ROUNDING[dtype], atol=slack)
@@ -91,7 +91,7 @@ def test_input_may_be_a_view(ops: Backend) -> None:
     weight, x = layer(5, 8), torch.randn(4, 16)
     packed = ops.pack_linear(weight)
     for part in (x[:, 8:], torch.randn(8, 4).T):
-        expected = (part.double() @ widened(weight).T).float()
+        expected = (part.double() @ dequantized(weight).T).float()
         torch.testing.assert_close(ops.linear(part, packed), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -105,7 +105,7 @@ def test_an_output_without_a_number_is_none(ops: Backend) -> None:
 
 def test_packed_weights_take_a_byte_a_number(native: NativeBackend) -> None:
     packed = native.pack_linear(layer(100, 64))
-    assert isinstance(packed, WidenedWeight)
+    assert isinstance(packed, QuantizedPanelWeight)
     assert 100 * 64 <= packed.panels.untyped_storage().nbytes() <= 128 * (64 + 4)
 
 

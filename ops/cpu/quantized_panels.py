@@ -1,4 +1,4 @@
-"""Linear layers whose weights are dequantized to float32 in registers, by `kernels/widened_linear.cpp`."""
+"""Linear layers whose weights are dequantized to float32 in registers, by `kernels/quantized_linear.cpp`."""
 
 import ctypes
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from quire.ops.cpu.launches import Launcher
 
 
 @dataclass(frozen=True)
-class WidenedWeight:
+class QuantizedPanelWeight:
     """A weight in the kernel's panels, with the other arguments of its call.
 
     Attributes:
@@ -57,15 +57,15 @@ class Panels:
 
     def __init__(self, kernels: ctypes.CDLL, launcher: Launcher) -> None:
         """`kernels` comes from `quire.ops.cpu.libraries`, `launcher` is theirs."""
-        self._size = kernels["quire_widened_size"]
+        self._size = kernels["quire_quantized_size"]
         self._size.argtypes = [ctypes.c_char_p]
         self._size.restype = ctypes.c_long
-        self._pack = launcher.bind(calls.PACK_WIDENED)
+        self._pack = launcher.bind(calls.PACK_QUANTIZED)
         self.is_fast = bool(kernels["quire_has_fused_vectors"]())
 
     def _bytes(self, form: tuple[int, ...]) -> int:
         """Bytes of a packed weight; 0 if the kernels do not take it."""
-        return self._size(calls.PACK_WIDENED.layout.pack(0, 0, 0, 0, *form, 0, 0))
+        return self._size(calls.PACK_QUANTIZED.layout.pack(0, 0, 0, 0, *form, 0, 0))
 
     def form(self, coded: Coded, *, is_gated: bool) -> tuple[int, ...]:
         """`WeightForm` in `kernels/kernels.h`."""
@@ -92,7 +92,7 @@ class Panels:
             )  # fmt: skip
 
 
-class WidenedLinear:
+class QuantizedPanelLinear:
     """Packs weights and multiplies by them; a row's result has the same bits in any batch.
 
     Attributes:
@@ -104,11 +104,11 @@ class WidenedLinear:
         self._panels = panels
         self._bits = bits
         self.is_fast = panels.is_fast
-        self._linear = launcher.bind(calls.WIDENED_LINEAR)
-        self._take_rows = launcher.bind(calls.TAKE_WIDENED_ROWS)
+        self._linear = launcher.bind(calls.QUANTIZED_LINEAR)
+        self._take_rows = launcher.bind(calls.TAKE_QUANTIZED_ROWS)
         self._empty = launcher.empty
 
-    def pack(self, weight: LinearWeight, bias: Tensor | None, *, is_gated: bool = False) -> WidenedWeight | None:
+    def pack(self, weight: LinearWeight, bias: Tensor | None, *, is_gated: bool = False) -> QuantizedPanelWeight | None:
         """Packs `weight` in panels; None if the kernel does not take it."""
         encoded = self._panels.encode(weight, is_gated=is_gated)
         if encoded is None:
@@ -118,11 +118,13 @@ class WidenedLinear:
         self._panels.pack(coded, form, panels)
         bias = None if bias is None else bias.contiguous()
         self._bits.say(coded.codec, has_byte_inputs=coded.has_byte_inputs, is_dry=panels.is_meta)
-        return WidenedWeight(
+        return QuantizedPanelWeight(
             panels, coded.table, coded.order, bias, form, coded.shape, coded.codec, is_gated, coded.has_byte_inputs
         )
 
-    def multiply(self, x: Tensor, packed: WidenedWeight, num_threads: int, activation: Activation = "silu") -> Tensor:
+    def multiply(
+        self, x: Tensor, packed: QuantizedPanelWeight, num_threads: int, activation: Activation = "silu"
+    ) -> Tensor:
         """Computes `x @ weight.T + bias` for `x` [num_tokens, in] of any float type, which is also the bias's.
 
         If the weight is gated, returns `activate_and_mul` of the product.
@@ -150,7 +152,7 @@ class WidenedLinear:
             return self.multiply(x.float(), wider, num_threads, activation).to(x.dtype)
         return out
 
-    def take_rows(self, packed: WidenedWeight, index: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    def take_rows(self, packed: QuantizedPanelWeight, index: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
         """Looks up rows of a weight that is not gated, as `Backend.take_packed_rows`.
 
         Raises:
