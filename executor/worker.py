@@ -237,7 +237,7 @@ class Worker:
         """Runs a call between steps. Only the names in the table exist; a failure is part of the answer."""
         try:
             return WorkerAnswer(call.call_id, self._rank, self._calls[call.name](call.payload))
-        except Exception as error:  # whatever a program's own function raises
+        except Exception as error:  # a program's function may raise anything
             logger.exception("the call %r failed", call.name)
             return WorkerAnswer(call.call_id, self._rank, error=f"{type(error).__name__}: {error}")
 

@@ -141,7 +141,7 @@ class FusedExperts:
 def stored_experts(context: ModelContext, name: str, *, is_transposed: bool = False) -> StoredExperts:
     """Returns the experts called `name` in the form that the checkpoint has: `FusedExperts`, or one by one."""
     fused = f"{name}.gate_up_proj"
-    ending = fused.removeprefix("model.")  # whatever prefix the checkpoint has
+    ending = fused.removeprefix("model.")  # the checkpoint may have any prefix
     if any(stored.endswith(ending) for stored in context.weights.shapes or ()):
         return FusedExperts(fused, f"{name}.down_proj", is_transposed)
     return SeparateExperts(f"{name}.{{}}")

@@ -137,7 +137,7 @@ class _SharedMemory:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
         block = self._take(max(num_bytes, _CACHE_LINE))
-        # Each tensor has an array of its own, which the tensor and all its views keep alive.
+        # Each tensor has a separate array, which the tensor and all its views keep alive.
         array = block[:num_bytes]
         weakref.finalize(array, self._give_back, block, self._round)
         return torch.from_numpy(array).view(dtype).view(shape)

@@ -139,7 +139,7 @@ def run(
 ) -> Tensor:
     num_tokens, top_k = ids.shape
     num_experts = len(packed.down.weight)
-    # Rows of experts that are not here come last, behind all ends, and what is computed of them is not used.
+    # Rows of experts of other ranks come last, after all ends, and their results are not used.
     experts, order = ids.flatten().masked_fill(ids.flatten() < 0, num_experts).sort(stable=True)
     is_here = (experts < num_experts).unsqueeze(1)
     each = torch.arange(num_experts, device=x.device)

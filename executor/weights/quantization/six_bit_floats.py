@@ -50,6 +50,6 @@ def fp6_values(mantissa: int) -> Tensor:
     codes = torch.arange(64)
     exponents, fraction = (codes & 31) >> mantissa, codes & ((1 << mantissa) - 1)
     bias = (1 << (4 - mantissa)) - 1
-    whole = fraction + (exponents > 0) * (1 << mantissa)  # numbers below the smallest exponent lack their leading bit
+    whole = fraction + (exponents > 0) * (1 << mantissa)  # subnormal values lack the leading bit
     numbers = torch.ldexp(whole.float(), exponents.clamp(min=1) - bias - mantissa)
     return torch.where(codes >= 32, -numbers, numbers)
