@@ -1,6 +1,6 @@
 """The asynchronous Python API: takes prompts, and returns streams of outputs. The HTTP server and `LLM` use it.
 
-What concerns the engine and no request is in `control/engine_control.py`.
+`control/engine_control.py` has the methods on the engine alone.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
@@ -173,8 +173,8 @@ class AsyncLLM(EngineControl):
         await super().aclose()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Ends the engine by force, whatever the timeout, and returns when its memory is free; for use outside an event
-        loop."""
+        """Ends the engine by force, without regard to the timeout, and returns when its memory is free. For use outside
+        an event loop."""
         self.async_tokenizer.close()
         super().shutdown(timeout)
 
@@ -318,7 +318,7 @@ class AsyncLLM(EngineControl):
     # -------------------------------------------------------------------------------------------------------- facts
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model can do, in vLLM's words."""
+        """The tasks that the model can do, by vLLM's names."""
         return ("generate",)
 
     @property
@@ -361,7 +361,7 @@ class AsyncLLM(EngineControl):
 
 
 def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> AfterReasoning | None:
-    """What lets constraints begin after the reasoning; None if the options name no parser.
+    """Builds the object that lets constraints begin after the reasoning; None if the options name no parser.
 
     Raises:
         ConfigError: there is no parser of that name, or a plugin cannot be loaded.

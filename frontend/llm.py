@@ -257,7 +257,7 @@ class LLM:
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the model can do, in vLLM's words."""
+        """The tasks that the model can do, by vLLM's names."""
         return self.llm_engine.get_supported_tasks()
 
     def get_metrics(self) -> list[Metric]:

@@ -129,7 +129,7 @@ class CompletionOutput(Struct, kw_only=True):
     stop_reason: int | str | None = None  # the stop string or stop token id that ended the completion; None for EOS
 
     def finished(self) -> bool:
-        """Whether this completion has ended."""
+        """True if this completion has ended."""
         return self.finish_reason is not None
 
 

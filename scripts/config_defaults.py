@@ -139,9 +139,9 @@ def _dense_layers(kind: type[PretrainedConfig]) -> dict[str, int]:
 
 
 def _rotary(kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """The numbers that a class gives its rotary embeddings, under the names that checkpoints have for them.
+    """The parameters of a class's rotary embeddings, under the names that checkpoints have for them.
 
-    What has no such name stays in `rope_parameters`.
+    Parameters without such a name stay in `rope_parameters`.
     """
     rest = dict(_leaves(_rope_parameters(kind)))
     if not rest:
@@ -166,7 +166,7 @@ def _rope_parameters(kind: type[PretrainedConfig], **settings: Any) -> dict[str,
 
 
 def _value(kind: type[PretrainedConfig], name: str, **settings: Any) -> Any:
-    """What a field of a config made of `settings` alone holds, if anything."""
+    """The value of a field in a config made from `settings` alone, if there is one."""
     try:
         return getattr(kind(**settings), name, None)
     except Exception:  # a class may refuse its own defaults
@@ -182,7 +182,7 @@ def _leaves(values: Mapping[str, Any], *path: str) -> Iterator[tuple[tuple[str, 
 
 
 def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """What `_leaves` took apart."""
+    """Rebuilds the tree that `_leaves` flattened."""
     tree: dict[str, Any] = {}
     for (*path, name), value in leaves.items():
         branch = tree

@@ -1,9 +1,9 @@
-"""Record what vLLM's encoders make of conversations, for tests/frontend/text/test_message_formats.py.
+"""Records how vLLM's encoders write conversations, for tests/frontend/text/test_message_formats.py.
 
 python scripts/record_message_formats.py SITE_PACKAGES ENCODING_K3
 
-SITE_PACKAGES is the folder that has vllm 0.33, which need not be runnable. ENCODING_K3 is encoding_k3.py of Kimi K3,
-or a port of it; vLLM runs it as the code of the checkpoint. Cohere's encoder is the package cohere-melody (0.15.3).
+SITE_PACKAGES is the folder that has vllm 0.33, which need not be runnable. ENCODING_K3 is encoding_k3.py of Kimi K3, or
+a port of it; vLLM runs it as the code of the checkpoint. Cohere's encoder is the package cohere-melody (0.15.3).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Cohere:
 
 
 class Tokenizer:
-    """What the encoders extend."""
+    """A stand-in for the tokenizer that the encoders extend."""
 
     def get_added_vocab(self) -> dict[str, int]:
         return {}

@@ -266,7 +266,8 @@ def save_checkpoint(path: Path, model: LlamaForCausalLM, optimizers: list[torch.
 
 
 def is_right(sample: Sample, reply: str) -> bool:
-    """Whether a greedy reply is the expected one. JSON and tool calls are compared by value; thoughts may differ."""
+    """Returns True if a greedy reply is the expected one. JSON and tool calls are compared by value; thoughts may
+    differ."""
     if sample.category == "thinking":
         thought, mark, answer = reply.partition("</think>")
         wanted = sample.reply.split("</think>")[1].strip()

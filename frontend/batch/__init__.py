@@ -1,1 +1,1 @@
-"""The batch runner: a file of requests through an engine of its own."""
+"""The batch runner: runs a file of requests through a new engine."""

@@ -25,7 +25,7 @@ class _Answer(Struct):
 
     @property
     def key(self) -> str:
-        """What names the request: its own id, else that of its line."""
+        """The id of the request: its own, else its line's."""
         return self.id if self.custom_id is None else self.custom_id
 
     @property

@@ -1,4 +1,4 @@
-"""`quire run-batch`: OpenAI's batch format through an engine of its own, one JSON line a request.
+"""`quire run-batch`: runs a file in OpenAI's batch format through a new engine, one JSON line a request.
 
 Lines in: `{"custom_id": ..., "method": "POST", "url": "/v1/chat/completions", "body": {...}}`. Lines out, in the order
 in which they finish: `{"id": ..., "custom_id": ..., "response": {"status_code", "request_id", "body"}, "error": ...}`.
@@ -161,7 +161,7 @@ def read_custom_id(line: bytes) -> str | None:
 
 
 def key_of(number: int, line: bytes) -> str:
-    """What an answer to the line is found by when a run is resumed."""
+    """The key by which a resumed run finds the answer to the line."""
     return read_custom_id(line) or line_id(number)
 
 
@@ -286,7 +286,7 @@ def _progress(total: int) -> contextlib.AbstractContextManager[RequestProgress]:
 
 
 def _is_one_file(first: str, second: str) -> bool:
-    """Whether two names lead to one file, because writing answers would destroy unread requests."""
+    """Returns True if two names lead to one file: writing answers there would destroy unread requests."""
     return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
 
 

@@ -12,7 +12,7 @@ def make_room(num_connections: int, option: str) -> None:
     """Raises the limit of open files for this process and its future children, if `num_connections` need it.
 
     Raises:
-        ConfigError: the system does not allow so many open files; the message names `option`, which is to be lowered.
+        ConfigError: the system allows fewer open files; the message names `option`, which is to be lowered.
     """
     needed = num_connections + RESERVE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

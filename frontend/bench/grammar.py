@@ -68,7 +68,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures rounds without and with a schema in turn, then rounds beside bombs. Returns the exit code."""
+    """Measures rounds without and with a schema in turn, then rounds during hostile requests (bombs). Returns the exit
+    code."""
     figures = asyncio.run(_measure(args))
     rows = [
         ("Without a schema (ms per token)", f"{figures['plain_ms']:.3f}"),

@@ -16,7 +16,7 @@ _FEW_TOKENS = 4
 
 
 class PairedTimes(NamedTuple):
-    """What was measured of two engines in turns, in seconds.
+    """Times of two engines that were measured alternately, in seconds.
 
     Attributes:
         what: a prompt, or a step of some requests.

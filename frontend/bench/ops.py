@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _by_level(question: OpsQuestion, asked: list[str]) -> Iterator[OpsTimed]:
-    """The timings of each level, each from a process of its own."""
+    """The timings of each level, each from a separate process."""
     if asked not in ([], ["all"]):
         for isa in asked:
             try:

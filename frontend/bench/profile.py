@@ -60,7 +60,7 @@ async def server_recording(base_url: str, headers: dict[str, str], active: bool)
 
 
 def _check(response: httpx.Response) -> str | None:
-    """The path of the timeline; None if the server does not tell. Raises QuireError if the server failed."""
+    """The path of the timeline; None if the server does not report it. Raises QuireError if the server failed."""
     if response.status_code != 200:
         raise QuireError(f"{response.url} answered {response.status_code}: {response.text[:200]}")
     return msgspec.json.decode(response.content).get("path") if response.content else None

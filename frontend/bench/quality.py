@@ -1,4 +1,4 @@
-"""`quire bench quality`: what weights or cached keys and values of fewer bits change, on a text of the user's."""
+"""`quire bench quality`: the effect of quantized weights or a quantized KV cache on the likelihood of a user's text."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ SETTINGS = [
 
 
 class Sample(NamedTuple):
-    """Token ids, of which those from index `first` on are scored; the first token of all has no probability."""
+    """Token ids. Those from index `first` on are scored; the first token of all has no probability."""
 
     token_ids: list[int]
     first: int = 1
@@ -45,7 +45,7 @@ class Record(Struct):
 
 
 class Scores(NamedTuple):
-    """What an engine thinks of each token that is scored.
+    """An engine's log-probabilities of the scored tokens.
 
     Attributes:
         logprobs: [n] float64, of the text's tokens.
@@ -57,7 +57,7 @@ class Scores(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Of an engine with fewer bits.
+    """The difference that quantization makes.
 
     Attributes:
         loss: mean negative log-likelihood of a token, in nats.

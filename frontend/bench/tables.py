@@ -13,8 +13,8 @@ PIPE_WIDTH = 10_000
 def show(table: Table) -> None:
     """Prints `table` to stdout.
 
-    Where stdout is no terminal, the table has no frame, no colour and no cut cell, so that `grep` can read it.
-    A Markdown table keeps its bars.
+    On a stdout that is no terminal, the table has no frame, no colour and no cut cell, so that `grep` can read it. A
+    Markdown table keeps its bars.
     """
     if sys.stdout.isatty():
         Console().print(table)

@@ -39,7 +39,7 @@ class Conversation:
         self._stats = stats
 
     def commands(self) -> dict[str, SlashCommand]:
-        """What a user may do with the conversation besides going on with it."""
+        """The slash commands of the conversation."""
         return {
             "clear": SlashCommand("Forget the conversation; the system message stays.", self._clear),
             "system": SlashCommand("Set the system message; without TEXT there is none.", self._set_system, "TEXT"),

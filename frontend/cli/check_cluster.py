@@ -109,13 +109,13 @@ def _figure(value: float | None, factor: float) -> str:
 
 
 def _free_memory(report: "NodeReport") -> str:
-    """Of the GPUs, or without any of the host."""
+    """The free memory of the GPUs, or of the host if it has none."""
     free = [gpu.free_bytes for gpu in report.gpus] or [report.ram_bytes]
     return ", ".join(f"{each / _GIBIBYTE:.1f} GiB" for each in free)
 
 
 def _devices() -> tuple[str, int, list["GPUMemory"]]:
-    """What this host computes with, its free RAM, and the memory of its GPUs."""
+    """The name of this host's devices, its free RAM, and the memory of its GPUs."""
     ram = available_ram()
     if gpus := _gpus():
         return ", ".join(name for name, _ in gpus), ram, [memory for _, memory in gpus]

@@ -1,4 +1,4 @@
-"""What the commands share that write a checkpoint to a new folder in another form."""
+"""Shared parts of the commands that write a checkpoint to a new folder in another form."""
 
 import argparse
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from quire.frontend.flags.parser import CommandParser, add_engine_options
 
 
 def add_arguments(parser: CommandParser, command: str, common: list[str]) -> None:
-    """Adds the engine's options and `--output`; `common` are those that a short help shows."""
+    """Adds the engine's options and `--output`. The short help shows the options in `common`."""
     add_engine_options(parser, positional_model=True)
     group = parser.add_argument_group(command)
     group.add_argument("--output", required=True, metavar="FOLDER", help="New folder for the files.")
@@ -21,7 +21,7 @@ def add_arguments(parser: CommandParser, command: str, common: list[str]) -> Non
 
 
 def write(args: argparse.Namespace, command: str, writer: Callable[[EngineArgs, Path], FilesSaved]) -> None:
-    """Has `writer` write the folder, and prints how to serve it."""
+    """Writes the folder with `writer`, and prints how to serve it."""
     configure(command, args.engine_args.observability.logging)
     parallel = args.engine_args.parallel
     if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:

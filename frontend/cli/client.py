@@ -29,7 +29,7 @@ def add_client_arguments(parser: CommandParser) -> None:
 
 
 def add_history_argument(parser: CommandParser) -> None:
-    """The flag of both commands that comes last, after what each has of its own."""
+    """Adds the last flag of both commands, after the flags of each one."""
     parser.add_argument(
         "--no-history", action="store_true", help="Keep what is typed out of the history in $XDG_STATE_HOME/quire."
     )

@@ -109,10 +109,10 @@ class CommandGroup:
 
 
 def end_at_once(last: Callable[[], object] = lambda: None) -> None:
-    """Has SIGTERM and Ctrl-C call `last` and end a service where it is: before and after its event loop handles them.
+    """Makes SIGTERM and Ctrl-C call `last` and end the process at once, for times when no event loop handles them.
 
-    An error that a handler raises instead may come up within C code or a callback, which swallow it, or crash. What a
-    service has started ends with it: engines notice that their parent is gone.
+    A handler that raised an error instead might do so within C code or a callback, which would swallow it, or crash.
+    Engines end by themselves, because they notice that their parent is gone.
     """
 
     def end(code: int) -> None:

@@ -68,7 +68,8 @@ class Dialogue:
                 print("(Ctrl-D leaves)", file=sys.stderr)
 
     def _reader(self) -> Callable[[], str]:
-        """Reads one message from the terminal; EOFError and KeyboardInterrupt tell of Ctrl-D and Ctrl-C."""
+        """Returns a function that reads one message from the terminal. It raises EOFError for Ctrl-D and
+        KeyboardInterrupt for Ctrl-C."""
         if os.environ.get("TERM") == "dumb":  # which has no cursor to move
             return functools.partial(input, "> ")
         # Imported here, because only such a terminal needs it.

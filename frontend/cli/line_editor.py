@@ -48,7 +48,7 @@ class LineEditor:
 
 
 def _screen() -> Vt100_Output:
-    """Where the prompt is drawn: stderr if the answers on stdout go to a file."""
+    """The stream for the prompt: stderr if the answers on stdout go to a file."""
     stream = sys.stdout if sys.stdout.isatty() else sys.stderr
     screen = Vt100_Output.from_pty(stream, term=os.environ.get("TERM"))
     screen.enable_cpr = False  # some terminals never say where the cursor is, and nothing here needs it
@@ -75,7 +75,7 @@ def _keys(quotes: str) -> KeyBindings:
 
 
 def _history_on_disk(prog: str) -> History:
-    """The history in the user's state folder, which nobody else may read; one in memory where that is not possible."""
+    """The history in the user's state folder, readable by the user alone; in memory if there can be no such file."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     path = Path(state) / "quire" / f"{prog.split()[-1]}_history"
     try:

@@ -1,4 +1,4 @@
-"""`quire run-batch`: a JSONL file of requests through an engine of its own."""
+"""`quire run-batch`: runs a JSONL file of requests through a new engine."""
 
 import argparse
 import asyncio

@@ -28,7 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serves until told to stop, or becomes a node that serves no HTTP."""
+    """Serves until a signal comes, or becomes a node that serves no HTTP."""
     # Imported here, so that --help does not load the server, and late, so that the engine loads at the same time.
     from quire.core.logging import configure
     from quire.frontend.http.listener import bind, release
@@ -92,5 +92,5 @@ def _serve_by_several(number: int, setup: "EngineSetup", server: ServerConfig, l
 
 
 def _greets(setup: "EngineSetup") -> bool:
-    """Whether to greet: people at a terminal or with the demo model. A service's log does not need it."""
+    """Returns True for people at a terminal or with the demo model. A service's log needs no greeting."""
     return setup.args.model.model is None or sys.stdout.isatty()

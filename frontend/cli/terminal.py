@@ -1,4 +1,4 @@
-"""What a model writes, printed as it comes: the answer to stdout, its reasoning dimmed to stderr."""
+"""Prints a model's output as it comes: the answer to stdout, its reasoning dimmed to stderr."""
 
 import os
 import sys

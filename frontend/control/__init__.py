@@ -1,1 +1,1 @@
-"""What a program does with an engine beside its requests: profiles it, and runs code of its own on the workers."""
+"""Control of an engine by a program: profiles, and calls of the program's functions on the workers."""

@@ -77,7 +77,7 @@ class EngineControl:
 
     @property
     def errored(self) -> bool:
-        """Whether the engine is dead and will not be restarted."""
+        """True if the engine is dead and will not be restarted."""
         return self.dead_error is not None
 
     @property
@@ -87,7 +87,7 @@ class EngineControl:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are taken. The first one starts the engine."""
+        """True while requests are accepted. The first one starts the engine."""
         return not self.errored
 
     async def aclose(self) -> None:
@@ -98,8 +98,8 @@ class EngineControl:
         self._end_at_exit.detach()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Ends the engine by force, whatever the timeout, and returns when its memory is free; for use outside an event
-        loop."""
+        """Ends the engine by force, without regard to the timeout, and returns when its memory is free. For use outside
+        an event loop."""
         self._end_at_exit()
 
     # ------------------------------------------------------------------------------------------------------ control
@@ -115,7 +115,7 @@ class EngineControl:
 
     @property
     def profiles(self) -> bool:
-        """Whether `profiler_config` names a profiler."""
+        """True if `profiler_config` names a profiler."""
         return self.config.trace_folder is not None or self.config.torch_profile is not None
 
     async def start_profile(
@@ -186,7 +186,7 @@ class EngineControl:
 
     @property
     def ready(self) -> EngineReady | None:
-        """What the engine has found; None before it has started."""
+        """The engine's capacity; None before it has started."""
         return self._ready
 
     @property

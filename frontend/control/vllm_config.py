@@ -1,6 +1,7 @@
 """The options that run, by vLLM's names, for programs that read them: `llm.llm_engine.vllm_config.model_config`.
 
-Quire itself reads `EngineConfig`. What only vLLM has is absent here, and the error says where Quire's options are.
+Quire itself reads `EngineConfig`. Options that only vLLM has are absent here, and the error says where Quire's options
+are.
 """
 
 import functools

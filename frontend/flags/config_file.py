@@ -83,7 +83,7 @@ def _load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _refuse_duplicates(path: str, root: Any) -> None:
-    """Raises ConfigError for a key that is given twice in a mapping, of which YAML's loader takes the last.
+    """Raises ConfigError for a key that a mapping has twice; YAML's loader would take the last one.
 
     Options may be written with dashes and underscores, the keys of their values in one way only.
     """
@@ -126,7 +126,7 @@ def _value(action: argparse.Action, value: Any, text: Any) -> Any:
 
 
 def _takes_null(action: argparse.Action) -> bool:
-    """Whether null is a value of the option; elsewhere it leaves the option at its default."""
+    """Returns True if null is a value of the option; elsewhere null leaves the option at its default."""
     return isinstance(action.type, Field) and action.type.nullable
 
 

@@ -23,7 +23,7 @@ class Composite:
 
 
 class ListAction(argparse.Action):
-    """Stores a list of checked items; a single null stands for the whole list."""
+    """Stores a list of checked items; a single null means no list."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -36,7 +36,7 @@ class _Given(list[Any]):
 
 
 class RepeatableAction(argparse.Action):
-    """Adds checked items to those that the command line gave before; the first replace the default."""
+    """Adds checked items to the earlier ones of the command line; the first items replace the default."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None

@@ -200,7 +200,7 @@ def _wrap(text: str, indent: str = "") -> str:
 
 
 def _row(left: str, text: str) -> str:
-    """`left`, then `text` beside it, or below it when the terminal is narrow or `left` long."""
+    """A row with `left`, and `text` to the right of it, or below it when the terminal is narrow or `left` long."""
     columns = width()
     if columns < NARROW:
         return "\n".join(part for part in (_fold(left, columns), _wrap(text, "      ")) if part.strip())

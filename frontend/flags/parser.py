@@ -102,7 +102,7 @@ class CommandParser(OptionParser):
         return line
 
     def _is_glued(self, name: str) -> bool:
-        """Whether `name` is a short flag with its value, as in `-iFILE`."""
+        """Returns True if `name` is a short flag with its value, as in `-iFILE`."""
         return name[1] != "-" and name[:2] in self.flags
 
     def _drop(self, name: str, rest: deque[str], *, has_value: bool) -> None:
@@ -121,7 +121,7 @@ class CommandParser(OptionParser):
             self.error(str(error))
 
     def _switch(self, name: str, rest: deque[str], *, has_value: bool) -> str:
-        """The spelling of a switch in the state that it is told to have: `--x`, `--no-x`, `--x=false`, `--x False`."""
+        """The spelling of a switch for its wanted state: `--x`, `--no-x`, `--x=false`, `--x False`."""
         if not has_value and not _is_truth(rest):
             return name
         text, negated = rest.popleft(), f"--no-{name[2:]}"
@@ -193,7 +193,7 @@ class CommandParser(OptionParser):
 
 
 def _is_truth(rest: deque[str]) -> bool:
-    """Whether the next word says true or false; no model is called so."""
+    """Returns True if the next word is true or false; no model has such a name."""
     return bool(rest) and rest[0].lower() in TRUTHS
 
 

@@ -149,7 +149,7 @@ class Field:
         return self._number(float, text) if isinstance(self.kind, mi.FloatType) else text
 
     def _choices(self, text: str, names: list[str]) -> str:
-        """What to choose instead of `text`: of many names the ones that are like it."""
+        """The choices to name instead of `text`: of many names, only similar ones."""
         near = get_close_matches(text, names) if len(names) > _MANY else []
         if near:
             return f"did you mean {' or '.join(near)}? --help={self.name} lists all"

@@ -1,4 +1,4 @@
-"""The statistics that an engine reports, over the requests of all frontends."""
+"""The statistics that one engine reports for all its frontends."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class EngineStatistics:
-    """The statistics of one engine. All frontends get the same, so a sum over frontends must take one's alone.
+    """The statistics of one engine. All its frontends get the same, so a sum over frontends must take one frontend's.
 
     Args:
         families: makes families with the engine's labels.

@@ -1,4 +1,4 @@
-"""A histogram of plain integers and floats, which the event loop increments without locks."""
+"""A histogram of plain counters, which the event loop increments without locks."""
 
 import math
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""The counts of a frontend's requests."""
+"""The metrics of one frontend's requests."""
 
 from collections.abc import Iterator
 

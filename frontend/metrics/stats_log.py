@@ -75,7 +75,7 @@ class StatsLog:
             self.log()
 
     def log(self) -> None:
-        """Logs at once, except for idle engines whose idleness was logged."""
+        """Logs at once. An idle engine is logged only until its last line has said so."""
         now = time.monotonic()
         seconds, self._told_at = now - self._told_at, now
         for line in self.next_lines(seconds):

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def prompts_of(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """The prompts as a list. A list of numbers is one prompt."""
+    """The prompts as a list. A list of integers is one prompt."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
     if not isinstance(prompts, Iterable):

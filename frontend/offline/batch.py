@@ -130,7 +130,7 @@ class BatchRunner:
                 yield _Running(request_id, opened, asyncio.create_task(work))
 
     async def _tokenize(self, prompts: Sequence[PromptLike], add_special_tokens: bool) -> list[PromptLike | Prompt]:
-        """The prompts, with token ids added to those that are plain text."""
+        """Adds token ids to the prompts that are plain text."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
             return [*prompts]

@@ -31,7 +31,7 @@ _News = queue.SimpleQueue[tuple[str, RequestOutput | Exception]]
 
 
 class LLMEngine:
-    """An engine in a process of its own, and the thread whose event loop talks to it.
+    """An engine in a separate process, and the thread whose event loop talks to it.
 
         engine = LLMEngine.from_engine_args(EngineArgs(model="Qwen/Qwen3-0.6B"))
         engine.add_request("0", "The capital of France is", SamplingParams(max_tokens=8))
@@ -193,7 +193,7 @@ class LLMEngine:
         return len(self._readers)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has more to return, or an error to raise."""
+        """True if `step` has more to return, or an error to raise."""
         return bool(self._readers or self._untold)
 
     # ---------------------------------------------------------------------------------------------------------- facts
@@ -213,7 +213,7 @@ class LLMEngine:
         return self.async_llm.get_tokenizer()
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model can do, in vLLM's words."""
+        """The tasks that the model can do, by vLLM's names."""
         return ("generate",)
 
     def get_metrics(self) -> list[Metric]:

@@ -13,7 +13,7 @@ EarlyStopping = bool | Literal["never"]
 
 
 class BeamSearchParams(Struct):
-    """Parameters of a beam search, with vLLM's names, order and defaults; those that vLLM does not have come last.
+    """Parameters of a beam search, with vLLM's names, order and defaults. Quire's own come last.
 
     Raises:
         ParameterError: a value is out of its range; `param` names the field.

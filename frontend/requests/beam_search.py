@@ -1,6 +1,6 @@
 """Beam search: the likeliest outputs instead of sampled ones.
 
-Each beam's next token is a request of its own, for one token and the likeliest tokens at its position. Beams find the
+Each beam's next token is a separate request, for one token and the likeliest tokens at its position. Beams find the
 pages of their common prefix in the prefix cache, so a step computes little more than one token a beam.
 """
 
@@ -198,7 +198,7 @@ class BeamSearch:
         return tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def sequences(self) -> list[Beam]:
-        """The best outputs, best first; `beam_width` of them, or as many as there are."""
+        """The best outputs, best first; at most `beam_width` of them."""
         width = self._params.beam_width
         running, complete = [Beam(token_ids=[])], list[Beam]()
         for num_tokens in range(1, self._params.max_tokens + 1):
@@ -270,7 +270,8 @@ class BeamSearch:
         return cum_logprob / max(length, 1) ** self._params.length_penalty
 
     def _is_decided(self, running: list[Beam], complete: list[Beam], num_tokens: int) -> bool:
-        """Whether `complete` is final. A sum of log-probabilities only falls, which bounds a running beam's score."""
+        """Returns True if `complete` is final. A sum of log-probabilities only falls, which bounds a running beam's
+        score."""
         if len(complete) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:

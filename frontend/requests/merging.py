@@ -79,10 +79,10 @@ async def _merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, R
 
 
 async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    """Ends tasks whose results nobody waits for, waits until they have ended, and empties the list.
+    """Cancels tasks whose results are not needed, waits for their ends, and empties the list.
 
-    The list is emptied because an error keeps the variables of every function that it went through. Tasks still in
-    the list would all be freed at once by a later garbage collection.
+    The list is emptied because an error keeps the variables of every function that it went through. Tasks still in the
+    list would all be freed at once by a later garbage collection.
     """
     async for task in in_time_slices(tasks, most=TASKS_PER_SLICE):
         task.cancel()

@@ -39,7 +39,7 @@ class EmbedsReader:
         self._hidden_size = hidden_size
 
     def read(self, value: Any, max_model_len: int) -> tuple[PromptEmbeds, int]:
-        """(rows, number of rows); each row stands for one token.
+        """Reads (rows, number of rows). Each row replaces one token.
 
         Args:
             value: [num_tokens, hidden] as base64 or bytes of a safetensors file with one tensor, as a NumPy array or

@@ -115,7 +115,7 @@ class PromptReader:
 
 
 def embeds_reader(hidden_size: int) -> ReadEmbeds:
-    """A reader of embeddings with `hidden_size` numbers a token."""
+    """A reader of embeddings with `hidden_size` elements a token."""
     from quire.frontend.requests.prompt_embeds import EmbedsReader  # needs NumPy, which most servers do without
 
     return EmbedsReader(hidden_size).read

@@ -1,7 +1,7 @@
 """Logs requests and their outputs, where the options for it are set, in the words of vLLM's log.
 
-The parameters of a request are logged at level INFO; its prompt and all token ids only at level DEBUG. What the model
-wrote is logged where that is asked for.
+The parameters of a request are logged at level INFO; its prompt and all token ids only at level DEBUG. Outputs are
+logged only with their own option.
 """
 
 from typing import Any

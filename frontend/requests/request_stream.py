@@ -231,7 +231,7 @@ class RequestStream:
     def _last_before_error(self) -> RequestOutput:
         """The output that a slow reader has not taken before the request failed; raises the error where there is none.
 
-        So a stream tells the same tokens before its error, however slow its reader is. An error's traceback leads here
+        So a stream yields the same tokens before its error, however slow its reader is. An error's traceback leads here
         and to the prompt: once the error is raised, nothing here refers to it.
         """
         if self._unread is None:

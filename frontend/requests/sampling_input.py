@@ -81,7 +81,7 @@ class SamplingInput:
         return changes
 
     def _check_count(self, name: str, asked: int | None) -> None:
-        """Refuses a count over the server's limit; in both, -1 stands for the size of the vocabulary."""
+        """Refuses a count over the server's limit. In both, -1 means the size of the vocabulary."""
         if asked is None:
             return
         limit = self._vocab_size if self._model.max_logprobs < 0 else self._model.max_logprobs

@@ -23,7 +23,7 @@ SHELLS = {"Bash": "command", "bash": "command", "exec_command": "cmd", "shell_co
 
 
 def answer_to(prompt: str) -> str:
-    """What the agent says to a prompt: a call, the last text, or a title where it has no tools."""
+    """The agent's answer to a prompt: a call, the last text, or a title if it has no tools."""
     told = prompt.partition("<|im_end|>")[0]
     tools = set(re.findall(r'"name": "(\w+)"', told)) & set(SHELLS)
     if not tools:

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: a tiny task of its own kind with completions (likelihoods) and with chats (answers)."""
+"""lm-evaluation-harness: a tiny new task with completions (likelihoods) and with chats (answers)."""
 
 import json
 import os

@@ -112,7 +112,7 @@ def greeting(rng: random.Random, test: bool) -> Sample:
 
 
 def _name_talk(rng: random.Random, test: bool) -> Sample:
-    """The user tells a name and asks for it later."""
+    """A conversation in which the user gives a name and asks for it later."""
 
     def make() -> tuple[str, Sample]:
         name = w.person(rng)
@@ -269,7 +269,7 @@ def _split_sum(a: int, op: str, b: int) -> tuple[int, int, str]:
 
 
 def arithmetic(rng: random.Random, test: bool) -> Sample:
-    """Adding and subtracting numbers to 99. The reply shows its step, which makes it easier to learn."""
+    """Sums and differences up to 99. The reply shows its step, which makes it easier to learn."""
     a, op, b, result = sum_item(rng, test)
     question = _loosen(_first_up(rng.choice(PREFIXES[:6]) + _sum_question(a, op, b, rng)), rng)
     return ask("arithmetic", question, f"{a} {op} {b} = {_split_sum(a, op, b)[2]} = {result}")
@@ -469,7 +469,7 @@ def with_thought(thought: str, reply: str) -> str:
 
 
 def _sum_thought(a: int, op: str, b: int, result: int) -> str:
-    """Split both numbers in tens and ones, as at school."""
+    """Splits both summands into tens and ones, as at school."""
     tens, ones, joined = _split_sum(a, op, b)
     return f"{a // 10 * 10} {op} {b // 10 * 10} = {tens}. {a % 10} {op} {b % 10} = {ones}. {joined} = {result}."
 

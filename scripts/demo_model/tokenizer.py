@@ -68,7 +68,7 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _worth_a_token(word: str, spelled: set[str]) -> bool:
-    """Whether a piece may be one token: not a spelled word, and a single letter only if it is a word."""
+    """Returns True if a piece may be one token: not a spelled word, and a single letter only if it is a word."""
     return word.lower() not in spelled and (len(word) > 1 or not word.isalpha() or word in ("a", "I"))
 
 

@@ -265,7 +265,7 @@ def _result(offer: Offer, values: Values, rng: random.Random) -> tuple[t.Message
 
 
 def _clashes(offers: list[Offer], sample: t.Sample) -> bool:
-    """Whether one of the tools could answer a question that should need none."""
+    """Returns True if one of the tools could answer a question that should need none."""
     names = " ".join(text for offer in offers for text in (offer.name, *offer.kind.texts)).lower()
     if sample.category == "arithmetic":
         return any(word in names for word in ("sum", "add", "multipl", "calc", "plus"))

@@ -96,7 +96,7 @@ _CODAS = ["", "", "", "n", "r", "l", "s", "t", "m", "d", "k", "p", "nd", "st", "
 
 
 def held_out(key: str) -> bool:
-    """Whether an item is held out for evaluation, decided by a hash of its text, so that no list is needed."""
+    """Returns True if an item is held out for evaluation. A hash of its text decides, so no list is needed."""
     return zlib.crc32(key.encode()) % 100 < HELD_OUT_PERCENT
 
 

@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def waits_for_hosts(self) -> bool:
-        """Whether a step waits for another host."""
+        """True if a step waits for another host."""
         return not self.has_engines or "--enable-expert-parallel" in self.options
 
     @property
@@ -73,7 +73,7 @@ LAYOUTS = {
 
 
 def make_mixture(folder: Path) -> Path:
-    """A checkpoint with the demo model's tokenizer and a small mixture's settings; its weights are random numbers."""
+    """Makes a checkpoint with the demo model's tokenizer, a small mixture's settings and random weights."""
     folder.mkdir()
     for path in DEMO_MODEL.iterdir():
         if path.suffix != ".safetensors":
@@ -150,7 +150,7 @@ class Cluster:
         return time.monotonic() - started
 
     def states(self) -> list[str]:
-        """Of all engines; nothing if node 0 does not answer."""
+        """The states of all engines; empty if node 0 does not answer."""
         try:
             health = httpx.get(f"{self._url}/health", timeout=5).json()
             return [each["state"] for each in health.get("engines") or [health["engine"]]]
@@ -170,7 +170,7 @@ class Cluster:
         return itertools.accumulate(len(part["token_ids"] or ()) for part in self._parts(prompt, max_tokens, 0, engine))
 
     def _parts(self, prompt: str, max_tokens: int, seed: int, engine: int = -1) -> Iterator[dict[str, Any]]:
-        """Of an answer of one engine, the last one if none is named and there are several."""
+        """The chunks of an answer from one engine; the last engine if none is named and there are several."""
         body = {
             "model": self._name, "prompt": prompt, "max_tokens": max_tokens, "seed": seed, "stream": True,
             "temperature": 0.8 if seed else 0.0, "ignore_eos": True, "return_token_ids": True,

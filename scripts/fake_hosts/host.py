@@ -69,7 +69,7 @@ class Host:
         return code
 
     def log(self) -> str:
-        """What its processes have said."""
+        """The output of its processes."""
         return self._log.read_text(errors="replace")
 
     def listeners(self) -> list[tuple[str, int]]:
@@ -84,7 +84,7 @@ class Host:
 
 
 def leave_network() -> None:
-    """Moves this process to a network of its own, before it has threads: others have hosts at the same addresses."""
+    """Moves this process to a new network namespace, before it has threads: others have hosts at the same addresses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "a network namespace cannot be made")

@@ -27,7 +27,7 @@ class Port:
 
 @dataclass
 class Switch:
-    """Carries frames between its ports. Call `run` in a thread of its own.
+    """Carries frames between its ports. Call `run` in a separate thread.
 
     Attributes:
         delay: seconds that each frame takes.

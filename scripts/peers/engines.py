@@ -34,7 +34,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Setting:
-    """What an engine computes with."""
+    """The formats with which an engine computes."""
 
     weights: str = BF16
     kv_cache_dtype: str = AUTO

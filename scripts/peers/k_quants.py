@@ -18,7 +18,7 @@ Q4_K, Q6_K = gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q6_K
 
 
 def kind_of(name: str, num_layers: int) -> gguf.GGMLQuantizationType:
-    """What Q4_K_M has for a dense model's matrix (`llama_tensor_get_type` in llama.cpp)."""
+    """The type of a dense model's matrix in Q4_K_M (`llama_tensor_get_type` in llama.cpp)."""
     if name in ("token_embd.weight", "output.weight"):
         return Q6_K
     if "attn_v." not in name and "ffn_down." not in name:

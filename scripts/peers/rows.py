@@ -164,7 +164,7 @@ def _random_load(
 
 
 def few_bits(weights: str, bits: str) -> list[Row]:
-    """The offline rows with weights of few bits; those of batches also with a KV cache in 8 bits."""
+    """The offline rows with quantized weights; the rows of batches also with a KV cache in 8 bits."""
     batch = {"output tok/s": at_least(1.5, "llama.cpp", "OpenVINO")}
     stream = {"output tok/s": at_least(1.2, "llama.cpp", "OpenVINO")}
     plain, small_cache = Setting(weights), Setting(weights, INT8)

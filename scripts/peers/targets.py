@@ -14,7 +14,7 @@ class Target:
     of: str | None = None
 
     def reached(self, value: float) -> bool:
-        """Whether `value`, the figure or the ratio, reaches the limit."""
+        """Returns True if `value`, the figure or the ratio, reaches the limit."""
         return value >= self.limit if self.relation == "≥" else value <= self.limit
 
     def mark(self, value: float) -> str:

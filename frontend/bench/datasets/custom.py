@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class CustomDataset:
-    """See `quire.frontend.bench.datasets.request.Dataset`. Prompts are sent without a template."""
+    """The dataset of a JSONL file. Prompts are sent without a template."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         if not args.dataset_path:
@@ -43,7 +43,7 @@ class CustomDataset:
         self._oversample = not args.no_oversample
 
     def requests(self, num_prompts: int, vocabulary: Vocabulary, seed: int) -> list[BenchRequest]:
-        """See `Dataset.requests`. If the file has too few prompts, they are repeated, except with `--no-oversample`."""
+        """The first prompts of the file. Repeats them if there are too few, unless `--no-oversample` is given."""
         lines = self._read()
         if self._shuffle:
             lines = [lines[index] for index in np.random.default_rng(seed).permutation(len(lines))]

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class PrefixRepetitionDataset:
-    """See `quire.frontend.bench.datasets.request.Dataset`. Prompts come in shuffled order."""
+    """The dataset of a few long prefixes, each with many suffixes. Prompts come in shuffled order."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._prefix_len = args.prefix_repetition_prefix_len

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class RandomDataset:
-    """See `quire.frontend.bench.datasets.request.Dataset`."""
+    """The dataset of random token ids."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._input_len = args.input_len if args.input_len is not None else args.random_input_len

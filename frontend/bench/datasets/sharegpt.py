@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class ShareGptDataset:
-    """See `quire.frontend.bench.datasets.request.Dataset`."""
+    """The dataset of a ShareGPT-style file."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         if not args.dataset_path:
@@ -50,7 +50,8 @@ class ShareGptDataset:
         self._oversample = not args.no_oversample
 
     def requests(self, num_prompts: int, vocabulary: Vocabulary, seed: int) -> list[BenchRequest]:
-        """See `Dataset.requests`. Too few requests in the file are repeated, except with `--no-oversample`."""
+        """The first exchange of each conversation. Repeats them if there are too few, unless `--no-oversample` is
+        given."""
         conversations = self._read()
         if self._shuffle:
             order = np.random.default_rng(seed).permutation(len(conversations))

@@ -1,4 +1,4 @@
-"""The report at the end of a sweep: prints a table, and draws plots beside the results."""
+"""The report at the end of a sweep: prints a table, and draws plots next to the results."""
 
 import argparse
 from pathlib import Path
