@@ -63,7 +63,7 @@ async def look_up(host: str) -> list[str]:
     found: asyncio.Future[list[str]] = loop.create_future()
 
     def give(addresses: list[str], error: OSError | None) -> None:
-        if found.done():  # nobody waits any more
+        if found.done():  # the waiter is gone
             return
         if error is None:
             found.set_result(addresses)

@@ -193,7 +193,7 @@ class CheckCoordinator:
         ranks = sorted(findings.reports)
         for distance in range(1, len(ranks)):
             pairs = list(zip(ranks, ranks[distance:] + ranks[:distance], strict=True))
-            if quantity == "bandwidth":  # not where nobody answers
+            if quantity == "bandwidth":  # not where no node answers
                 pairs = [pair for pair in pairs if pair in findings.links["latency"]]
             values = await asyncio.gather(*(self._measure(quantity, *pair) for pair in pairs))
             for (source, target), value in zip(pairs, values, strict=True):

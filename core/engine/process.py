@@ -121,13 +121,13 @@ class EngineProcess:
             [payload] = said
             message = self._decoder.decode(payload)
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
-            logger.error("a message that cannot be read is dropped: %s", error)
+            logger.error("dropping a message that cannot be decoded: %s", error)
             if frontend in self._frontends:
                 unread = [request_id for each in said for request_id in ids_in_unreadable(each)]
                 self._fail(frontend, unread, f"The engine could not read this request: {error}")
             return
         if frontend not in self._frontends and not isinstance(message, protocol.Hello | protocol.Shutdown):
-            return  # it is gone, and has left this behind: nobody would hear of what follows
+            return  # the frontend is gone, and no answer could reach it
         match message:
             case protocol.EngineRequest():
                 self._add_or_fail(frontend, message)
@@ -270,7 +270,7 @@ class EngineProcess:
         self._frontends.remove(frontend)
         mine = [request_id for request_id, owner in self._owners.items() if owner == frontend]
         if mine:
-            logger.warning("a frontend is gone; requests of its that are aborted: %d", len(mine))
+            logger.warning("a frontend is gone: aborting its requests: %d", len(mine))
         for place in [place for place in self._grammars if place[0] == frontend]:
             del self._grammars[place]
         self._files.forget(frontend)

@@ -98,7 +98,7 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._short_of_pages = False  # at the last plan, a request waited although slots were free
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._released: list[int] = []  # slots that the next plan tells the workers to clear
+        self._released: list[int] = []  # slots that the workers clear with the next plan
         self._prefilled: list[Request] = []  # whose prompts end in the step that is planned
         self._snapshots: list[tuple[int, PlannedSnapshot]] = []  # by slot, that the step which is planned shall take
         self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities

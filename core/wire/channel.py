@@ -132,7 +132,7 @@ class Channel:
             self._loop.remove_reader(self._fd)
             self._socket.linger = linger_ms
             self._before_close()
-            self._socket.disable_monitor()  # else ZeroMQ's thread waits for ever with news that nobody hears any more
+            self._socket.disable_monitor()  # else ZeroMQ's thread waits for ever to deliver events
             self._socket.close()
             for attendant in self._attendants:
                 attendant.close()
@@ -193,7 +193,7 @@ def bind_router(
     door.bind("inproc://zeromq.zap.01")
     socket = context.socket(zmq.ROUTER)
     _unbounded(socket)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # tells of peers that are gone: see `Channel.send`
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # reports peers that are gone: see `Channel.send`
     socket.zap_domain = b"quire"
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret
@@ -210,7 +210,7 @@ def bind_router(
     attendants = [events, _keep_door(door, keys.client_public)]
     stop_listening = functools.partial(_stop_listening, socket, events._socket)
     channel = Channel(socket, on_message, attendants, stop_listening, asks_for_senders=asks_for_senders)
-    # If nobody closes the channel: a context that is garbage together with its sockets would wait for them for ever.
+    # For a channel that is never closed: a context that is collected with its sockets would wait for them for ever.
     weakref.finalize(channel, _destroy, context, socket, door, events._socket).atexit = False
     return channel
 

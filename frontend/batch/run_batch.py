@@ -259,7 +259,7 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
             log_deltas=server.enable_log_deltas,
         )
         stack.push_async_callback(engine.aclose)
-        answers = BatchServer(engine, server)  # a wrong option is told before the model is loaded
+        answers = BatchServer(engine, server)  # reports a wrong option before the model is loaded
         if all(key_of(number, line) in output.answered for number, line in batch_files.read_lines(source)):
             logger.info("no request is left to answer: %d were answered before", batch_files.count_lines(source))
             return 0

@@ -93,7 +93,7 @@ class ServerClient:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            if "SSL" in str(error):  # a server is there; http:// for https://, or a certificate that nobody knows
+            if "SSL" in str(error):  # a server is there; http:// for https://, or an unknown certificate
                 raise ServerError(f"the connection to {self.url} failed: {error}") from None
             raise ServerError(
                 f"no server answers at {self.url}. Start one with `quire serve`, or name yours with --url."
@@ -122,7 +122,7 @@ def _raise_for_status(response: httpx.Response) -> None:
     except ValueError:
         message = None
     message = message or f"the server answered {response.status_code} {response.reason_phrase}"
-    if response.status_code == httpx.codes.NOT_FOUND:  # of the model or the path; the address tells which
+    if response.status_code == httpx.codes.NOT_FOUND:  # of the model or the path, as the address shows
         message += f" ({response.url})"
     raise ServerError(message)
 

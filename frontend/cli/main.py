@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from quire.core import process_start  # noqa: F401  (first, because it tells when the program began)
+from quire.core import process_start  # noqa: F401  (first, because it records when the program began)
 from quire.frontend.cli.bench import BENCH
 from quire.frontend.cli.command_group import FAILED, INTERRUPTED, Command, CommandGroup, complain
 

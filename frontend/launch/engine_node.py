@@ -119,7 +119,7 @@ class _Session:
             logging=self._start.logging,
             is_led_from_afar=True,
         )
-        logger.info("this node starts engine %d", data)
+        logger.info("starting engine %d on this node", data)
         launcher, opened = EngineLauncher(own, Listening(facts.address, self._start.keys)), None
         if order.opens_rendezvous:
             with listen(facts.address) as listener:  # the engine inherits the socket

@@ -26,7 +26,7 @@ _OWN = {
 
 
 def ignored_options(args: EngineArgs) -> list[str]:
-    """The flags of a headless node that node 0 decides instead: those that differ from their defaults."""
+    """The flags of a headless node that node 0 decides instead, if they differ from their defaults."""
     asked, default = args.flat(), EngineArgs().flat()
     names = [name for name in asked if name not in _OWN and asked[name] != default[name]]
     return ["--" + name.replace("_", "-") for name in names]

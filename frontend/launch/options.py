@@ -145,7 +145,7 @@ def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int) -> 
             "--cp-kv-cache-interleave-size has no effect without --decode-context-parallel-size or "
             "--prefill-context-parallel-size above 1."
         )
-    block_size *= num_ranks  # a page has so many slots on each rank
+    block_size *= num_ranks  # each rank has --block-size slots of a page
     caching = args.cache.enable_prefix_caching is not False
     _check_snapshots(args.cache.mamba_block_size, block_size, caching=caching)
     return SchedulerLimits(

@@ -113,7 +113,7 @@ class CoordinatorServer:
             method = await epoch.port.for_remote_engine()
         except (OSError, EngineError, ConfigError) as error:
             logger.error("engine %d cannot be started on another host: %s", number, error)
-            server.tell(RendezvousFailed(number, f"the server of engine 0 opens no rendezvous: {error}"))
+            server.tell(RendezvousFailed(number, f"the server of engine 0 cannot open a rendezvous: {error}"))
             return
         assert method is not None  # this host has the port
         server.tell(RendezvousReady(number, method))
@@ -173,7 +173,7 @@ class ParticipantServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._attending: asyncio.Task[None] | None = None
         self._participant: Participant | None = None  # that node 0 has granted
-        self._missing: str | None = None  # as node 0 told it last
+        self._missing: str | None = None  # as node 0 last reported
         self._asked: dict[int, asyncio.Future[RendezvousReady]] = {}  # by number of the engine
         self._epochs: dict[int, Epoch] = {}  # of the engine alone: this server does not know the others'
         self._is_closed = False

@@ -1,4 +1,4 @@
-"""An actor of Ray's that runs the agent of one headless node, which is a process of its own.
+"""A Ray actor that runs the agent of one headless node in a separate process.
 
 That process is `quire serve --headless` in all but its start: it joins node 0 over Quire's own sockets with the join
 token. Ray carries its options and the token to it, and nothing else.

@@ -61,7 +61,7 @@ class RendezvousPort:
 
     def __init__(self, address: str, *, is_here: bool) -> None:
         self._address = address
-        # The engine is given the socket itself, so that nobody else takes its port meanwhile.
+        # The engine inherits the socket itself, so that no other process takes its port meanwhile.
         self._listener: socket.socket | None = listen(address) if is_here else None
         self._is_taken = False
         self._opened: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -203,7 +203,7 @@ class EpochCoordinator:
         if self._hosts is None:
             return
         if self._hosts.waits_for is not None:
-            self._end(number)  # those that have been started since would meet nobody
+            self._end(number)  # engines started since would wait for peers in vain
         await self._hosts.all_joined()
 
     def epoch_of(self, number: int) -> Epoch:

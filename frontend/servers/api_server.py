@@ -130,7 +130,7 @@ class ApiServer:
             while (message := await self._link.receive()) is not None:
                 self._on_message(message)
         except Exception:
-            logger.exception("news of the parent could not be handled, so this server ends: it hears no others")
+            logger.exception("shutting down: a message of the parent could not be handled")
         finally:
             self._calls.end()
             self._http.stop()

@@ -140,7 +140,7 @@ def test_a_killed_server_takes_its_own_requests_alone(server: ServerProcess) -> 
     after = counts(server)
     assert all(now >= then for now, then in zip(after, before, strict=True))
     assert after[0] >= before[0] + 1
-    wait_for(lambda: "a frontend is gone; requests of its that are aborted: 1" in server.logs())
+    wait_for(lambda: "a frontend is gone: aborting its requests: 1" in server.logs())
 
 
 RESPONSE: dict[str, Any] = {"input": "Hi", "max_output_tokens": 2, "temperature": 0}
