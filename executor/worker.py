@@ -26,6 +26,7 @@ from quire.executor.device import device_name, device_of
 from quire.executor.layers.context_parallel import ContextParallel
 from quire.executor.layers.expert_balancer import ExpertBalancer
 from quire.executor.layers.expert_parallel import ExpertParallel
+from quire.executor.layers.layer_kv import LatentKV, LayerKV
 from quire.executor.loaded_model import load_model
 from quire.executor.memory import plan as memory
 from quire.executor.memory.first_touch import touch_behind
@@ -182,6 +183,12 @@ class Worker:
         # Tokens of other ranks' parts are written to an extra page after those that the scheduler knows.
         pages, caches = self._memory.allocate_pages(num_pages if shard is None else num_pages + 1)
         states = self._memory.states.allocate(limits.max_num_seqs)
+        layers = self._model.kv_layers
+        self._ops.prepare(
+            {cache.pages.dtype for layer, cache in zip(layers, caches, strict=True) if isinstance(layer, LayerKV)},
+            has_latents=any(isinstance(layer, LatentKV) for layer in layers),
+            has_states=bool(states),
+        )
         if self._device.type == "cpu" and num_pages:
             touch_behind(pages, config.page_slots, config.first_touch_seconds)
         table = RequestTable(

@@ -6,7 +6,7 @@ another.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -351,6 +351,14 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         `is_interleaved`, pairs are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), which leaves products of
         queries and keys as they are. Keys and values are stored, with `scales` as in `write_kv`.
         Returns the queries [num_tokens, num_heads, head_dim].
+        """
+
+    @abstractmethod
+    def prepare(self, cache_dtypes: Collection[torch.dtype], *, has_latents: bool, has_states: bool) -> None:
+        """Makes ready what only some models need, so that none of their steps waits for it.
+
+        `cache_dtypes` are those of the model's caches of keys and values; `has_latents` says whether it has caches of
+        latents, `has_states` whether it has recurrent layers.
         """
 
     @abstractmethod

@@ -19,6 +19,9 @@ from pathlib import Path
 PRECOMPILED = "precompiled.h"
 """A header that is precompiled, if the sources have it, and included before each source."""
 
+_WORTH_PRECOMPILING = 3
+"""Sources from which on precompiling the header saves time."""
+
 LINKING = ("-shared", *(("-Wl,-z,defs",) if sys.platform == "linux" else ()))
 """Makes the linker report missing functions, which an ELF linker otherwise leaves to the loader."""
 
@@ -29,8 +32,10 @@ class Job:
 
     command: list[str]
     """The compiler and its flags."""
-    sources: str
-    """Folder of the .cpp files."""
+    headers: str
+    """Folder of the headers."""
+    sources: list[str]
+    """The .cpp files."""
     scratch: str
     """A folder for object files, which this program creates and removes."""
     library: str
@@ -87,9 +92,9 @@ def _link(job: Job, scratch: Path) -> Path:
     def run(command: list[str]) -> None:
         _run(command, scratch, deadline, job.max_seconds)
 
-    command = [*job.command, f"-I{job.sources}"]
-    header = Path(job.sources, PRECOMPILED)
-    if header.exists():
+    command = [*job.command, f"-I{job.headers}"]
+    header = Path(job.headers, PRECOMPILED)
+    if header.exists() and len(job.sources) >= _WORTH_PRECOMPILING:
         run([*command, "-c", "-x", "c++-header", str(header), "-o", f"{PRECOMPILED}.gch"])
         command += [
             "-include",
@@ -97,8 +102,7 @@ def _link(job: Job, scratch: Path) -> Path:
         ]  # the precompiled header in the scratch folder, or its text for a compiler that rejects it
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        sources = sorted(Path(job.sources).glob("*.cpp"))
-        list(pool.map(run, [[*command, "-c", str(path)] for path in sources]))
+        list(pool.map(run, [[*command, "-c", path] for path in job.sources]))
     finally:
         pool.shutdown(cancel_futures=True)
     objects = sorted(path.name for path in scratch.glob("*.o"))

@@ -1,6 +1,9 @@
 """Builds of the kernels in the user's cache folder: one process runs each build, once; the others wait for it.
 
-A build's key is a hash of everything that its result depends on. The folder holds these files for a key:
+The kernels are several libraries. The main one has what every model needs, and each part (a folder in `parts/` of the
+sources) what some models need besides. So the first start compiles no more than its model asks for.
+
+A build's key is its part and a hash of everything that its result depends on. The folder holds these files for a key:
 
     kernels-KEY.so       the library,
     kernels-KEY.failed   the refusal, if the compiler refused: the build is not tried again,
@@ -32,7 +35,9 @@ logger = logging.getLogger(__name__)
 MAX_WAIT_SECONDS = 120.0
 MAX_BUILD_SECONDS = 1800.0
 _SECONDS_BETWEEN_LOOKS = 0.05
-_BACKGROUND_NICENESS = 10
+BACKGROUND_NICENESS = 10
+_PARTS = "parts"
+"""Folder of the parts' folders, and of what is compiled into each part."""
 
 
 class BuildError(Exception):
@@ -42,15 +47,17 @@ class BuildError(Exception):
 class KernelBuild:
     """One library: its sources, compiler and flags."""
 
-    def __init__(self, folder: Path, sources: Path, command: list[str], *circumstances: str) -> None:
+    def __init__(self, folder: Path, sources: Path, command: list[str], *circumstances: str, part: str = "") -> None:
         """Takes the cache's `folder`, and the compiler and its flags as `command`.
 
-        `circumstances` are other conditions of the result, such as the compiler's name and version.
+        `circumstances` are other conditions of the result, such as the compiler's name and version. Without a
+        `part`, it is the main library.
         """
         self._folder = folder
         self._sources = sources
+        self._part = part
         self._command = command
-        name = f"kernels-{digest(sources, *command, *circumstances)}"
+        name = f"kernels-{f'{part}-' if part else ''}{digest(sources, *command, *circumstances)}"
         self._library = folder / f"{name}.so"
         self._refusal = folder / f"{name}.failed"
         self._lock = folder / f"{name}.lock"
@@ -92,14 +99,14 @@ class KernelBuild:
 
     def _build(self, lock: IO[str], deadline: float, max_wait_s: float, max_build_s: float) -> None:
         self._remove_remains()
-        logger.info("building the CPU kernels for this machine, once")
+        logger.info("building the CPU kernels%s for this machine, once", f" ({self._part})" if self._part else "")
         started = time.monotonic()
         process = self._start(lock, max_build_s)
         try:
             _, told = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PGRP, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _BACKGROUND_NICENESS)
+                os.setpriority(os.PRIO_PGRP, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS)
             threading.Thread(target=self._await_late, args=(process, started), daemon=True).start()
             raise BuildError(
                 f"building them takes longer than {max_wait_s:.0f} s. It goes on in the background; the next start "
@@ -114,8 +121,8 @@ class KernelBuild:
     def _start(self, lock: IO[str], max_build_s: float) -> subprocess.Popen[str]:
         """Starts the builder. It inherits the lock, and holds it until it ends."""
         job = builder.Job(
-            command=self._command, sources=str(self._sources), scratch=str(self._scratch), library=str(self._library),
-            max_seconds=max_build_s,
+            command=self._command, headers=str(self._sources), sources=sources_of(self._sources, self._part),
+            scratch=str(self._scratch), library=str(self._library), max_seconds=max_build_s,
         )  # fmt: skip
         return subprocess.Popen(
             [sys.executable, "-I", "-S", builder.__file__, json.dumps(asdict(job)), str(self._refusal)],
@@ -151,10 +158,21 @@ class KernelBuild:
                     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def parts_of(sources: Path) -> list[str]:
+    """The parts that the sources have beside the main library."""
+    return sorted({path.parent.name for path in (sources / _PARTS).glob("*/*.cpp")})
+
+
+def sources_of(sources: Path, part: str) -> list[str]:
+    """The .cpp files of a part; those of the main library, if it is empty."""
+    folders = [sources / _PARTS, sources / _PARTS / part] if part else [sources]
+    return sorted(str(path) for folder in folders for path in folder.glob("*.cpp"))
+
+
 def digest(sources: Path, *texts: str) -> str:
     """Twenty hexadecimal digits for the files of `sources` and for `texts`."""
     digest = hashlib.sha256("\0".join([*texts, platform.machine()]).encode())
-    for path in sorted(sources.iterdir()):
+    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:20]
 

@@ -5,7 +5,7 @@ twelve.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +39,8 @@ class Call:
     pointers: str
     integers: str
     floats: str = ""
+    part: str = ""
+    """The folder of `kernels/parts/` that has the kernel; empty: the main library."""
 
     @property
     def layout(self) -> struct.Struct:
@@ -54,6 +56,8 @@ ATTENTION = Call(
     "row_size window chunk chunks reach q_dtype kv_dtype num_threads",
     "scale softcap",
 )
+ATTENTION_OF_CODES = replace(ATTENTION, kernel="quire_attention_of_codes", part="codes")
+"""The same over a cache of codes."""
 LINEAR = Call(
     "quire_linear", "x panels bias out", "rows x_stride in_features out_features is_gated activation num_threads"
 )
@@ -133,11 +137,13 @@ CAUSAL_CONV1D = Call(
     "quire_causal_conv1d",
     "x weight bias state out slots starts is_new",
     "num_rows channels width x_stride is_silu dtype num_threads",
+    part="recurrent",
 )
 SELECTIVE_SCAN = Call(
     "quire_selective_scan",
     "x dt b c gate dt_bias a d state out slots starts is_new",
     "num_rows channels size x_stride dt_stride b_stride c_stride gate_stride dtype num_threads",
+    part="recurrent",
 )
 OUTER_PRODUCTS = Call(
     "quire_outer_products",
@@ -145,22 +151,26 @@ OUTER_PRODUCTS = Call(
     "num_rows heads key_heads key_dim value_dim decays q_stride k_stride v_stride dt_stride beta_stride dtype "
     "num_threads",
     "dt_low dt_high least_log_decay beta_scale",
+    part="recurrent",
 )
 MLSTM = Call(
     "quire_mlstm",
     "q k v add keep state out slots starts is_new",
     "num_rows heads key_dim value_dim q_stride k_stride v_stride add_stride keep_stride dtype num_threads",
     "eps",
+    part="recurrent",
 )
 WKV = Call(
     "quire_wkv",
     "k v first log_decay state out slots starts is_new",
     "num_rows channels k_stride v_stride dtype num_threads",
+    part="recurrent",
 )
 RG_LRU = Call(
     "quire_rg_lru",
     "x input_gate decay_gate input_bias decay_bias log_decay state out slots starts is_new",
     "num_rows channels x_stride input_stride decay_stride dtype num_threads",
+    part="recurrent",
 )
 GATED_RMS_NORM = Call(
     "quire_gated_rms_norm",
@@ -209,18 +219,21 @@ LATENT_ATTENTION = Call(
     "q_token_stride q_head_stride rotated_token_stride rotated_head_stride num_requests table_stride page_stride "
     "row_stride block_size entry_size heads rank rotary_dim dtype cache_dtype num_threads",
     "scale",
+    part="latent",
 )
 ATTEND_ROWS = Call(
     "quire_attend_rows",
     "q out parts sinks",
     "num_parts num_tokens heads size q_token_stride q_head_stride dtype cache_dtype num_threads",
     "scale",
+    part="latent",
 )
 STORE_ROWS = Call(
     "quire_store_rows",
     "x cache slots",
     "num_tokens size x_stride page_stride row_stride block_size dtype cache_dtype num_threads",
     "largest",
+    part="latent",
 )
 SELECT_TOKENS = Call(
     "quire_select_tokens",
@@ -228,6 +241,7 @@ SELECT_TOKENS = Call(
     "q_token_stride q_head_stride weights_stride num_requests table_stride page_stride row_stride block_size "
     "entry_size heads size top_k gives_positions dtype cache_dtype num_threads",
     "scale",
+    part="latent",
 )
 DRAW = Call("quire_draw", "logits starts positions token_ids usable", "num_rows size stride dtype num_threads")
 LIKELIEST = Call("quire_likeliest", "logits token_ids usable", "num_rows size stride dtype num_threads")

@@ -21,15 +21,16 @@ _REMEDY = "Install g++, or name a compiler in CXX."
 _TIMEOUT_S = 30
 
 
-def kernel_build(sources: Path, level: Level) -> KernelBuild:
-    """The build of `sources` for `level` by this machine's compiler, in the cache.
+def kernel_build(sources: Path, level: Level, part: str = "") -> KernelBuild:
+    """The build of `sources`, or of their `part`, for `level` by this machine's compiler, in the cache.
 
     Raises:
         BuildError: there is no compiler, or it does not run.
     """
     compiler = find_compiler()
     processor = sorted(instruction_sets()) if level == NATIVE else []
-    return KernelBuild(cache_folder(), sources, [*compiler, *FLAGS, *level.flags], version(compiler), *processor)
+    command = [*compiler, *FLAGS, *level.flags]
+    return KernelBuild(cache_folder(), sources, command, version(compiler), *processor, part=part)
 
 
 def cache_folder() -> Path:

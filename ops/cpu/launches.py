@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from quire.ops.cpu.calls import Call
+from quire.ops.cpu.libraries import Kernels
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +76,7 @@ class Launcher:
     All recordings share the memory of their outputs: an output is valid until the next recording is made or run.
     """
 
-    def __init__(self, kernels: ctypes.CDLL) -> None:
-        """`kernels` comes from `quire.ops.cpu.libraries`."""
+    def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._memory = _SharedMemory()
         self._launches: list[_Launch] | None = None  # while a recording is made
@@ -84,7 +84,23 @@ class Launcher:
 
     def bind(self, call: Call) -> Callable[..., int]:
         """A function that calls the kernel with all fields of `call`, in order; it returns 0 if the kernel ran."""
-        kernel, pack = self._kernels[call.kernel], call.layout.pack
+        return self._bind_late(call) if call.part else self._bind(self._kernels, call)
+
+    def _bind_late(self, call: Call) -> Callable[..., int]:
+        """The same for a kernel of a part, which the first call loads; without the part, no call runs."""
+        launch: Callable[..., int] | None = None
+
+        def launch_of_part(*fields: Any) -> int:
+            nonlocal launch
+            if launch is None:
+                library = self._kernels.part(call.part)
+                launch = (lambda *_: 1) if library is None else self._bind(library, call)
+            return launch(*fields)
+
+        return launch_of_part
+
+    def _bind(self, library: ctypes.CDLL, call: Call) -> Callable[..., int]:
+        kernel, pack = library[call.kernel], call.layout.pack
         kernel.argtypes = [ctypes.c_char_p]
         address = ctypes.cast(kernel, ctypes.c_void_p).value
 

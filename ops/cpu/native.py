@@ -4,7 +4,7 @@ A call that the kernels do not cover (another dtype, or a layout that is not den
 logged once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         self.latent = NativeLatent(launcher, eager.latent, fallbacks)
         self.streams = NativeStreams(launcher, eager.streams, fallbacks)
         self._attention = launcher.bind(calls.ATTENTION)
+        self._attention_of_codes = launcher.bind(calls.ATTENTION_OF_CODES)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
         self._rotation = launcher.bind(calls.ROTATION)
         self._rms_norm = launcher.bind(calls.RMS_NORM)
@@ -322,6 +323,12 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             norm=norm, is_interleaved=is_interleaved, scales=scales,
         )  # fmt: skip
 
+    def prepare(self, cache_dtypes: Collection[torch.dtype], *, has_latents: bool, has_states: bool) -> None:
+        has_codes = not DTYPES.keys() >= set(cache_dtypes)
+        for part, is_wanted in {"codes": has_codes, "latent": has_latents, "recurrent": has_states}.items():
+            if is_wanted:
+                self._kernels.part(part)
+
     def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
         """Counts only fallbacks, because kernels read pages in place. A form without a kernel gathers a row's pages at
         a time.
@@ -373,7 +380,8 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
             reach = 0 if form.distance_bias is None else form.distance_bias.shape[1] // 2
             self._launcher.keep(batch)
-            if not self._attention(
+            attention = self._attention if kv_cache.dtype in DTYPES else self._attention_of_codes
+            if not attention(
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data,
                 0 if prefix_lens is None else prefix_lens.ctypes.data, _pointer(form.sinks), _pointer(form.slopes),

@@ -1,4 +1,4 @@
-"""Recurrent operations with the C++ kernels of `kernels/recurrent.cpp`; plain torch takes the calls they do not cover.
+"""Recurrent operations with the C++ kernels of `recurrent.cpp` and `gates.cpp`; torch takes what they do not cover.
 
 The kernels process a row's tokens one after another, also in prompts. A head's state stays in the L1 cache, so a token
 costs about as much arithmetic as in a chunked form with matrix products.

@@ -5,10 +5,11 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from quire.ops.cpu import builder
-from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, digest
+from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, digest, parts_of, sources_of
 from quire.ops.cpu.compiler import FLAGS, SOURCES, find_compiler, knows
 from quire.ops.cpu.levels import LEVELS, Level
 
@@ -43,7 +44,7 @@ def possible_levels(asked: Sequence[Level]) -> tuple[list[Level], str]:
 
 
 def build_libraries(levels: Sequence[Level], package: Path, scratch: Path) -> Iterator[Path]:
-    """Builds a library for each level into the package in `package`, one after the other, and yields their paths.
+    """Builds the libraries of each level into the package in `package`, one after the other, and yields their paths.
 
     Raises:
         builder.Refused: the compiler fails.
@@ -51,13 +52,14 @@ def build_libraries(levels: Sequence[Level], package: Path, scratch: Path) -> It
     folder = package / FOLDER
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier wheel
     folder.mkdir(parents=True)
-    for level in levels:
-        library = folder / shipped_name(level)
+    for level, part in product(levels, ("", *parts_of(SOURCES))):
+        library = folder / shipped_name(level, part)
         command = [*find_compiler(), *FLAGS, *level.flags, "-Wl,--strip-all"]
-        builder.build(builder.Job(command, str(SOURCES), str(scratch), str(library), MAX_BUILD_SECONDS))
+        sources = sources_of(SOURCES, part)
+        builder.build(builder.Job(command, str(SOURCES), sources, str(scratch), str(library), MAX_BUILD_SECONDS))
         yield library
 
 
-def shipped_name(level: Level) -> str:
+def shipped_name(level: Level, part: str = "") -> str:
     """Returns the name of a wheel's library. It changes with the sources and flags, so outdated ones are ignored."""
-    return f"{level.name}-{digest(SOURCES, *FLAGS, *level.flags)}.so"
+    return f"{level.name}-{f'{part}-' if part else ''}{digest(SOURCES, *FLAGS, *level.flags)}.so"

@@ -1,6 +1,6 @@
 """The operations in plain torch: they run on every device, and other backends are tested against them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Generic, overload
 
@@ -236,6 +236,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         q, k = self.rotary(qk, cos, sin).split((num_heads, num_kv_heads), dim=1)
         self.write_kv(k, v, kv_cache, slot_mapping, scales)
         return q
+
+    def prepare(self, cache_dtypes: Collection[torch.dtype], *, has_latents: bool, has_states: bool) -> None:
+        """Torch has all operations."""
 
     def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
         return attention_plan.scratch_bytes(device, row_bytes, is_quantized=is_quantized)

@@ -16,7 +16,7 @@ from tests.ops.test_arm import IS_TESTED, arm_build
 def main() -> None:
     tested = RUNNABLE[:1] if sys.argv[1:] == ["own"] else TESTED_WITH_INTEGERS
     with suppress(BuildError):  # a test says why there is none
-        builds = [level.build() for level in tested]
+        builds = [build for level in tested for build in level.builds()]
         if IS_TESTED and len(tested) > 1:
             builds += map(arm_build, LEVELS["aarch64"])
         for build in builds:

@@ -9,10 +9,10 @@ import pytest
 
 from quire.ops.cpu import levels
 from quire.ops.cpu.activation_bits import ActivationBits
-from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, KernelBuild
+from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, KernelBuild, parts_of
 from quire.ops.cpu.compiler import FLAGS, SOURCES, cache_folder, find_compiler, kernel_build, version
 from quire.ops.cpu.fallbacks import Fallbacks
-from quire.ops.cpu.libraries import Kernels, load
+from quire.ops.cpu.libraries import Kernels
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
@@ -85,29 +85,33 @@ class Level:
         return NativeBackend(kernels, plain, fallbacks, ActivationBits(kernels, activation_bits))
 
     def kernels(self) -> Kernels:
-        """This build; skips the test without a compiler."""
-        return load(self.level, self.library())
+        """These builds; skips the test without a compiler."""
+        return Kernels(self.level, self.library)
 
-    def library(self) -> Path:
-        """The file of this build; skips the test without a compiler."""
+    def library(self, part: str = "") -> Path:
+        """The file of a build; skips the test without a compiler."""
         try:
-            build = self.build()
+            build = self.build(part)
         except BuildError as error:
             pytest.skip(str(error))
         return build.library(max_wait_s=MAX_BUILD_SECONDS)  # a busy machine takes its time
 
-    def build(self) -> KernelBuild:
-        """This build, in the user's cache.
+    def builds(self) -> list[KernelBuild]:
+        """All of this level, in the user's cache.
 
         Raises:
             BuildError: there is no compiler, or it does not run.
         """
-        return self._emulated_build(self.emulation) if self.emulation else kernel_build(SOURCES, self.level)
+        return [self.build(part) for part in ("", *parts_of(SOURCES))]
 
-    def _emulated_build(self, header: Path) -> KernelBuild:
+    def build(self, part: str = "") -> KernelBuild:
+        """That of a part, or of the main library. Raises as `builds`."""
+        if not self.emulation:
+            return kernel_build(SOURCES, self.level, part)
         compiler = find_compiler()
-        command = [*compiler, *FLAGS, *self.level.flags, "-include", str(header)]
-        return KernelBuild(cache_folder(), SOURCES, command, version(compiler), header.read_text())
+        command = [*compiler, *FLAGS, *self.level.flags, "-include", str(self.emulation)]
+        text = self.emulation.read_text()
+        return KernelBuild(cache_folder(), SOURCES, command, version(compiler), text, part=part)
 
 
 def emulated(name: str, header: str, needs: set[str]) -> list[Level]:

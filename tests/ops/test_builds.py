@@ -16,7 +16,7 @@ import pytest
 
 from quire.ops.cpu import builder
 from quire.ops.cpu.builder import PRECOMPILED
-from quire.ops.cpu.builds import BuildError, KernelBuild
+from quire.ops.cpu.builds import BuildError, KernelBuild, parts_of
 
 PATIENCE_SECONDS = 60
 
@@ -76,8 +76,8 @@ def compiler(tmp_path: Path) -> Iterator[FakeCompiler]:
 
 @pytest.fixture
 def build(tmp_path: Path, sources: Path, compiler: FakeCompiler) -> Callable[..., KernelBuild]:
-    def make(version: str = "fake 1") -> KernelBuild:
-        return KernelBuild(tmp_path / "cache", sources, [str(compiler.path), "-O9"], version)
+    def make(version: str = "fake 1", part: str = "") -> KernelBuild:
+        return KernelBuild(tmp_path / "cache", sources, [str(compiler.path), "-O9"], version, part=part)
 
     return make
 
@@ -114,12 +114,37 @@ def test_many_builders_leave_one_library(build: Callable[..., KernelBuild], comp
 def test_a_header_for_all_sources_is_parsed_before_them(
     build: Callable[..., KernelBuild], compiler: FakeCompiler, sources: Path
 ) -> None:
-    (sources / PRECOMPILED).touch()
+    for name in (PRECOMPILED, "d.cpp"):
+        (sources / name).touch()
     build().library()
     header, *compiled, linked = compiler.calls
     assert header.endswith(f"{sources / PRECOMPILED} -o {PRECOMPILED}.gch")
-    assert [f"-include {PRECOMPILED} -c" in call for call in compiled] == [True, True]
+    assert [f"-include {PRECOMPILED} -c" in call for call in compiled] == [True, True, True]
     assert "-include" not in linked
+
+
+def test_a_part_is_a_library_of_its_own(
+    build: Callable[..., KernelBuild], compiler: FakeCompiler, sources: Path
+) -> None:
+    (sources / PRECOMPILED).touch()
+    for name in ("team.cpp", "one/e.cpp", "other/f.cpp"):
+        path = sources / "parts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert parts_of(sources) == ["one", "other"]
+    library = build(part="one").library()
+    assert library.name.startswith("kernels-one-")
+    first, second, linked = compiler.calls
+    assert sorted(call.split()[-1] for call in (first, second)) == [
+        f"{sources}/parts/one/e.cpp", f"{sources}/parts/team.cpp",
+    ]  # fmt: skip
+    assert PRECOMPILED not in first, "the header saves nothing with so few sources"
+    assert linked.endswith("e.cpp.o team.cpp.o")
+    main = build().library()
+    assert not any("/parts/" in call for call in compiler.calls[3:])
+    path.write_text("changed")
+    assert build(part="one").library() != library
+    assert build().library() != main
 
 
 def test_a_refusal_is_remembered_until_something_changes(
@@ -257,6 +282,7 @@ def test_a_function_that_there_is_not_is_missed_by_the_build(tmp_path: Path) -> 
     sources = tmp_path / "missing"
     sources.mkdir()
     (sources / "one.cpp").write_text('int nowhere(int); extern "C" int here(int x) { return nowhere(x); }\n')
-    job = builder.Job(["c++", "-fPIC"], str(sources), str(tmp_path / "scratch"), str(tmp_path / "one.so"), 60)
+    files, made = [str(sources / "one.cpp")], str(tmp_path / "one.so")
+    job = builder.Job(["c++", "-fPIC"], str(sources), files, str(tmp_path / "scratch"), made, 60)
     with pytest.raises(builder.Refused, match="undefined reference to `nowhere"):
         builder.build(job)

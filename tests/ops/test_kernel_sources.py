@@ -28,7 +28,11 @@ def compiler() -> list[str]:
 
 def standard_headers() -> set[str]:
     """The system's headers of all sources, each in its brackets."""
-    lines = (line for file in SOURCES.iterdir() for line in file.read_text(errors="replace").splitlines())
+    lines = (
+        line
+        for file in [*SOURCES.rglob("*.h"), *SOURCES.rglob("*.cpp")]
+        for line in file.read_text(errors="replace").splitlines()
+    )
     return {line.split()[1] for line in lines if line.startswith("#include <")}
 
 
@@ -57,7 +61,7 @@ def check(compiler: list[str], flags: tuple[str, ...], files: list[Path], once: 
     more = parsed_once(compiler, flags, once, folder)
 
     def errors(file: Path) -> str:
-        done = subprocess.run([*command, *more, "-include", str(file)], capture_output=True, text=True)
+        done = subprocess.run([*command, *more, f"-I{SOURCES}", "-include", str(file)], capture_output=True, text=True)
         return "" if done.returncode == 0 else done.stderr
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -70,12 +74,12 @@ def check(compiler: list[str], flags: tuple[str, ...], files: list[Path], once: 
 def test_sources_compile_for_processors_that_this_is_not(
     compiler: list[str], flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    check(compiler, flags, sorted(SOURCES.glob("*.cpp")), standard_headers(), tmp_path)
+    check(compiler, flags, sorted(SOURCES.rglob("*.cpp")), standard_headers(), tmp_path)
 
 
 @pytest.mark.parametrize("level", [LEVELS["aarch64"][0], LEVELS["aarch64"][-1]], ids=lambda level: level.name)
 def test_sources_compile_for_arm(level: Level, tmp_path: Path) -> None:
-    check(ARM, level.flags, sorted(SOURCES.glob("*.cpp")), INTRINSICS, tmp_path)
+    check(ARM, level.flags, sorted(SOURCES.rglob("*.cpp")), INTRINSICS, tmp_path)
 
 
 @pytest.mark.parametrize("level", [ALL[0], ALL[-1]], ids=lambda level: level.name)

@@ -20,7 +20,13 @@ extern "C" int is_more_than_least() { return 1; }
 #else
 extern "C" int is_more_than_least() { return 0; }
 #endif
+extern "C" int quire_run_team() { return 7; }
 """
+TEAM = """
+int (*team)() = nullptr;
+extern "C" void quire_join_team(int (*run)()) { team = run; }
+"""
+PART = 'extern int (*team)(); extern "C" int asks_the_team() { return team(); }'
 V3 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 BF16 = f"{V4} avx512_vnni avx512_bf16"
@@ -69,6 +75,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "one.cpp").write_text(SOURCE)
+    (sources / "parts" / "some").mkdir(parents=True)
+    (sources / "parts" / "team.cpp").write_text(TEAM)
+    (sources / "parts" / "some" / "two.cpp").write_text(PART)
     monkeypatch.setattr(libraries, "SOURCES", sources)
     monkeypatch.setattr(shipping, "SOURCES", sources)
     monkeypatch.setattr(libraries, "SHIPPED", tmp_path / "shipped")
@@ -151,3 +160,41 @@ def test_a_wheels_library_of_other_sources_is_left_alone(
     (libraries.SOURCES / "one.cpp").write_text(SOURCE + "// changed")
     assert loaded(caplog).startswith(f"{best.name}, from {cache}")
     assert "cannot be loaded here" not in caplog.text
+
+
+def libraries_in(folder: Path) -> list[str]:
+    return sorted(path.name.split("-")[1] for path in folder.glob("cpu_kernels/*.so") if path.name.count("-") == 2)
+
+
+def test_a_part_is_built_when_it_is_asked_for_and_joins_the_main_librarys_threads(
+    best: levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels = libraries.load_kernels()
+    assert kernels is not None
+    assert libraries_in(cache) == []
+    part = kernels.part("some")
+    assert part is not None
+    assert part["asks_the_team"]() == 7
+    assert libraries_in(cache) == ["some"]
+    assert kernels.part("some") is part
+
+    libraries.load_kernels.cache_clear()
+    (libraries.SOURCES / "parts" / "some" / "two.cpp").write_text("wrong")
+    kernels = libraries.load_kernels()
+    assert kernels is not None
+    assert kernels.part("some") is None
+    warning = "CPU kernels (some) are not available, so plain torch is used, which is slower: "
+    assert caplog.messages[-1].startswith(warning)
+
+
+def test_a_wheel_brings_parts(best: levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in shipping.build_libraries([best], cache.parent, cache.parent / "scratch"):
+        library.rename(libraries.SHIPPED / library.name)
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    kernels = libraries.load_kernels()
+    assert kernels is not None
+    part = kernels.part("some")
+    assert part is not None
+    assert part["asks_the_team"]() == 7
+    assert not cache.exists()
+    assert libraries.builds_ahead() == []

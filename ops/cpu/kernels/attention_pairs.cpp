@@ -7,8 +7,6 @@
 namespace quire {
 
 template void attend<Pair, BFloat16>(const AttentionCall&);
-template void attend<Pair, E4M3>(const AttentionCall&);
-template void attend<Pair, E5M2>(const AttentionCall&);
 
 }  // namespace quire
 #endif

@@ -473,6 +473,7 @@ struct MultiplyCall {
 
 extern "C" {
 int quire_attention(const quire::AttentionCall* call);
+int quire_attention_of_codes(const quire::AttentionCall* call);
 int quire_linear(const quire::LinearCall* call);
 int quire_pack_panels(const quire::PackPanelsCall* call);
 int quire_take_panel_rows(const quire::TakePanelRowsCall* call);

@@ -19,15 +19,20 @@ using E5M2 = Float8Code<5>;
 // The values by which Python passes the dtypes of caches: those of `Dtype`, and these.
 enum CacheDtype { INT8_CODES = 3, E4M3_CODES = 4, E5M2_CODES = 5, INT4_CODES = 6 };
 
-// Like `with_type`, for the types of a cache.
-template <class Body> inline int with_cache_type(long dtype, Body body) {
+// Like `with_type`, for the types of a cache's codes.
+template <class Body> inline int with_codes(long dtype, Body body) {
     switch (dtype) {
         case INT8_CODES: return body(static_cast<Int8Code*>(nullptr)), 0;
         case E4M3_CODES: return body(static_cast<E4M3*>(nullptr)), 0;
         case E5M2_CODES: return body(static_cast<E5M2*>(nullptr)), 0;
         case INT4_CODES: return body(static_cast<TwoInt4Codes*>(nullptr)), 0;
-        default: return with_type(dtype, body);
+        default: return 1;
     }
+}
+
+// The same for all types of a cache.
+template <class Body> inline int with_cache_type(long dtype, Body body) {
+    return with_codes(dtype, body) ? with_type(dtype, body) : 0;
 }
 
 // What is special about a type's rows. LARGEST is the greatest code, 0 if there is no scale.

@@ -127,3 +127,8 @@ StayAwake::StayAwake() { team().awake.fetch_add(1); }
 StayAwake::~StayAwake() { team().awake.fetch_sub(1); }
 
 }  // namespace quire
+
+// For the parts, which are libraries of their own (parts/team.cpp).
+extern "C" void quire_run_team(long num_threads, void (*work)(void*), void* argument) {
+    quire::run_team(num_threads, work, argument);
+}

@@ -4,6 +4,7 @@
 // only if the extension cannot express an instruction that matters. All arithmetic is in float32.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #if defined(__x86_64__)
@@ -376,6 +377,16 @@ inline Floats clamped_swiglu(Floats gate, Floats up) {
 inline Floats clamped_silu(Floats gate, Floats up) {
     const Floats limit = fill(10.0f);
     return silu(lesser(limit, gate)) * greater(-limit, lesser(limit, up));
+}
+
+inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+
+// log(1 + e^x): with y = e^-|x|, the greater of x and 0 plus log(1 + y) = 2 * atanh(y / (2 + y)), a series.
+inline Floats softplus(Floats x) {
+    const Floats y = exp2((x < 0 ? x : -x) * 1.44269504f), z = y / (y + 2), square = z * z;
+    Floats series{};
+    for (int term = 7; term >= 0; term--) series = series * square + 1.0f / (2 * term + 1);
+    return (x < 0 ? Floats{} : x) + 2 * z * series;
 }
 
 // The output of a gated layer for gates and their ups.

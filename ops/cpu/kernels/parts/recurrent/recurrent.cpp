@@ -1,4 +1,4 @@
-// Recurrent layers: convolutions over the last tokens, scans and delta rules, and the gates around them.
+// Recurrent layers: convolutions over the last tokens, scans and delta rules. gates.cpp has the gates around them.
 // `quire.ops.recurrent` defines the operations.
 //
 // A thread takes some columns of one state through all tokens of a row, one token after another. So a row has the same
@@ -49,26 +49,6 @@ float* scratch(long size) {
     thread_local std::vector<float> memory;
     if ((long)memory.size() < size) memory.resize(size);
     return memory.data();
-}
-
-float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
-
-// log(1 + e^x): with y = e^-|x|, the greater of x and 0 plus log(1 + y) = 2 * atanh(y / (2 + y)), a series.
-Floats softplus(Floats x) {
-    const Floats y = exp2((x < 0 ? x : -x) * 1.44269504f), z = y / (y + 2), square = z * z;
-    Floats series{};
-    for (int term = 7; term >= 0; term--) series = series * square + 1.0f / (2 * term + 1);
-    return (x < 0 ? Floats{} : x) + 2 * z * series;
-}
-
-// x times the factor that a gate's number z becomes; see MultiplyGateCall.
-Floats gated(long activation, Floats x, Floats z) {
-    switch (activation) {
-        case 0: return x * silu(z);
-        case 1: return times_sigmoid(x, z);
-        case 3: return x * softplus(z);
-        default: return x * z;
-    }
 }
 
 template <class T> void widen(const T* from, float* to, long size) {
@@ -407,56 +387,6 @@ extern "C" int quire_outer_products(const OuterProductsCall* call) {
         for_each_piece(rows_of(call), call->heads * pieces, 1, work, call->num_threads, [&](long row, long i, long) {
             const long first = i % pieces * COLUMNS;
             outer_products<T>(call, row, i / pieces, first, std::min(COLUMNS, call->value_dim - first));
-        });
-    });
-}
-
-extern "C" int quire_gated_rms_norm(const GatedRmsNormCall* call) {
-    return with_type(call->dtype, [&](auto* type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        const long groups = call->groups, size = call->size, count = call->num_tokens * groups;
-        for_each(count, count * size > WORTH_A_THREAD ? call->num_threads : 1, [&](long i) {
-            const long token = i / groups, group = i % groups;
-            const T* x = (const T*)call->x + token * call->x_stride + group * size;
-            const T* gate = (const T*)call->gate + token * call->gate_stride + group * size;
-            const T* weight = (const T*)call->weight + group * call->weight_stride;
-            T* out = (T*)call->out + i * size;
-            const auto input = [&](long at) {
-                const Floats value = load(x + at, size - at);
-                return call->is_gate_first ? gated(call->activation, value, load(gate + at, size - at)) : value;
-            };
-            Floats squares{};
-            for (long at = 0; at < size; at += LANES) squares += input(at) * input(at);
-            const float inverse = 1 / std::sqrt(sum(squares) / size + (float)call->eps);
-            for (long at = 0; at < size; at += LANES) {
-                const Floats scaled = input(at) * inverse * load(weight + at, size - at);
-                const Floats result =
-                    call->is_gate_first ? scaled : gated(call->activation, scaled, load(gate + at, size - at));
-                store(out + at, result, size - at);
-            }
-        });
-    });
-}
-
-extern "C" int quire_multiply_gate(const MultiplyGateCall* call) {
-    return with_type(call->dtype, [&](auto* type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        const long size = call->size, share = size / call->num_gates;
-        for_each(call->num_tokens, call->num_tokens * size > WORTH_A_THREAD ? call->num_threads : 1, [&](long token) {
-            const T *x = (const T*)call->x + token * call->x_stride;
-            const T *gate = (const T*)call->gate + token * call->gate_stride;
-            T* out = (T*)call->out + token * size;
-            if (share == 1) {
-                for (long i = 0; i < size; i += LANES) {
-                    const Floats z = load(gate + i, size - i);
-                    store(out + i, gated(call->activation, load(x + i, size - i), z), size - i);
-                }
-                return;
-            }
-            for (long g = 0; g < call->num_gates; g++, x += share, out += share) {
-                const Floats factor = gated(call->activation, fill(1), fill(number(gate + g)));
-                for (long i = 0; i < share; i += LANES) store(out + i, load(x + i, share - i) * factor, share - i);
-            }
         });
     });
 }
