@@ -26,16 +26,15 @@ from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.refusals.arguments import refuse
 from quire.frontend.refusals.methods import explain
-from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch
-from quire.frontend.requests.prompt import Prompt, PromptLike, with_text
+from quire.frontend.requests.prompt import PromptLike, with_text
 from quire.frontend.requests.request_intake import AfterReasoning, RequestIntake
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, Submission
 from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.text.truncation import Truncation
 
 
 class AsyncLLM(EngineControl):
@@ -187,61 +186,15 @@ class AsyncLLM(EngineControl):
 
     # ----------------------------------------------------------------------------------------------------- requests
 
-    async def open_stream(
-        self,
-        prompt: PromptLike | Prompt,
-        sampling_params: SamplingParams | None,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        add_special_tokens: bool = True,
-        truncation: Truncation | None = None,
-        fit_context: bool = False,
-        grammar_is_whole: bool = False,
-        arrival_time: float | None = None,
-        data_parallel_rank: int | None = None,
-    ) -> RequestStream:
-        """Validates a request and submits it to the engine; arguments, result and errors are `RequestIntake.open`'s."""
+    async def open_stream(self, submission: GivenSubmission) -> RequestStream:
+        """Validates a request and submits it to the engine; result and errors are `RequestIntake.open_stream`'s."""
         await self.start()
-        return await self._intake.open_stream(
-            prompt,
-            sampling_params,
-            request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            add_special_tokens=add_special_tokens,
-            truncation=truncation,
-            fit_context=fit_context,
-            grammar_is_whole=grammar_is_whole,
-            arrival_time=arrival_time,
-            data_parallel_rank=data_parallel_rank,
-        )
+        return await self._intake.open_stream(submission)
 
-    async def open_beams(
-        self,
-        prompt: PromptLike | Prompt,
-        params: BeamSearchParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        add_special_tokens: bool = True,
-        tells_logprobs: bool = True,
-        data_parallel_rank: int | None = None,
-    ) -> BeamSearch:
+    async def open_beams(self, submission: BeamSubmission, *, tells_logprobs: bool = True) -> BeamSearch:
         """Prepares a beam search from a prompt; arguments, result and errors are `RequestIntake.open_beams`'s."""
         await self.start()
-        return await self._intake.open_beams(
-            prompt,
-            params,
-            request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            add_special_tokens=add_special_tokens,
-            tells_logprobs=tells_logprobs,
-            data_parallel_rank=data_parallel_rank,
-        )
+        return await self._intake.open_beams(submission, tells_logprobs=tells_logprobs)
 
     async def generate(
         self,
@@ -261,7 +214,7 @@ class AsyncLLM(EngineControl):
         reasoning_parser_kwargs: dict[str, Any] | None = None,
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields outputs of one request as they arrive; errors, and arguments not told here, are those of `open`.
+        """Yields outputs of one request as they arrive. Other arguments, and errors, are those of `open_stream`.
 
         Closing the iterator, or cancelling the task that reads it, aborts the request.
 
@@ -278,7 +231,7 @@ class AsyncLLM(EngineControl):
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
         tokenization = Tokenization.read(tokenization_kwargs)
-        stream = await self.open_stream(
+        submission = Submission(
             with_text(prompt, prompt_text),
             sampling_params,
             request_id,
@@ -288,6 +241,7 @@ class AsyncLLM(EngineControl):
             truncation=tokenization.truncation,
             data_parallel_rank=data_parallel_rank,
         )
+        stream = await self.open_stream(submission)
         try:
             async for output in stream:
                 yield output

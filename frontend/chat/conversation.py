@@ -26,6 +26,7 @@ from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.submission import Submission
 
 
 class _Given:
@@ -243,16 +244,18 @@ class Conversations:
         if chat.beams is not None:
             return await self._open_beams(chat, chat.beams, prompt, sampling, request_id, data_parallel_rank)
         return await self._engine.open_stream(
-            prompt,
-            sampling,
-            request_id,
-            priority=chat.priority,
-            cache_salt=chat.cache_salt,
-            add_special_tokens=chat.add_special_tokens,
-            truncation=chat.truncation,
-            fit_context=chat.max_tokens is None or chat.lowers_max_tokens,
-            grammar_is_whole=True,
-            data_parallel_rank=data_parallel_rank,
+            Submission(
+                prompt,
+                sampling,
+                request_id,
+                priority=chat.priority,
+                cache_salt=chat.cache_salt,
+                add_special_tokens=chat.add_special_tokens,
+                truncation=chat.truncation,
+                fit_context=chat.max_tokens is None or chat.lowers_max_tokens,
+                grammar_is_whole=True,
+                data_parallel_rank=data_parallel_rank,
+            ),
         )
 
     async def _open_beams(
@@ -275,11 +278,13 @@ class Conversations:
             **beams, max_tokens=limit, shown_special_token_ids=sampling.shown_special_token_ids or []
         )
         return await self._engine.open_beams(
-            prompt,
-            params,
-            request_id,
-            priority=chat.priority,
-            cache_salt=chat.cache_salt,
+            Submission(
+                prompt,
+                params,
+                request_id,
+                priority=chat.priority,
+                cache_salt=chat.cache_salt,
+                data_parallel_rank=data_parallel_rank,
+            ),
             tells_logprobs=sampling.logprobs is not None,
-            data_parallel_rank=data_parallel_rank,
         )

@@ -12,6 +12,7 @@ from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearchOutput
 from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.submission import Submission
 from quire.frontend.requests.tokenization import Tokenization
 
 _TOKENIZED_AT_ONCE = 256
@@ -105,7 +106,7 @@ class BatchRunner:
 
         async def search(prompt: PromptLike) -> BeamSearchOutput:
             async with places:
-                found = await self._llm.open_beams(prompt, params, self._next_id())
+                found = await self._llm.open_beams(Submission(prompt, params, self._next_id()))
                 sequences = await found.sequences()
                 on_output(found.output(sequences))
                 return BeamSearchOutput([found.with_prompt(each) for each in sequences])
@@ -150,13 +151,15 @@ class BatchRunner:
     ) -> RequestOutput:
         async with places:
             stream = await self._llm.open_stream(
-                prompt,
-                sampling.replace(output_kind=RequestOutputKind.FINAL_ONLY),
-                request_id,
-                priority=priority,
-                add_special_tokens=tokenization.add_special_tokens,
-                truncation=tokenization.truncation,
-                fit_context=True,
+                Submission(
+                    prompt,
+                    sampling.replace(output_kind=RequestOutputKind.FINAL_ONLY),
+                    request_id,
+                    priority=priority,
+                    add_special_tokens=tokenization.add_special_tokens,
+                    truncation=tokenization.truncation,
+                    fit_context=True,
+                ),
             )
             opened.set_result(None)
             try:

@@ -21,6 +21,7 @@ from quire.frontend.refusals.methods import explain
 from quire.frontend.requests.prompt import PromptLike, with_text
 from quire.frontend.requests.request_fields import check_id
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.submission import Submission
 from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -140,13 +141,15 @@ class LLMEngine:
         priority: int,
     ) -> None:
         stream = await self.async_llm.open_stream(
-            prompt,
-            params,
-            request_id,
-            priority=priority,
-            add_special_tokens=tokenization.add_special_tokens,
-            truncation=tokenization.truncation,
-            arrival_time=arrival_time,
+            Submission(
+                prompt,
+                params,
+                request_id,
+                priority=priority,
+                add_special_tokens=tokenization.add_special_tokens,
+                truncation=tokenization.truncation,
+                arrival_time=arrival_time,
+            ),
         )
         self._readers[request_id] = asyncio.create_task(_read(stream, self._news))
 

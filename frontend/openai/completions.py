@@ -31,6 +31,7 @@ from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.merging import OutputStream, close, merge
 from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.submission import Submission
 from quire.frontend.requests.time_slices import in_thread_if_long, in_time_slices
 from quire.frontend.text.fill_in_middle import fill_in_middle
 
@@ -137,27 +138,31 @@ class TextCompletions:
             if request.use_beam_search:
                 assert sampling.max_tokens is not None
                 return await self._engine.open_beams(
-                    prompt,
-                    BeamSearchParams(**request.beam_fields(), max_tokens=sampling.max_tokens),
-                    request_id,
-                    priority=request.priority or 0,
-                    cache_salt=request.cache_salt,
-                    add_special_tokens=special,
+                    Submission(
+                        prompt,
+                        BeamSearchParams(**request.beam_fields(), max_tokens=sampling.max_tokens),
+                        request_id,
+                        priority=request.priority or 0,
+                        cache_salt=request.cache_salt,
+                        add_special_tokens=special,
+                        data_parallel_rank=data_parallel_rank,
+                    ),
                     tells_logprobs=sampling.logprobs is not None,
-                    data_parallel_rank=data_parallel_rank,
                 )
             if sampling.thinking_token_budget is not None:
                 sampling = sampling.replace(thinking=self._conversations.thinking_marks(self._as_text(prompt)))
             return await self._engine.open_stream(
-                await self._with_suffix(prompt, request),
-                sampling,
-                request_id,
-                priority=request.priority or 0,
-                cache_salt=request.cache_salt,
-                add_special_tokens=special,
-                truncation=request.truncation,
-                fit_context=request.max_tokens is None,
-                data_parallel_rank=data_parallel_rank,
+                Submission(
+                    await self._with_suffix(prompt, request),
+                    sampling,
+                    request_id,
+                    priority=request.priority or 0,
+                    cache_salt=request.cache_salt,
+                    add_special_tokens=special,
+                    truncation=request.truncation,
+                    fit_context=request.max_tokens is None,
+                    data_parallel_rank=data_parallel_rank,
+                ),
             )
 
     def _as_text(self, prompt: PromptLike) -> str:

@@ -8,6 +8,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.requests.merging import merge
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.submission import Submission
 from quire.frontend.requests.time_slices import in_time_slices
 
 
@@ -46,12 +47,14 @@ class FirstTokens:
                     output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False, ignore_eos=True,
                 )  # fmt: skip
                 stream = await self._engine.open_stream(
-                    {"prompt_token_ids": ids},
-                    sampling,
-                    engine_id(reply_id, len(streams)),
-                    priority=priority,
-                    cache_salt=cache_salt,
-                    data_parallel_rank=data_parallel_rank,
+                    Submission(
+                        {"prompt_token_ids": ids},
+                        sampling,
+                        engine_id(reply_id, len(streams)),
+                        priority=priority,
+                        cache_salt=cache_salt,
+                        data_parallel_rank=data_parallel_rank,
+                    ),
                 )
                 streams.append(stream)
             async for index, output in merge(streams):

@@ -39,6 +39,7 @@ from quire.frontend.openai.token_bodies import (
 )
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.submission import Submission
 
 _PREFIX = "generate-tokens-"
 
@@ -148,14 +149,16 @@ class TokenGeneration:
         sampling, is_whole = self._constrained(request, sampling)
         with renamed(data_parallel_rank=RANK_HEADER):
             stream = await self._engine.open_stream(
-                {"prompt_token_ids": request.token_ids},
-                sampling,
-                engine_id(reply_id),
-                priority=request.priority,
-                cache_salt=request.cache_salt,
-                fit_context=asked.max_tokens is None,
-                grammar_is_whole=is_whole,
-                data_parallel_rank=headers.data_parallel_rank,
+                Submission(
+                    {"prompt_token_ids": request.token_ids},
+                    sampling,
+                    engine_id(reply_id),
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    fit_context=asked.max_tokens is None,
+                    grammar_is_whole=is_whole,
+                    data_parallel_rank=headers.data_parallel_rank,
+                ),
             )
         if reading is not None and reading.chat.tools.bounds_calls:
             for index, choice in enumerate(reading.choices or ()):

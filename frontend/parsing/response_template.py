@@ -91,7 +91,9 @@ class ResponseTemplate:
 
     def call_tags(self, schemas: dict[str, dict[str, Any]]) -> CallTags | None:
         """The format around the arguments' schemas, by function; None if no grammar can describe the format."""
-        if self._shape is None or not template_calls.fits(self._field, self._shape, schemas):
+        if self._field is None or self._shape is None:
+            return None
+        if not template_calls.fits(self._field, self._shape, schemas):
             return None
         tags = self._shape.call_tags(schemas)
         if tags is None:

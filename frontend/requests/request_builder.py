@@ -4,10 +4,10 @@ import hashlib
 import random
 
 from quire.core.wire.protocol import EngineRequest, Grammar, SequenceStart
-from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.requests.context_limit import ContextLimit
-from quire.frontend.requests.prompt import Prompt, check_embeds
+from quire.frontend.requests.prompt import check_embeds
 from quire.frontend.requests.sampling_input import SamplingInput, check_id_rows
+from quire.frontend.requests.submission import ResolvedSubmission
 from quire.frontend.requests.time_slices import in_time_slices
 
 
@@ -26,32 +26,25 @@ class RequestBuilder:
         self._seeds = random.Random(seed)
 
     async def build(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        fit_context: bool = False,
-        limit_logprobs: bool = True,
-        grammar: Grammar | None = None,
+        self, submission: ResolvedSubmission, *, limit_logprobs: bool = True, grammar: Grammar | None = None
     ) -> EngineRequest:
-        """The engine's request for one prompt: `n` sequences, with every default filled in.
+        """Builds the engine's request: `n` sequences, with every default filled in.
 
         The first sequence keeps the request's seed, the others derive theirs from it; a request without a seed draws
         one here. Thousands of sequences are built in turns, so that other requests do not wait.
 
         Args:
-            fit_context: lower a `max_tokens` that is too large for the context, instead of refusing it.
             limit_logprobs: refuse more logprobs than the server allows.
-            grammar: `sampling.structured_outputs`, compiled.
+            grammar: the parameters' `structured_outputs`, compiled.
 
         Raises:
             ParameterError: lengths or parameters that this model cannot serve, by name.
         """
+        prompt, sampling, request_id = submission.prompt, submission.params, submission.request_id
         changes = self._sampling_input.changes(sampling, limit_logprobs=limit_logprobs)
-        max_tokens = self._limit.output_tokens(len(prompt.token_ids), sampling.max_tokens, fit_context=fit_context)
+        max_tokens = self._limit.output_tokens(
+            len(prompt.token_ids), sampling.max_tokens, fit_context=submission.fit_context
+        )
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         if prompt.embeds is not None:
             check_embeds(sampling)
@@ -68,8 +61,8 @@ class RequestBuilder:
             sequences,
             prompt.token_ids,
             sampling.replace(**changes, n=1, max_tokens=max_tokens, seed=None, stop=None, structured_outputs=None),
-            priority,
-            cache_salt if cache_salt is not None else prompt.cache_salt,
+            submission.priority,
+            submission.cache_salt if submission.cache_salt is not None else prompt.cache_salt,
             grammar,
             prompt.embeds,
         )

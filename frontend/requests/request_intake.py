@@ -1,7 +1,6 @@
 """Takes requests in: reads the prompt, settles the sampling parameters, and hands the request to the engine."""
 
-import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
@@ -15,22 +14,16 @@ from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch, check_beams
 from quire.frontend.requests.context_limit import ContextLimit
-from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
 from quire.frontend.requests.request_builder import RequestBuilder
-from quire.frontend.requests.request_fields import (
-    check_arrival_time,
-    check_id,
-    check_params,
-    check_priority,
-    check_salt,
-)
+from quire.frontend.requests.request_fields import check_params
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.running_requests import RunningRequests
 from quire.frontend.requests.sampling_input import SamplingInput
+from quire.frontend.requests.submission import BeamSubmission, GivenSubmission
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.text.truncation import Truncation
 
 AfterReasoning = Callable[[SamplingParams, str | None, list[int]], SamplingParams]
 """The same parameters, with constraints that begin after the reasoning; of a prompt's text, if known, and token ids."""
@@ -97,35 +90,8 @@ class RequestIntake:
             metrics=metrics,
         )
 
-    async def open_stream(
-        self,
-        prompt: PromptLike | Prompt,
-        sampling_params: SamplingParams | None,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        add_special_tokens: bool = True,
-        truncation: Truncation | None = None,
-        fit_context: bool = False,
-        grammar_is_whole: bool = False,
-        arrival_time: float | None = None,
-        data_parallel_rank: int | None = None,
-    ) -> RequestStream:
+    async def open_stream(self, submission: GivenSubmission) -> RequestStream:
         """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.
-
-        Args:
-            prompt: text, token ids, `{"prompt": ...}` / `{"prompt_token_ids": ...}` / `{"prompt_embeds": ...}`, or a
-                text with the token ids that our tokenizer made of it.
-            sampling_params: None for the checkpoint's defaults.
-            request_id: unique among running requests.
-            priority: lower runs first, with `--scheduling-policy priority`.
-            cache_salt: only requests with the same salt share pages in the prefix cache.
-            truncation: cuts a prompt that is too long; None refuses it.
-            fit_context: reduce a `max_tokens` that does not fit the context, instead of refusing it.
-            grammar_is_whole: the constraint describes the whole output, reasoning included.
-            arrival_time: Unix seconds, from which latencies count; None for now.
-            data_parallel_rank: the engine that shall have the request; None for the one that the router chooses.
 
         Returns:
             The stream of outputs. Close a stream that is not read to its end: that aborts the request.
@@ -134,30 +100,19 @@ class RequestIntake:
             ParameterError: a parameter or the prompt is wrong, by name.
             EngineError: the engine cannot take requests.
         """
-        check_id(request_id)
-        check_priority(priority)
-        check_salt(cache_salt)
-        check_arrival_time(arrival_time)
+        submission.check()
         sampling = self.sampling_input.default_params()
-        if sampling_params is not None:
-            sampling = check_params(sampling_params, SamplingParams)
+        if submission.params is not None:
+            sampling = check_params(submission.params, SamplingParams)
+        special, truncation = submission.add_special_tokens, submission.truncation
         must_fit = truncation is None
-        read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens, must_fit=must_fit)
+        read = await self.prompts.read(submission.prompt, add_special_tokens=special, must_fit=must_fit)
         if truncation is not None:
-            read = self.prompts.truncate(read, truncation, sampling.max_tokens, has_special_tokens=add_special_tokens)
-        if self._after_reasoning is not None and not grammar_is_whole:
+            read = self.prompts.truncate(read, truncation, sampling.max_tokens, has_special_tokens=special)
+        if self._after_reasoning is not None and not submission.grammar_is_whole:
             sampling = self._after_reasoning(sampling, read.text, read.token_ids)
-        return await self.running.open_stream(
-            read,
-            sampling,
-            request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            fit_context=fit_context,
-            arrival_time=arrival_time,
-            engine=self._engine(data_parallel_rank),
-            log=self._log,
-        )
+        engine = self._engine(submission.data_parallel_rank)
+        return await self.running.open_stream(submission.resolved(read, sampling), engine=engine, log=self._log)
 
     def _engine(self, rank: int | None) -> int | None:
         """The number here of the engine with a rank among all; None for None."""
@@ -171,19 +126,8 @@ class RequestIntake:
             )
         return self._engines.index(rank)
 
-    async def open_beams(
-        self,
-        prompt: PromptLike | Prompt,
-        params: BeamSearchParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        add_special_tokens: bool = True,
-        tells_logprobs: bool = True,
-        data_parallel_rank: int | None = None,
-    ) -> BeamSearch:
-        """Prepares a beam search from a prompt, and validates it; nothing runs yet. Other arguments as in `open`.
+    async def open_beams(self, submission: BeamSubmission, *, tells_logprobs: bool = True) -> BeamSearch:
+        """Prepares a beam search from a prompt, and validates it; nothing runs yet.
 
         Args:
             tells_logprobs: the output includes the log-probabilities of its tokens.
@@ -198,21 +142,18 @@ class RequestIntake:
                 "outputs in one, so it would find other outputs; leave use_beam_search out.",
                 param="use_beam_search",
             )
-        check_id(request_id)
-        check_priority(priority)
-        check_salt(cache_salt)
-        check_params(params, BeamSearchParams)
-        read = await self.prompts.read(prompt, add_special_tokens=add_special_tokens)
+        submission.check()
+        params, request_id = check_params(submission.params, BeamSearchParams), submission.request_id
+        read = await self.prompts.read(submission.prompt, add_special_tokens=submission.add_special_tokens)
         check_beams(read, params, self.limit.max_model_len)
         if self._log is not None:
             self._log.add(request_id, read, params)
-        open_request = functools.partial(
-            self.running.open_stream,
-            priority=priority,
-            cache_salt=cache_salt,
-            limit_logprobs=False,
-            engine=self._engine(data_parallel_rank),
-        )
+        engine = self._engine(submission.data_parallel_rank)
+
+        def open_request(prompt: Prompt, sampling: SamplingParams, name: str) -> Awaitable[RequestStream]:
+            each = submission.resolved(prompt, sampling, name)
+            return self.running.open_stream(each, limit_logprobs=False, engine=engine)
+
         return BeamSearch(
             open_request, self._tokenizer, self._spec, read, params, request_id, tells_logprobs=tells_logprobs
         )

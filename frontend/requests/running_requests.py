@@ -3,21 +3,22 @@
 import functools
 from collections.abc import Collection, Iterable
 
+from msgspec.structs import replace
+
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineRequest
 from quire.core.wire.request_ids import reply_id_of
-from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.grammar.output_length import check_min_tokens
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.completion import Completion
-from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder
 from quire.frontend.requests.request_log import LoggedStream, RequestLog
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.submission import ResolvedSubmission
 from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -62,65 +63,43 @@ class RunningRequests:
 
     async def open_stream(
         self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        request_id: str,
+        submission: ResolvedSubmission,
         *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        fit_context: bool = False,
         limit_logprobs: bool = True,
         log: RequestLog | None = None,
-        arrival_time: float | None = None,
         engine: int | None = None,
     ) -> RequestStream:
         """Hands a request to the engine, all its n sequences.
 
         Args:
-            prompt: read and checked.
-            fit_context: lower a `max_tokens` that is too large for the context, instead of refusing it.
+            submission: read and checked.
             limit_logprobs: refuse more logprobs than the server allows.
             log: logs the request; None logs nothing.
-            arrival_time: Unix seconds, from which latencies count; None for now.
             engine: the number of the engine that shall have the request; None lets the router choose.
 
         Raises:
             ParameterError: a parameter is wrong, by name.
             EngineError: the engine cannot take requests.
         """
+        sampling = submission.params
         if log is not None:
-            log.add(request_id, prompt, sampling)
+            log.add(submission.request_id, submission.prompt, sampling)
         constraint = sampling.structured_outputs
         grammar = None
         if constraint is not None:
             check_min_tokens(constraint, sampling.min_tokens)
             grammar = await self._grammars.compile(constraint)
-        if priority and not self._takes_priority:
+        if submission.priority and not self._takes_priority:
             _say_once_that_priority_is_idle()
-            priority = 0
-        request = await self._builder.build(
-            request_id,
-            prompt,
-            sampling,
-            priority=priority,
-            cache_salt=cache_salt,
-            fit_context=fit_context,
-            limit_logprobs=limit_logprobs,
-            grammar=grammar,
-        )
-        return await self._submit(request_id, prompt, sampling, request, log, arrival_time, engine)
+            submission = replace(submission, priority=0)
+        request = await self._builder.build(submission, limit_logprobs=limit_logprobs, grammar=grammar)
+        return await self._submit(submission, request, log, engine)
 
     async def _submit(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        request: EngineRequest,
-        log: RequestLog | None,
-        arrival_time: float | None,
-        engine: int | None,
+        self, submission: ResolvedSubmission, request: EngineRequest, log: RequestLog | None, engine: int | None
     ) -> RequestStream:
         """Hands the engine a request. Thousands of sequences are opened in turns: other requests do not wait."""
+        prompt, sampling, request_id = submission.prompt, submission.params, submission.request_id
         interval = max(self._model.stream_interval, sampling.stream_interval or 1)
         completions = [
             Completion(index, start.request_id, prompt.token_ids, sampling, self._tokenizer, interval)
@@ -135,7 +114,7 @@ class RunningRequests:
             metrics=None if self._metrics is None else self._metrics.requests[0],
             abort=self._client.abort,
             on_close=functools.partial(self._on_closed, log),
-            arrival_time=arrival_time,
+            arrival_time=submission.arrival_time,
         )
         if request_id in self._streams:
             raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")

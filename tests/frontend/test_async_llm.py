@@ -18,6 +18,7 @@ from quire.core.errors import ConfigError, EngineDeadError, OverloadedError, Par
 from quire.core.wire.sampling_params import RequestOutputKind
 from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.requests.request_builder import child_seed
+from quire.frontend.requests.submission import Submission
 
 DELTA = RequestOutputKind.DELTA
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, output_kind=DELTA)
@@ -118,10 +119,10 @@ def test_wrong_requests_are_refused_before_the_engine_sees_them(llm: AsyncLLM, r
             ("Hello", GREEDY.replace(logprobs=21), "at most 20"),
         ):
             with pytest.raises(ParameterError, match=said):
-                await llm.open_stream(prompt, sampling, "wrong")
-        stream = await llm.open_stream("Hello", LONG, "twice")
+                await llm.open_stream(Submission(prompt, sampling, "wrong"))
+        stream = await llm.open_stream(Submission("Hello", LONG, "twice"))
         with pytest.raises(ParameterError, match="'twice' is in use"):
-            await llm.open_stream("Hello", GREEDY, "twice")
+            await llm.open_stream(Submission("Hello", GREEDY, "twice"))
         stream.close()
         await llm.check_health()
 
@@ -170,9 +171,9 @@ def test_parameters_that_were_changed_are_checked_again(llm: AsyncLLM, run: Run)
             with pytest.raises(ParameterError, match="ignore_eos"):
                 await collect(llm, "odd", sampling=sampling)
             with pytest.raises(ParameterError, match="BeamSearchParams, not SamplingParams"):
-                await llm.open_beams("Hello", GREEDY, "odd")  # type: ignore[arg-type]
+                await llm.open_beams(Submission("Hello", GREEDY, "odd"))  # type: ignore[arg-type]
             with pytest.raises(ParameterError, match="request_id must be a string"):
-                await llm.open_beams("Hello", BeamSearchParams(2, 3), 5)  # type: ignore[arg-type]
+                await llm.open_beams(Submission("Hello", BeamSearchParams(2, 3), 5))  # type: ignore[arg-type]
             assert await collect(llm, "odd")
 
     run(work())
@@ -198,7 +199,7 @@ def test_beams_of_a_wrong_type(values: dict[str, Any]) -> None:
 
 def test_a_full_queue_says_when_to_come_back(llm: AsyncLLM, run: Run) -> None:
     async def work() -> None:
-        streams = [await llm.open_stream([5, 6], LONG, f"flood-{i}") for i in range(130)]
+        streams = [await llm.open_stream(Submission([5, 6], LONG, f"flood-{i}")) for i in range(130)]
         results = await asyncio.gather(*(anext(stream) for stream in streams[104:]), return_exceptions=True)
         for stream in streams:
             stream.close()

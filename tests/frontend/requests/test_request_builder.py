@@ -13,6 +13,7 @@ from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder, child_seed
 from quire.frontend.requests.sampling_input import SamplingInput
+from quire.frontend.requests.submission import Submission
 from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import tokenizers_zoo
@@ -35,7 +36,7 @@ def build(
     prompt_length: int = 4, builder: RequestBuilder | None = None, fit_context: bool = False, **sampling
 ) -> EngineRequest:
     prompt = Prompt(None, [5] * prompt_length)
-    built = (builder or make()).build("id", prompt, SamplingParams(**sampling), fit_context=fit_context)
+    built = (builder or make()).build(Submission(prompt, SamplingParams(**sampling), "id", fit_context=fit_context))
     return asyncio.run(built)
 
 

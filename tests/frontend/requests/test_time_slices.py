@@ -36,6 +36,7 @@ from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.requests import time_slices
 from quire.frontend.requests.merging import TASKS_PER_SLICE
+from quire.frontend.requests.submission import Submission
 from quire.frontend.requests.time_slices import SLICE_SECONDS, in_thread_if_long, in_time_slices
 
 MANY = 3000
@@ -198,7 +199,9 @@ def test_streams_begin_when_their_requests_are_accepted(server: Server, runner: 
 def test_many_sequences_of_a_request_are_opened_between_turns_of_others(server: Server, runner: asyncio.Runner) -> None:
     async def run() -> Neighbour:
         neighbour = Neighbour()
-        stream = await server.llm.open_stream("a", SamplingParams(n=MANY, max_tokens=1500, ignore_eos=True), "many")
+        stream = await server.llm.open_stream(
+            Submission("a", SamplingParams(n=MANY, max_tokens=1500, ignore_eos=True), "many")
+        )
         assert server.llm.client.num_unfinished == MANY
         neighbour.leave()
         stream.close()
@@ -272,7 +275,7 @@ def test_request_that_is_aborted_while_it_is_opened_ends(server: Server, runner:
             await server.llm.abort("many")
 
         aborting = asyncio.create_task(abort())
-        stream = await server.llm.open_stream("a", SamplingParams(n=MANY, max_tokens=1), "many")
+        stream = await server.llm.open_stream(Submission("a", SamplingParams(n=MANY, max_tokens=1), "many"))
         await aborting
         outputs = [output async for output in stream]
         return [each.finish_reason for each in outputs[-1].outputs]

@@ -1,0 +1,67 @@
+"""One request, as an entrance hands it in and as the engine's request is built of it."""
+
+from typing import Any, Generic, TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.prompt import Prompt, PromptLike
+from quire.frontend.requests.request_fields import check_arrival_time, check_id, check_priority, check_salt
+from quire.frontend.text.truncation import Truncation
+
+AnyPrompt = TypeVar("AnyPrompt", bound=PromptLike | Prompt, covariant=True)
+AnyParams = TypeVar("AnyParams", bound=SamplingParams | BeamSearchParams | None, covariant=True)
+
+
+class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
+    """A new aspect of a request is a field here: entrances set it, and what uses it reads it.
+
+    Attributes:
+        prompt: text, token ids, `{"prompt": ...}` / `{"prompt_token_ids": ...}` / `{"prompt_embeds": ...}`, or a text
+            with the token ids that our tokenizer made of it.
+        params: None for the checkpoint's defaults.
+        request_id: unique among running requests.
+        priority: lower runs first, with `--scheduling-policy priority`.
+        cache_salt: only requests with the same salt share pages in the prefix cache.
+        truncation: cuts a prompt that is too long; None refuses it.
+        fit_context: lower a `max_tokens` that does not fit the context, instead of refusing it.
+        grammar_is_whole: the constraint describes the whole output, reasoning included.
+        arrival_time: Unix seconds, from which latencies count; None for now.
+        data_parallel_rank: the engine that shall have the request; None for the one that the router chooses.
+    """
+
+    prompt: AnyPrompt
+    params: AnyParams
+    request_id: str
+    priority: int = 0
+    cache_salt: str | None = None
+    add_special_tokens: bool = True
+    truncation: Truncation | None = None
+    fit_context: bool = False
+    grammar_is_whole: bool = False
+    arrival_time: float | None = None
+    data_parallel_rank: int | None = None
+
+    def check(self) -> None:
+        """Checks the fields that need no model.
+
+        Raises:
+            ParameterError: a field is wrong, by name.
+        """
+        check_id(self.request_id)
+        check_priority(self.priority)
+        check_salt(self.cache_salt)
+        check_arrival_time(self.arrival_time)
+
+    def resolved(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None
+    ) -> "Submission[Prompt, SamplingParams]":
+        """Replaces the prompt by what was read of it, and the parameters by complete ones."""
+        return cast(Any, replace(self, prompt=prompt, params=params, request_id=request_id or self.request_id))
+
+
+GivenSubmission = Submission[PromptLike | Prompt, SamplingParams | None]
+BeamSubmission = Submission[PromptLike | Prompt, BeamSearchParams]
+ResolvedSubmission = Submission[Prompt, SamplingParams]

@@ -1,0 +1,51 @@
+"""What an entrance says of a request arrives where it is used."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire.core.errors import ParameterError
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.submission import Submission
+from quire.frontend.text.truncation import Truncation
+
+SAID = {
+    "priority": 3,
+    "cache_salt": "salt",
+    "add_special_tokens": False,
+    "truncation": Truncation(5),
+    "fit_context": True,
+    "grammar_is_whole": True,
+    "arrival_time": 1.5,
+    "data_parallel_rank": 2,
+}
+
+
+def test_resolving_keeps_what_the_entrance_said() -> None:
+    assert SAID.keys() | {"prompt", "params", "request_id"} == set(Submission.__struct_fields__), "all are tried"
+    given = Submission("Hello", None, "id", **SAID)
+    prompt, params = Prompt("Hello", [1, 2]), SamplingParams(max_tokens=3)
+    assert msgspec.structs.asdict(given.resolved(prompt, params)) == {
+        **SAID,
+        "prompt": prompt,
+        "params": params,
+        "request_id": "id",
+    }
+    assert given.resolved(prompt, params, "id-0").request_id == "id-0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"request_id": 5}, "request_id"),
+        ({"priority": "high"}, "priority"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"arrival_time": "now"}, "arrival_time"),
+    ],
+)
+def test_wrong_fields_are_named(wrong: dict[str, Any], param: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        Submission("Hello", None, **{"request_id": "id", **wrong}).check()
+    assert caught.value.param == param
