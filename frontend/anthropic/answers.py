@@ -14,7 +14,7 @@ class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought before it answered. Nobody checks a signature here, so that it is empty."""
+    """The model's reasoning before its answer. Quire checks no signatures, so `signature` is empty."""
 
     thinking: str = ""
     signature: str = ""
@@ -32,7 +32,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageUsage(Struct, kw_only=True, omit_defaults=True):
-    """Tokens of a message; `input_tokens` leaves out those that the prefix cache held, if they are told."""
+    """Tokens of a message. If cached tokens are reported, `input_tokens` does not include them."""
 
     input_tokens: int
     output_tokens: int
@@ -88,14 +88,14 @@ class ModelPage(Struct, kw_only=True):
 
 
 class ThreadDetails(Struct):
-    """Tells a client that it can go on without a thread."""
+    """Details of an error after which a client can go on without a thread."""
 
     error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
     unsupported: tuple[Literal["thread"]] = ("thread",)
 
 
 class ErrorCause(Struct, omit_defaults=True):
-    """What went wrong."""
+    """An error's type and message."""
 
     type: str
     message: str

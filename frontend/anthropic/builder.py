@@ -30,10 +30,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class MessageBuilder:
-    """Makes a message out of events.
+    """Builds a message from events.
 
     Args:
-        message: the fields known before the model answers; the builder fills in the others.
+        message: has the fields known before the model answers; the builder fills in the others.
     """
 
     def __init__(self, message: MessageAnswer) -> None:
@@ -73,7 +73,7 @@ class MessageBuilder:
         return frames
 
     def end(self) -> list[bytes]:
-        """The last frames, once nothing more comes."""
+        """The last frames, after the last event."""
         delta = {"stop_reason": self.message.stop_reason, "stop_sequence": self.message.stop_sequence}
         return [_frame("message_delta", delta=delta, usage=self.message.usage), _frame("message_stop")]
 

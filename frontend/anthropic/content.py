@@ -27,7 +27,7 @@ def system_message(system: str | list[dict[str, Any]] | None) -> list[dict[str, 
 
 
 def with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The chat messages with all system messages as one at the beginning, as many templates need it."""
+    """The chat messages with all system messages joined into a first one, as many templates need it."""
     texts = [each["content"] for each in messages if each["role"] == "system"]
     joined = "\n\n".join(text if isinstance(text, str) else _joined_text(text, "messages") for text in texts)
     others = [each for each in messages if each["role"] != "system"]
@@ -35,13 +35,13 @@ def with_one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def is_open_turn(messages: list[dict[str, Any]]) -> bool:
-    """Whether the answer continues the last message: a turn of the assistant that ends in text."""
+    """True if the answer continues the last message, which then is a turn of the assistant that ends in text."""
     last = messages[-1] if messages else {}
     return last.get("role") == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
 
 
 def to_messages(role: str, content: str | list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
-    """The chat messages of one turn. Results of tools in a user's turn become messages of their own.
+    """The chat messages of one turn. Each result of a tool in a user's turn becomes a separate message.
 
     Raises:
         ParameterError: a block that is malformed, or of a kind that this model cannot read.
@@ -93,7 +93,7 @@ def _call(block: dict[str, Any], at: str) -> dict[str, Any]:
 
 
 def _result(block: dict[str, Any], at: str) -> dict[str, Any]:
-    """The message of a tool; `is_error` in it is for templates that show failures."""
+    """The message of a tool. It has `is_error` for templates that show failures."""
     text = _joined_text(block.get("content") or "", f"{at}.content")
     failed = block.get("is_error")
     if not isinstance(failed, bool | None):

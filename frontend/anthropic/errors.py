@@ -37,7 +37,7 @@ def error_frame(problem: Problem) -> bytes:
 
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-"""The event that says nothing."""
+"""The event without content, which keeps a connection open."""
 
 
 class AnthropicErrors:

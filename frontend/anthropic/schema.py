@@ -42,8 +42,8 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 class ToolParam(Struct, kw_only=True, forbid_unknown_fields=True):
     """A function of the client's, or a tool without a schema that a server would run, which is ignored.
 
-    `cache_control` and the like are about prices; caching is always on here. Every function is told to the model, one
-    with `defer_loading` as well.
+    `cache_control` has no effect, because caching is always on and nothing is billed. The prompt describes every
+    function, including one with `defer_loading`.
     """
 
     name: str | None = None
@@ -58,12 +58,12 @@ class ToolParam(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_run_by_servers(self) -> bool:
-        """Whether the tool is of a kind that a server runs, such as web_search_20250305."""
+        """True for a tool that a server runs, such as web_search_20250305."""
         return self.type not in (None, "custom") and self.input_schema is None
 
 
 class ToolChoiceParam(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the client wants to be called."""
+    """The client's choice of tools: any, a named one, none, or the model's choice."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -71,7 +71,7 @@ class ToolChoiceParam(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Thinking(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether to think before the answer, and for how many tokens at most. Thinking is told as it is."""
+    """The client's choice of reasoning before the answer, and its limit of tokens. Reasoning is never summarized."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -79,21 +79,21 @@ class Thinking(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OutputFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What form the text must have."""
+    """A JSON schema that the text must satisfy."""
 
     type: Literal["json_schema"] = "json_schema"
     schema: dict[str, Any] | None = None
 
 
 class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """About the answer."""
+    """Options of the answer: reasoning effort and format."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class CountTokensRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/messages/count_tokens: what of a request becomes the prompt."""
+    """Body of POST /v1/messages/count_tokens: the fields of a message that become the prompt."""
 
     model: str
     messages: list[Message]
@@ -104,8 +104,8 @@ class CountTokensRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_control: Any = None  # about prices: caching is always on
-    thread: Any = None  # a conversation that the server keeps; clients go on without
+    cache_control: Any = None  # without effect: caching is always on
+    thread: Any = None  # a conversation that the server stores; refused, and clients go on without
 
     def ignored_parts(self) -> Iterator[str]:
         """Tools that a server would run, and edits that shorten the conversation: its prompt is always the whole."""
@@ -118,7 +118,7 @@ class CountTokensRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
                 yield f"context_management.edits[{index}].{edit.get('type')}"
 
     def check(self) -> None:
-        """Raises UnsupportedThreadError for a conversation that the server would keep."""
+        """Raises UnsupportedThreadError for a conversation that the server would store."""
         if self.thread is not None:
             raise UnsupportedThreadError("This server keeps no threads; send the whole conversation.", param="thread")
 
@@ -131,7 +131,7 @@ class CountTokensRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
         return self._read({})
 
     def _read(self, sampling: dict[str, Any], **answer: Any) -> ChatInput:
-        """The conversation, and how it is to be answered, as fields of a ChatInput."""
+        """The conversation and the options of its answer, as a ChatInput."""
         messages = system_message(self.system)
         for index, message in enumerate(self.messages):
             messages += to_messages(message.role, message.content, index)
@@ -173,7 +173,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     cache_salt: str | None = None
-    # Without effect on a server of one's own.
+    # Without effect, because they concern Anthropic's billing and capacity.
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     # As in chat completions.
@@ -185,7 +185,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     return_mm_kwargs: Any = None
 
     def to_chat_input(self) -> ChatInput:
-        """The conversation and how it is to be answered. Raises ParameterError."""
+        """The conversation and the options of its answer. Raises ParameterError."""
         refuse_unsupported(self)
         check_salt(self.cache_salt)
         sampling = read_sampling(self)

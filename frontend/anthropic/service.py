@@ -76,7 +76,7 @@ class Messages:
             return request.to_chat_input()
 
     async def _render(self, chat: ChatInput) -> tuple[ChatInput, Prompt]:
-        """The conversation and its prompt. Where a template takes no system message within it, there is one only."""
+        """The conversation and its prompt. If the template rejects it, all system messages are joined first."""
         try:
             return chat, await self._conversations.render(chat)
         except ParameterError:

@@ -1,1 +1,1 @@
-"""Control of an engine by a program: profiles, and calls of the program's functions on the workers."""
+"""Control of an engine by a program: start and end, health, profiles, metrics, and calls of functions on workers."""

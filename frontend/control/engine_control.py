@@ -1,4 +1,4 @@
-"""The engines and their control: life and health, profiles, calls to workers, and what is counted."""
+"""The engines and their control: start and end, health, profiles, calls to workers, and metrics."""
 
 import asyncio
 import weakref
@@ -68,7 +68,7 @@ class EngineControl:
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        """Why the engine is dead and will not be restarted; None while it is not."""
+        """The error of an engine that is dead and will not be restarted; None for any other engine."""
         try:
             self.client.check_health()
         except EngineDeadError as error:
@@ -77,7 +77,7 @@ class EngineControl:
 
     @property
     def errored(self) -> bool:
-        """True if the engine is dead and will not be restarted."""
+        """True when the engine is dead and will not be restarted."""
         return self.dead_error is not None
 
     @property
@@ -98,17 +98,17 @@ class EngineControl:
         self._end_at_exit.detach()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Ends the engine by force, without regard to the timeout, and returns when its memory is free. For use outside
-        an event loop."""
+        """Ends the engine by force, for any `timeout`, and returns when its memory is free; for use outside an event
+        loop."""
         self._end_at_exit()
 
     # ------------------------------------------------------------------------------------------------------ control
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Removes the pages that no request uses from the prefix cache. Returns whether no page is left in it.
+        """Evicts the pages that no request uses from the prefix cache. Returns True if no page is left in it.
 
         Args:
-            reset_running_requests: take the pages of running requests too; they are computed again and go on.
+            reset_running_requests: evict the pages of running requests too; they are computed again and go on.
             reset_connector: also clear caches of other engines, of which there are none.
         """
         return await self.client.reset_prefix_cache(preempt_running=reset_running_requests)
@@ -125,11 +125,11 @@ class EngineControl:
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """Starts to profile as `profiler_config` says.
+        """Starts the profiler that `profiler_config` names.
 
         Args:
-            profile_prefix: begins the names of the files of torch's profiler.
-            delay_iterations, max_iterations: for this profile instead of those of `profiler_config`.
+            profile_prefix: prefix of the file names of torch's profiler.
+            delay_iterations, max_iterations: replace those of `profiler_config` for this profile.
         """
         await self.start()
         await self._profiler.start(profile_prefix, delay_iterations, max_iterations)
@@ -150,7 +150,7 @@ class EngineControl:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Calls something on every worker between two steps, and returns the results by rank.
+        """Calls a method or function on every worker between two steps, and returns the results by rank.
 
         Args:
             method: a name of a method of `quire.executor.worker.Worker`, or a function that gets the worker first.
@@ -181,12 +181,12 @@ class EngineControl:
         return read_metrics(self.metrics.collect())
 
     async def is_tracing_enabled(self) -> bool:
-        """Never: Quire sends no traces."""
+        """Returns False: Quire sends no traces."""
         return False
 
     @property
     def ready(self) -> EngineReady | None:
-        """The engine's capacity; None before it has started."""
+        """The engine's report of its start, such as its number of pages; None before it has started."""
         return self._ready
 
     @property

@@ -21,7 +21,7 @@ class Profiler(Protocol):
         """Starts a profile.
 
         Args:
-            prefix: begins the names of the files.
+            prefix: prefix of the file names.
             delay_iterations: steps before the profile begins.
             max_iterations: steps until the profile ends by itself.
 
@@ -76,7 +76,7 @@ class Timeline:
 
 
 class NoProfiler:
-    """Tells what to ask for, where no profiler was asked for."""
+    """Raises an error that names the option, when no profiler is configured."""
 
     async def start(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
         refuse(profile_prefix=prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)

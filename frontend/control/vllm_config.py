@@ -1,7 +1,6 @@
-"""The options that run, by vLLM's names, for programs that read them: `llm.llm_engine.vllm_config.model_config`.
+"""The resolved options by vLLM's names, for programs that read them: `llm.llm_engine.vllm_config.model_config`.
 
-Quire itself reads `EngineConfig`. Options that only vLLM has are absent here, and the error says where Quire's options
-are.
+Quire itself reads `EngineConfig`. Options that only vLLM has are absent here, and the error points to Quire's.
 """
 
 import functools
@@ -14,7 +13,7 @@ from quire.core.wire.protocol import EngineReady
 from quire.frontend.checkpoint.served_model import ServedModel
 
 
-class _Told(Struct, frozen=True, kw_only=True, dict=True):
+class _OptionGroup(Struct, frozen=True, kw_only=True, dict=True):
     """A group of options."""
 
     if not TYPE_CHECKING:
@@ -23,8 +22,8 @@ class _Told(Struct, frozen=True, kw_only=True, dict=True):
             raise AttributeError(f"{type(self).__name__} has no {name!r}: Quire's resolved options are in `config`.")
 
 
-class ParallelConfig(_Told, frozen=True, kw_only=True):
-    """Over how many workers a model is divided."""
+class ParallelConfig(_OptionGroup, frozen=True, kw_only=True):
+    """The number of workers that share a model."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -34,8 +33,8 @@ class ParallelConfig(_Told, frozen=True, kw_only=True):
     world_size_across_dp: int
 
 
-class SchedulerConfig(_Told, frozen=True, kw_only=True):
-    """How many requests and tokens a step computes."""
+class SchedulerConfig(_OptionGroup, frozen=True, kw_only=True):
+    """The scheduler's limits of requests and tokens, and its policy."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -46,7 +45,7 @@ class SchedulerConfig(_Told, frozen=True, kw_only=True):
     long_prefill_token_threshold: int
 
 
-class CacheConfig(_Told, frozen=True, kw_only=True):
+class CacheConfig(_OptionGroup, frozen=True, kw_only=True):
     """The KV cache."""
 
     block_size: int
@@ -57,13 +56,13 @@ class CacheConfig(_Told, frozen=True, kw_only=True):
     gpu_memory_utilization: float
 
 
-class ModelConfig(_Told, frozen=True, kw_only=True):
-    """The model, and how it is run.
+class ModelConfig(_OptionGroup, frozen=True, kw_only=True):
+    """The model and the options of its execution.
 
     Attributes:
         dtype: of the computation, as torch's object.
-        hf_config: config.json with `hf_overrides`, as an object of Transformers' class for it; of the class that all
-            others descend from where Transformers does not know the model.
+        hf_config: config.json with `hf_overrides`, as an object of Transformers' class for it, or of the base class if
+            Transformers does not know the model.
     """
 
     model: str
@@ -111,11 +110,11 @@ class ModelConfig(_Told, frozen=True, kw_only=True):
         return self.config.spec.vocab_size
 
     def get_hidden_size(self) -> int:
-        """Numbers of a hidden state."""
+        """Elements of a hidden state."""
         return self.config.spec.hidden_size
 
     def get_head_size(self) -> int:
-        """Numbers of an attention head."""
+        """Elements of an attention head."""
         return self.config.spec.head_dim
 
     def get_sliding_window(self) -> int | None:
@@ -148,8 +147,8 @@ class ModelConfig(_Told, frozen=True, kw_only=True):
         return dict(self.default_sampling)
 
 
-class VllmConfig(_Told, frozen=True, kw_only=True):
-    """All of them."""
+class VllmConfig(_OptionGroup, frozen=True, kw_only=True):
+    """All groups of options."""
 
     model_config: ModelConfig
     cache_config: CacheConfig
@@ -166,7 +165,7 @@ def vllm_config(
     """An engine's options.
 
     Args:
-        ready: what the engine has found; None before it has started.
+        ready: the engine's report of its start; None before it has started.
         tokenizer: its folder; None without one.
     """
     limits, cache, layout = config.limits, config.cache, config.layout
@@ -215,7 +214,7 @@ def vllm_config(
 
 
 def _quantization(config: EngineConfig) -> str | None:
-    """The format of the weights: that which is asked for, or that in which the checkpoint has them."""
+    """The weights' quantization format: the one that an option names, else the checkpoint's."""
     asked = config.quantization
     if asked is not None:
         return asked if isinstance(asked, str) else "online"

@@ -1,4 +1,4 @@
-"""Calls of a program's own functions on the workers."""
+"""Calls of a program's functions on the workers."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class WorkerCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> list[Any]:
-        """The results by rank; see `AsyncLLM.collective_rpc`."""
+        """Calls `method` on every worker and returns the results by rank; `AsyncLLM.collective_rpc` has the details."""
         if not self._allowed:
             raise ConfigError(
                 "Functions travel to workers as pickles, which can run anything there: allow that with "

@@ -48,11 +48,11 @@ def create_app(
     """The application, ready for any ASGI server.
 
     Args:
-        state: whether the model is loaded and how much is in flight; by default a fresh one with the model loaded.
+        state: loading, serving or stopping, and the requests in flight; by default a fresh one with the model loaded.
         registry: the metrics of this process; by default a fresh one.
-        page: what /metrics serves, where that is more than this process's metrics.
-        entries: what the command's servers keep, where there are several.
-        announces: log what is served; one of several servers does.
+        page: the text of /metrics, if it holds more than this process's metrics.
+        entries: responses and conversations that several servers of one command share.
+        announces: log what is served; only one of several servers does.
     """
     state = state or ServerState()
     registry = registry if registry is not None else CollectorRegistry()
@@ -107,7 +107,7 @@ def register_collectors(registry: CollectorRegistry, engine: AsyncLLM, *, of_pro
 
 
 class _ErrorsByClient:
-    """Answers exceptions on routes that clients of both APIs use. Anthropic's tell their API's version."""
+    """Answers exceptions on routes that clients of both APIs use. Anthropic's send `anthropic-version`."""
 
     def __init__(self, errors: ErrorReporter) -> None:
         self._openai = errors
@@ -127,7 +127,7 @@ def _cors(server: ServerConfig) -> CORSConfig | None:
             )
         return None
     methods: list[Any] = server.allowed_methods
-    # A browser that sends credentials takes no `*` for an answer, so each origin is then named back to it.
+    # A browser that sends credentials rejects `*`, so the answer then names the request's origin.
     names_origins = server.allow_credentials and "*" in server.allowed_origins
     return CORSConfig(
         allow_origins=[] if names_origins else server.allowed_origins,

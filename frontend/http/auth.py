@@ -10,8 +10,8 @@ from quire.frontend.http.errors import AuthenticationError
 
 
 class ApiKeyGuard:
-    """Lets a request pass that carries one of `keys`, as `Authorization: Bearer` or, as Anthropic's clients do, in
-    `x-api-key`. A server without keys needs no guard, for which Litestar would copy the route's handler each time.
+    """Lets a request pass that carries one of `keys` in `Authorization: Bearer`, or in `x-api-key` as Anthropic's
+    clients do. A server without keys has no guard, because Litestar copies the handler of a guarded route each time.
 
     Each comparison takes the same time wherever the strings differ, and all keys are always compared. The guard is a
     coroutine because Litestar runs a plain function in a thread, which takes longer than the comparisons.

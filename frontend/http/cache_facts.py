@@ -1,14 +1,14 @@
-"""What an engine's KV cache holds, for logs and metrics."""
+"""The capacity and options of an engine's KV cache, for logs and metrics."""
 
 from quire.core.config.resolved import EngineConfig, SchedulerLimits
 from quire.core.wire.protocol import EngineReady
 
 
 def cache_room(ready: EngineReady, limits: SchedulerLimits) -> tuple[int, float]:
-    """What the KV cache holds: tokens, in requests of full length, and the number of those requests.
+    """The capacity of the KV cache: tokens in requests of full length, and the number of such requests.
 
     A request takes pages in each KV group, so pages times `block_size` would count its tokens more than once. A request
-    to a model without keys and values takes none: there is room for as many as there are slots.
+    to a model without keys and values takes none; the number of slots then limits the requests.
     """
     length, size = ready.max_model_len, ready.block_size
     chunk = limits.largest_chunk

@@ -39,13 +39,13 @@ class CertificateWatcher:
             self.check()
 
     def check(self) -> None:
-        """Reloads the files if they have changed since the last call. The log tells of files that cannot be used."""
+        """Reloads the files if they have changed since the last call; logs a warning if they cannot be used."""
         state = self._read_state()
         if state is None or state == self._seen:
             return
         self._seen = state
         try:
-            # OpenSSL keeps a new certificate whose key does not fit: the pair is tried on another context first.
+            # OpenSSL keeps a new certificate even if the key does not match, so another context tries the pair first.
             self._load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load_into(self._context)
         except OSError as error:  # ssl's errors are OSErrors
@@ -59,7 +59,7 @@ class CertificateWatcher:
             context.load_verify_locations(self._authorities)
 
     def _read_state(self) -> list[tuple[int, int, int]] | None:
-        """What tells a changed file from the same one; None while a file is missing, as between two renames."""
+        """Inode, size and modification time of each file; None while one is missing, as between two renames."""
         try:
             stats = [os.stat(path) for path in self._paths]
         except OSError:

@@ -24,14 +24,14 @@ class CacheReset(Struct):
 
 
 def dev_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState) -> list[Any]:
-    """Handlers that tell how the server is set up, and that change what it remembers."""
-    logger.warning("QUIRE_SERVER_DEV_MODE=1: whoever may call this server may read its set-up and empty its cache.")
+    """Handlers that describe the server's set-up and that empty its prefix cache."""
+    logger.warning("QUIRE_SERVER_DEV_MODE=1: every client of this server may read its set-up and empty its cache.")
 
     @post("/reset_prefix_cache", status_code=200, responses=documented(CacheReset), summary="Reset the prefix cache")
     async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> ASGIApp:
-        """Forgets the keys and values of earlier requests.
+        """Drops the keys and values of earlier requests.
 
-        With `reset_running_requests`, running requests give theirs up too; they are computed again and go on.
+        With `reset_running_requests`, running requests lose theirs too; they are computed again and go on.
         `reset_external` finds nothing to reset, because no cache is shared with other servers.
         """
         state.check_ready()

@@ -35,7 +35,7 @@ class RequestTimeoutError(QuireError):
 
 
 class ClientGoneError(QuireError):
-    """The client closed its connection; nobody reads the answer (499, as nginx says)."""
+    """The client closed its connection before it got the answer (499, as in nginx)."""
 
 
 class MediaTypeError(RequestError):
@@ -43,7 +43,7 @@ class MediaTypeError(RequestError):
 
 
 class ErrorDetail(Struct):
-    """What went wrong. `param` names the request's field, `code` repeats the HTTP status."""
+    """An error in OpenAI's shape. `param` names the request's field, `code` repeats the HTTP status."""
 
     message: str
     type: str
@@ -71,7 +71,7 @@ _TYPES = {
 _encode = msgspec.json.Encoder().encode
 
 MAX_MESSAGE_CHARACTERS = 2000
-"""Longest message: it may quote megabytes that the client sent. A longer one loses its middle."""
+"""Longest message, because it may quote megabytes that the client sent. A longer one loses its middle."""
 
 
 class Problem(Struct):
@@ -143,7 +143,7 @@ def _describe_http(error: HTTPException) -> Problem:
 
 
 def _describe_invalid(error: ValidationException) -> Problem:
-    """We decode bodies: Litestar only refuses a missing one, and wrong parameters of the query or the path."""
+    """Refusals by Litestar: a missing body, or wrong parameters of the query or the path. Quire decodes the bodies."""
     wrong = next((each for each in error.extra or () if isinstance(each, dict)), {})
     if wrong.get("source") not in ("query", "path"):
         return Problem(400, "The request body is empty; send a JSON object.")
@@ -160,7 +160,7 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 
 class ErrorReporter:
-    """Answers exceptions and logs those that are the server's fault.
+    """Turns exceptions into answers, and logs the server's own faults.
 
     Args:
         log_stacks: log the stack of every error answer, the client's mistakes included.

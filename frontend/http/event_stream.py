@@ -13,16 +13,16 @@ from quire.frontend.http.server_state import ServerState
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 UNDECIDED_SECONDS = 1.0
-"""How long the headers wait for a frame after an `Accepted`, so that an engine's refusal gets its own status."""
+"""Wait of the headers for a frame after an `Accepted`, so that an engine's refusal gets its own status."""
 _LOOKS_PER_SILENCE = 4
-"""How often it is looked whether a stream is silent: the silence may last longer by one part of that."""
+"""Checks for silence in one keep-alive interval; a silence may last one part longer than the interval."""
 
 
 class Accepted(bytes):
     """A frame that says that the request is with the engine: events, if any, that open the stream.
 
-    They follow the headers, at the latest after `UNDECIDED_SECONDS`, so that no client waits long for a first byte. In
-    the place of an empty one goes a keep-alive, if the stream has any.
+    They follow the headers after `UNDECIDED_SECONDS` at the latest, so that no client waits long for a first byte. An
+    empty one is replaced by a keep-alive, if the stream has any.
     """
 
 
@@ -47,7 +47,7 @@ class EventStream:
         frames: closed when the client disconnects. An exception becomes an HTTP error if nothing was sent yet, and an
             error event afterwards. Nothing is sent before the first frame, however long a grammar is compiled.
         keep_alive_seconds: silence after which `keep_alive` is sent; 0 sends none.
-        keep_alive: the protocol's event that says nothing.
+        keep_alive: the protocol's event without content.
         error_frame: makes the protocol's event of an error.
     """
 

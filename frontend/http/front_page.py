@@ -1,4 +1,4 @@
-"""GET /: says what this server is and how to talk to it, as a page for browsers and as JSON for programs."""
+"""GET /: describes this server and how to call it, as a page for browsers and as JSON for programs."""
 
 from html import escape
 from string import Template
@@ -37,7 +37,7 @@ _MONITORING = {"health": "whether requests are served", "metrics": "counters for
 
 
 class About(Struct, kw_only=True):
-    """Answer of GET /: what this server is."""
+    """Answer of GET /: a description of this server."""
 
     name: str = "Quire"
     version: str = quire.__version__
@@ -51,8 +51,8 @@ class FrontPage:
 
     Args:
         models: the names that the model goes by.
-        needs_key: requests need an API key; then the models are not told.
-        has_documentation: whether the API's documentation is served.
+        needs_key: requests need an API key; then the models are not listed.
+        has_documentation: the API's documentation is served.
         root_path: prefix of the server's paths, as clients see them.
     """
 

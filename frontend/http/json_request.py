@@ -71,7 +71,8 @@ class JsonRequest(Request[Any, Any, Any]):
     reader: ClassVar[BodyReader]
 
     async def body(self) -> bytes:
-        """The whole body, of JSON: what else a page of another origin sends, its browser sends without asking us first.
+        """The whole body, which must be declared as JSON: a browser sends other types for pages of any origin, without
+        asking this server first.
 
         Raises:
             ClientGoneError: the client closed the connection halfway.
@@ -103,7 +104,7 @@ class JsonRequest(Request[Any, Any, Any]):
         return await self.read(field.annotation)
 
     async def take_body(self) -> bytes:
-        """The whole body, which the request forgets: a connection remembers its last request as long as it is open."""
+        """The whole body, which the request drops: an open connection holds its last request."""
         body = await self.body()
         self._body = self._connection_state.body = b""
         return body
@@ -143,7 +144,7 @@ def decode_body(body: bytes, kind: Any, ignored: IgnoredFields | None = None) ->
 
 
 def _decode(body: bytes, kind: Any, ignored: IgnoredFields | None) -> Any:
-    """Decodes `body`. A number or boolean may be written in another form: `2.0`, `"0.7"`, `"True"`, or 1 for true.
+    """Decodes `body`. A number or a boolean may have another form: `2.0`, `"0.7"`, `"True"`, or 1 for true.
 
     Some languages can only send 2.0, and clients built from forms send strings. The first decoder refuses these forms
     and unknown fields; only a body that has some is decoded a second time.

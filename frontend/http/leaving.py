@@ -8,9 +8,10 @@ LEAVE_SECONDS = 0.5
 
 
 def leave_soon() -> None:
-    """Ends the process in `LEAVE_SECONDS`, if it still runs. Every request has its answer by then, but a thread may
-    still tokenize a long text that nobody needs. Nothing can interrupt the thread, and both the event loop and the
-    interpreter would wait for it.
+    """Ends the process in `LEAVE_SECONDS`, if it still runs.
+
+    Every request has its answer by then, but a thread may still tokenize a long text of a cancelled request. Nothing
+    can interrupt the thread, and both the event loop and the interpreter would wait for it.
     """
     leaving = threading.Timer(LEAVE_SECONDS, os._exit, [0])
     leaving.daemon = True  # the interpreter does not wait for the timer

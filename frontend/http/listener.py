@@ -11,7 +11,7 @@ from quire.frontend.http.server_config import ServerConfig
 
 BACKLOG = 2048
 MAX_OPEN_FILES = 65536
-"""The soft limit that a server sets, as far as the hard limit allows: each connection takes a file descriptor."""
+"""Soft limit of file descriptors that a server sets, up to the hard limit. Each connection takes one."""
 
 
 def bind(server: ServerConfig) -> socket.socket:
@@ -72,7 +72,7 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _is_stale(path: str) -> bool:
-    """Whether `path` is a socket that a dead server left behind."""
+    """True for a socket that a dead server left behind."""
     if not stat.S_ISSOCK(Path(path).stat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -13,7 +13,7 @@ _REPORT = "endpoint-load-metrics"
 
 
 class LoadReport:
-    """Tells the load of all engines to those who ask for it with the header `endpoint-load-metrics-format`."""
+    """Reports the load of all engines to clients that send the header `endpoint-load-metrics-format`."""
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._metrics = engine.metrics

@@ -7,14 +7,14 @@ from prometheus_client.exposition import generate_latest
 
 
 class MetricsPage(Protocol):
-    """Where the text comes from."""
+    """A source of the text."""
 
     async def text(self) -> bytes:
         """All metrics at this moment, in Prometheus' text format."""
 
 
 class OwnPage:
-    """See `MetricsPage`: the metrics of this process."""
+    """The metrics of this process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

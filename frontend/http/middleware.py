@@ -1,6 +1,6 @@
 """Counts every HTTP request, gives it an id and limits its body's time, on all routes. Answers HEAD as GET.
 
-Its answers tell which fields of the body were ignored.
+Its answers list the ignored fields of the body in a header.
 """
 
 import asyncio
@@ -83,13 +83,13 @@ class HttpMetrics:
 
 
 class RequestObserver:
-    """ASGI application around another: watches its requests and answers.
+    """Wraps an ASGI application: watches its requests and answers.
 
     Args:
         request_id_headers: answer with X-Request-Id, the client's own or a fresh one.
         request_timeout: seconds that a request's body may take to arrive; no limit when None.
         root_path: prefix of paths that a proxy may keep or strip; routes are found either way.
-        has_cors: answers may differ by the request's origin, which caches are told.
+        has_cors: answers may differ by the request's origin, which `Vary` states for caches.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class _Exchange:
     """One request and its answer: counts their bytes, and holds the deadline of the request's body.
 
     Args:
-        added: headers of the answer beside the application's own.
+        added: headers of the answer in addition to the application's.
         body_seconds: limit for the body to arrive. The wait for the client's disconnect afterwards has no limit.
     """
 
@@ -203,7 +203,7 @@ _FRESH_ID = FRESH_ID_HEADER.lower().encode()
 
 
 def _ensure_request_id(scope: HTTPScope) -> bytes:
-    """The client's X-Request-Id, or a fresh id, which the answer has, too, if its body names none."""
+    """The client's X-Request-Id, or a fresh id, which also becomes the answer's if its body names none."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and value:
             return value

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's, vLLM's and other servers' APIs that Quire lacks, and what a client reads instead."""
+"""Routes of OpenAI's, vLLM's and other servers' APIs that Quire lacks, and the messages of their 404 answers."""
 
 _LACKS = {
     "embed, score, rank or classify": (
@@ -35,18 +35,18 @@ _SWITCHED = {
     "/reset_prefix_cache": "QUIRE_SERVER_DEV_MODE=1",
     "/server_info": "QUIRE_SERVER_DEV_MODE=1",
 }
-"""Routes that are there with an option or a variable alone."""
+"""Routes that need an option or a variable."""
 
 _ELSEWHERE = {
     "/abort_requests": "/inference/v1/abort_requests",
     "/ready": "/health",
     "/readyz": "/health",
 }
-"""Routes that go by another name."""
+"""Routes that have another name here."""
 
 
 def describe_missing(path: str) -> str:
-    """The message of a 404 for `path`: what Quire does not do, if that is why there is no such route."""
+    """The message of a 404 for `path`. It names the capability that Quire lacks, if that is the reason."""
     parts = path.rstrip("/").split("/")
     prefixes = ("/".join(parts[:count]) for count in range(len(parts), 1, -1))
     route = "/" + parts[-1] if len(parts) == 2 else ""

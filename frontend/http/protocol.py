@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 connections, with limits on half-sent requests, and with bodies beside an `Upgrade` header."""
+"""uvicorn's HTTP/1.1 connections, with limits on half-sent requests, and with bodies after an `Upgrade` header."""
 
 import asyncio
 import weakref
@@ -15,7 +15,7 @@ _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
 
 class _Refused(Exception):
-    """Raised in a callback of httptools, to end its parsing. The message is the client's answer, with this status."""
+    """Raised in a callback of httptools to end its parsing; the client gets the message with this status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class _Http10Cycle(RequestResponseCycle):
     is_unframed = False
 
     async def send(self, message: Any) -> None:
-        """Has uvicorn take each piece of a body of unknown length for a whole one."""
+        """Sends a message. Each piece of a body of unknown length passes uvicorn's check of the length."""
         if message["type"] == "http.response.start":
             self.is_unframed = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
             if self.is_unframed:
@@ -39,12 +39,13 @@ class _Http10Cycle(RequestResponseCycle):
 
 
 class _ClosesAfterTheRequest:
-    """The transport of an answer after which the connection ends: it ends when the whole request has been read.
+    """The transport of a connection's last answer: closes the connection when the whole request has been read.
 
-    A connection that is closed before is reset, and a client that still sends (urllib does, however early the answer
-    comes) sees a broken pipe instead of the answer.
+    A connection that is closed earlier is reset, and a client that still sends sees a broken pipe instead of the
+    answer. urllib always sends its whole request before it reads.
 
-    The protocol, which holds the answer, is known weakly, so that no cycle keeps a request once its connection is lost.
+    The reference to the protocol is weak. The protocol holds the answer, and a cycle would keep the request in memory
+    after the connection is lost.
     """
 
     def __init__(self, protocol: "HttpProtocol") -> None:
@@ -53,7 +54,7 @@ class _ClosesAfterTheRequest:
         self.is_closing = protocol.transport.is_closing
 
     def close(self) -> None:
-        """Ends the connection, or has it end with the request's last byte or at its deadline."""
+        """Ends the connection now, or with the request's last byte, or at the request's deadline."""
         if (protocol := self._protocol()) is not None:
             protocol.close_after_request()
 
@@ -61,14 +62,14 @@ class _ClosesAfterTheRequest:
 class HttpProtocol(HttpToolsProtocol):
     """One connection. It is closed when a request's head is too long, or a request is not complete in time.
 
-    `RequestObserver` times the bodies that a handler waits for, because its answer has the protocol's shape. This class
-    times heads, and bodies that nobody reads.
+    This class times heads, and bodies that no handler reads. `RequestObserver` times the bodies that a handler waits
+    for, because its error has the shape of the client's API.
 
     An `Upgrade` to another protocol is ignored, as RFC 9110 (7.8) allows. httptools takes the bytes after such a head
     for the other protocol's, so the body would be lost: the request is parsed again without the header.
 
     Args:
-        request_timeout: seconds from a request's first byte, or the connection's beginning, to the request's last byte.
+        request_timeout: seconds from the connection's beginning, or a request's first byte, to the request's last byte.
         max_head_bytes: limit for a request's line and headers together.
         max_headers: limit for the number of headers.
     """
@@ -183,7 +184,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Ends an idle connection. One whose request was answered early is not idle: the rest is read, and dropped."""
+        """Ends an idle connection. One whose request was answered early is not idle: the rest is read and dropped."""
         if self._is_complete:
             super().timeout_keep_alive_handler()
         else:
@@ -232,7 +233,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _may_write(self) -> bool:
-        """Whether the next bytes on the connection would be the answer to the request that is being read."""
+        """True if the next bytes on the connection would be the answer to the request that is being read."""
         if self.pipeline:
             return False
         if self.cycle is None or self.cycle.response_complete:

@@ -66,10 +66,10 @@ class HttpServer:
 
     Args:
         greet: print how to talk to the server once it is ready.
-        announces: log what is served; one of several servers does.
-        registry: where this process's metrics are counted; a fresh one when None.
-        page: what /metrics shows; `registry` when None.
-        entries: what the command's servers keep, where there are several.
+        announces: log what is served; only one of several servers does.
+        registry: holds this process's metrics; a fresh one when None.
+        page: the text of /metrics; that of `registry` when None.
+        entries: responses and conversations that several servers of one command share.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class HttpServer:
             watchers = [asyncio.create_task(self._certificates.run())] if self._certificates else []
             try:
                 await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-                # Told to stop as loading ends: the socket may be closed by now, and nobody waits for the model.
+                # A signal may come as loading ends: the socket may be closed by now, and no request waits.
                 if loading.done() and not self._uvicorn.should_exit:
                     self._on_ready(loading.result())
                     watchers.append(asyncio.create_task(self._watch_engine()))
@@ -143,7 +143,7 @@ class HttpServer:
             print(greeting(url, self._engine.model.name, needs_key=bool(self._server.accepted_api_keys)), flush=True)
 
     async def _watch_engine(self) -> None:
-        """Stops the server when the engine is gone for good, so that whoever supervises us starts us anew."""
+        """Stops the server when the engine is gone for good, so that a supervisor restarts it."""
         while True:
             await asyncio.sleep(HEALTH_SECONDS)
             try:
@@ -200,7 +200,7 @@ def _application(
     entries: StoredEntries | None,
     announces: bool,
 ) -> RequestObserver:
-    disable_created_metrics()  # needless timestamps beside every counter
+    disable_created_metrics()  # a needless timestamp for every counter
     registry = registry or CollectorRegistry()
     app = create_app(engine, server, state=state, registry=registry, page=page, entries=entries, announces=announces)
     return RequestObserver(
@@ -220,7 +220,7 @@ def _certificate_watcher(context: ssl.SSLContext | None, server: ServerConfig) -
 
 
 def _state_text(group: KVGroupSpec) -> str:
-    """What the recurrent layers of a model keep of each request; nothing for other layers."""
+    """A log line's part about the recurrent layers' state of each request; empty for other layers."""
     if not group.is_recurrent:
         return ""
     snapshots = f", copied every {group.interval} tokens" if group.interval else ""

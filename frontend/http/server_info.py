@@ -1,4 +1,4 @@
-"""What GET /server_info tells: resolved options, environment variables, and the machine. No secrets."""
+"""The answer of GET /server_info: resolved options, environment variables, and the machine. No secrets."""
 
 import os
 import platform

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class ServerState:
-    """Shared by all handlers of one server; belongs to one event loop.
+    """State that all handlers of one server share; belongs to one event loop.
 
     Args:
         ready: whether the model is loaded already.
@@ -42,7 +42,7 @@ class ServerState:
             task.cancel()
 
     def check_ready(self) -> None:
-        """Raises UnavailableError while the model loads, and from the moment that the server is told to stop."""
+        """Raises UnavailableError while the model loads, and once the server is stopping."""
         if not self.ready:
             raise UnavailableError("The model is still loading; /health answers 200 when it is.", retry_after_seconds=1)
         if self._draining:

@@ -68,7 +68,7 @@ def front_page_route(page: FrontPage) -> Any:
 
     @get("/", responses=documented(About), summary="About")
     async def about(request: JsonRequest) -> ASGIApp:
-        """What this server is: a page for browsers, else JSON."""
+        """A description of this server: a page for browsers, else JSON."""
         if "text/html" not in request.headers.get("accept", ""):
             return json_answer(page.about())
         host = request.headers.get("host", "localhost")  # as it came; `request.url` raises where it is malformed
@@ -78,7 +78,7 @@ def front_page_route(page: FrontPage) -> Any:
 
 
 def monitoring_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState, page: MetricsPage) -> list[Any]:
-    """Handlers that probes, load balancers and Prometheus poll. They need no API key: they only tell numbers."""
+    """Handlers that probes, load balancers and Prometheus poll. They need no API key: they show no prompt or output."""
 
     def check() -> ASGIApp:
         status = engine.engine_status()
@@ -98,9 +98,9 @@ def monitoring_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState
     async def health() -> ASGIApp:
         """200 when requests can be served; 503 while the model loads, while stopping, and when the engine is gone.
 
-        While an engine that died is being restarted the answer is 200: requests wait, and are answered. The body tells
-        the engine's state and the seconds since its last message; a healthy one sends some every two seconds at least.
-        With several engines, one that serves is enough, and `engines` tells the state of each.
+        While an engine that died is being restarted the answer is 200: requests wait, and are answered. The body has
+        the engine's state and the seconds since its last message; a healthy one sends one every two seconds at least.
+        With several engines, one that serves is enough, and `engines` has the state of each.
         """
         return check()
 
@@ -121,7 +121,7 @@ def monitoring_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState
 
     @get("/load", responses=documented(Load), summary="Load")
     async def load() -> ASGIApp:
-        """How many requests are in flight."""
+        """The number of requests in flight."""
         return json_answer(Load(state.num_in_flight))
 
     handlers: list[Any] = [health, ping, version, metrics]
@@ -142,7 +142,7 @@ def control_routes(engine: AsyncLLM, state: ServerState) -> list[Any]:
 
     @post("/start_profile", status_code=200, responses=documented_empty(), summary="Start a profile")
     async def start_profile(request: JsonRequest) -> ASGIApp:
-        """Begins to record what --profiler-config names. A JSON body may hold profile_prefix, delay_iterations and
+        """Starts the profiler of --profiler-config. A JSON body may hold profile_prefix, delay_iterations and
         max_iterations for torch's profiler.
         """
         state.check_ready()

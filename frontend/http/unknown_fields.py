@@ -1,6 +1,6 @@
-"""Fields of a request that its Structs do not declare: takes them out, tells the client in a header, and logs them.
+"""Unknown fields of a request, which its Structs do not declare: removes, lists in a header, and logs them.
 
-Clients grow fields every month. What is ignored stays visible: a near miss of a known field is ignored as well.
+Clients grow fields every month. Ignored fields stay visible, because one may be a misspelled known field.
 """
 
 import difflib
@@ -80,7 +80,7 @@ class IgnoredFieldsLog:
 
 
 def nearest(name: str, kind: Any) -> str:
-    """A sentence that names the field of `kind` that is spelled almost so; empty without one."""
+    """A sentence that names the field of `kind` with almost the same spelling; empty without one."""
     members = kind.__args__ if hasattr(kind, "__args__") else (kind,)
     known = [field for member in members for field in member.__struct_encode_fields__]
     close = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], known, n=1)
@@ -98,7 +98,7 @@ _Reader = Callable[[Any, str, IgnoredFields], Any]
 
 @functools.cache
 def _fields(kind: type) -> dict[str, _Reader | None]:
-    """The fields of a Struct; readers for those that hold Structs themselves."""
+    """The fields of a Struct by name, each with a reader if it holds Structs itself."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, StructType)
     fields: Iterable[Field] = info.fields
@@ -108,7 +108,7 @@ def _fields(kind: type) -> dict[str, _Reader | None]:
 
 
 def _reader(kind: msgspec.inspect.Type) -> _Reader | None:
-    """What takes unknown fields out of a value of type `kind`; None if it holds no Struct."""
+    """A function that removes unknown fields from a value of type `kind`; None if it holds no Struct."""
     if isinstance(kind, StructType):
         return functools.partial(_read_struct, kind.cls)
     if isinstance(kind, UnionType):  # no body has a union with two Structs

@@ -45,7 +45,7 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig
         log_level=server.uvicorn_log_level,
         access_log=access_log,
         server_header=False,
-        proxy_headers=access_log,  # only the access log tells clients' addresses
+        proxy_headers=access_log,  # only the access log shows clients' addresses
         timeout_keep_alive=int(envs.read_float("HTTP_TIMEOUT_KEEP_ALIVE")),
         timeout_graceful_shutdown=server.shutdown_timeout + GRACE_SECONDS,
         ssl_keyfile=server.ssl_keyfile,
@@ -54,7 +54,7 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig
         ssl_cert_reqs=server.ssl_cert_reqs,
         ssl_ciphers=server.ssl_ciphers or "TLSv1",
     )
-    if server.uvicorn_log_level == "info":  # our own lines tell what uvicorn's tell at this level
+    if server.uvicorn_log_level == "info":  # Quire's own lines say the same as uvicorn's at this level
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if log_config.is_wanted and log_config.file is None:
         _share_handlers(log_config, access_log=access_log)
@@ -71,7 +71,7 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig
 
 
 def _share_handlers(log_config: LoggingConfig, *, access_log: bool) -> None:
-    """Has uvicorn's loggers write where Quire's do."""
+    """Gives uvicorn's loggers the handlers of Quire's."""
     handlers = logging.getLogger("quire").handlers
     for name in ("uvicorn.error", "uvicorn.asgi", *(["uvicorn.access"] if access_log else [])):
         logger = logging.getLogger(name)
@@ -86,7 +86,7 @@ def _share_handlers(log_config: LoggingConfig, *, access_log: bool) -> None:
 class _AccessFormatter(logging.Formatter):
     """Writes uvicorn's lines as Quire's, with the status in words at their end, as vLLM does.
 
-    uvicorn's own formatter copies each record, which is felt where answers are short.
+    uvicorn's own formatter copies each record, which costs a measurable share of short answers.
     """
 
     def __init__(self, lines: logging.Formatter) -> None:
@@ -108,6 +108,6 @@ class _PathFilter(logging.Filter):
         self._paths = paths
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record's path is logged. Its arguments are (client, method, path, version, status)."""
+        """True if the record's path is logged. Its arguments are (client, method, path, version, status)."""
         assert isinstance(record.args, tuple)
         return str(record.args[2]).partition("?")[0] not in self._paths
