@@ -6,7 +6,7 @@ Ranges = list[tuple[int, int]]
 """Code points from the first to the last of each pair, both included."""
 
 ALL: Ranges = [(0, 0xD7FF), (0xE000, 0x10FFFF)]
-"""Every character that a text may contain: surrogates are none."""
+"""Every character that a text may contain, so no surrogates."""
 
 PLAIN: Ranges = [(0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF)]
 """Characters that JSON writes as they are."""
@@ -16,7 +16,7 @@ ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same characters in order, without ranges that touch."""
+    """The same characters as sorted ranges, with touching ranges joined."""
     out: Ranges = []
     for low, high in sorted(ranges):
         if out and low <= out[-1][1] + 1:
@@ -43,12 +43,12 @@ def common(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def has(ranges: Iterable[tuple[int, int]], code: int) -> bool:
-    """Whether the character is in the set."""
+    """True if the character is in the set."""
     return any(low <= code <= high for low, high in ranges)
 
 
 def in_json(ranges: Ranges, written: Callable[[Ranges], str], literal: Callable[[str], str]) -> str:
-    """An expression for the characters within a string of JSON. Each character has one form: a letter if there is one.
+    """An expression for the characters within a string of JSON. Each has one form: an escape with a letter if possible.
 
     Args:
         written: writes a class of characters that is not empty.

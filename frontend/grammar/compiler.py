@@ -1,4 +1,4 @@
-"""Compiles requests' constraints into grammars: each once, in helper processes, within limits of time and memory."""
+"""Compiles requests' constraints into grammars, each once, in helper processes, within limits of time and memory."""
 
 import asyncio
 import os

@@ -14,7 +14,7 @@ _NOT_IN_XGRAMMAR = (
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
     *("unevaluatedItems", "$dynamicRef", "$recursiveRef", "$anchor"),
 )
-# `false` means nothing in the first two; XGrammar enforces the last two.
+# `false` has no effect in the first two; XGrammar enforces the last two.
 _NOTHING_IF_FALSE = ("uniqueItems", "not", "unevaluatedProperties", "unevaluatedItems")
 _LOOSE_FORMATS = ("ipv4", "date", "date-time")
 _LENGTHS = ("minLength", "maxLength")
@@ -25,7 +25,7 @@ _OF_ONE_TYPE = (*NUMBER_WORDS, *_LENGTHS, *_COUNTS, "pattern", "format")
 
 
 MAX_LENGTH = 128
-"""The longest strings for which XGrammar expands an expression ahead; masks of longer ones take a tenth of a second."""
+"""Longest string whose expression XGrammar expands ahead; a mask for a longer one takes a tenth of a second."""
 
 
 def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
@@ -50,7 +50,7 @@ def xgrammar_gap(schema: Any, *, strict: bool) -> str | None:
 
 
 def is_long(node: dict[str, Any]) -> bool:
-    """Whether the strings of a schema have a length over `MAX_LENGTH`."""
+    """True if `minLength` or `maxLength` of a schema is over `MAX_LENGTH`."""
     return any(node.get(word, 0) > MAX_LENGTH for word in _LENGTHS)
 
 
@@ -65,7 +65,7 @@ def keyword_gap(schema: Any, missing: frozenset[str]) -> str | None:
 
 
 def is_loose(pattern: str) -> bool:
-    """Whether a pattern has a negated class or a dot, which XGrammar lets match half a surrogate pair."""
+    """True if a pattern has a negated class or a dot, which XGrammar lets match half a surrogate pair."""
     return (
         "[^" in pattern or any(mark in pattern for mark in ("\\S", "\\W", "\\D")) or "." in pattern.replace("\\.", "")
     )
@@ -108,17 +108,17 @@ def unfollowed(node: dict[str, Any]) -> str | None:
 
 
 def _values_fit(node: dict[str, Any]) -> bool:
-    """Whether no keyword beside enum or const excludes some of the values."""
+    """True if `type` is the only keyword with enum or const, and allows all their values."""
     types = types_of(node)
     rest = set(node) - {"enum", "const", "type"} - ANNOTATIONS
     return not rest and ("type" not in node or all(type_of(value) in types for value in values_of(node) or ()))
 
 
 def _hard(node: dict[str, Any]) -> str | None:
-    """A keyword with patterns that XGrammar cannot be given.
+    """A keyword with patterns that XGrammar cannot take.
 
-    A string's pattern becomes rules of its own (`TextRules`), but not the pattern of a name. Names are told apart by
-    the first pattern alone.
+    A string's pattern becomes separate rules (`TextRules`), but a name's pattern does not. XGrammar distinguishes
+    names by the first pattern alone.
     """
     if isinstance(node.get("pattern"), str) and not is_readable(node["pattern"]):
         return "pattern"

@@ -74,7 +74,7 @@ class Helper:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Ends the process, whatever it is doing. Idempotent."""
+        """Ends the process at once. Idempotent."""
         with contextlib.suppress(RuntimeError):  # the event loop may be closed
             self._writer.close()
         if self._process.poll() is None:

@@ -74,7 +74,7 @@ class Compiler:
                 reasons.append(f"{backend}: {error}")
                 continue
             except (KeyError, TypeError, ValueError, AttributeError, StopIteration, IndexError) as error:
-                # Errors that a malformed constraint may cause, in a library or in our own code.
+                # Errors that a malformed constraint may cause, in a library or in Quire's code.
                 reasons.append(f"{backend}: it is malformed ({type(error).__name__}: {str(error)[:200]})")
                 continue
             known = name in question.known_vocabularies
@@ -160,7 +160,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _answer_within_limits(compiler: Compiler, question: Compile, setup: Setup) -> Answer:
-    """The answer; a refusal if the limit of memory, or the stack, was not enough."""
+    """The answer; a refusal if the limit of memory or the depth of the stack was exceeded."""
     try:
         with limited(setup.limit_bytes, setup.limit_cpu_seconds):
             return compiler.answer(question)

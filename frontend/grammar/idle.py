@@ -1,4 +1,4 @@
-"""Keywords that restrict nothing by their values: a schema without them means the same, and more libraries take it."""
+"""Keywords whose values restrict nothing. A schema without them allows the same, and more libraries accept it."""
 
 from typing import Any
 
@@ -29,12 +29,12 @@ Part = dict[str, Any]
 
 
 def is_anything(schema: Any) -> bool:
-    """Whether every value fits, as far as one sees at once."""
+    """True if the schema clearly allows every value."""
     return schema is True or (isinstance(schema, dict) and not set(schema) - ANNOTATIONS)
 
 
 def is_nothing(schema: Any) -> bool:
-    """Whether no value fits, as far as one sees at once."""
+    """True if the schema clearly allows no value."""
     if isinstance(schema, dict):
         return (
             ("not" in schema and is_anything(schema["not"]))
@@ -50,7 +50,7 @@ def _is_never(word: str, branches: list[Any]) -> bool:
 
 
 def drop_idle(out: Part) -> None:
-    """Drops keywords of one schema, not of its subschemas, that restrict nothing. In place."""
+    """Drops keywords that restrict nothing from one schema, not from its subschemas. In place."""
     kinds = types_of({"type": out["type"]}) if "type" in out else set(_TYPES)
     for kind, words in _TYPES.items():
         for word in () if kind in kinds else words:
@@ -73,7 +73,7 @@ def drop_idle(out: Part) -> None:
 
 
 def _are_apart(schema: Part, other: Any) -> bool:
-    """Whether types or constants alone keep all values of `schema` out of `other`."""
+    """True if types or constants show that no value fits both schemas."""
     if not isinstance(other, dict):
         return False
     values, others = values_of(schema), values_of(other)
@@ -116,7 +116,7 @@ def _drop_dependencies(out: Part) -> None:
 
 
 def keep_fitting_values(out: Part) -> None:
-    """Drops values of enum and const that keywords beside them exclude, and then these keywords. In place."""
+    """Drops values of enum and const that other keywords exclude, and then these keywords. In place."""
     values = values_of(out)
     if values is None or {"enum", "const"} <= set(out):
         return
@@ -139,7 +139,7 @@ _CHECKS = {
 
 
 def _fits(word: str, limit: Any, value: Any) -> bool:
-    """Whether a value satisfies one keyword, if that is one of those that are looked at here."""
+    """True if a value satisfies one keyword, or the keyword is not checked here."""
     kind = type_of(value)
     if word == "type":
         is_whole = kind == "number" and value == int(value)
@@ -156,7 +156,7 @@ def _fits(word: str, limit: Any, value: Any) -> bool:
 
 
 def write_out_names(out: Part) -> None:
-    """Writes the names that `propertyNames` allows, and patterns of few names, as properties. In place."""
+    """Writes the names that `propertyNames` allows, and patterns with few names, as properties. In place."""
     _write_property_names(out)
     patterns = out.get("patternProperties")
     if not isinstance(patterns, dict):

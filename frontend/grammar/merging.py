@@ -1,4 +1,4 @@
-"""Two schemas that hold for the same value, as one schema: what `allOf` says, or a `$ref` with keywords beside it."""
+"""Merges two schemas for the same value into one, as `allOf`, or `$ref` with other keywords, needs it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,25 +11,25 @@ _LOWER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties
 _OBJECT = ("properties", "patternProperties", "additionalProperties")
 _ARRAY = ("prefixItems", "items")
 _GROUPS = (("if", "then", "else"), ("contains", "minContains", "maxContains"))
-"""Keywords that mean something together."""
+"""Keywords that depend on one another."""
 
 
 class Unmergeable(Exception):
-    """The two stay two."""
+    """The two schemas cannot be one."""
 
 
 def both(first: Any, second: Any) -> Any:
-    """A schema that stands for two, to be merged when its place is normalized."""
+    """A schema with the meaning of two, to be merged when its place is normalized."""
     if first == second or second is True or second == {}:
         return first
     return second if first is True or first == {} else {"allOf": [first, second]}
 
 
 def merged(first: Any, second: Any) -> Any:
-    """One schema for two without `$ref`; what cannot be one keyword stays in its `allOf`.
+    """One schema for two without `$ref`; keywords that cannot be combined stay in its `allOf`.
 
     Raises:
-        Unmergeable: the schemas describe objects that cannot be told in one.
+        Unmergeable: the schemas describe objects that one schema cannot describe.
     """
     if not isinstance(first, dict) or not isinstance(second, dict):
         return second if first is True else first if second is True else False
@@ -109,7 +109,7 @@ def _merge_objects(first: Part, second: Part) -> Part:
 
 
 def _of_name(name: str, schema: Part) -> Any:
-    """What an object's schema says of the property of a name."""
+    """The schema of the property with a name, in an object's schema."""
     found = [schema["properties"][name]] if name in schema.get("properties", {}) else []
     found += [each for pattern, each in (schema.get("patternProperties") or {}).items() if _finds(pattern, name)]
     if not found:
@@ -150,7 +150,7 @@ _MERGES: tuple[tuple[tuple[str, ...], Callable[[Part, Part], Part]], ...] = (
 
 
 def _merge_others(first: Part, second: Part) -> tuple[Part, list[Part]]:
-    """Other keywords: those of both, where they do not clash, and those of the second that clash."""
+    """Merges the other keywords. Returns one schema without the second's clashing keywords, and a list of these."""
     out, left = dict(first), []
     for group in (*_GROUPS, *((word,) for word in second)):
         theirs = {word: second[word] for word in group if word in second}

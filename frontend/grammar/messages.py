@@ -12,7 +12,7 @@ LENGTH = struct.Struct("<I")
 
 
 class Setup(Struct, array_like=True, tag="setup"):
-    """The first message: the model's tokens, and how much memory and processor time a compilation may use."""
+    """The first message: the model's tokens, and a compilation's limits of memory and processor time."""
 
     tokenizer_folder: str
     vocab_size: int

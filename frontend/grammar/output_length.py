@@ -1,4 +1,4 @@
-"""The length of the longest output that a constraint allows, for constraints whose text tells it."""
+"""The length of the longest output that a constraint allows, for constraints whose text shows it."""
 
 from quire.core.errors import ParameterError
 from quire.core.wire.structured_outputs import StructuredOutputsParams

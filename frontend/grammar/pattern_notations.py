@@ -22,7 +22,7 @@ _SPECIAL = set("\\.+*?()|[]{}^$-&~#/")
 
 
 def is_plain(node: Node) -> bool:
-    """Whether JSON writes each of the characters as it is."""
+    """True if JSON writes each of the characters without an escape."""
     match node:
         case Chars(ranges):
             return sum(high - low + 1 for low, high in common(list(ranges), PLAIN)) == sum(
@@ -36,7 +36,7 @@ def is_plain(node: Node) -> bool:
 
 
 def is_readable(pattern: str) -> bool:
-    """Whether a pattern is a regular expression that can be written for each library."""
+    """True if a pattern is a regular expression that can be written for each library."""
     return _tree(pattern) is not None
 
 
@@ -86,7 +86,7 @@ def _whole(node: Node | None, write: Callable[[Node], str]) -> str | None:
 
 
 def as_regex(node: Node) -> str:
-    """A regular expression of the texts, in what libraries' dialects have in common."""
+    """A regular expression of the texts, in the common part of the libraries' dialects."""
     return _written(node, _one_of)
 
 
@@ -96,7 +96,7 @@ def as_json_regex(node: Node) -> str:
 
 
 def finds(pattern: str, text: str) -> bool | None:
-    """Whether a pattern is found in a text; None if the pattern cannot be read."""
+    """True if a pattern is found in a text; None if the pattern cannot be read."""
     node = _tree(pattern)
     return None if node is None else matches(node, text)
 
@@ -108,7 +108,7 @@ def names_of(pattern: str, limit: int) -> list[str] | None:
 
 
 def finds_all(pattern: str) -> bool:
-    """Whether a pattern is surely found in every text."""
+    """True if a pattern is certainly found in every text."""
     node = _tree(pattern)
     return node is not None and is_any_text(node)
 

@@ -69,7 +69,7 @@ class PatternReader:
         return count
 
     def _braces(self) -> tuple[int, int | None] | None:
-        """`{2}`, `{2,}` or `{2,5}`; any other brace stands for itself."""
+        """The limits of `{2}`, `{2,}` or `{2,5}`; any other brace is an ordinary character."""
         start = self._at
         if not self._skip("{"):
             return None
@@ -106,7 +106,7 @@ class PatternReader:
                 return self._escape()
             case "*" | "+" | "?":
                 raise self._error(f"{character} with nothing before it")
-            case "{":  # nothing is before it: a brace that stands for itself, or a mistake
+            case "{":  # nothing is before it: an ordinary character, or a mistake
                 self._at -= 1
                 if self._braces() is not None:
                     raise self._error("a repetition with nothing before it")
@@ -133,7 +133,7 @@ class PatternReader:
         return _chars(self._escaped())
 
     def _escaped(self) -> Ranges:
-        """What follows a backslash, in a class or not."""
+        """The characters of an escape, whose backslash has been read, in a class or not."""
         character = self._next()
         if character.lower() in _CLASSES:
             ranges = _CLASSES[character.lower()]

@@ -1,4 +1,4 @@
-"""Trees of regular expressions, and questions that a tree answers: which texts it describes, and how long they are."""
+"""Trees of regular expressions: the texts that a tree describes, and their lengths."""
 
 from collections.abc import Iterable
 from enum import Enum
@@ -56,12 +56,12 @@ def either(ways: Iterable[Node]) -> Node:
 
 
 def is_any_text(node: Node) -> bool:
-    """Whether a tree surely describes all texts."""
+    """True if a tree certainly describes all texts."""
     return node == ANY_TEXT or (isinstance(node, Either) and any(map(is_any_text, node.ways)))
 
 
 def matches(node: Node, text: str) -> bool:
-    """Whether a tree without anchors describes the text. No pattern takes long, unlike in Python's `re`."""
+    """True if a tree without anchors describes the text. No pattern takes long, unlike in Python's `re`."""
     return len(text) in _ends(node, text, {0})
 
 
@@ -81,7 +81,7 @@ def _ends(node: Node, text: str, starts: set[int]) -> set[int]:
             for count in range(1, (most or MAX_REPEATS) + 1):
                 before, starts = starts, _ends(part, text, starts)
                 found |= starts if count >= least else set()
-                if not starts or starts == before:  # as for all further repetitions
+                if not starts or starts == before:  # further repetitions add nothing
                     found |= starts
                     break
             return found

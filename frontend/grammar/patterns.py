@@ -21,7 +21,7 @@ def read_pattern(pattern: str) -> Node:
 
 
 def is_anchored(pattern: str) -> bool:
-    """Whether a pattern is found in a text only as the whole text.
+    """True if a pattern is found in a text only as the whole text.
 
     Raises:
         PatternError: as for `read_pattern`.
@@ -30,7 +30,7 @@ def is_anchored(pattern: str) -> bool:
 
 
 def _branches(pattern: str) -> list[tuple[bool, bool, Node]]:
-    """Parts without anchors, one of which is to be found: at the text's start, at its end, or anywhere."""
+    """Alternatives without anchors, each with flags: it must begin at the text's start, it must end at its end."""
     branches = []
     for at_start, body in _split(PatternReader(pattern).read(), Anchor.START):
         branches += [(at_start, at_end, rest) for at_end, rest in _split(body, Anchor.END)]
@@ -47,7 +47,7 @@ def _found(at_start: bool, at_end: bool, body: Node) -> Node:
 
 
 def _split(node: Node, anchor: Anchor) -> list[tuple[bool, Node]]:
-    """A union that `node` equals: whether the anchor must hold there, and the rest without it."""
+    """An equivalent union. Each branch has a flag, true if the anchor must hold there, and the rest without it."""
     if node is anchor:
         return [(True, EMPTY)]
     if not _has_anchors(node):

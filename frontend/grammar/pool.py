@@ -14,7 +14,7 @@ class HelperPool:
 
     Args:
         setup: the first message to each helper.
-        patience_seconds: how long all helpers must be busy before another one is started.
+        patience_seconds: time that all helpers must be busy before another one is started.
     """
 
     def __init__(self, setup: Setup, *, max_helpers: int = 4, patience_seconds: float = 0.3) -> None:
@@ -23,7 +23,7 @@ class HelperPool:
         self._patience_seconds = patience_seconds
         self._idle: list[Helper] = []
         self._is_starting = False
-        self._busy: dict[Helper, float] = {}  # to the event loop's time since when
+        self._busy: dict[Helper, float] = {}  # to the event loop's time when it became busy
         self._freed = asyncio.Event()
 
     @property

@@ -1,4 +1,4 @@
-"""JSON schemas as trees: their subschemas and references, and what tells two of them apart."""
+"""JSON schemas as trees: their subschemas and references, and a check that no value fits two of them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ ANNOTATIONS = {
 }
 
 LARK = "x-lark"
-"""Our own keyword, for the strings of custom tools: the Lark grammar of a string. XGrammar alone follows it."""
+"""Quire's own keyword, for the strings of custom tools: the Lark grammar of a string. XGrammar alone follows it."""
 
 
 class SchemaError(ValueError):
@@ -85,7 +85,7 @@ def walk(schema: Any) -> Iterator[Any]:
 
 
 def exclude_each_other(branches: Any, root: Any) -> bool:
-    """Whether no value fits two of `branches`, judged by types, constants and closed objects."""
+    """True if types, constants or closed objects show that no value fits two of `branches`."""
     if not isinstance(branches, list) or len(branches) > 64:
         return False
     solved = [_follow(branch, root) for branch in branches]
@@ -118,7 +118,7 @@ def values_of(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def types_of(schema: dict[str, Any]) -> set[str]:
-    """The JSON types that a schema allows; integers count as numbers. Empty if the schema does not say."""
+    """The JSON types that a schema allows; `integer` counts as `number`. Empty if the schema does not limit them."""
     named = schema.get("type")
     names = {named} if isinstance(named, str) else set(named or ())
     if not names and (values := values_of(schema)) is not None:
@@ -129,7 +129,7 @@ def types_of(schema: dict[str, Any]) -> set[str]:
 
 
 def type_of(value: Any) -> str:
-    """The JSON type of a value; integers count as numbers."""
+    """The JSON type of a value; `number` for an integer."""
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), ((int, float), "number"), (str, "string"), (list, "array")):

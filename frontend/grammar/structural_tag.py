@@ -1,4 +1,4 @@
-"""Structural tags in XGrammar's notation: the formats within a tag, and which of them llguidance supports."""
+"""Structural tags in XGrammar's notation: the formats within a tag, and llguidance's support for them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -40,5 +40,5 @@ def formats(form: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def is_portable(form: dict[str, Any]) -> bool:
-    """Whether llguidance may support a format, too."""
+    """True if llguidance may support a format, too."""
     return all(each["type"] in _PORTABLE and each.get("style", "json") == "json" for each in formats(form))

@@ -1,4 +1,4 @@
-"""Objects in which `unevaluatedProperties` stands beside a union: a union of objects that are closed one by one."""
+"""Rewrites objects with `unevaluatedProperties` and a union as a union of objects that are closed one by one."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -9,7 +9,7 @@ from quire.frontend.grammar.schema import ANNOTATIONS
 
 _COMBINERS = {"allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas", "not"}
 _MAX_BRANCHES = 4
-"""Branches that may hold together: each set of them becomes an object of its own."""
+"""Most branches that may hold together: each set of them becomes a separate object."""
 
 Part = dict[str, Any]
 
@@ -21,8 +21,8 @@ def spread(schema: Part, flat: Callable[[Any], Any], exclude_each_other: Callabl
     merged with the rest of the schema, and closed.
 
     Args:
-        flat: a branch in one with its parts. Raises Unmergeable.
-        exclude_each_other: whether no value fits two branches.
+        flat: merges a branch with its parts. Raises Unmergeable.
+        exclude_each_other: returns True if no value fits two branches.
     """
     union = {"anyOf", "oneOf"} & set(schema)
     if "unevaluatedProperties" not in schema or "unevaluatedItems" in schema or len(union) != 1:
@@ -45,7 +45,7 @@ def spread(schema: Part, flat: Callable[[Any], Any], exclude_each_other: Callabl
 
 
 def _closed(base: Part, branches: tuple[Any, ...], rest: Any) -> Any:
-    """The objects that fit all of the branches; `rest` is what holds for properties that none of them names."""
+    """The objects that fit all of the branches; `rest` is the schema of properties that none of them names."""
     out: Any = base
     for branch in branches:
         if isinstance(branch, dict) and {*_COMBINERS, "unevaluatedProperties"} & set(branch):

@@ -14,7 +14,7 @@ from quire.frontend.text.truncation import AddedTokens
 T = TypeVar("T")
 
 INLINE_CHARACTERS = 4096
-"""Longer texts are tokenized in a thread (about a millisecond for this many); shorter ones cost less than the hop."""
+"""Longer texts are tokenized in a thread. This length takes about a millisecond; shorter texts cost less."""
 
 LARGE_CHARACTERS = 2**18
 """Longer texts are tokenized in another thread, so that shorter ones need not wait for them."""
@@ -23,7 +23,7 @@ MAX_CHARACTERS_PER_TOKEN = 16
 LEAST_TEXT_LIMIT = 2**20
 """A text is refused when it is longer than both this limit and the context's length in characters. Prose, code and data
 have far fewer characters a token on average. A tokenizer cannot be interrupted. It takes up to two microseconds and
-400 bytes a character: so much for a text of spaces, where each space is a piece by itself."""
+400 bytes a character, in the worst case of a text of spaces, where each space is a piece by itself."""
 
 
 class AsyncTokenizer:
@@ -51,7 +51,7 @@ class AsyncTokenizer:
         return needed(self._tokenizer)
 
     def added_tokens(self, token_ids: Sequence[int]) -> AddedTokens:
-        """The tokens of a text's `token_ids` that the tokenizer has added to the text's own."""
+        """The special tokens among a text's `token_ids` that the tokenizer has added."""
         return AddedTokens.of(token_ids, self.tokenizer.encode(""))
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = True) -> list[int]:
@@ -81,7 +81,7 @@ class AsyncTokenizer:
         return await asyncio.get_running_loop().run_in_executor(thread, encode, texts)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Runs `work`, other slow reading of a prompt, in the thread that tokenizes; returns its result."""
+        """Runs `work`, another slow step of reading a prompt, in the tokenizer's thread; returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     @property
@@ -93,7 +93,7 @@ class AsyncTokenizer:
         """Refuses a text that is far too long, before it is tokenized.
 
         Args:
-            must_fit: refuse a text that exceeds the context whatever its tokens are; False for one that will be cut.
+            must_fit: refuse a text that exceeds the context with any tokens; False for one that will be cut.
 
         Raises:
             ParameterError: the text is too long; `param` names the field.

@@ -90,7 +90,7 @@ def check_beams(prompt: Prompt, params: BeamSearchParams, max_model_len: int) ->
 
 
 class BeamSearch:
-    """The search for one prompt. Iterate for its one output; `close` ends it early.
+    """The search for one prompt, an iterator of one output; `close` ends it early.
 
     Args:
         open_request: runs the beams' requests.
@@ -125,7 +125,7 @@ class BeamSearch:
         self._sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1,
-            logprobs=num_likeliest,  # enough that `width` are left when the others end the output
+            logprobs=num_likeliest,  # so that `width` candidates remain if the others end the output
             ignore_eos=True,
             detokenize=tokenizer is not None,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -244,7 +244,7 @@ class BeamSearch:
         raise EngineError("A beam was ended before it had its next token.")
 
     def _taken(self, step: "_Step") -> Beam:
-        """The beam, longer by one token. Only the few steps that are taken copy their beam."""
+        """The beam, longer by one token. Only a chosen step copies its beam."""
         beam, token_id = step.beam, step.token_id
         ends = token_id in self._end_ids
         kept = not ends or self._params.include_stop_str_in_output

@@ -10,7 +10,7 @@ from quire.frontend.text.detokenizer import Detokenizer
 from quire.frontend.text.tokenizer import Tokenizer
 
 Watch = Callable[[str, Sequence[int]], bool]
-"""Takes the text of the next token and its id, and says whether the sequence ends with them."""
+"""Takes the text of the next token and its id; returns True if the sequence ends with them."""
 
 
 class Completion:
@@ -43,7 +43,7 @@ class Completion:
         self.num_preemptions = 0
         self.queued_at = self.scheduled_at = self.first_token_at = self.last_token_at = 0.0  # 0: not yet
         self.has_news = False  # the reader should get an output
-        self._interval = interval  # tokens that make news; the first and the end always do
+        self._interval = interval  # tokens between two outputs; the first token and the end always cause one
         self._num_told = 0
         self._kind = sampling.output_kind
         self._include_stop = sampling.include_stop_str_in_output
@@ -61,7 +61,7 @@ class Completion:
         self._watch: Watch | None = None
 
     def watch(self, watch: Watch) -> None:
-        """Lets `watch` end the sequence, at the same token however slowly its outputs are read. Call before `add`."""
+        """Lets `watch` end the sequence. The token does not depend on the reader's pace. Call before `add`."""
         self._watch = watch
 
     def add(self, delta: RequestDelta) -> None:
@@ -113,8 +113,8 @@ class Completion:
         return count
 
     def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
-        """Detokenizes; returns the new text, how many tokens count, and whether the last of them ends the sequence
-        because the watch says so."""
+        """Detokenizes; returns the new text, the number of tokens that count, and True if the watch ended the sequence
+        with the last of them."""
         assert self._detokenizer is not None
         if self._watch is None:
             return *self._detokenizer.push(token_ids), False

@@ -1,4 +1,4 @@
-"""The length of the model's context: how much room a prompt leaves for its output."""
+"""The length of the model's context, and the room that a prompt leaves for its output."""
 
 from quire.core.errors import ParameterError
 

@@ -10,7 +10,7 @@ from quire.frontend.requests.time_slices import in_time_slices
 T = TypeVar("T")
 
 TASKS_PER_SLICE = 64
-"""Most tasks of one request that are started or cancelled in a turn of the event loop."""
+"""Most tasks of one request that one turn of the event loop starts or cancels."""
 
 
 class OutputStream(Protocol):
@@ -73,7 +73,7 @@ async def _merge(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, R
                 yield item
     finally:
         await cancel(pumps)
-        del item  # an error, whose traceback leads here, as do those of the errors that nobody reads
+        del item  # an error, whose traceback leads here, as do the tracebacks of unread errors
         while not queue.empty():
             queue.get_nowait()
 

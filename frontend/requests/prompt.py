@@ -1,4 +1,4 @@
-"""The forms in which a prompt may come, and `Prompt`, its form once it has been read."""
+"""The forms of a prompt that callers may pass, and `Prompt`, the form after reading."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -71,7 +71,7 @@ def split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str 
 
 
 def with_text(prompt: PromptLike, text: str | None) -> PromptLike:
-    """A prompt of token ids with the text that outputs show for it; any other prompt as it is."""
+    """Adds to a prompt of token ids the text that outputs show for it; returns any other prompt unchanged."""
     if text is None or not isinstance(prompt, (list, tuple)):
         return prompt
     return TokensPrompt(prompt_token_ids=list(prompt), prompt=text)

@@ -32,7 +32,7 @@ class EmbedsReader:
     """Checks embeddings against one model.
 
     Args:
-        hidden_size: numbers in a row, as in the model.
+        hidden_size: elements in a row, as in the model.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -43,7 +43,7 @@ class EmbedsReader:
 
         Args:
             value: [num_tokens, hidden] as base64 or bytes of a safetensors file with one tensor, as a NumPy array or
-                as a torch tensor; a first dimension of 1 is taken off.
+                as a torch tensor; a first dimension of 1 is dropped.
             max_model_len: limit on the number of tokens.
 
         Raises:

@@ -13,7 +13,7 @@ class Replay:
     """The text of one sequence. Tokens come in the portions in which they came from the engine.
 
     Args:
-        sampling: what the sequence was sampled with.
+        sampling: the sampling parameters of the sequence.
         end_token_ids: the tokens with which the model ends.
     """
 

@@ -1,4 +1,4 @@
-"""Checks what comes with a prompt, whichever entrance it came by."""
+"""Checks the fields that come with a prompt, for each protocol and for programs."""
 
 import math
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_priority(priority: Any) -> None:
-    """Raises ParameterError for a priority that is none of the engine's integers."""
+    """Raises ParameterError unless the priority is an integer within the engine's range."""
     if priority is not None and type(priority) is not int:
         raise ParameterError(f"priority must be a whole number, got {priority!r}.", param="priority")
     if priority is not None and not -(2**63) <= priority < 2**63:
@@ -47,7 +47,7 @@ def check_priority(priority: Any) -> None:
 
 
 def check_arrival_time(seconds: Any) -> None:
-    """Raises ParameterError unless `seconds` are a time."""
+    """Raises ParameterError unless `seconds` is a time."""
     if seconds is not None and not (isinstance(seconds, (int, float)) and math.isfinite(seconds)):
         raise ParameterError(f"arrival_time must be Unix seconds, got {seconds!r}.", param="arrival_time")
 

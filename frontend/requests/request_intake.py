@@ -39,11 +39,11 @@ class RequestIntake:
         tokenizer: None to serve only token ids.
         metrics: counts requests; None counts nothing.
         log: logs requests; None logs nothing.
-        after_reasoning: None where constraints hold from the first token.
+        after_reasoning: None if constraints hold from the first token.
 
     Attributes:
         limit: tokens that prompt and output may have together.
-        async_tokenizer: makes token ids of texts beside the event loop.
+        async_tokenizer: tokenizes texts, long ones outside the event loop.
         sampling_input: the checkpoint's defaults and the server's limits of sampling parameters.
         prompts: reads prompts in all their forms.
         running: the requests that the engine works on.
@@ -115,7 +115,7 @@ class RequestIntake:
         return await self.running.open_stream(submission.resolved(read, sampling), engine=engine, log=self._log)
 
     def _engine(self, rank: int | None) -> int | None:
-        """The number here of the engine with a rank among all; None for None."""
+        """The index of the engine of a data-parallel rank among this frontend's engines; None for None."""
         if rank is None:
             return None
         if rank not in self._engines:

@@ -29,17 +29,17 @@ class RequestLog:
         self._deltas = deltas
 
     def add(self, request_id: str, prompt: Prompt, params: object) -> None:
-        """Logs a request that has come; `params` are those of its sampling or beam search."""
+        """Logs a new request; `params` are those of its sampling or beam search."""
         num_tokens = len(prompt.token_ids)
         logger.info("Received request %s: params: %s, prompt tokens: %d.", request_id, params, num_tokens)
-        if prompt.embeds is None:  # nobody can read embeddings in a log
+        if prompt.embeds is None:  # embeddings in a log are of no use
             logger.debug(
                 "Request %s details: prompt: %r, prompt_token_ids: %s.",
                 *(request_id, self._cut(prompt.text), self._cut(prompt.token_ids)),
             )
 
     def add_summary(self, stream: RequestStream) -> None:
-        """Logs the numbers of a request that has ended."""
+        """Logs the token counts and times of a request that has ended."""
         logger.info("%s", stream.summary())
 
     def add_delta(self, request_id: str, delta: CompletionOutput) -> None:
@@ -67,12 +67,12 @@ class RequestLog:
 class LoggedStream(RequestStream):
     """A request's outputs, which are logged as the reader takes them."""
 
-    __slots__ = ("_log", "_told")
+    __slots__ = ("_log", "_texts")
 
     def __init__(self, log: RequestLog, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._log = log
-        self._told: dict[int, list[str]] = {}  # texts of a stream, by the index of the sequence
+        self._texts: dict[int, list[str]] = {}  # texts of a stream, by the index of the sequence
 
     def _take(self) -> RequestOutput:
         output = super()._take()
@@ -84,8 +84,8 @@ class LoggedStream(RequestStream):
         text = part.text
         if self._only_news:
             self._log.add_delta(self.request_id, part)
-            told = self._told.setdefault(part.index, [])
-            told.append(text)
-            text = "".join(told)
+            texts = self._texts.setdefault(part.index, [])
+            texts.append(text)
+            text = "".join(texts)
         if part.finish_reason is not None:
             self._log.add_output(self.request_id, text, part, is_streamed=self._only_news)

@@ -30,7 +30,7 @@ class RequestStream:
 
     Args:
         completions: one for each of the n sequences, in order.
-        metrics: counts the request; None counts nothing. `count_by` may name others later.
+        metrics: counts the request; None counts nothing. `count_by` may replace it later.
         abort: tells the engine to forget requests, by id.
         on_close: called once, when no more deltas will come.
         arrival_time: Unix seconds, from which latencies count; None for now.
@@ -79,7 +79,7 @@ class RequestStream:
         if sampling.scores_prompt:
             num_named = max(map(len, sampling.prompt_logprob_token_ids or [[]]))
             self._prompt_rows = PromptRows(prompt.token_ids, self._completions[0].text_tokenizer, num_named)
-        # Whether a reader may take outputs before the end: the prompt's log-probabilities come first.
+        # True if a reader may take outputs before the end: the prompt's log-probabilities come first.
         self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 
     def count_by(self, metrics: RequestMetrics | None) -> None:
@@ -122,7 +122,7 @@ class RequestStream:
         if completion.num_tokens > before:
             self._count_tokens(completion, completion.num_tokens - before, now)
         if completion.finish_reason is not None:
-            if delta.finish_reason is None:  # a stop string or a watch, of which the engine knows nothing
+            if delta.finish_reason is None:  # a stop string or a watch, which the engine does not see
                 self._abort_in_engine([completion.request_id])
             self._count_finished(completion, now)
             self._num_unfinished -= 1

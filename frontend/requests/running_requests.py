@@ -32,7 +32,7 @@ class RunningRequests:
         client: the engine.
         builder: makes the engine's requests.
         grammars: compiles the constraints on outputs.
-        model: how many tokens of a stream make an output.
+        model: has the number of tokens between two outputs of a stream.
         tokenizer: None for outputs without text.
         takes_priority: the engine runs requests by priority.
         metrics: counts requests; None counts nothing.
@@ -75,7 +75,7 @@ class RunningRequests:
             submission: read and checked.
             limit_logprobs: refuse more logprobs than the server allows.
             log: logs the request; None logs nothing.
-            engine: the number of the engine that shall have the request; None lets the router choose.
+            engine: the index of the engine for the request; None lets the router choose.
 
         Raises:
             ParameterError: a parameter is wrong, by name.

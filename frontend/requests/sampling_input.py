@@ -1,4 +1,4 @@
-"""The model's side of sampling parameters: defaults, limits, ids within the vocabulary, words as token ids."""
+"""Sampling parameters of one model: defaults, limits, ids within the vocabulary, words as token ids."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -33,7 +33,7 @@ class SamplingInput:
         return SamplingParams(**self._model.default_sampling)
 
     def limit_output(self, max_tokens: int | None) -> int | None:
-        """The request's `max_tokens`, at most the limit that the server's owner sets."""
+        """The request's `max_tokens`, at most the server's limit."""
         limit = self._model.max_output_tokens
         return max_tokens if limit is None else min(limit, limit if max_tokens is None else max_tokens)
 

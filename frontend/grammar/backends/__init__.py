@@ -1,1 +1,1 @@
-"""Grammar libraries, one file each, for the helper process only: see `quire.frontend.grammar.helper_process`."""
+"""Grammar libraries, one file each; only the helper process (`quire.frontend.grammar.helper_process`) imports them."""

@@ -24,7 +24,7 @@ _FORMATS = {
 
 
 class GuidanceBackend:
-    """See `Backend`."""
+    """Checks constraints with llguidance, and passes them on as its text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         del vocabulary  # a grammar's validity does not depend on it
@@ -57,7 +57,7 @@ class GuidanceBackend:
 
 
 def _reason(error: str) -> str:
-    """The library's own message, without the lines of the grammar that we wrote around the client's."""
+    """The library's message, without the lines of the grammar that Quire wrote around the client's."""
     text = re.split(r"\n\s*\d+ \|", error)[0]
     return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(text.split()))[:300].rstrip(".")
 

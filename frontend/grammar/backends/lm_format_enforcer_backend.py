@@ -27,7 +27,7 @@ _KINDS = ("json", "regex", "choice")
 
 
 class LMFormatEnforcerBackend:
-    """See `Backend`."""
+    """Checks constraints with lm-format-enforcer, and passes them on for the workers to read."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         del vocabulary

@@ -19,16 +19,16 @@ _LINE_AND_INDENTATION = r"([ ]|\n[ ]{{0,{}}})?"  # a table of states grows with 
 
 
 _END_MARK = "\U0010ffff"
-"""Stands behind each text, as a token that the model does not have.
+"""Follows each text, as a token that the model does not have.
 
-From a state in which a text may end, the library offers only tokens after which it may end again: beside `yes`,
-`yes please` could not be written. Behind the mark alone a text may end. No token may spell the mark's bytes, so none
-has its first byte, which only characters of plane 16, for private use, have.
+From a state in which a text may end, the library offers only tokens after which it may end again: with the choices
+`yes` and `yes please`, the second could not be written. With the mark, a text may end only after the mark. No token may
+spell the mark's bytes, so tokens with its first byte are left out. Only characters of plane 16 (private use) have it.
 """
 
 
 class OutlinesBackend:
-    """See `Backend`."""
+    """Compiles constraints with outlines-core."""
 
     def __init__(self, vocabulary: protocol.Vocabulary) -> None:
         ids: dict[str | bytes, list[int]] = {}
@@ -75,7 +75,7 @@ def _whitespace(constraint: Constraint) -> str:
 
 
 def _without_anchors(pattern: str) -> str:
-    """A pattern for the whole text, without the anchors that say so: the mark comes behind it."""
+    """A pattern for the whole text, without its redundant anchors, because the mark follows."""
     pattern = pattern.removeprefix("^")
     num_backslashes = len(pattern) - 1 - len(pattern.removesuffix("$").rstrip("\\"))
     return pattern.removesuffix("$") if num_backslashes % 2 == 0 else pattern

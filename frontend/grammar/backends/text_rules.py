@@ -1,9 +1,9 @@
-"""Rules for strings of a schema that XGrammar does not enforce by itself: of a Lark grammar, a pattern or a length.
+"""Rules for strings of a schema that XGrammar does not enforce: strings with a Lark grammar, a pattern or a length.
 
 XGrammar writes Lark as rules over characters. Within JSON, each character of a rule is replaced by its escape. That is
-a homomorphism with a prefix code, so the rules then describe exactly the escaped texts, whatever their shape. The same
-holds for the characters of a pattern, which XGrammar would put into JSON as they are. Of a string with a length, it
-would allow control characters, and no escapes.
+a homomorphism with a prefix code, so the rules then describe exactly the escaped texts. The same holds for the
+characters of a pattern, which XGrammar would put into JSON as they are. For a string with a length, XGrammar would
+allow control characters and no escapes.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "a":
 
 
 class TextRules:
-    """The strings of one constraint that have rules of their own; constants stand for them while the rest is compiled.
+    """The strings of one constraint that need separate rules. A constant replaces each while the rest is compiled.
 
     Args:
         to_rules: XGrammar's rules for a Lark grammar, as text.
@@ -80,10 +80,10 @@ class TextRules:
         return placeholder
 
     def put_into(self, rules: str) -> str:
-        """The rules of the whole constraint, with those of the strings in the place of the constants.
+        """The rules of the whole constraint, with the strings' rules in place of the constants.
 
         Raises:
-            GrammarError: a Lark grammar is malformed, or has a part that is not made of characters.
+            GrammarError: a Lark grammar is malformed, or has a part other than characters.
         """
         added: dict[str, str] = {}
         for number, (placeholder, definition) in enumerate(self._definitions.items()):

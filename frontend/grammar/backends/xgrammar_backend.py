@@ -32,7 +32,7 @@ _TRIAL_SECONDS = 0.5
 
 
 class XGrammarBackend:
-    """See `Backend`."""
+    """Compiles constraints with XGrammar."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
