@@ -14,7 +14,7 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Tokens that went into reasoning, told or not."""
+    """Tokens of the reasoning, whether or not the answer shows it."""
 
     reasoning_tokens: int
 
@@ -26,14 +26,14 @@ class CompletionUsage(Struct, kw_only=True):
     total_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | None = None  # where the server separates reasoning
+    completion_tokens_details: CompletionTokensDetails | None = None  # if the server separates reasoning
 
 
 # ------------------------------------------------------------------------------------------------------------ logprobs
 
 
 class TopLogprob(Struct):
-    """One of the likeliest tokens at a position. `bytes` spells tokens that are no whole characters."""
+    """One of the likeliest tokens at a position. `bytes` also spells tokens that are parts of characters."""
 
     token: str
     logprob: float
@@ -96,9 +96,9 @@ class CustomToolCall(Struct, kw_only=True, tag_field="type", tag="custom"):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """The model's message; `tool_calls` is left out where there are none.
+    """The model's message; `tool_calls` is left out without calls.
 
-    Reasoning goes by two names: vLLM's, and the one that older clients read.
+    Reasoning has two names: vLLM's, and the one that older clients read.
     """
 
     role: str
@@ -148,21 +148,21 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 class FunctionDelta(Struct, kw_only=True, omit_defaults=True):
-    """What is new in a call: first the name, then pieces of the arguments."""
+    """The new part of a call: first the name, then pieces of the arguments."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class CustomDelta(Struct, kw_only=True, omit_defaults=True):
-    """What is new in a call of a custom tool: first the name, then pieces of the text."""
+    """The new part of a call of a custom tool: first the name, then pieces of the text."""
 
     name: str | None = None
     input: str | None = None
 
 
 class ToolCallDelta(Struct, kw_only=True, omit_defaults=True):
-    """What is new in one call of a message, in `function` or `custom`; `id` and `type` come with the name."""
+    """The new part of one call in a message, in `function` or `custom`; `id` and `type` come with the name."""
 
     index: int
     id: str | None = None
@@ -172,7 +172,7 @@ class ToolCallDelta(Struct, kw_only=True, omit_defaults=True):
 
 
 class ChatDelta(Struct, kw_only=True, omit_defaults=True):
-    """What is new in a message."""
+    """The new part of a message."""
 
     role: str | None = None
     content: str | None = None
@@ -182,7 +182,7 @@ class ChatDelta(Struct, kw_only=True, omit_defaults=True):
 
 
 class ChatChunkChoice(Struct, kw_only=True):
-    """What is new in one of n answers."""
+    """The new part of one of n answers."""
 
     index: int
     delta: ChatDelta
@@ -240,7 +240,7 @@ class TextCompletion(Struct, kw_only=True):
 
 
 class CompletionChunkChoice(Struct, kw_only=True):
-    """What is new in one text."""
+    """The new part of one text."""
 
     index: int
     text: str
@@ -268,7 +268,7 @@ class CompletionChunk(Struct, kw_only=True):
 
 
 class ModelPermission(Struct, kw_only=True):
-    """Who may do what with a model, as OpenAI's API told it once; clients of that time insist on it."""
+    """Permissions for a model, as OpenAI's API once had them; clients from that time require them."""
 
     id: str
     object: Literal["model_permission"] = "model_permission"

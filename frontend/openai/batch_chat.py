@@ -46,7 +46,7 @@ class BatchChatRequest(ChatRequest, kw_only=True):
 
 
 class BatchChat:
-    """Answers a batch of conversations as single requests that run side by side."""
+    """Answers a batch of conversations as single requests that run concurrently."""
 
     def __init__(self, chat: ChatCompletions) -> None:
         self._chat = chat

@@ -1,4 +1,4 @@
-"""Beam search over HTTP: the fields of a body that are its parameters, and those that contradict it."""
+"""Beam search over HTTP: its parameters in a body, and the fields that contradict it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ _NOTHING: dict[str, Sequence[Any]] = {
     "ebnf": (),
     "grammar": (),
 }
-"""Fields that shape one sampled sequence and so contradict a beam search, and the values that ask for nothing."""
+"""Fields that shape one sampled sequence and so contradict a beam search, and their values without effect."""
 
 
 def refuse_with_beams(body: Struct) -> None:

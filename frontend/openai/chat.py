@@ -12,7 +12,7 @@ from quire.frontend.chat.turn import Turn
 from quire.frontend.http.event_stream import Accepted
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, CompletionUsage
-from quire.frontend.openai.chat_events import ChatChunks, read_message, told_reason
+from quire.frontend.openai.chat_events import ChatChunks, finish_reason_of, read_message
 from quire.frontend.openai.generation import INLINE_CHOICES, Replies, Reply
 from quire.frontend.openai.logprobs import LogprobFormatter, prompt_logprobs
 from quire.frontend.openai.schema import ChatRequest
@@ -22,7 +22,7 @@ from quire.frontend.requests.time_slices import in_thread_if_long
 
 
 class ChatCompletions:
-    """Answers chat requests; needs no HTTP, so that the batch runner uses it too."""
+    """Answers chat requests. It needs no HTTP, so the batch runner uses it too."""
 
     def __init__(self, engine: AsyncLLM, server: ServerConfig, conversations: Conversations) -> None:
         self._engine = engine
@@ -43,7 +43,7 @@ class ChatCompletions:
         return await self.answer(request, reply, turn)
 
     async def answer(self, request: ChatRequest, reply: Reply, turn: Turn) -> ChatCompletion:
-        """The whole answer that `turn` brings; cancelling aborts it. Raises QuireError."""
+        """The whole answer of `turn`; cancelling aborts it. Raises QuireError."""
         try:
             output, events = await turn.whole()
         finally:
@@ -75,7 +75,7 @@ class ChatCompletions:
             turn.close()
 
     def formatter(self, request: ChatRequest) -> LogprobFormatter:
-        """What writes the log-probabilities of an answer."""
+        """The formatter of an answer's log-probabilities."""
         return self._replies.formatter(request, request.top_logprobs)
 
     def role(self, request: ChatRequest) -> str:
@@ -111,7 +111,7 @@ class ChatCompletions:
                     index=each.index,
                     message=message,
                     logprobs=formatter.chat(each.logprobs) if each.logprobs is not None else None,
-                    finish_reason=told_reason(finish, request),
+                    finish_reason=finish_reason_of(finish, request),
                     stop_reason=finish.stop_reason,
                     token_ids=each.token_ids if tells_ids else None,
                     weight_versions=request.weight_versions(len(each.token_ids)),

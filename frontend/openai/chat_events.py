@@ -38,11 +38,11 @@ from quire.frontend.parsing.events import (
 
 
 def read_message(role: str, events: Sequence[Event], *, is_forced: bool = False) -> tuple[ChatMessage, Finish]:
-    """The message that all events of one choice make, and why the choice ended: the last event.
+    """The message of all events of one choice, and its end, which is the last event.
 
     Args:
-        is_forced: whether the client insists on a call; a message of calls alone then has empty content, as vLLM's, and
-            else none.
+        is_forced: the client requires a call. A message of calls alone then has empty content, as vLLM's, and otherwise
+            none.
     """
     texts, reasoning = [], []
     calls: list[ToolCall | CustomToolCall] = []
@@ -74,8 +74,8 @@ def read_message(role: str, events: Sequence[Event], *, is_forced: bool = False)
     return message, finish
 
 
-def told_reason(finish: Finish, request: ChatRequest) -> str:
-    """The finish_reason of a choice: `stop` and not `tool_calls` where the client named the function to call."""
+def finish_reason_of(finish: Finish, request: ChatRequest) -> str:
+    """The finish_reason of a choice: `stop` and not `tool_calls` if the client named the function to call."""
     return "stop" if finish.reason == "tool_calls" and request.names_call else finish.reason
 
 
@@ -103,7 +103,7 @@ def delta_of(event: Event) -> ChatDelta | None:
 
 
 def merged(deltas: Sequence[ChatDelta]) -> ChatDelta:
-    """The delta that adds what all of these do, with one part for each call."""
+    """One delta with the content of all of these, and one part for each call."""
     calls: dict[int, ToolCallDelta] = {}
     for each in deltas:
         for call in each.tool_calls or ():
@@ -153,19 +153,19 @@ class ChatChunks:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._num_tokens = [0] * self._num_choices
-        self._is_role_told = False
+        self._is_role_sent = False
         self._is_begun = False
         self._text_only = not self._return_token_ids and not reply.continuous_usage
         self._text_events: dict[int, TextEvent] = {}  # by choice
 
     def open(self) -> bytes:
-        """Events that need no output: those of the role. They wait for one where they tell of the prompt's tokens."""
+        """Events of the role, which need no output. They wait for the first output if they show the prompt's tokens."""
         if self._return_prompt_ids or self._reply.continuous_usage:
             return b""
-        return b"".join(self._tell_role(UNSET))
+        return b"".join(self._role_events(UNSET))
 
     def add(self, output: RequestOutput) -> bytes:
-        """Events for what is new; empty when there is nothing to tell."""
+        """Events for the new part of an answer; empty without one."""
         frames = [] if self._is_begun else self._begin(output)
         for each in output.outputs:
             self._num_tokens[each.index] += len(each.token_ids)
@@ -186,17 +186,17 @@ class ChatChunks:
         return self._frame([], usage=usage) + DONE
 
     def _begin(self, output: RequestOutput) -> list[bytes]:
-        """Counts the prompt's tokens; the events of the role, if they were not told yet."""
+        """Counts the prompt's tokens; returns the events of the role, unless they were sent before."""
         self._is_begun = True
         self._prompt_tokens = len(output.prompt_token_ids)
         self._cached_tokens = output.num_cached_tokens or 0
-        if self._is_role_told:
+        if self._is_role_sent:
             return []
-        return self._tell_role(output.prompt_token_ids if self._return_prompt_ids else UNSET)
+        return self._role_events(output.prompt_token_ids if self._return_prompt_ids else UNSET)
 
-    def _tell_role(self, ids: list[int] | msgspec.UnsetType) -> list[bytes]:
+    def _role_events(self, ids: list[int] | msgspec.UnsetType) -> list[bytes]:
         """One event per choice with the role, and one with the echoed text."""
-        self._is_role_told = True
+        self._is_role_sent = True
         delta = ChatDelta(role=self._role, content="")
         frames = [
             self._frame([ChatChunkChoice(index=index, delta=delta)], prompt_token_ids=ids)
@@ -228,7 +228,7 @@ class ChatChunks:
             choices[0].logprobs = self._formatter.chat(each.logprobs) if each.logprobs else None
             choices[0].token_ids = each.token_ids if self._return_token_ids else UNSET
         if isinstance(finish, Finish):
-            choices[-1].finish_reason = told_reason(finish, self._request)
+            choices[-1].finish_reason = finish_reason_of(finish, self._request)
             choices[-1].stop_reason = finish.stop_reason
             choices[-1].weight_versions = self._request.weight_versions(self._num_tokens[each.index])
         return [self._frame([choice]) for choice in choices]

@@ -19,7 +19,7 @@ from quire.frontend.parsing.events import Usage
 from quire.frontend.text.tokenizer import Tokenizer
 
 
-class _Told(msgspec.Struct):
+class _Sent(msgspec.Struct):
     """The part of one choice that the stream has sent."""
 
     text_event: TextEvent | None = None
@@ -43,7 +43,7 @@ class CompletionChunks:
             "_return_token_ids",
             "_n",
         ),
-        *("_prompts", "_told", "_text_only"),
+        *("_prompts", "_sent", "_text_only"),
     )
 
     def __init__(
@@ -64,19 +64,19 @@ class CompletionChunks:
         self._return_token_ids = bool(request.return_token_ids)
         self._n = request.n or 1
         self._prompts: dict[int, tuple[int, int]] = {}  # prompt index -> (prompt tokens, cached tokens)
-        self._told: dict[int, _Told] = {}  # by choice
+        self._sent: dict[int, _Sent] = {}  # by choice
         self._text_only = not (self._return_token_ids or self._echo or reply.continuous_usage)
 
     def add(self, prompt_index: int, output: RequestOutput) -> bytes:
-        """Events for what is new; empty when there is nothing to tell."""
+        """Events for the new part of a prompt's texts; empty without one."""
         self._prompts[prompt_index] = (len(output.prompt_token_ids), output.num_cached_tokens or 0)
         frames = []
         for each in output.outputs:
             index = prompt_index * self._n + each.index
-            told = self._told.get(index) or self._told.setdefault(index, _Told())
-            told.num_tokens += len(each.token_ids)
+            sent = self._sent.get(index) or self._sent.setdefault(index, _Sent())
+            sent.num_tokens += len(each.token_ids)
             if self._text_only and each.text and each.finish_reason is None and not each.logprobs:
-                text_event = told.text_event or self._start_text(index, told)
+                text_event = sent.text_event or self._start_text(index, sent)
                 frames.append(text_event.fill(each.text))
             elif each.text or each.finish_reason or each.logprobs or (self._return_token_ids and each.token_ids):
                 frames.append(self._frame([self._choice(index, each, output)]))
@@ -88,23 +88,23 @@ class CompletionChunks:
             return DONE
         return self._frame([], usage=self._usage()) + DONE
 
-    def _start_text(self, index: int, told: _Told) -> TextEvent:
+    def _start_text(self, index: int, sent: _Sent) -> TextEvent:
         empty = CompletionChunkChoice(index=index, text="")
-        told.text_event = TextEvent(self._frame([empty]), "text", self._encoder)
-        return told.text_event
+        sent.text_event = TextEvent(self._frame([empty]), "text", self._encoder)
+        return sent.text_event
 
     def _choice(self, index: int, each: CompletionOutput, output: RequestOutput) -> CompletionChunkChoice:
-        told = self._told[index]
-        first = not told.begun
+        sent = self._sent[index]
+        first = not sent.begun
         echoed = prompt_text(output, self._tokenizer) if first and self._echo else ""
-        offset = told.num_characters + len(echoed)
+        offset = sent.num_characters + len(echoed)
         rows: Sequence[dict[int, Logprob] | None] = each.logprobs or []
         if first and self._scores_echo:
             offset, rows = 0, [*(output.prompt_logprobs or []), *rows]
         first_id = output.prompt_token_ids[0]
         logprobs = self._formatter.completion(rows, offset, first_id=first_id) if rows else None
-        told.num_characters = offset + (sum(map(len, logprobs.tokens)) if logprobs is not None else 0)
-        told.begun = True
+        sent.num_characters = offset + (sum(map(len, logprobs.tokens)) if logprobs is not None else 0)
+        sent.begun = True
         return CompletionChunkChoice(
             index=index,
             text=echoed + each.text,
@@ -113,7 +113,7 @@ class CompletionChunks:
             stop_reason=each.stop_reason,
             token_ids=each.token_ids if self._return_token_ids else UNSET,
             prompt_token_ids=output.prompt_token_ids if self._return_token_ids and first else UNSET,
-            weight_versions=self._request.weight_versions(told.num_tokens) if each.finish_reason else UNSET,
+            weight_versions=self._request.weight_versions(sent.num_tokens) if each.finish_reason else UNSET,
         )
 
     def _frame(self, choices: list[CompletionChunkChoice], *, usage: CompletionUsage | None = None) -> bytes:
@@ -121,7 +121,7 @@ class CompletionChunks:
         if usage is None and reply.continuous_usage:
             [choice] = choices
             prompt_tokens, cached_tokens = self._prompts[choice.index // self._n]
-            usage = reply.usage(Usage(prompt_tokens, self._told[choice.index].num_tokens, cached_tokens))
+            usage = reply.usage(Usage(prompt_tokens, self._sent[choice.index].num_tokens, cached_tokens))
         chunk = CompletionChunk(
             id=reply.id,
             created=reply.created,
@@ -134,7 +134,7 @@ class CompletionChunks:
 
     def _usage(self) -> CompletionUsage:
         prompt_tokens, cached_tokens = (sum(column) for column in zip(*self._prompts.values(), strict=True))
-        num_tokens = sum(told.num_tokens for told in self._told.values())
+        num_tokens = sum(sent.num_tokens for sent in self._sent.values())
         return self._reply.usage(Usage(prompt_tokens, num_tokens, cached_tokens))
 
 

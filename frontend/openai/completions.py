@@ -39,7 +39,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class TextCompletions:
-    """Answers completion requests; needs no HTTP, so that the batch runner uses it too."""
+    """Answers completion requests. It needs no HTTP, so the batch runner uses it too."""
 
     def __init__(self, engine: AsyncLLM, server: ServerConfig, conversations: Conversations) -> None:
         self._engine = engine
@@ -190,11 +190,11 @@ class TextCompletions:
     # ------------------------------------------------------------------------------------------------------ answers
 
     def formatter(self, request: CompletionRequest) -> LogprobFormatter:
-        """What writes the log-probabilities of an answer."""
+        """The formatter of an answer's log-probabilities."""
         return self._replies.formatter(request, request.logprobs)
 
     def answer(self, request: CompletionRequest, reply: Reply, outputs: list[RequestOutput]) -> TextCompletion:
-        """The answer that the outputs of all prompts make."""
+        """Joins the outputs of all prompts into one answer."""
         formatter = self.formatter(request)
         choices = []
         for prompt_index, output in enumerate(outputs):

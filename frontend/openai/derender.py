@@ -1,6 +1,6 @@
 """POST /v1/chat/completions/derender and /v1/completions/derender: tokens of another server in, the plain answer out.
 
-Nothing is kept between the events of a stream. The client brings the tokens so far, which are read again.
+The server keeps nothing between the events of a stream. The client sends the tokens so far, which are read again.
 """
 
 import functools
@@ -188,13 +188,13 @@ class Derendering:
 
 
 def _count_prompt(usage: CompletionUsage, num_prompt_tokens: int) -> None:
-    """Sets the length of the prompt, which the client counts."""
+    """Sets the prompt's length, as the client has counted it."""
     usage.prompt_tokens = num_prompt_tokens
     usage.total_tokens = num_prompt_tokens + usage.completion_tokens
 
 
 def _event_usage(usage: GivenUsage | None, num_prompt_tokens: int | None) -> CompletionUsage | UnsetType:
-    """The usage of an event that brings one."""
+    """The usage of an event that has one."""
     if usage is None:
         return UNSET
     num_prompt = num_prompt_tokens if num_prompt_tokens is not None else usage.prompt_tokens or 0

@@ -1,4 +1,4 @@
-"""Bodies of the routes that derender, with vLLM's names of fields. Answers of /inference/v1/generate come in."""
+"""Bodies of the routes that derender, with vLLM's names of fields. They contain answers of /inference/v1/generate."""
 
 from typing import Annotated, Generic, Literal, TypeVar
 
@@ -15,7 +15,7 @@ C = TypeVar("C")
 
 
 class GivenLogprob(Struct, kw_only=True):
-    """One token that might have come."""
+    """One candidate for a token."""
 
     token_id: TokenId
     logprob: float
@@ -23,7 +23,7 @@ class GivenLogprob(Struct, kw_only=True):
 
 
 class GivenPosition(GivenLogprob, kw_only=True):
-    """The token that came, and the likeliest ones."""
+    """The sampled token, and the likeliest ones."""
 
     top_logprobs: list[GivenLogprob] = []
 
@@ -50,12 +50,12 @@ class GivenUsage(Struct, kw_only=True):
 
     @property
     def cached_tokens(self) -> int | None:
-        """How many of the prompt were cached; None where the server does not tell."""
+        """The number of cached prompt tokens; None if the server does not report it."""
         return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
 
 
 class GivenPart(Struct, kw_only=True):
-    """What is new in one of the n answers."""
+    """The new part of one of the n answers."""
 
     index: int
     token_ids: list[TokenId] | None = None
@@ -97,7 +97,7 @@ class GivenChunk(Struct, kw_only=True):
 
 
 class StreamState(Struct, kw_only=True):
-    """What the client carries from one event of a choice to the next: the tokens so far, and what was told of them."""
+    """State that the client carries from one event of a choice to the next: the tokens so far, and the parts sent."""
 
     output_token_ids: list[TokenId] = []
     output_chunk_lens: list[Length] = []  # tokens of each event
@@ -147,7 +147,7 @@ class DerenderCompletionRequest(Struct, kw_only=True):
 
 
 class DerenderedChunk(Struct, Generic[C], kw_only=True):
-    """Answer for one event: what it is on the plain route, and the state for the next."""
+    """Answer for one event: the chunk of the plain route, and the state for the next event."""
 
     chunk: C
     stream_state: StreamState

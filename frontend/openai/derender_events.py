@@ -1,11 +1,11 @@
-"""One event of a stream that is derendered: the tokens before it are read again, and what it adds is told."""
+"""One event of a stream that is derendered: reads the earlier tokens again, and returns the new part."""
 
 import msgspec
 from msgspec import UNSET, Struct
 
 from quire.frontend.chat.turn import Choice
 from quire.frontend.openai.answers import ChatChunkChoice, ChatDelta, CompletionChunkChoice
-from quire.frontend.openai.chat_events import delta_of, merged, told_reason
+from quire.frontend.openai.chat_events import delta_of, finish_reason_of, merged
 from quire.frontend.openai.derender_bodies import GivenPart, StreamState
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
@@ -17,7 +17,7 @@ Rows = list[dict[int, Logprob]] | None
 
 
 class ChatPart(Struct):
-    """What reads and writes one choice of a conversation's answer."""
+    """Reads and writes one choice of a conversation's answer."""
 
     request: ChatRequest
     reader: Choice
@@ -27,7 +27,7 @@ class ChatPart(Struct):
     tells_tokens: bool
 
     def read(self, state: StreamState, part: GivenPart, rows: Rows) -> tuple[ChatChunkChoice, StreamState]:
-        """The event's choice, and the state behind it."""
+        """The event's choice, and the state after it."""
         for token_ids in state.chunks():
             self.reader.read(self.replay.push(token_ids))
         output = read_part(self.replay, part)
@@ -44,7 +44,7 @@ class ChatPart(Struct):
             choice.logprobs = None if rows is None else self.formatter.chat(rows)
             choice.token_ids = output.token_ids if self.request.return_token_ids else UNSET
         if isinstance(finish, Finish):
-            choice.finish_reason, choice.stop_reason = told_reason(finish, self.request), finish.stop_reason
+            choice.finish_reason, choice.stop_reason = finish_reason_of(finish, self.request), finish.stop_reason
             num_tokens = len(state.output_token_ids) + len(output.token_ids)
             choice.weight_versions = self.request.weight_versions(num_tokens)
         behind = msgspec.structs.replace(after(state, part), role_sent=True, last_tool_call_ids=ids)
@@ -59,7 +59,7 @@ def completion_part(
     part: GivenPart,
     rows: Rows,
 ) -> tuple[CompletionChunkChoice, StreamState]:
-    """The event's choice of a text completion, and the state behind it."""
+    """The event's choice of a text completion, and the state after it."""
     if state.output_token_ids:
         replay.push(state.output_token_ids)
     output = read_part(replay, part)
@@ -98,12 +98,12 @@ def after(state: StreamState, part: GivenPart) -> StreamState:
     )
 
 
-def pin_ids(delta: ChatDelta, told: list[str]) -> list[str]:
-    """Gives the calls of a delta the ids that were told before, and returns all ids told so far.
+def pin_ids(delta: ChatDelta, sent: list[str]) -> list[str]:
+    """Gives the calls of a delta the ids that were sent before, and returns all ids sent so far.
 
-    Where calls have random ids, each reading of the tokens before makes new ones.
+    Each reading of the earlier tokens would otherwise make new random ids.
     """
-    ids = list(told)
+    ids = list(sent)
     for call in delta.tool_calls or ():
         if call.id is None:
             continue

@@ -1,4 +1,4 @@
-"""Reads what comes from another server's /inference/v1/generate, once it is found to be within this server's limits."""
+"""Reads answers of another server's /inference/v1/generate, after a check against this server's limits."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class GivenReader:
-    """Makes outputs of tokens."""
+    """Turns tokens into outputs."""
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._max_model_len = engine.max_model_len
@@ -72,7 +72,7 @@ class GivenReader:
     def event(
         self, given: GivenChunk, state: StreamState | None, prompt_ids: list[int]
     ) -> tuple[StreamState, GivenPart | None]:
-        """The state before an event, and what is new in it. Raises ParameterError."""
+        """The state before an event, and the event's new part. Raises ParameterError."""
         state = state or StreamState()
         if len(given.choices) > 1:
             raise ParameterError(
@@ -96,11 +96,11 @@ class GivenReader:
         return state, part
 
     def replay(self, prompt_ids: list[int], sampling: SamplingParams) -> Replay:
-        """What reads the tokens of a sequence."""
+        """A reader of one sequence's tokens."""
         return Replay(self._tokenizer.tokenizer, prompt_ids, sampling, self._end_token_ids)
 
     def rows(self, part: GivenPart, token_ids: Sequence[int]) -> list[dict[int, Logprob]] | None:
-        """Log-probabilities behind these tokens, spelt out."""
+        """Log-probabilities after these tokens, with the tokens' texts."""
         if part.logprobs is None or part.logprobs.content is None:
             return None
         rows = [position.row() for position in part.logprobs.content]
@@ -150,7 +150,7 @@ def read_chat(request: DerenderChatRequest, num_choices: int) -> tuple[ChatReque
     asked = request.chat_request or ChatRequest(messages=[])
     msgspec.structs.replace(asked, return_token_offsets=None).check()
     chat = asked.to_chat_input()
-    if not asked.logprobs:  # says nothing of how many are wanted
+    if not asked.logprobs:  # then the request has no number of them
         asked = msgspec.structs.replace(asked, top_logprobs=-1)
     return asked, msgspec.structs.replace(chat, sampling={**chat.sampling, "n": num_choices}, beams=None)
 
@@ -163,7 +163,7 @@ def read_text(request: DerenderCompletionRequest) -> CompletionRequest:
 
 
 def check_stops(asked: ChatRequest | CompletionRequest, param: str) -> None:
-    """Refuses stop strings of a stream: a text that was told cannot be cut."""
+    """Refuses stop strings of a stream, because text that was sent cannot be cut."""
     if asked.stop:
         raise ParameterError(
             "stop strings do not go with a stream that is derendered, because text that was told cannot be cut; "
@@ -173,14 +173,14 @@ def check_stops(asked: ChatRequest | CompletionRequest, param: str) -> None:
 
 
 def required(value: T | None, param: str) -> T:
-    """The value. Raises ParameterError where there is none."""
+    """The value. Raises ParameterError for None."""
     if value is None:
         raise ParameterError(f"The field '{param}' is required.", param=param)
     return value
 
 
 def for_each(given: Any, kind: type[Any], param: str, count: int) -> list[Any]:
-    """A value for each answer; None where none is given. Raises ParameterError."""
+    """A value for each answer; None for each without one. Raises ParameterError."""
     if given is None:
         return [None] * count
     if not isinstance(given, list) or not all(isinstance(each, kind | None) for each in given):

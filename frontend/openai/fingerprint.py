@@ -27,7 +27,7 @@ def fingerprint(server: ServerConfig, config: EngineConfig) -> str | None:
 
 
 def _digest(config: EngineConfig) -> str:
-    """Hexadecimal digits that differ where the model or the way in which it is computed differ."""
+    """Hexadecimal digits of a hash over the model and the options of its computation."""
     spec = msgspec.structs.replace(config.spec, path="")  # replicas may keep the checkpoint in different folders
     facts: list[object] = [spec, config.device, config.quantization, config.layout, config.logprobs_mode]
     facts.append(config.expert_placement)

@@ -13,7 +13,7 @@ from quire.frontend.requests.time_slices import in_time_slices
 
 
 class FirstTokens:
-    """Reads them."""
+    """Reads the probabilities."""
 
     def __init__(self, engine: AsyncLLM) -> None:
         self._engine = engine
@@ -35,7 +35,7 @@ class FirstTokens:
             temperature: of the token that is sampled.
 
         Raises:
-            ParameterError: a token is none of the model's, or a prompt is too long.
+            ParameterError: a token is not in the vocabulary, or a prompt is too long.
             EngineError: the engine failed.
         """
         streams: list[RequestStream] = []

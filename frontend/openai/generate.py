@@ -1,6 +1,6 @@
-"""POST /inference/v1/generate: token ids in, token ids out, for callers with a tokenizer of their own.
+"""POST /inference/v1/generate: token ids in, token ids out, for callers with a tokenizer.
 
-The body is what the routes that render answer.
+The routes that render return such a body.
 """
 
 import time
@@ -45,7 +45,7 @@ _PREFIX = "generate-tokens-"
 
 
 class _MessageReading(Struct):
-    """How the answers of a request become messages, with output_mode "derender"."""
+    """The parsers that turn the answers of a request into messages, with output_mode "derender"."""
 
     context: ParseContext
     chat: ChatInput

@@ -22,16 +22,16 @@ from quire.frontend.openai.schema import GenerationRequest
 from quire.frontend.parsing.events import Usage
 
 INLINE_CHOICES = 64
-"""Answers with more choices are put together in a thread."""
+"""Answers with more choices are assembled in a thread."""
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """The fields that every part of one answer repeats, and how much usage the parts report."""
+    """The fields that every part of one answer repeats, and the usage that the parts report."""
 
     id: str
     model: str
     created: int
-    cache_details: bool  # usage tells how many prompt tokens were cached
+    cache_details: bool  # usage has the number of cached prompt tokens
     include_usage: bool  # a stream ends with usage
     continuous_usage: bool  # every event of a stream carries usage, of its choice
     fingerprint: str | None = None
@@ -42,7 +42,7 @@ class Reply(msgspec.Struct, kw_only=True):
         return self.fingerprint if ends and self.fingerprint is not None else UNSET
 
     def usage(self, counted: Usage) -> CompletionUsage:
-        """Token counts as the API tells them."""
+        """Token counts in the API's form."""
         reasoning = counted.reasoning_tokens
         return CompletionUsage(
             prompt_tokens=counted.prompt_tokens,
@@ -58,7 +58,7 @@ class Replies:
 
     Args:
         prefix: of the answers' ids.
-        tells_cached: usage has the number of cached tokens, whether the server's options say so or not.
+        tells_cached: usage has the number of cached tokens, even without the server's option for it.
     """
 
     def __init__(self, engine: AsyncLLM, server: ServerConfig, prefix: str, *, tells_cached: bool = False) -> None:
@@ -90,7 +90,7 @@ class Replies:
         )
 
     def formatter(self, request: GenerationRequest, num_top: int | None) -> LogprobFormatter:
-        """What writes the log-probabilities of the reply, with `num_top` of the likeliest tokens."""
+        """The formatter of the reply's log-probabilities, with `num_top` of the likeliest tokens."""
         asked = request.return_tokens_as_token_ids
         as_ids = self._server.return_tokens_as_token_ids if asked is None else asked
         return LogprobFormatter(self._tokenizer, num_top or 0, as_ids=as_ids)

@@ -1,4 +1,4 @@
-"""POST /generative_scoring: how likely chosen tokens are to follow a query with each of several items."""
+"""POST /generative_scoring: the probabilities that chosen tokens follow a query with each of several items."""
 
 import math
 import time
@@ -40,7 +40,7 @@ class ScoringRequest(Struct, kw_only=True):
 
 
 class Score(Struct, kw_only=True):
-    """The probability of the first label behind one item."""
+    """The probability of the first label after one item."""
 
     index: int
     object: str = "score"
@@ -90,7 +90,7 @@ class GenerativeScoring:
         )
 
     async def _prompts(self, request: ScoringRequest) -> list[list[int]]:
-        """Token ids of the query with each item, cut to what leaves room for a token."""
+        """Token ids of the query with each item, cut to leave room for a token."""
         query = await self._ids(request.query, special=request.add_special_tokens)
         prompts = []
         async for item in in_time_slices(request.items):

@@ -16,7 +16,7 @@ class LogprobFormatter:
 
     Args:
         tokenizer: None when only ids are known.
-        num_top: how many of the likeliest tokens to show; -1 shows all there are.
+        num_top: number of the likeliest tokens to show; -1 shows all.
         as_ids: spell tokens `token_id:123`, because several tokens may have equal text.
     """
 
@@ -38,7 +38,7 @@ class LogprobFormatter:
     def completion(
         self, rows: Sequence[dict[int, Logprob] | None], offset: int, *, first_id: int | None = None
     ) -> CompletionLogprobs:
-        """Columns of one entry per token; `offset` is where the first token's text begins, in characters.
+        """Columns of one entry per token; `offset` is the first character of the first token's text.
 
         `top_logprobs` always include the sampled token, likely or not. A row of None is the first token of an echoed
         prompt, `first_id`, which has no probability.
@@ -84,7 +84,7 @@ class LogprobFormatter:
         return texts_after(self._tokenizer, []).text(token_id)
 
     def _bytes(self, token_id: int, entry: Logprob) -> list[int]:
-        """The token's own bytes, which may be a part of a character: joined, those of the text."""
+        """The token's bytes, which may be a part of a character. The bytes of all tokens make the text."""
         if self._tokenizer is None:
             return []
         if self._tokenizer.spells_bytes or entry.decoded_token is None:

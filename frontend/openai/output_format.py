@@ -1,4 +1,4 @@
-"""The fields that constrain an answer's form: response_format, structured_outputs, and those of other dialects."""
+"""The fields that constrain an answer's form: response_format, structured_outputs, and other dialects' names."""
 
 import contextlib
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ GUIDED_OPTIONS = {"guided_decoding_backend": "_backend", "guided_whitespace_patt
 
 
 class JsonSchema(Struct, kw_only=True):
-    """`json_schema` of a response_format. `strict` is how every schema is followed here, asked for or not."""
+    """`json_schema` of a response_format. Every schema is followed strictly, with or without `strict`."""
 
     schema: dict[str, Any]
     name: str | None = None
@@ -40,7 +40,7 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class OutputFields(PartlyRead, kw_only=True):
-    """Those fields of a request's body."""
+    """The fields of a request's body that constrain the form of its answer."""
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -94,7 +94,7 @@ class OutputFields(PartlyRead, kw_only=True):
         return names
 
     def _are_equal(self, first: str, second: str) -> bool:
-        """Whether two fields constrain the output in the same way; clients of several servers send both."""
+        """True if two fields constrain the output in the same way. Clients of several servers send both."""
         one, other = self._read(first), self._read(second)
         return one.kind == other.kind and _decoded(getattr(one, one.kind)) == _decoded(getattr(other, one.kind))
 

@@ -72,7 +72,7 @@ class ModelDescriptions(Protocol):
 
 
 class _Invocation(Struct):
-    """The fields that tell a chat from a text completion."""
+    """The fields that distinguish a chat from a text completion."""
 
     messages: Raw | UnsetType = UNSET
     prompt: Raw | UnsetType = UNSET
@@ -90,8 +90,8 @@ def openai_routes(
     """Handlers for /v1, /invocations and the tokenizer.
 
     Args:
-        entries: the responses and conversations that are kept.
-        anthropic_models: what /v1/models tells clients of Anthropic's API.
+        entries: the stored responses and conversations.
+        anthropic_models: the answers of /v1/models to clients of Anthropic's API.
     """
     chat = ChatCompletions(engine, server, conversations)
     text = TextCompletions(engine, server, conversations)
@@ -175,7 +175,7 @@ def _model_routes(
 
     @get("/models", responses=documented(ModelList), summary="Models")
     async def list_models(request: JsonRequest) -> ASGIApp:
-        """The names that the model goes by; in Anthropic's form with an `anthropic-version` header."""
+        """The model's names; in Anthropic's form with an `anthropic-version` header."""
         answers.check_ready()
         return json_answer(models(request).list())
 
@@ -196,7 +196,7 @@ def _response_routes(
     conversations: Conversations,
     entries: StoredEntries,
 ) -> list[Any]:
-    """Responses and conversations that the server keeps, which share one store."""
+    """Handlers for stored responses and conversations, which share one store."""
     makings = Makings()
     store = ResponseStore(
         entries, makings, max_entries=server.max_stored_responses, max_bytes=server.max_stored_response_bytes
@@ -275,7 +275,7 @@ def _generate_routes(service: TokenGeneration, answers: HttpAnswers) -> list[Any
         summary="Abort requests",
     )
     async def abort(data: AbortRequest) -> ASGIApp:
-        """Ends requests by the ids of their answers, whatever route made them; unknown ids are ignored."""
+        """Ends requests of any route by the ids of their answers; unknown ids are ignored."""
         answers.check_ready()
         service.abort(data)
         return ASGIResponse(body=b"")

@@ -1,7 +1,7 @@
 """Bodies of requests, with the field names of OpenAI's API and of vLLM's additions to it.
 
-Every known field is honoured, refused by name with a reason, or without effect on a server of one's own: see
-`frontend/refusals/fields.py`. All other fields are unknown. `null` means unset.
+Every known field is honoured, refused by name with a reason, or has no effect on a private server:
+`frontend/refusals/fields.py` lists the reasons. All other fields are unknown. `null` means unset.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _NOT_WITH_EMBEDS = {
     "truncate_prompt_tokens": None,
     "use_beam_search": False,
 }
-"""Fields that need the prompt's text or token ids, and the values that ask for nothing."""
+"""Fields that need the prompt's text or token ids, and their values without effect."""
 
 
 class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
@@ -102,7 +102,7 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     watermarking: Any = None
 
     def weight_versions(self, num_tokens: int) -> list[WeightVersionSpan] | UnsetType:
-        """Which weights made the tokens of a choice, if the client asks; of beams nothing is told, as in vLLM.
+        """The weights that made the tokens of a choice, if the client asks; never for beams, as in vLLM.
 
         Weights do not change while a server runs, so one version made all tokens.
         """
@@ -111,13 +111,13 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
         return [WeightVersionSpan("default", 0, num_tokens)] if num_tokens else []
 
     def ignored_parts(self) -> Iterator[str]:
-        """As of the fields about the answer's form; also padding of a stream's events."""
+        """Yields the ignored fields of the answer's form, and padding of a stream's events."""
         yield from super().ignored_parts()
         if self.stream_options is not None and self.stream_options.include_obfuscation:
             yield "stream_options.include_obfuscation"
 
     def check(self) -> None:
-        """Refuses what this server cannot honour.
+        """Refuses fields that this server cannot honour.
 
         Raises:
             ParameterError: the field, by name.
@@ -142,7 +142,7 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def truncation(self) -> Truncation | None:
-        """How a prompt that is too long is cut, if the request asks for it."""
+        """The truncation of a prompt that is too long; None if the request asks for none."""
         if self.truncate_prompt_tokens is None:
             return None
         return Truncation(self.truncate_prompt_tokens, self.truncation_side)
@@ -208,7 +208,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     web_search_options: Any = None
 
     def ignored_parts(self) -> Iterator[str]:
-        """As for all requests; also a style that models here do not know, and what is ignored among the tools."""
+        """Yields the ignored fields of all requests, of the tools, and a `verbosity` that models here do not know."""
         yield from super().ignored_parts()
         if not is_usual_verbosity(self.verbosity):
             yield "verbosity"
@@ -270,7 +270,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def names_call(self) -> bool:
-        """Whether the request names the function that is called."""
+        """True if the request names the function to call."""
         return isinstance(self.tool_choice, dict) and self.tool_choice.get("type") != "allowed_tools"
 
     def echoed(self, role: str) -> str:
@@ -318,12 +318,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def is_echo_alone(self) -> bool:
-        """Whether the answer is the prompt alone, perhaps with its log-probabilities, and nothing is generated."""
+        """True if the answer is the prompt alone, perhaps with its log-probabilities, and nothing is generated."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def scores_echo(self) -> bool:
-        """Whether the echoed prompt comes with log-probabilities."""
+        """True if the echoed prompt has log-probabilities."""
         return bool(self.echo) and self.logprobs is not None
 
     def prompts(self) -> list[PromptLike]:

@@ -18,7 +18,7 @@ _REFUSED = {
 }
 
 OutputMode: TypeAlias = Literal["tokens", "text", "derender"]
-"""text: with the answer's text, and tokens spelt out. derender: with the message that the answer is, instead."""
+"""text: adds the answer's text, and spells tokens out. derender: adds the answer's message instead."""
 
 
 class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -67,7 +67,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
             )
 
     def read_context(self) -> ParseContext | None:
-        """What decides how the answer is read, with output_mode "derender". Raises ParameterError."""
+        """The context that selects the answer's parsers, with output_mode "derender". Raises ParameterError."""
         if self.output_mode != "derender" or self.parse_context is None:
             return None
         return ParseContext.read(self.parse_context)
@@ -80,7 +80,7 @@ class AbortRequest(Struct):
 
 
 class TokenIdLogprob(Struct):
-    """One token that might have come, by its id."""
+    """One candidate for a token, by its id."""
 
     token_id: int
     logprob: float
@@ -88,7 +88,7 @@ class TokenIdLogprob(Struct):
 
 
 class TokenIdLogprobs(TokenIdLogprob):
-    """The token that came, and the likeliest ones."""
+    """The sampled token, and the likeliest ones."""
 
     top_logprobs: list[TokenIdLogprob]
 
@@ -107,7 +107,7 @@ class GenerateChoice(Struct, Generic[L], kw_only=True):
     """One of the n answers, or in a stream the part that is new. With output_mode "text", its tokens are spelt out."""
 
     index: int
-    token_ids: list[int] | None = None  # None where they would tell hidden reasoning
+    token_ids: list[int] | None = None  # None if they would show hidden reasoning
     text: str | UnsetType = UNSET  # with output_mode "text"
     message: ChatMessage | UnsetType = UNSET  # with output_mode "derender"
     logprobs: L | None = None

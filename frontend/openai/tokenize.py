@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: the model's tokenizer and chat template by themselves."""
+"""POST /tokenize and /detokenize: the model's tokenizer and chat template without a generation."""
 
 import functools
 from typing import Any
@@ -16,11 +16,11 @@ from quire.frontend.requests.time_slices import in_thread_if_long
 from quire.frontend.text.tokenizer import Tokenizer
 
 INLINE_TOKENS = 4096
-"""More token ids than this are made text in a thread."""
+"""More token ids than this are detokenized in a thread."""
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /tokenize: either `prompt`, or `messages` and what goes with a conversation."""
+    """Body of POST /tokenize: either `prompt`, or `messages` with the other fields of a conversation."""
 
     model: str | None = None
     prompt: str | None = None

@@ -1,4 +1,4 @@
-"""Routes of vLLM's that make answers of tokens, or probabilities of answers."""
+"""Routes of vLLM's API that turn tokens into answers, or return probabilities of answers."""
 
 from typing import Any
 
@@ -22,13 +22,13 @@ from quire.frontend.openai.generative_scoring import GenerativeScoring, ScoringR
 
 
 def derender_routes(derendering: Derendering, answers: HttpAnswers) -> list[Any]:
-    """Handlers below /v1 that make answers of tokens generated elsewhere."""
+    """Handlers below /v1 that turn tokens generated elsewhere into answers."""
     chat, text = ChatCompletion | DerenderedChunk[ChatChunk], TextCompletion | DerenderedChunk[CompletionChunk]
 
     @post("/chat/completions/derender", status_code=200, responses=documented(chat), summary="Derender a chat")
     async def derender_chat_completion(request: JsonRequest, data: DerenderChatRequest) -> ASGIApp:
-        """The answer to a rendered conversation, of token ids that /inference/v1/generate made: whole, or with `stream`
-        an event at a time."""
+        """The answer to a rendered conversation, from token ids of /inference/v1/generate: whole, or with `stream` an
+        event at a time."""
         answers.check_ready()
         return await answers.whole(derendering.chat(data), request)
 
@@ -46,7 +46,7 @@ def decision_routes(deciding: Deciding, answers: HttpAnswers) -> list[Any]:
 
     @post("/decisions", status_code=200, responses=documented(Decisions), summary="Decide")
     async def create_decision(request: JsonRequest, data: DecisionRequest) -> ASGIApp:
-        """How likely each answer to some questions about a text is, by the first token of the model's reply."""
+        """The probability of each answer to some questions about a text, by the first token of the model's reply."""
         answers.check_ready()
         return await answers.whole(deciding.decide(data, ClientHeaders.read(request.headers)), request)
 
@@ -64,7 +64,7 @@ def scoring_route(scoring: GenerativeScoring, answers: HttpAnswers) -> Any:
 
     @post("/generative_scoring", status_code=200, responses=documented(ScoringResponse), summary="Score items")
     async def score(request: JsonRequest, data: ScoringRequest) -> ASGIApp:
-        """The probability of the first of some tokens behind a query with each of several items."""
+        """The probability of the first of some tokens after a query with each of several items."""
         answers.check_ready()
         return await answers.whole(scoring.score(data, ClientHeaders.read(request.headers)), request)
 

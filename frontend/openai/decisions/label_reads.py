@@ -1,4 +1,4 @@
-"""Asks a model questions, and reads how likely each label is to be the first token of its reply."""
+"""Asks a model questions, and reads the probability of each label as the first token of its reply."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ _LOGPROBS = ("raw_logprobs", "processed_logprobs")
 
 
 class LabelReads:
-    """Reads labels with any model that has a chat template, and a token for each label behind its prompts."""
+    """Reads labels with any model that has a chat template, and a token for each label after its prompts."""
 
     def __init__(self, engine: AsyncLLM, conversations: Conversations) -> None:
         self._engine = engine
@@ -38,13 +38,13 @@ class LabelReads:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[LabelRead]:
-        """A read for each question. The prompts share the state, which is computed once where prefixes are cached.
+        """A read for each question. The prompts share the state, which is computed once if prefixes are cached.
 
         Args:
             instructions: a system message before the state.
 
         Raises:
-            ParameterError: this server or its model cannot tell the labels' probabilities.
+            ParameterError: this server or its model cannot return the labels' probabilities.
             EngineError: the engine failed.
         """
         tokenizer = needed(self._engine.tokenizer)
@@ -90,7 +90,7 @@ class LabelReads:
         return reads
 
     def _find_label_ids(self, tail: tuple[int, ...], labels: tuple[str, ...]) -> list[int]:
-        """The token that each label is behind a prompt with this end."""
+        """The token of each label after a prompt with this end."""
         tokenizer = needed(self._engine.tokenizer)
         text = tokenizer.decode(list(tail), skip_special_tokens=False)
         found: list[int] = []
@@ -107,6 +107,6 @@ class LabelReads:
 
 
 def _tail(tokenizer: Tokenizer, token_ids: list[int]) -> tuple[int, ...]:
-    """The end of a prompt behind its last added token, such as a mark of a turn."""
+    """The end of a prompt after its last added token, such as a mark of a turn."""
     start = next((i + 1 for i in reversed(range(len(token_ids))) if token_ids[i] in tokenizer.added_token_ids), 0)
     return tuple(token_ids[start:])

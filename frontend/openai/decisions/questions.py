@@ -15,7 +15,7 @@ MAX_QUESTIONS = 64
 
 
 class Option(Struct, frozen=True):
-    """What a label stands for."""
+    """The meaning of a label."""
 
     name: str
     description: str | None = None
@@ -26,8 +26,8 @@ class Question(Struct, frozen=True, kw_only=True):
 
     instructions: str
     labels: tuple[str, ...]
-    lines: tuple[str, ...]  # what each label stands for
-    reply: str  # what the model is told to reply with
+    lines: tuple[str, ...]  # the meaning of each label
+    reply: str  # the form of the reply, for the prompt
 
     def prompt(self, state: str) -> str:
         """The turn that asks about `state`. Its words are vLLM's: others would get other probabilities."""
@@ -105,12 +105,12 @@ class LabelRead(Struct, frozen=True, kw_only=True):
 
 
 def among(logprobs: Sequence[float]) -> list[float]:
-    """Probabilities of tokens if one of these must come."""
+    """Probabilities of tokens, normalized among these."""
     highest = max(logprobs)
     odds = [math.exp(each - highest) for each in logprobs]
     return [each / sum(odds) for each in odds]
 
 
 def as_text(value: Any) -> str:
-    """A value of a client's that the model reads; nothing where there is none."""
+    """A client's value as text for the model; empty for None."""
     return "" if value is None else str(value)

@@ -49,19 +49,19 @@ class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Asked(Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """What all questions have."""
+    """The fields that all questions share."""
 
     instructions: ShortText
     name: ShortText | UnsetType = UNSET
 
     @property
-    def told_name(self) -> str | None:
-        """The name as answers tell it."""
+    def answer_name(self) -> str | None:
+        """The name in the answer; None without one."""
         return None if self.name is UNSET else self.name
 
 
 class Predicate(Asked, kw_only=True, tag="predicate"):
-    """Is it true?"""
+    """A question that is true or false."""
 
 
 class ChoiceOption(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +72,7 @@ class ChoiceOption(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Choice(Asked, kw_only=True, tag="choice"):
-    """Which one?"""
+    """A question with several choices."""
 
     choices: Annotated[list[ChoiceOption], Meta(min_length=2, max_length=255)]
 
@@ -85,7 +85,7 @@ class Level(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Score(Asked, kw_only=True, tag="score"):
-    """How much? Levels go from the least to the most."""
+    """A question about a degree. Levels go from the least to the most."""
 
     levels: Annotated[list[Level], Meta(min_length=2, max_length=10)]
 
@@ -96,7 +96,7 @@ class DecisionRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     input: InputText | list[InputMessage]
     questions: list[Predicate | Choice | Score]
-    safety_identifier: Any = None  # without effect on a server of one's own
+    safety_identifier: Any = None  # without effect on a private server
     joint: bool = False
     cache_salt: str | None = None
 
@@ -113,19 +113,19 @@ class DecisionRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """What the questions are about."""
+        """The text that the questions are about."""
         return self.input if isinstance(self.input, str) else "\n\n".join(each.text for each in self.input)
 
 
 class PredicateAnswer(Struct, kw_only=True, tag_field="type", tag="predicate"):
-    """How likely it is true."""
+    """The probability that it is true."""
 
     name: str | None
     probability: float
 
 
 class ValueProbability(Struct):
-    """How likely one choice is."""
+    """The probability of one choice."""
 
     value: str | bool
     probability: float

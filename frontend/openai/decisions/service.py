@@ -105,7 +105,7 @@ def _answer(asked: Predicate | Choice | Score, read: LabelRead) -> PredicateAnsw
         case Choice():
             values = [each.value for each in asked.choices]
             return ChoiceAnswer(
-                name=asked.told_name,
+                name=asked.answer_name,
                 choice=values[read.best],
                 probabilities=list(map(ValueProbability, values, read.probabilities)),
                 confidence=read.confidence,
@@ -113,10 +113,10 @@ def _answer(asked: Predicate | Choice | Score, read: LabelRead) -> PredicateAnsw
         case Score():
             labels = [each.label for each in asked.levels]
             return ScoreAnswer(
-                name=asked.told_name,
+                name=asked.answer_name,
                 score=read.mean,
                 probabilities=list(map(LevelProbability, range(len(labels)), labels, read.probabilities)),
                 confidence=read.confidence,
             )
         case _:
-            return PredicateAnswer(name=asked.told_name, probability=read.probabilities[1])
+            return PredicateAnswer(name=asked.answer_name, probability=read.probabilities[1])

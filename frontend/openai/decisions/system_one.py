@@ -12,14 +12,14 @@ _FIELDS = {"type", "instructions", "criteria"}
 
 
 class NamedQuestion(Struct, frozen=True):
-    """A question, and what makes an answer of how its labels are read."""
+    """A question, and the function that turns a read of its labels into an answer."""
 
     question: Question
     answer: Callable[[LabelRead], dict[str, Any]]
 
 
 def read_question(name: str, given: dict[str, Any]) -> NamedQuestion:
-    """The question of a client's name. Raises ParameterError."""
+    """The question with a client's name. Raises ParameterError."""
     where = f"questions.{name}"
     if not name:
         raise ParameterError("questions must have names.", param="questions")

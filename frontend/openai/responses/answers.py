@@ -1,4 +1,4 @@
-"""A response and the items that it is made of, as OpenAI spells them."""
+"""A response and its items, as OpenAI spells them."""
 
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought before it answered."""
+    """The model's reasoning before its answer."""
 
     id: str
     summary: list[Any] = []
@@ -70,8 +70,8 @@ OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 class InputTokensDetails(Struct):
     """Prompt tokens that the prefix cache already held.
 
-    vLLM's lists of the tokens of each turn are absent here and in the output's details: a response is one turn, and
-    OpenAI's agents library for JavaScript takes numbers alone.
+    vLLM's lists of the tokens of each turn are absent here and in the output's details. A response is one turn, and
+    OpenAI's agents library for JavaScript accepts only integers.
     """
 
     cached_tokens: int = 0
@@ -96,14 +96,14 @@ class ResponseUsage(Struct, kw_only=True):
 
 
 class ResponseFailure(Struct):
-    """Why a response failed."""
+    """The reason of a response's failure."""
 
     code: str
     message: str
 
 
 class Incompleteness(Struct):
-    """Why a response ended early."""
+    """The reason of a response's early end."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
@@ -115,7 +115,7 @@ class ResponseConversation(Struct):
 
 
 class AppliedCacheOptions(Struct):
-    """What a request says of prompt caching, with OpenAI's defaults. Caching here is always on, whatever it says."""
+    """A request's options of prompt caching, with OpenAI's defaults. They have no effect: caching is always on."""
 
     mode: str
     ttl: str
@@ -123,7 +123,7 @@ class AppliedCacheOptions(Struct):
 
 
 class RawMessage(Struct, kw_only=True, tag_field="type", tag="raw_message_tokens"):
-    """What the model read or wrote, as text and as tokens."""
+    """The model's input or output, as text and as tokens."""
 
     message: str
     tokens: list[int]
@@ -187,7 +187,7 @@ class DeletedResponse(Struct, kw_only=True):
 
 
 class Compaction(Struct, kw_only=True):
-    """Answer of POST /v1/responses/compact: the messages that stay, and one item of type `compaction`."""
+    """Answer of POST /v1/responses/compact: the remaining messages, and one item of type `compaction`."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"

@@ -1,4 +1,4 @@
-"""Bodies of the routes beside POST /v1/responses: counting, compacting, and conversations that the server keeps."""
+"""Bodies of the other routes of responses: counting, compacting, and conversations that the server stores."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from quire.frontend.openai.responses.schema import (
 
 
 class _PromptRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
-    """The fields of a response that make its prompt."""
+    """The fields of a response that become its prompt."""
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -34,7 +34,7 @@ class _PromptRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
         return ResponsesRequest(**given)
 
     def ignored_parts(self) -> Iterator[str]:
-        """What is about tools that a server would run."""
+        """Yields the tools and items that a server would run."""
         yield from self.as_response().ignored_parts()
 
 
@@ -48,12 +48,12 @@ class InputTokensRequest(_PromptRequest, forbid_unknown_fields=True, kw_only=Tru
 
 
 class CompactRequest(_PromptRequest, forbid_unknown_fields=True, kw_only=True):
-    """Body of POST /v1/responses/compact. Tools are those of the conversation; the model calls none of them."""
+    """Body of POST /v1/responses/compact. The tools are the conversation's; the model calls none of them."""
 
     max_output_tokens: int | None = None  # of the summary; OpenAI's API has no such field
     priority: int | None = None
     cache_salt: str | None = None
-    # Without effect on a server of one's own.
+    # Without effect on a private server.
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None

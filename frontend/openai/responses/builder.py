@@ -40,10 +40,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponseBuilder:
-    """Makes a response out of events.
+    """Builds a response from events.
 
     Args:
-        response: the fields known before the model answers; the builder fills in the others.
+        response: has the fields known before the model answers; the builder fills in the others.
         tools: know the client's names for calls.
         encrypt: makes the `encrypted_content` of reasoning; None leaves it out.
     """
@@ -93,7 +93,7 @@ class ResponseBuilder:
                     frames.append(self._delta("response.custom_tool_call_input.delta", event.text))
                 case ToolCallEnd():
                     self._is_broken = event.is_broken
-                    if not event.is_cut:  # `Finish` tells whether a cut call is complete
+                    if not event.is_cut:  # `Finish` shows if a cut call is complete
                         frames += self._close("completed")
                 case Finish():
                     frames += self._finish(event)
@@ -102,7 +102,7 @@ class ResponseBuilder:
         return frames
 
     def end(self) -> bytes:
-        """The last frame, once nothing more comes."""
+        """The last frame, after the last event."""
         return self._frame(f"response.{self.response.status}", response=self.response)
 
     def fail(self, code: str, message: str) -> list[bytes]:
@@ -204,7 +204,7 @@ def _new_id(prefix: str) -> str:
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
-    """Tokens of an answer, as responses tell them."""
+    """Tokens of an answer, in the form of responses."""
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.cached_tokens),

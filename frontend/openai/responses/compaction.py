@@ -1,4 +1,4 @@
-"""Shortens a conversation: its messages stay, and a summary by the served model stands for everything else."""
+"""Shortens a conversation: keeps its messages, and replaces everything else with a summary by the served model."""
 
 import time
 import uuid
@@ -14,14 +14,14 @@ from quire.frontend.chat.renaming import renamed
 from quire.frontend.openai.responses.answers import Compaction
 from quire.frontend.openai.responses.bodies import CompactRequest
 from quire.frontend.openai.responses.builder import response_usage
-from quire.frontend.openai.responses.item_page import told_apart
+from quire.frontend.openai.responses.item_page import with_unique_ids
 from quire.frontend.openai.responses.items import encrypt, joined
 from quire.frontend.openai.responses.reading import RequestReader
 from quire.frontend.openai.responses.schema import NAMES
 from quire.frontend.parsing.events import Finish, TextDelta, Usage
 
 MAX_SUMMARY_TOKENS = 4096
-"""Most tokens of a summary and the reasoning before it, for a request that does not say."""
+"""Most tokens of a summary and the reasoning before it, for a request without a limit."""
 
 PROMPT = (
     "Write a summary of this conversation for someone who continues it and cannot read it. Tell what was asked for, "
@@ -44,7 +44,7 @@ class Compactions:
         """The conversation in short: all messages but the assistant's, then an item with the model's summary.
 
         Raises:
-            RequestError: the conversation cannot be read, or the model wrote no summary in the room that there is.
+            RequestError: the conversation cannot be read, or the model wrote no summary within the limit.
             EngineError: the engine failed.
         """
         response = request.as_response()
@@ -85,7 +85,7 @@ class Compactions:
         return Compaction(
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),
-            output=told_apart([*kept, compacted]),
+            output=with_unique_ids([*kept, compacted]),
             usage=usage,
         )
 

@@ -67,7 +67,7 @@ def _item_routes(kept: KeptConversations, answers: HttpAnswers) -> list[Any]:
     async def list_items(
         conversation_id: str, limit: Limit = 20, order: Order = "desc", after: After = None
     ) -> ASGIApp:
-        """A conversation's items, each with all that is kept of it, whatever `include` asks for."""
+        """A conversation's items, each complete. `include` has no effect."""
         answers.check_ready()
         return json_answer(await kept.items(conversation_id, limit=limit, after=after, newest_first=order == "desc"))
 

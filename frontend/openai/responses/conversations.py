@@ -1,4 +1,4 @@
-"""Conversations that the server keeps, so that clients need not send their items again."""
+"""Conversations that the server stores, so that clients need not send their items again."""
 
 import contextlib
 import time
@@ -10,7 +10,7 @@ from quire.core.logging import get_logger
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.openai.responses.answers import Conversation, DeletedConversation
 from quire.frontend.openai.responses.bodies import ConversationRequest, ConversationUpdate, ItemsRequest
-from quire.frontend.openai.responses.item_page import ItemPage, item_page, page_of, told_apart
+from quire.frontend.openai.responses.item_page import ItemPage, item_page, page_of, with_unique_ids
 from quire.frontend.openai.responses.items import to_messages
 from quire.frontend.openai.responses.schema import check_metadata
 from quire.frontend.openai.responses.store import ResponseStore, no_room
@@ -23,9 +23,9 @@ MAX_ITEMS = 20
 
 
 class KeptConversations:
-    """Answers the routes below /v1/conversations, and adds what responses answered.
+    """Answers the routes below /v1/conversations, and adds the input and output of responses.
 
-    Methods raise NotFoundError for a conversation or item that is not there.
+    Methods raise NotFoundError for a conversation or item that does not exist.
     """
 
     def __init__(self, store: ResponseStore) -> None:
@@ -45,7 +45,9 @@ class KeptConversations:
         conversation = Conversation(
             id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=request.metadata or {}
         )
-        entry = StoredConversation(conversation=conversation, items=told_apart(_checked(request.items or []))).entry()
+        entry = StoredConversation(
+            conversation=conversation, items=with_unique_ids(_checked(request.items or []))
+        ).entry()
         self._store.check_size(entry, param="items")
         if not await self._store.put_new(entry):
             raise no_room("no conversation is created")
@@ -72,12 +74,12 @@ class KeptConversations:
         return DeletedConversation(id=conversation_id)
 
     async def add(self, conversation_id: str, request: ItemsRequest) -> ItemPage:
-        """Adds items at the end, and tells them with their ids. Raises ParameterError."""
+        """Adds items at the end, and returns them with their ids. Raises ParameterError."""
         given = _checked(request.items)
         items: list[dict[str, Any]] = []
 
         def add(stored: StoredConversation) -> StoredConversation:
-            items[:] = told_apart(given, (item["id"] for item in stored.items))
+            items[:] = with_unique_ids(given, (item["id"] for item in stored.items))
             stored.items += items
             return stored
 
@@ -103,10 +105,10 @@ class KeptConversations:
         return (await self._store.change(conversation_id, remove, too_large="items")).conversation
 
     async def extend(self, conversation_id: str, items: list[dict[str, Any]]) -> None:
-        """Adds a response's input and output. A conversation that becomes too large by it, or is gone, is not kept."""
+        """Adds a response's input and output. Drops a conversation that becomes too large; ignores a deleted one."""
 
         def extend(stored: StoredConversation) -> StoredConversation:
-            stored.items += told_apart(items, (item["id"] for item in stored.items))
+            stored.items += with_unique_ids(items, (item["id"] for item in stored.items))
             return stored
 
         with contextlib.suppress(NotFoundError):

@@ -16,18 +16,18 @@ class StreamHistory:
 
     @property
     def frames(self) -> Sequence[bytes]:
-        """Those that have come so far."""
+        """The frames so far."""
         return self._frames
 
     def add(self, frames: list[bytes]) -> None:
         """Appends frames; the position of a frame is its sequence number."""
         self._frames += frames
-        self._tell()
+        self._wake_readers()
 
     def end(self) -> None:
         """Ends the stream: no more frames come."""
         self._ended = True
-        self._tell()
+        self._wake_readers()
 
     async def read(self, start: int) -> Events:
         """The frames from number `start` on, once there are some, or the stream has ended."""
@@ -35,6 +35,6 @@ class StreamHistory:
             await self._news.wait()
         return Events(self._frames[start:], self._ended)
 
-    def _tell(self) -> None:
+    def _wake_readers(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()

@@ -32,10 +32,10 @@ class ItemPage(Struct, kw_only=True):
 def item_page(
     items: Sequence[dict[str, Any]], *, limit: int = MAX_PAGE, after: str | None = None, newest_first: bool = False
 ) -> ItemPage:
-    """One page of the items, each of which has an id.
+    """One page of the items.
 
     Args:
-        items: the oldest first.
+        items: have ids; the oldest is first.
         after: id of the item that the page follows.
 
     Raises:
@@ -54,7 +54,7 @@ def item_page(
 
 
 def page_of(page: list[dict[str, Any]], *, has_more: bool = False) -> ItemPage:
-    """Items that are a page, each of which has an id."""
+    """A page of these items, which have ids."""
     return ItemPage(
         data=page,
         first_id=page[0]["id"] if page else None,
@@ -63,32 +63,32 @@ def page_of(page: list[dict[str, Any]], *, has_more: bool = False) -> ItemPage:
     )
 
 
-def told_item(item: dict[str, Any], suffix: str) -> dict[str, Any]:
-    """An item with the fields that a client may leave out; an id that it lacks ends in `suffix`."""
+def complete_item(item: dict[str, Any], suffix: str) -> dict[str, Any]:
+    """Adds the fields that a client may leave out. A missing id becomes one that ends in `suffix`."""
     kind = item.get("type", "message")
-    told = {"id": _id(kind, suffix), "type": kind, "status": "completed", **item}
+    complete = {"id": _id(kind, suffix), "type": kind, "status": "completed", **item}
     if kind == "message" and isinstance(item.get("content"), str):
         part = {"type": "input_text", "text": item["content"]}
         if item.get("role") == "assistant":
             part = {"type": "output_text", "text": item["content"], "annotations": []}
-        told["content"] = [part]
-    return told
+        complete["content"] = [part]
+    return complete
 
 
-def told_apart(items: Iterable[dict[str, Any]], taken: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Items as `told_item` tells them, each with an id of its own.
+def with_unique_ids(items: Iterable[dict[str, Any]], taken: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Items with all fields, as by `complete_item`, and unique ids.
 
     Args:
         taken: ids of other items.
     """
-    ids, told = set(taken), []
+    ids, complete = set(taken), []
     for item in items:
-        each = told_item(item, uuid.uuid4().hex)
+        each = complete_item(item, uuid.uuid4().hex)
         if not isinstance(each["id"], str) or each["id"] in ids:
             each["id"] = _id(each["type"], uuid.uuid4().hex)
         ids.add(each["id"])
-        told.append(each)
-    return told
+        complete.append(each)
+    return complete
 
 
 def _id(kind: Any, suffix: str) -> str:

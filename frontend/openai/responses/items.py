@@ -79,18 +79,18 @@ def to_messages(
 
 
 def joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of which those of the user that follow each other are one, because some templates take no two."""
-    told: list[dict[str, Any]] = []
+    """Joins consecutive messages of the user, because some templates refuse two in a row."""
+    out: list[dict[str, Any]] = []
     for message in messages:
-        if told and message["role"] == told[-1]["role"] == "user":
-            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n\n{message['content']}"}
+        if out and message["role"] == out[-1]["role"] == "user":
+            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
         else:
-            told.append(message)
-    return told
+            out.append(message)
+    return out
 
 
 def encrypt(text: str) -> str:
-    """Reasoning or a summary as `encrypted_content`. It is no secret: clients only pass it on unread."""
+    """Reasoning or a summary as `encrypted_content`. It is not secret; clients only pass it on unread."""
     return base64.b64encode(text.encode()).decode("ascii")
 
 
@@ -102,7 +102,7 @@ def _decrypt(item: dict[str, Any], index: int) -> str:
 
 
 def _message(item: dict[str, Any], kind: Any, index: int) -> dict[str, Any]:
-    """A message of anyone but the assistant, a tool's result, or the summary of what a compaction left out."""
+    """A message of any role but the assistant's, a tool's result, or the summary of a compaction."""
     if kind == "message":
         if item.get("role") not in ROLES:
             raise _refusal(index, f"must have a role out of {', '.join(ROLES)}; got {item.get('role')!r}")

@@ -31,8 +31,8 @@ class Job:
     """A response that is being made.
 
     Args:
-        items: those that the client sent with the request.
-        prompt: what the model reads.
+        items: the request's own input.
+        prompt: the model's input.
 
     Attributes:
         version: of its entry, from its beginning to its end.
@@ -60,13 +60,13 @@ class Job:
         self._token_ids: list[int] = []
 
     def note(self, output: CompletionOutput) -> None:
-        """Keeps an output as it is, for a request that asks for it and may see all of it."""
+        """Records an unparsed output, for a request that asks for it and may see all of it."""
         if self.request.enable_response_messages and self.turn.tells_tokens:
             self._texts.append(output.text)
             self._token_ids += output.token_ids
 
-    def tell_messages(self) -> None:
-        """Adds to the response what the model read and wrote, if the request asks for it."""
+    def add_messages(self) -> None:
+        """Adds the model's input and output to the response, if the request asks for them."""
         if self.request.enable_response_messages:
             response, text = self.builder.response, "".join(self._texts)
             response.input_messages = [RawMessage(message=self.prompt.text or "", tokens=self.prompt.token_ids)]
@@ -74,12 +74,12 @@ class Job:
 
 
 class Jobs:
-    """Makes responses, and keeps those that are finished.
+    """Makes responses, and stores finished ones.
 
     Args:
-        makings: those in the background.
+        makings: the responses that are being made in the background.
         tokens_as_ids: log-probabilities name tokens by their ids.
-        state: runs what is made in the background, so that a stopping server waits for it.
+        state: runs background work, so that a stopping server waits for it.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Jobs:
         self._tokens_as_ids = tokens_as_ids
 
     async def run(self, job: Job, *, is_begun: bool = False) -> AsyncGenerator[list[bytes], None]:
-        """Reads the turn to its end; yields the frames of its stream, those of one output together.
+        """Reads the turn to its end; yields the frames of its stream, one list for each output.
 
         Args:
-            is_begun: the first frames of the stream are made already.
+            is_begun: the first frames of the stream have been made.
         """
         builder, request = job.builder, job.request
         formatter = LogprobFormatter(self._engine.tokenizer, request.top_logprobs or 0, as_ids=self._tokens_as_ids)
@@ -116,7 +116,7 @@ class Jobs:
                 has_output = True
                 logprobs = formatter.chat(output.logprobs).content if output.logprobs else ()
                 if _ends_by_token(output) and not request.include_stop_str_in_output:
-                    logprobs = logprobs[:-1]  # that token is not of the text
+                    logprobs = logprobs[:-1]  # that token is not part of the text
                 job.note(output)
                 if frames := builder.add(events, logprobs):
                     yield frames
@@ -130,7 +130,7 @@ class Jobs:
             last += builder.fail(_failure_code(error), describe(error).message)
         finally:
             job.turn.close()
-        job.tell_messages()
+        job.add_messages()
         last = last or [builder.end()]
         await self._keep(job, last)
         yield last
@@ -162,11 +162,11 @@ class Jobs:
     async def _make(self, job: Job, begun: asyncio.Future[QuireError | None]) -> None:
         """Makes a response in the background.
 
-        The entry is put from here. So it is finished even if the client hangs up meanwhile, and whoever finds it finds
-        a task that has begun and can be cancelled.
+        This task stores the entry. So the entry is completed even if the client disconnects, and a request that finds
+        the entry can cancel the task, which has begun.
 
         Args:
-            begun: gets None once there is an entry, or the reason why there is none.
+            begun: gets None once the entry is stored, or the error.
         """
         response, history = job.builder.response, job.history
         groups = self.run(job)
@@ -188,7 +188,7 @@ class Jobs:
                 history.end()
 
     async def _put_queued(self, job: Job) -> QuireError | None:
-        """Puts the entry of a response that begins; returns why it cannot begin."""
+        """Stores the entry of a new response; returns the error if it cannot begin."""
         events = None if job.history is None else ()
         try:
             await self._store.put_new(job.stored.entry(job.version, events=events, maker=self._store.server))
@@ -197,8 +197,12 @@ class Jobs:
         return None
 
     async def _keep(self, job: Job, last: list[bytes]) -> None:
-        """Keeps what is finished, before the client reads `last`, its stream's last frames: it may go on from there
-        at once, at any server. Raises ParameterError when its id was taken while it was made in the foreground."""
+        """Stores a finished response before the client reads `last`, its stream's last frames. The client may continue
+        the response at once, at any server.
+
+        Raises:
+            ParameterError: another response took the id while this one was made in the foreground.
+        """
         response = job.builder.response
         output = msgspec.to_builtins(response.output)
         if job.request.is_stored and self._store.keeps_any:
@@ -220,5 +224,5 @@ def _failure_code(error: Exception) -> str:
 
 
 def _ends_by_token(output: CompletionOutput) -> bool:
-    """Whether the last of the output's tokens is one that ended the answer."""
+    """True if the output's last token ended the answer."""
     return output.finish_reason == "stop" and not isinstance(output.stop_reason, str)

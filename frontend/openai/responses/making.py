@@ -1,4 +1,4 @@
-"""The responses that this server makes in the background, for whoever asks how far they are."""
+"""The responses that this server makes in the background, and answers about their progress."""
 
 import asyncio
 from typing import assert_never
@@ -35,12 +35,12 @@ class Makings:
         self._by_version: dict[int, Making] = {}
 
     def add(self, version: int, making: Making) -> None:
-        """A response is being made, whose entry has this version, until its task ends."""
+        """Adds a response that is being made, by the version of its entry, until its task ends."""
         self._by_version[version] = making
         making.task.add_done_callback(lambda _: self._by_version.pop(version))
 
     async def answer(self, question: MakerQuestion) -> bytes | None:
-        """See `MakerQuestion`. A response is told as JSON, and `Events` as MessagePack."""
+        """The answer to a question: a response as JSON, or `Events` as MessagePack; None without such a response."""
         making = self._by_version.get(question.version)
         if making is None:
             return None

@@ -1,4 +1,4 @@
-"""Reads a request with what the server keeps for it: the items that come before its input."""
+"""Reads a request together with the stored items that come before its input."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from quire.frontend.openai.responses.tools import OfferedTools
 
 
 class ReadRequest(Struct, frozen=True, kw_only=True):
-    """A request with all that its answer depends on."""
+    """A request, its conversation and its tools."""
 
     previous: list[dict[str, Any]]  # items that the client did not send with this request
-    items: list[dict[str, Any]]  # those that it sent
+    items: list[dict[str, Any]]  # the request's own input
     chat: ChatInput
     tools: OfferedTools
 
@@ -35,7 +35,7 @@ class RequestReader:
         """The request's conversation and tools.
 
         Raises:
-            NotFoundError: it continues what the server does not keep.
+            NotFoundError: it continues a response or conversation that the server does not have.
             ParameterError: a field that is malformed or contradicts another, some by their names in chat completions.
         """
         previous, items = await self._previous(request), list(input_items(request.input))

@@ -26,9 +26,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Numbered:
-    """A stream whose events are counted, so that an error event at its end has a sequence number too.
+    """A stream that counts its events, so that an error event at its end has a sequence number too.
 
-    An error event ends a stream from outside, as when the server stops. A response that fails has its own last event.
+    An error event ends a stream from outside, as when the server stops. A failed response has a different last event.
 
     Args:
         first: number of the first event.
@@ -39,7 +39,7 @@ class _Numbered:
         self._number = first
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Events that come together, as one frame."""
+        """The stream, with the events of each list joined into one frame."""
         async with aclosing(self._groups) as groups:
             async for events in groups:
                 self._number += len(events)
@@ -95,7 +95,7 @@ def response_routes(responses: Responses, compactions: Compactions, answers: Htt
 
     @post("/responses/compact", status_code=200, responses=documented(Compaction), summary="Compact")
     async def compact_conversation(request: JsonRequest, data: CompactRequest) -> ASGIApp:
-        """A conversation in short: the model's summary stands for all that it and its tools said."""
+        """A shorter conversation: the model's summary replaces its own messages and its tools' results."""
         answers.check_ready()
         return await answers.whole(compactions.compact(data, ClientHeaders.read(request.headers)), request)
 

@@ -25,7 +25,7 @@ OUTPUT_LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INPUT_IMAGES = "message.input_image.image_url"
 CALL_PREFIX = "call_"
-"""Prefix of the ids of calls; the items of calls have ids of their own."""
+"""Prefix of the ids of calls. The items of calls have other ids."""
 
 MAX_METADATA = 16
 """Most entries of `metadata`, as in OpenAI's API."""
@@ -42,7 +42,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "previous_input_messages": (),
 }
-"""Fields that are not supported, and the values of each that ask for nothing."""
+"""Fields that are not supported, and the values of each without effect."""
 
 
 class ConversationReference(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class ConversationReference(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How much to think. Reasoning is told as it is, so every summary is empty."""
+    """The effort of reasoning. Reasoning is never summarized, so every summary is empty."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -60,7 +60,7 @@ class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextFormat(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What form the text must have."""
+    """The form of the text: free, JSON, or JSON that fits a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -70,14 +70,14 @@ class TextFormat(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """About the answer's text."""
+    """Options of the answer's text."""
 
     format: TextFormat = msgspec.field(default_factory=TextFormat)
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class PromptCacheOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How OpenAI's servers are to cache the prompt; told again, and without effect here."""
+    """Options of prompt caching. The response repeats them; they have no effect here."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: str | None = None
@@ -85,12 +85,12 @@ class PromptCacheOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     prewarm: bool | None = None
 
     def applied(self) -> AppliedCacheOptions:
-        """The form that a response tells."""
+        """The options as a response repeats them."""
         return AppliedCacheOptions(self.mode or "implicit", self.ttl or "30m", self.comparison_response_id)
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a stream carries besides events. `include_obfuscation` pads nothing here, and is ignored in plain sight."""
+    """Options of a stream. `include_obfuscation` has no effect here; answers list it as ignored."""
 
     include_obfuscation: bool | None = None
 
@@ -120,7 +120,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
     request_id: str | None = None
-    enable_response_messages: bool | None = None  # tell the prompt and the output as text and tokens
+    enable_response_messages: bool | None = None  # add the prompt and the output as text and tokens
     # As in chat completions.
     temperature: float | None = None
     top_p: float | None = None
@@ -148,7 +148,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
     return_mm_kwargs: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
-    # Without effect on a server of one's own.
+    # Without effect on a private server.
     service_tier: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -162,12 +162,12 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the response is kept for later requests."""
+        """True if the response is stored for later requests."""
         return self.store is not False
 
     @property
     def ends_unfinished(self) -> bool:
-        """Whether the input ends with a part of the assistant's message."""
+        """True if the input ends with a part of the assistant's message."""
         last = self.input[-1] if self.input and not isinstance(self.input, str) else {}
         is_message = last.get("type", "message") == "message" and last.get("role") == "assistant"
         return is_message and last.get("status") in ("in_progress", "incomplete")
@@ -178,11 +178,11 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     def includes(self, what: str) -> bool:
-        """Whether `include` names `what`."""
+        """True if `include` names `what`."""
         return what in (self.include or ())
 
     def ignored_parts(self) -> Iterator[str]:
-        """What is about tools that a server would run, images, padding, or a style that models here do not know."""
+        """Yields fields about tools that a server would run, images, padding, prewarming, and an unknown verbosity."""
         if self.text is not None and not is_usual_verbosity(self.text.verbosity):
             yield "text.verbosity"
         if self.stream_options is not None and self.stream_options.include_obfuscation:
@@ -229,7 +229,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
 
         Args:
             messages: the conversation, as chat templates read it.
-            tools: the request's own.
+            tools: the tools that the request offers.
 
         Raises:
             ParameterError: a field that is malformed or contradicts another, by its name in chat completions (`NAMES`).
@@ -272,7 +272,7 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
 
 
 def _is_never_there(what: str) -> bool:
-    """Whether an entry of `include` names what no response here has: results of tools that a server runs, or images."""
+    """True for entries of `include` that no response has: results of tools that a server runs, and images."""
     return what == INPUT_IMAGES or what.partition(".")[0].removesuffix("_output").endswith("_call")
 
 

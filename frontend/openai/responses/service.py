@@ -22,7 +22,7 @@ from quire.frontend.openai.responses.answers import (
 )
 from quire.frontend.openai.responses.bodies import InputTokensRequest
 from quire.frontend.openai.responses.builder import ResponseBuilder
-from quire.frontend.openai.responses.item_page import ItemPage, item_page, told_item
+from quire.frontend.openai.responses.item_page import ItemPage, complete_item, item_page
 from quire.frontend.openai.responses.items import encrypt
 from quire.frontend.openai.responses.jobs import Job, Jobs
 from quire.frontend.openai.responses.reading import ReadRequest, RequestReader
@@ -35,11 +35,11 @@ from quire.frontend.requests.prompt import Prompt
 
 
 class Opening(list[bytes]):
-    """Frames that open a stream whose request is with the engine; see `Accepted`."""
+    """Frames that open a stream after the engine has got the request, like `Accepted`."""
 
 
 class Responses:
-    """Answers the routes of the Responses API that make, tell and forget responses."""
+    """Answers the routes of the Responses API that create, retrieve and delete responses."""
 
     def __init__(
         self, engine: AsyncLLM, conversations: Conversations, store: ResponseStore, reader: RequestReader, jobs: Jobs
@@ -67,8 +67,8 @@ class Responses:
     async def stream(
         self, request: ResponsesRequest, headers: ClientHeaders = ClientHeaders()
     ) -> AsyncGenerator[list[bytes], None]:
-        """The response's events; each list holds those that come together. Closing the generator aborts the response,
-        unless it is made in the background."""
+        """The response's events, in lists of simultaneous ones. Closing the generator aborts the response, unless it is
+        made in the background."""
         job = await self._open(request, headers)
         if request.background:
             await self._jobs.start(job)
@@ -107,7 +107,7 @@ class Responses:
         """The items that a stored response answered. Raises NotFoundError and ParameterError."""
         stored, suffix = await self._store.response(response_id), response_id.removeprefix("resp_")
         answered = stored.items[: stored.num_input_items]
-        items = [told_item(item, f"{suffix}_{index}") for index, item in enumerate(answered)]
+        items = [complete_item(item, f"{suffix}_{index}") for index, item in enumerate(answered)]
         return item_page(items, limit=limit, after=after, newest_first=newest_first)
 
     async def count_input(self, request: InputTokensRequest) -> InputTokenCount:
@@ -184,7 +184,7 @@ class Responses:
 
 
 def _response_id(request: ResponsesRequest) -> str:
-    """The client's id, or a fresh one that nobody can guess."""
+    """The client's id, or a fresh one that cannot be guessed."""
     if request.request_id is None:
         return f"resp_{uuid.uuid4().hex}"
     return f"resp_{request.request_id.removeprefix('resp_')[:MAX_ID_CHARACTERS]}"

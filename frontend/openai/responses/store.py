@@ -1,4 +1,4 @@
-"""Responses and conversations that are kept between requests, for all servers of the command."""
+"""Responses and conversations that are stored between requests, for all servers of the command."""
 
 from collections.abc import Callable
 from typing import overload
@@ -25,11 +25,11 @@ _read_events = msgspec.msgpack.Decoder(Events).decode
 
 
 class ResponseStore:
-    """Finds and changes responses and conversations by id, wherever they are kept and made.
+    """Finds and changes responses and conversations by id, at any server of the command.
 
     Args:
-        makings: those responses that this server is making.
-        max_entries, max_bytes: the bounds of `EntryStore`, to refuse what it would not keep.
+        makings: the responses that this server is making.
+        max_entries, max_bytes: the bounds of `EntryStore`, to refuse entries that it would not keep.
     """
 
     def __init__(self, entries: StoredEntries, makings: Makings, *, max_entries: int, max_bytes: int) -> None:
@@ -46,21 +46,20 @@ class ResponseStore:
 
     @property
     def keeps_any(self) -> bool:
-        """Whether this server stores responses at all."""
+        """True if this server stores responses."""
         return self._max_entries > 0
 
     # -------------------------------------------------------------------------------------------------------- both
 
     async def put(self, entry: Entry, *, replaces: int) -> None:
-        """Keeps the next state of an entry, unless that is deleted by now. See `EntryStore.put`."""
+        """Stores the next version of an entry, unless the entry is no longer at version `replaces`."""
         await self._entries.put(entry, replaces=replaces)
 
     async def put_new(self, entry: Entry) -> bool:
-        """Keeps an entry whose id is new, which may be taken since `check_new`, at another server. Returns whether it
-        is kept: it may be too large, or find no room.
+        """Stores an entry with a new id. Returns False if it is too large, or finds no room.
 
         Raises:
-            ParameterError: the id is taken.
+            ParameterError: another server has taken the id since `check_new`.
         """
         put = await self._entries.put(entry, replaces="nothing")
         if put == "changed":
@@ -92,9 +91,9 @@ class ResponseStore:
         Raises:
             NotFoundError: the response was never stored, or is gone.
         """
-        entry, told = await self._told(response_id, Look, param)
+        entry, answer = await self._ask_maker(response_id, Look, param)
         stored = response_of(entry)
-        return stored if told is None else msgspec.structs.replace(stored, response=_read_response(told))
+        return stored if answer is None else msgspec.structs.replace(stored, response=_read_response(answer))
 
     async def cancel(self, response_id: str) -> Response:
         """Ends the making of a response that is still being made; returns the response as it is then.
@@ -102,8 +101,8 @@ class ResponseStore:
         Raises:
             NotFoundError: the response was never stored, or is gone.
         """
-        entry, told = await self._told(response_id, Cancel)
-        return response_of(entry).response if told is None else _read_response(told)
+        entry, answer = await self._ask_maker(response_id, Cancel)
+        return response_of(entry).response if answer is None else _read_response(answer)
 
     async def events(self, response_id: str, start: int) -> Events:
         """The events of a response from number `start` on, once there are some.
@@ -113,9 +112,9 @@ class ResponseStore:
             ParameterError: its events are not kept.
             EngineError: they are lost, because the server's process that made it has ended.
         """
-        entry, told = await self._told(response_id, lambda version: ReadEvents(version, start))
-        if told is not None:
-            return _read_events(told)
+        entry, answer = await self._ask_maker(response_id, lambda version: ReadEvents(version, start))
+        if answer is not None:
+            return _read_events(answer)
         if entry.is_lost and entry.events is not None:
             raise EngineError("The server's process that made this response has ended, and its events are lost.")
         if entry.events is None:
@@ -149,7 +148,7 @@ class ResponseStore:
     async def change(
         self, conversation_id: str, change: Change, *, too_large: str | None = None
     ) -> StoredConversation | None:
-        """Replaces a conversation by what `change` makes of it, which is called anew if another request came first.
+        """Replaces a conversation by the result of `change`, which is called again if another request came first.
 
         Args:
             too_large: the field to name if the conversation would be too large. None drops the conversation if it
@@ -186,10 +185,10 @@ class ResponseStore:
 
     # ----------------------------------------------------------------------------------------------------- helpers
 
-    async def _told(
+    async def _ask_maker(
         self, response_id: str, question: Callable[[int], MakerQuestion], param: str = "response_id"
     ) -> tuple[Entry, bytes | None]:
-        """A response's entry, and what its maker answers; None if it is finished.
+        """A response's entry, and its maker's answer; None if the response is finished.
 
         Args:
             question: makes the question about the entry of a version.
@@ -197,10 +196,10 @@ class ResponseStore:
         entry = await self._response_entry(response_id, param)
         if entry.maker is None:
             return entry, None
-        told = await self._ask(entry.maker, question(entry.version))
-        if told is None:  # it was finished in between, or its maker has ended
+        answer = await self._ask(entry.maker, question(entry.version))
+        if answer is None:  # it was finished in between, or its maker has ended
             entry = await self._response_entry(response_id, param)
-        return entry, told
+        return entry, answer
 
     async def _ask(self, maker: int, question: MakerQuestion) -> bytes | None:
         if maker == self._entries.server:
@@ -221,7 +220,7 @@ class ResponseStore:
 
 
 def no_room(consequence: str) -> OverloadedError:
-    """The error where responses in the making take all bytes that the server keeps."""
+    """The error for a store whose bytes are all taken by responses in the making."""
     return OverloadedError(
         f"Responses that are being made in the background leave no room, and {consequence}; wait for them, or raise "
         "--max-stored-responses or --max-stored-response-bytes.",

@@ -1,4 +1,4 @@
-"""Responses and conversations in the form in which they are kept."""
+"""Responses and conversations in their stored form."""
 
 import secrets
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ class StoredResponse(Struct, kw_only=True):
     """One response, and the conversation up to its end.
 
     Attributes:
-        items: the conversation's; with the response's own, once it is finished.
-        num_input_items: those that were there before the response.
+        items: the conversation's items; they include the response's own once it is finished.
+        num_input_items: the number of items before the response's own.
     """
 
     response: Response
@@ -26,19 +26,19 @@ class StoredResponse(Struct, kw_only=True):
     num_input_items: int
 
     def entry(self, version: int, *, events: Sequence[bytes] | None = None, maker: int | None = None) -> Entry:
-        """The response as it is kept; see `Entry`."""
+        """The response as an entry of the store."""
         frames = None if events is None else list(events)
         return Entry(id=self.response.id, body=_encode(self), events=frames, maker=maker, version=version)
 
 
 class StoredConversation(Struct, kw_only=True):
-    """One conversation. Each item has an id of its own."""
+    """One conversation. The ids of its items are unique."""
 
     conversation: Conversation
     items: list[dict[str, Any]]
 
     def entry(self) -> Entry:
-        """The conversation as it is kept, in another version than any before."""
+        """The conversation as an entry of the store, with a new version."""
         return Entry(id=self.conversation.id, body=_encode(self), version=new_version())
 
 
@@ -66,5 +66,5 @@ def conversation_of(entry: Entry) -> StoredConversation:
 
 
 def is_conversation(entry_id: str) -> bool:
-    """Whether an id is a conversation's; clients may choose responses' ids, and these begin with `resp_`."""
+    """True for the id of a conversation. Clients may choose ids of responses, which all begin with `resp_`."""
     return entry_id.startswith("conv_")

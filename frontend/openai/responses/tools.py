@@ -76,7 +76,7 @@ class OfferedTools:
             self.chat.append(_chat_tool({**member, "name": name}))
 
     def _chosen(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """The choice of one tool. A name without its namespace is found, if only one namespace has it."""
+        """The choice of one tool. A name may lack its namespace if only one namespace has it."""
         kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
         if isinstance(name, str) and isinstance(namespace, str):
             name = flat_name(name, namespace)
@@ -92,7 +92,7 @@ class OfferedTools:
 
 
 def ignored_response_tools(tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
-    """What is ignored among tools: those that a server would run."""
+    """Yields the ignored tools, which a server would run."""
     for index, tool in enumerate(tools or ()):
         at = f"tools[{index}]"
         if tool.get("type") != "namespace":

@@ -17,7 +17,7 @@ NUM_ESTIMATES = 6
 async def fit(
     chat: ChatInput, conversations: Conversations, *, max_model_len: int, max_text_length: int
 ) -> tuple[ChatInput, Prompt]:
-    """The request with as many of its newest turns as leave room for an answer, and its prompt.
+    """The request with the most of its newest turns that leave room for an answer, and its prompt.
 
     A turn begins with a user's message. System messages before the first turn stay. The last turn stays too: if it is
     too long by itself, the request is refused later as any other.
