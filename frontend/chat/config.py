@@ -139,8 +139,8 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
 
 def _recognized(template: str | None) -> str:
     # Imported here, because most servers need no parser.
-    from quire.frontend.parsing.parsers import tool_parser_names
     from quire.frontend.parsing.recognition import recognize
+    from quire.frontend.parsing.registry import tool_parser_names
 
     name = recognize(template or "")
     if name is None:

@@ -1,7 +1,7 @@
-"""Schemas rewritten for grammar libraries, so that each keyword that is left has to be followed.
+"""Rewrites schemas for grammar libraries, so that a library must follow each keyword that remains.
 
-`allOf` and `$ref` with keywords beside it become one schema where they can, so that it may be closed as a whole. What a
-`$ref` leads to is copied to `$defs` of the root: once as it is, and once open if it is part of an object elsewhere.
+Where possible, `allOf`, and `$ref` with other keywords, become one schema, so that it may be closed as a whole. The
+target of a `$ref` is copied to `$defs` of the root: once unchanged, and once open if it is part of an object elsewhere.
 """
 
 import re
@@ -14,6 +14,7 @@ from quire.frontend.grammar.idle import (
     keep_fitting_values,
     write_out_names,
 )
+from quire.frontend.grammar.impossible import without_branches, without_properties
 from quire.frontend.grammar.merging import Unmergeable, merged
 from quire.frontend.grammar.pattern_notations import finds
 from quire.frontend.grammar.schema import (
@@ -26,11 +27,11 @@ from quire.frontend.grammar.schema import (
     exclude_each_other,
     resolve,
 )
-from quire.frontend.grammar.unevaluated import spread
+from quire.frontend.grammar.unevaluated import close, spread
 
 _COMBINERS = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
 _PLACES = ("$defs", "definitions", "$anchor", "$dynamicAnchor")
-"""Keywords that only say where references lead."""
+"""Keywords that only hold the targets of references."""
 
 _MAX_MERGES = 1000
 
@@ -49,7 +50,7 @@ def normalize(schema: Any, *, closed: bool) -> Any:
     check_refs(schema)
     try:
         out = _Normalizer(schema, closed, max_merges=_MAX_MERGES).normalize()
-    except (_TooMany, RecursionError):  # of a schema that refers to itself in parts
+    except (_TooMany, RecursionError):  # a part of the schema refers to itself
         out = _Normalizer(schema, closed, max_merges=0).normalize()
     if out is False:
         raise SchemaError("it comes to the schema false, which allows no value")
@@ -57,13 +58,13 @@ def normalize(schema: Any, *, closed: bool) -> Any:
 
 
 def simplified(schema: Part) -> Part:
-    """An equivalent schema in which objects are one with their parts; the same where the schema is malformed.
+    """An equivalent schema in which objects are merged with their parts; a malformed schema unchanged.
 
     Each `$ref` then leads to `#` or to a definition of the root.
     """
     try:
         out = normalize(schema, closed=False)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # which the compiler reports
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # the compiler reports it
         return schema
     return out if isinstance(out, dict) else schema
 
@@ -76,14 +77,14 @@ class _Normalizer:
     """Rewrites one schema.
 
     Args:
-        max_merges: 0 leaves all schemas with parts as they are.
+        max_merges: 0 leaves all schemas with parts unmerged.
     """
 
     def __init__(self, root: Any, closed: bool, *, max_merges: int) -> None:
         self._root, self._closed, self._max_merges = root, closed, max_merges
         self._num_merges = 0
         self._alive: list[Any] = []  # because targets are known by id
-        self._names = {(id(root), closed): ""}  # of targets, by id and whether they are closed
+        self._names = {(id(root), closed): ""}  # of targets, by id and `closed`
         self._targets: list[tuple[str, Any, bool]] = []
         self._within: list[tuple[int, bool]] = []
 
@@ -118,7 +119,7 @@ class _Normalizer:
         drop_idle(out)
         out = spread(out, self._flat_part, lambda branches: exclude_each_other(branches, self._root))
         self._alive.append(out)
-        _close_unevaluated(out)
+        close(out)
         write_out_names(out)
         if "$ref" in out:
             target = resolve(out["$ref"], self._root)
@@ -131,7 +132,7 @@ class _Normalizer:
                 out["anyOf"] = out.pop("oneOf")
         self._normalize_children(out, closed)
         keep_fitting_values(out)
-        return _without_branches(_without_closed_names(out))
+        return without_branches(without_properties(out))
 
     def _normalize_children(self, out: Part, closed: bool) -> None:
         # If several subschemas describe parts of one object, none may be closed, or it would exclude the other parts.
@@ -169,7 +170,7 @@ class _Normalizer:
     # -------------------------------------------------------------------------------------------------- merging
 
     def _flat(self, node: Any) -> Any:
-        """A schema in one with its `allOf` and `$ref`, if they can be one; else as it is."""
+        """A schema merged with its `allOf` and `$ref`, if they can be one; else unchanged."""
         if not isinstance(node, dict):
             return node
         rest = {word: each for word, each in node.items() if word not in _PLACES}
@@ -197,14 +198,14 @@ class _Normalizer:
         return {**out, **whole, **remarks} if isinstance(out, dict) else out
 
     def _judged(self, branch: Any) -> Any:
-        """A branch in one, with its required properties in one, if they can be one; only to be compared with others."""
+        """A branch merged with its parts, as are its required properties, if possible. Only for comparing branches."""
         try:
             flat = self._flat_part(branch)
             properties = flat.get("properties") if isinstance(flat, dict) else None
             if not isinstance(properties, dict):
                 return flat
-            told = {name: self._flat_part(properties[name]) for name in flat.get("required", ()) if name in properties}
-            return {**flat, "properties": {**properties, **told}}
+            names = [name for name in flat.get("required", ()) if name in properties]
+            return {**flat, "properties": {**properties, **{name: self._flat_part(properties[name]) for name in names}}}
         except Unmergeable:
             return branch
 
@@ -227,19 +228,19 @@ class _Normalizer:
         if "$ref" in part:
             raise Unmergeable
         part = dict(part)
-        _close_unevaluated(part)
+        close(part)
         if "unevaluatedProperties" in part or "unevaluatedItems" in part:
             raise Unmergeable
         return part
 
 
 def _is_reference(schema: Any) -> bool:
-    """Whether a schema is a reference and nothing else."""
+    """True if a schema is a reference and nothing else."""
     return isinstance(schema, dict) and set(schema) - ANNOTATIONS == {"$ref"}
 
 
 def _parts(schema: Part) -> list[Any]:
-    """What holds beside a schema's own keywords."""
+    """The schemas that a value must also fit: from `$ref`, `allOf`, and a decided `if`."""
     parts = [{"$ref": schema["$ref"]}] if "$ref" in schema else []
     if isinstance(schema.get("allOf"), list):
         parts += [each for each in schema["allOf"] if not is_anything(each)]
@@ -260,26 +261,6 @@ def _unify_tuples(schema: Part) -> None:
             schema["items"] = rest
 
 
-def _close_unevaluated(out: Part) -> None:
-    """Writes `unevaluatedProperties` and `unevaluatedItems` in the words for one schema, where it stands alone."""
-    if any(_describes_parts(out.get(word)) for word in _COMBINERS if word != "$ref") or "$ref" in out:
-        return
-    for word, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
-        if word in out and not (word == "unevaluatedItems" and "contains" in out):
-            out.setdefault(plain, out.pop(word))
-            out.pop(word, None)
-
-
-def _describes_parts(branches: Any) -> bool:
-    """Whether subschemas may name properties or items, which would then count as evaluated."""
-    if branches is None:
-        return False
-    return not isinstance(branches, list) or not all(
-        isinstance(branch, dict) and not set(branch) - ANNOTATIONS - {"required", "type", "minProperties"}
-        for branch in branches
-    )
-
-
 def _may_close(schema: Part) -> bool:
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties") or {}
     if not isinstance(properties, dict) or any(word in schema for word in ("additionalProperties", *_COMBINERS)):
@@ -288,45 +269,3 @@ def _may_close(schema: Part) -> bool:
     return ("properties" in schema or bool(patterns)) and all(
         any(finds(pattern, name) for pattern in patterns) for name in others
     )
-
-
-def _without_closed_names(out: Part) -> Any:
-    """An object without properties that may not be there; False if one of them must be."""
-    properties = out.get("properties")
-    if not isinstance(properties, dict):
-        return out
-    never = [name for name, each in properties.items() if is_nothing(each)]
-    if set(never) & set(out.get("required") or ()) and out.get("type") == "object":
-        return False
-    if out.get("additionalProperties") is False and not out.get("patternProperties"):
-        out["properties"] = {name: each for name, each in properties.items() if name not in never}
-    return out
-
-
-def _without_branches(out: Any) -> Any:
-    """Drops branches that no value fits, and unions that every value fits."""
-    for word in ("anyOf", "oneOf"):
-        if not isinstance(out, dict) or not isinstance(out.get(word), list):
-            continue
-        branches = [branch for branch in out[word] if not is_nothing(branch)]
-        if not branches:
-            return False
-        if word == "anyOf" and any(map(is_anything, branches)):
-            del out[word]
-        elif len(branches) == 1 and not set(out) - {word} - ANNOTATIONS and isinstance(branches[0], dict):
-            out = {**branches[0], **{name: each for name, each in out.items() if name != word}}
-        else:
-            out[word] = branches
-            if "type" in out and _imply(branches, out["type"]):
-                del out["type"]
-    return False if is_nothing(out) else out
-
-
-def _imply(branches: list[Any], kinds: str | list[str]) -> bool:
-    """Whether the branches of a union allow no other types than these."""
-    wide = {*_listed(kinds), *(("integer",) if "number" in kinds else ())}
-    return all(isinstance(each, dict) and "type" in each and set(_listed(each["type"])) <= wide for each in branches)
-
-
-def _listed(kinds: str | list[str]) -> list[str]:
-    return [kinds] if isinstance(kinds, str) else kinds

@@ -7,7 +7,8 @@ from typing import Any
 from quire.frontend.grammar.merging import Unmergeable, merged
 from quire.frontend.grammar.schema import ANNOTATIONS
 
-_COMBINERS = {"allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas", "not"}
+_APPLICATORS = ("allOf", "anyOf", "oneOf", "if", "dependentSchemas")
+_COMBINERS = {*_APPLICATORS, "$ref", "not"}
 _MAX_BRANCHES = 4
 """Most branches that may hold together: each set of them becomes a separate object."""
 
@@ -56,3 +57,23 @@ def _closed(base: Part, branches: tuple[Any, ...], rest: Any) -> Any:
             raise Unmergeable
         out.setdefault("additionalProperties", rest)
     return out
+
+
+def close(out: Part) -> None:
+    """Writes `unevaluatedProperties` and `unevaluatedItems` as keywords of one schema, if it has no parts. In place."""
+    if any(_describes_parts(out.get(word)) for word in _APPLICATORS) or "$ref" in out:
+        return
+    for word, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        if word in out and not (word == "unevaluatedItems" and "contains" in out):
+            out.setdefault(plain, out.pop(word))
+            out.pop(word, None)
+
+
+def _describes_parts(branches: Any) -> bool:
+    """True if subschemas may name properties or items, which would then count as evaluated."""
+    if branches is None:
+        return False
+    return not isinstance(branches, list) or not all(
+        isinstance(branch, dict) and not set(branch) - ANNOTATIONS - {"required", "type", "minProperties"}
+        for branch in branches
+    )

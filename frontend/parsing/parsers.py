@@ -15,32 +15,24 @@ from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
 from quire.frontend.parsing.escaped_newlines import NewlineLog
 from quire.frontend.parsing.event_log import EventLog
 from quire.frontend.parsing.harmony import Harmony
-from quire.frontend.parsing.inkling import InklingBlocks
 from quire.frontend.parsing.json_calls import BareArguments, JsonCalls
-from quire.frontend.parsing.kept_reasoning import KeptReasoning
-from quire.frontend.parsing.muse_glimmer import MuseMessages
 from quire.frontend.parsing.output_parser import EventParser, OutputParser
-from quire.frontend.parsing.plugins import ReasoningParser, ToolParser, load_plugin
-from quire.frontend.parsing.reasoning import REASONING_ALIASES, REASONING_FORMATS, ReasoningFormat, ReasoningShape
+from quire.frontend.parsing.reasoning import ReasoningFormat
+from quire.frontend.parsing.registry import (
+    HARMONY_REASONING,
+    HARMONY_TOOLS,
+    TEMPLATES,
+    find_reasoning_parser,
+    find_tool_parser,
+)
 from quire.frontend.parsing.response_template import ResponseTemplate
 from quire.frontend.parsing.stages import ReasoningSource, ToolSource, open_harmony, open_stages, open_template
 from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
-from quire.frontend.parsing.tool_formats import TOOL_ALIASES, TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
 
-_HARMONY_TOOLS = "openai"
-_HARMONY_REASONING = "openai_gptoss"
-_IDENTITY = "identity"
-_TEMPLATES = ("hf", "beam")
-_OTHER_REASONING: dict[str, ReasoningShape] = {
-    "inkling": InklingBlocks(),
-    "minimax_m2_append_think": KeptReasoning(),
-    "muse": MuseMessages(shown=("user", "commentary"), thinks=("", "self"), dropped=("developer",)),
-    "muse_glimmer": MuseMessages(),
-}
 _FRAMED = frozenset(
     {"inkling", "kimi_k3", "muse", "muse_glimmer", "musespark1x"}
-)  # their calls stand in messages, which the reasoning parser reads
+)  # their calls are parts of messages, which the reasoning parser reads
 _REQUIRED_CALLS = JsonCalls(bare=True, listed=True, arguments_key="parameters")
 
 
@@ -83,9 +75,9 @@ class OutputParsers:
     ) -> None:
         frame = tool_parser if tool_parser in _FRAMED else None
         names = {tool_parser, reasoning_parser} - {None}
-        if names & {*_TEMPLATES} and names - {*_TEMPLATES}:
+        if names & {*TEMPLATES} and names - {*TEMPLATES}:
             raise ConfigError(
-                f"--tool-call-parser and --reasoning-parser {' or '.join(_TEMPLATES)} read one description of the "
+                f"--tool-call-parser and --reasoning-parser {' or '.join(TEMPLATES)} read one description of the "
                 "whole answer: neither goes with another parser."
             )
         self._tools = find_tool_parser(tool_parser, tool_plugin, checkpoint)
@@ -95,7 +87,7 @@ class OutputParsers:
         harmony = [isinstance(each, Harmony) for each in (self._tools, self._reasoning) if each is not None]
         if any(harmony) and not all(harmony):
             raise ConfigError(
-                f"--tool-call-parser {_HARMONY_TOOLS} and --reasoning-parser {_HARMONY_REASONING} read one format: "
+                f"--tool-call-parser {HARMONY_TOOLS} and --reasoning-parser {HARMONY_REASONING} read one format: "
                 "neither goes with another parser."
             )
         self._mistral = tool_parser == "mistral"
@@ -254,61 +246,3 @@ class OutputParsers:
         if self._structured and tool_call_structure(self._structured, tools, choice):
             return self._tools
         return BareArguments(name=choice.name or tools[0].name) if choice.mode == "named" else _REQUIRED_CALLS
-
-
-def tool_parser_names() -> list[str]:
-    """Every name that `--tool-call-parser` takes without a plugin."""
-    return sorted((*TOOL_FORMATS, *TOOL_ALIASES, _HARMONY_TOOLS, *_TEMPLATES))
-
-
-def reasoning_parser_names() -> list[str]:
-    """Every name that `--reasoning-parser` takes without a plugin."""
-    return sorted(
-        (*REASONING_FORMATS, *_OTHER_REASONING, *REASONING_ALIASES, _HARMONY_REASONING, _IDENTITY, *_TEMPLATES)
-    )
-
-
-def find_tool_parser(
-    name: str | None, plugin: str | None = None, checkpoint: CheckpointMarks | None = None
-) -> ToolSource | None:
-    """Finds a format, or a plugin's class; None without a name, or if the format depends on a checkpoint not given.
-
-    Raises:
-        ConfigError: there is no such parser, or the plugin cannot be loaded.
-    """
-    added = load_plugin(plugin, ToolParser, "--tool-parser-plugin") if plugin else {}  # type: ignore[type-abstract]
-    if name is None or name in added:
-        return added[name] if name else None
-    if name == _HARMONY_TOOLS:
-        return Harmony()
-    if name in _TEMPLATES:
-        return ResponseTemplate(checkpoint.response_template, "--tool-call-parser") if checkpoint else None
-    form = TOOL_FORMATS.get(TOOL_ALIASES.get(name, name))
-    if form is None:
-        known = ", ".join(sorted((*tool_parser_names(), *added)))
-        raise ConfigError(f"--tool-call-parser: there is no parser {name!r}; there are {known}.")
-    return form.with_suffix(checkpoint.suffix) if checkpoint else form
-
-
-def find_reasoning_parser(
-    name: str | None, plugin: str | None = None, checkpoint: CheckpointMarks | None = None
-) -> ReasoningSource | None:
-    """Finds a format, or a plugin's class; None without a name, for `identity`, or if the checkpoint is not given.
-
-    Raises:
-        ConfigError: there is no such parser, or the plugin cannot be loaded.
-    """
-    flag = "--reasoning-parser-plugin"
-    added = load_plugin(plugin, ReasoningParser, flag) if plugin else {}  # type: ignore[type-abstract]
-    if name is None or name in added or name == _IDENTITY:
-        return added.get(name) if name else None
-    name_of_format = REASONING_ALIASES.get(name, name)
-    if name_of_format == _HARMONY_REASONING:
-        return Harmony()
-    if name in _TEMPLATES:
-        return ResponseTemplate(checkpoint.response_template, "--reasoning-parser") if checkpoint else None
-    form = REASONING_FORMATS.get(name_of_format) or _OTHER_REASONING.get(name_of_format)
-    if form is None:
-        known = ", ".join(sorted((*reasoning_parser_names(), *added)))
-        raise ConfigError(f"--reasoning-parser: there is no parser {name!r}; there are {known}.")
-    return form.with_suffix(checkpoint.suffix) if checkpoint and isinstance(form, ReasoningFormat) else form

@@ -25,7 +25,8 @@ from quire.frontend.parsing.events import (
     ToolCallStart,
 )
 from quire.frontend.parsing.harmony import Harmony
-from quire.frontend.parsing.parsers import OutputParsers, find_tool_parser, tool_parser_names
+from quire.frontend.parsing.parsers import OutputParsers
+from quire.frontend.parsing.registry import find_tool_parser, tool_parser_names
 from quire.frontend.parsing.tool_formats import TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
 from tests.frontend.parsing.rendered_calls import render

@@ -16,7 +16,8 @@ from quire.frontend.grammar.schema import LARK
 from quire.frontend.parsing.call_tags import call_list_schema
 from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
 from quire.frontend.parsing.harmony import Harmony
-from quire.frontend.parsing.parsers import OutputParsers, find_tool_parser
+from quire.frontend.parsing.parsers import OutputParsers
+from quire.frontend.parsing.registry import find_tool_parser
 from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
 from quire.frontend.parsing.tool_formats import TOOL_FORMATS
 from quire.frontend.parsing.tools import Tool, ToolChoice
