@@ -8,8 +8,8 @@ import torch
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import get_logger
 from quire.core.wire.rank import Rank
-from quire.executor.layers.context_parallel import ContextParallel
-from quire.executor.layers.expert_parallel import ExpertParallel
+from quire.executor.layers.attention.context_parallel import ContextParallel
+from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.memory.dry_build import dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import DeviceMemory, check_weights
 from quire.executor.models.base import Model, ModelContext

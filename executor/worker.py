@@ -23,10 +23,10 @@ from quire.core.wire.protocol import (
 from quire.core.wire.rank import Rank
 from quire.executor.backends import bind
 from quire.executor.device import device_name, device_of
-from quire.executor.layers.context_parallel import ContextParallel
-from quire.executor.layers.expert_balancer import ExpertBalancer
-from quire.executor.layers.expert_parallel import ExpertParallel
-from quire.executor.layers.layer_kv import LatentKV, LayerKV
+from quire.executor.layers.attention.context_parallel import ContextParallel
+from quire.executor.layers.attention.layer_kv import LatentKV, LayerKV
+from quire.executor.layers.experts.balancer import ExpertBalancer
+from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.loaded_model import load_model
 from quire.executor.memory import plan as memory
 from quire.executor.memory.first_touch import touch_behind

@@ -75,7 +75,7 @@ _NOT_OFFERED = {
     **dict.fromkeys(("PoolingParams", "PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput"), _POOLING),
     **dict.fromkeys(("EmbeddingRequestOutput", "ClassificationOutput", "ClassificationRequestOutput"), _POOLING),
     **dict.fromkeys(("ScoringOutput", "ScoringRequestOutput"), _POOLING),
-    "ModelRegistry": "Quire's model families are listed in quire.executor.models.registry.",
+    "ModelRegistry": "Quire's model families are listed in quire.executor.models.architectures.",
     "initialize_ray_cluster": "servers with distributed_executor_backend='ray' and nnodes start the nodes themselves.",
 }
 

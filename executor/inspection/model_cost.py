@@ -17,8 +17,8 @@ from quire.core.errors import ModelLoadError
 from quire.core.wire.model_cost import AttentionCost, ModelCost, ShardCost, WeightCost
 from quire.executor.backends import bind
 from quire.executor.inspection.load_plan import stored_tensors
+from quire.executor.layers.attention.layer_kv import LayerKV
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.layer_kv import LayerKV
 from quire.executor.memory.dry_build import ShapeReader, dry_build, held_bytes
 from quire.executor.memory.kv_dtypes import layer_dtypes
 from quire.executor.memory.rank_memory import RankMemory

@@ -10,7 +10,7 @@ import torch
 from quire.core.errors import ConfigError
 from quire.core.wire.inspection import LayerShape, OpsQuestion
 from quire.executor.inspection.weight_formats import FORMATS, activation_dtype
-from quire.executor.layers.layer_kv import LatentKV
+from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.memory.kv_layout import zeros
 from quire.ops.backend import AttentionForm, Backend, ExpertWeights
 from quire.ops.cache_rows import row_size

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from quire.executor.weights.quantization import gguf_blocks
-from quire.executor.weights.quantization.bitsandbytes import NF4
+from quire.executor.weights.quantization.formats import gguf_blocks
+from quire.executor.weights.quantization.formats.bitsandbytes import NF4
 from quire.ops.backend import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.context_parallel import ContextParallel
-from quire.executor.layers.expert_parallel import ExpertParallel
+from quire.executor.layers.attention.context_parallel import ContextParallel
+from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.packing import PackAtLoad, Packing

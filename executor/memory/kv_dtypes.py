@@ -9,7 +9,7 @@ from quire.core.config.cache import KVCacheDtype
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.executor.layers.layer_kv import AttentionKV
+from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.weights.quantization.cache_scheme import checkpoint_cache_dtype
 from quire.ops.cache_rows import LARGEST_CODE
 

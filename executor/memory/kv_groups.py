@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.executor.layers.layer_kv import AttentionKV
+from quire.executor.layers.attention.layer_kv import AttentionKV
 
 _Kind = tuple[int, bool]
 """A layer's window, or 0, and True if a prompt's tokens see the whole prompt: in the order of groups."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.layers.layer_kv import AttentionKV
+from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_groups import form_groups
 from quire.ops.backend import Backend

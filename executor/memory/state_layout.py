@@ -10,7 +10,7 @@ from quire.core.config.cache import CacheConfig
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
-from quire.executor.layers.state import LayerState
+from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_layout import zeros
 

@@ -5,9 +5,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.layer_kv import AttentionKV
-from quire.executor.layers.state import LayerState
+from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import InputEmbeds, LayerCache, ShardView, StepContext, Wanted
 
 __all__ = [

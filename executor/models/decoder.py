@@ -12,12 +12,12 @@ from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention import AttentionShape, LayerPlace
+from quire.executor.layers.attention.grouped_query import AttentionShape, LayerPlace
+from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.layer_kv import AttentionKV
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import Norm, NormStyle, RMSNorm
-from quire.executor.layers.state import LayerState
+from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import (
     AbsentEmbedding,

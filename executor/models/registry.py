@@ -6,8 +6,8 @@ from collections.abc import Callable
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.executor.layers.context_parallel import ContextParallel
-from quire.executor.layers.layer_kv import LatentKV
+from quire.executor.layers.attention.context_parallel import ContextParallel
+from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES
 from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported

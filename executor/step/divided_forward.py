@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import InputEmbeds, LayerCache, Model, ShardView, Wanted
 from quire.executor.parallel.token_shares import TokenShares
 from quire.executor.step.forward import Forward

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quire.executor.layers.partial_keys import PartialKeys
+from quire.executor.layers.attention.partial_keys import PartialKeys
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.partial_rows import PartialRows

@@ -7,7 +7,7 @@ import torch
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.trace import Spans
-from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import LayerCache, Model
 from quire.executor.sampling.custom import CustomFeature
 from quire.executor.sampling.prompt_scorer import PromptScorer

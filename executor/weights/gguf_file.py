@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.core.wire.gguf_table import GgufTensor, read_gguf_table
 from quire.executor.weights.gguf_names import BOTH, GATES, UPS
-from quire.executor.weights.quantization.gguf_blocks import FORMATS, PLAIN, unpack
+from quire.executor.weights.quantization.formats.gguf_blocks import FORMATS, PLAIN, unpack
 from quire.executor.weights.readers import Shard, shard_index
 from quire.ops.quantized import dequantize
 

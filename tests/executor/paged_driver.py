@@ -16,7 +16,7 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import ExpertPlacement, ExpertPlacementStrategy
 from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import ModelSpec
-from quire.executor.layers.expert_parallel import ExpertParallel
+from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.memory.state_layout import StateLayout, StatePages
 from quire.executor.models.base import InputEmbeds, Model, ModelContext, StepContext, Wanted

@@ -53,7 +53,7 @@ def run() -> Iterator[Run]:
 
 def test_a_worker_is_imported_without_the_code_for_the_meta_device(run: Run) -> None:
     run("""
-import quire.executor.processes.worker_factory, quire.executor.models.qwen3
+import quire.executor.processes.worker_factory, quire.executor.models.dense.qwen3
 assert META not in sys.modules
 """)
 

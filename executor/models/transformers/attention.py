@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.attention.layer_kv import AttentionKV, LayerKV, kept_tokens
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.layer_kv import AttentionKV, LayerKV, kept_tokens
-from quire.executor.layers.state import LayerState
+from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.heads import Attention

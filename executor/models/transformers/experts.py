@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.experts import Experts
-from quire.executor.layers.stored_experts import ExpertShape, FusedExperts, SeparateExperts
+from quire.executor.layers.experts.experts import Experts
+from quire.executor.layers.experts.stored import ExpertShape, FusedExperts, SeparateExperts
 from quire.executor.models.transformers.evaluation import agree, examples
-from quire.executor.weights.quantization.gguf import Gguf
+from quire.executor.weights.quantization.formats.gguf import Gguf
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.ops.backend import Activation, Backend, PlainActivation
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.executor.layers.attention import attend
-from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.attention.context_parallel import ContextParallel
+from quire.executor.layers.attention.grouped_query import attend
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.evaluation import agree, examples, is_layer

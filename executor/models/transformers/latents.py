@@ -2,7 +2,7 @@
 
 The class expands a token's latent into the keys and values of all heads by one linear layer, and appends one shared key
 to each head's key. The cache holds only the latent and the shared key. The expansion is applied to queries and outputs
-instead, as in `quire.executor.layers.latent_attention`.
+instead, as in `quire.executor.layers.attention.latent`.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quire.executor.layers.context_parallel import ContextParallel
-from quire.executor.layers.latent_attention import attend_to_latents
-from quire.executor.layers.layer_kv import LatentKV
+from quire.executor.layers.attention.context_parallel import ContextParallel
+from quire.executor.layers.attention.latent import attend_to_latents
+from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.evaluation import agree, examples, is_layer

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.executor.layers import experts as layers
 from quire.executor.layers.context import ModelContext
+from quire.executor.layers.experts import experts as layers
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from quire.executor.weights.packing import ReadLinear
 from quire.ops.backend import Backend, PlainActivation

@@ -15,10 +15,10 @@ from transformers.cache_utils import CacheLayerMixin
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
+from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.layer_kv import AttentionKV
-from quire.executor.layers.rotary import check_first_chunk
-from quire.executor.layers.state import LayerState
+from quire.executor.layers.positions.rotary import check_first_chunk
+from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.architectures import ARCHITECTURES
 from quire.executor.models.transformers.absent_modules import leave_out_towers

@@ -21,8 +21,8 @@ from transformers.cache_utils import (
 )
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.layer_kv import AttentionKV, LatentKV, LayerKV
-from quire.executor.layers.state import LayerState
+from quire.executor.layers.attention.layer_kv import AttentionKV, LatentKV, LayerKV
+from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers.skeleton import first_tensor, takes
 from quire.ops.backend import Backend

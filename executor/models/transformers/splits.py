@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from torch import nn
 from transformers import PreTrainedModel
 
-from quire.executor.layers.attention import kv_head_shard
+from quire.executor.layers.attention.grouped_query import kv_head_shard
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.transformers.probe import AttentionCall, Findings, is_linear, sizes_of
 from quire.executor.weights.readers import Shard

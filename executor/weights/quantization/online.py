@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.core.logging import get_logger
 from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.bit_packing import FP4, INT4, pack_pairs, table
-from quire.executor.weights.quantization.bitsandbytes import NF4
+from quire.executor.weights.quantization.formats.bitsandbytes import NF4
 from quire.executor.weights.quantization.int8 import quantize as to_int8
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import TensorSource

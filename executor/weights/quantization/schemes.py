@@ -13,8 +13,8 @@ from quire.core.config.quantization import Quantization, QuantizationConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.fields import mapping
-from quire.executor.weights.quantization.formats import NAMES, canonical, read_format
-from quire.executor.weights.quantization.gguf import Gguf
+from quire.executor.weights.quantization.formats.by_name import NAMES, canonical, read_format
+from quire.executor.weights.quantization.formats.gguf import Gguf
 from quire.executor.weights.quantization.online import ONLINE, Online
 from quire.executor.weights.quantization.per_layer import PerLayer
 from quire.executor.weights.quantization.scheme import LinearScheme

@@ -9,7 +9,7 @@ from quire.core.errors import ConfigError
 from quire.core.wire.inspection import LayerShape, OpsQuestion
 from quire.executor.inspection import ops_cases, weight_formats
 from quire.executor.inspection.ops_timing import time_ops
-from quire.executor.weights.quantization.gguf_blocks import FORMATS, unpack, with_short_scales
+from quire.executor.weights.quantization.formats.gguf_blocks import FORMATS, unpack, with_short_scales
 from quire.ops import bind
 from quire.ops.cpu.floors import Floors
 from quire.ops.cpu.libraries import load_kernels

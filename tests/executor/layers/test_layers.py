@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.core.config.load import LoadConfig
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.rotary import rotary_frequencies
+from quire.executor.layers.positions.rotary import rotary_frequencies
 from quire.executor.parallel.groups import ParallelGroup
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, read_spec
 from tests.executor.thread_group import on_every_rank

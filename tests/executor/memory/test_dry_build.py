@@ -108,7 +108,9 @@ def test_bytes_of_tiny_models_are_those_of_the_loaded_ones(model_type: str, tmp_
     for rank in range(2):
         group = ParallelGroup(rank, 2)
         model = load_model(spec, group=group, load=DUMMY)
-        assert (type(model).__module__.rpartition(".")[2], type(model).__name__) == ARCHITECTURES[architecture]
+        assert (type(model).__module__.removeprefix("quire.executor.models."), type(model).__name__) == ARCHITECTURES[
+            architecture
+        ]
         assert held_bytes(dry_model(spec, group)) == pytest.approx(held_bytes(model), rel=0.02)
 
 
@@ -156,7 +158,8 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from quire.executor.weights.packing import PackAtLoad
-from quire.executor.weights.quantization import formats, online, unquantized
+from quire.executor.weights.quantization.formats import by_name as formats
+from quire.executor.weights.quantization import online, unquantized
 scheme = {scheme}
 before = set(sys.modules)
 spec = ModelSpec(**{asdict(llama(80, 8192, 28672, 64, 8))})

@@ -5,7 +5,7 @@ import torch
 
 from quire import ops
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.executor.layers.layer_kv import LatentKV, LayerKV
+from quire.executor.layers.attention.layer_kv import LatentKV, LayerKV
 from quire.executor.memory.kv_groups import form_groups
 from quire.executor.memory.kv_layout import KVLayout
 

@@ -7,7 +7,7 @@ from quire.core.config.cache import CacheConfig
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
-from quire.executor.layers.state import LayerState
+from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.memory.state_layout import StateLayout, describe_states
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Rank
-from quire.executor.layers import compressed_rows
-from quire.executor.layers.compressed_rows import RowPlaces
+from quire.executor.layers.attention import compressed_rows
+from quire.executor.layers.attention.compressed_rows import RowPlaces
 from quire.executor.models.base import Model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker

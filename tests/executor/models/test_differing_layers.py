@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
-from quire.executor.layers.attention import Attention, LayerPlace
+from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.layers.rotary import RotaryEmbedding
+from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.models.base import Model
 from quire.executor.models.decoder import PreNormDecoder, attention_shape, norm_style
 from quire.executor.parallel.groups import ParallelGroup

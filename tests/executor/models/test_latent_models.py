@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.core.wire.rank import Rank
-from quire.executor.models.deepseek_sparse import indexer_types
+from quire.executor.models.mixtures.deepseek_sparse import indexer_types
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quire.core.config.model import ModelConfig
 from quire.core.errors import ModelLoadError
-from quire.executor.layers import compressed_rows
-from quire.executor.layers.compressed_rows import RowPlaces
+from quire.executor.layers.attention import compressed_rows
+from quire.executor.layers.attention.compressed_rows import RowPlaces
 from quire.executor.models.base import Model
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.ops.latent import CacheRows

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 import quire
 from quire.core.config.model import ModelConfig
 from quire.core.errors import ConfigError, ModelLoadError
-from quire.executor.models.llama import LlamaForCausalLM
+from quire.executor.models.dense.llama import LlamaForCausalLM
 from quire.frontend.checkpoint import registered_models
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model

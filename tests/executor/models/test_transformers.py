@@ -16,7 +16,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.base import InputEmbeds
 from quire.executor.models.transformers.attention import PagedAttention

@@ -12,7 +12,7 @@ from transformers.models.axk1.modeling_axk1 import AXK1Attention
 
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
-from quire.executor.layers.layer_kv import LatentKV, LayerKV
+from quire.executor.layers.attention.layer_kv import LatentKV, LayerKV
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.transformers.latents import RotatedLatentAttention
 from quire.executor.models.transformers.model import TransformersModel

@@ -13,7 +13,7 @@ from quire.core.config.cache import CacheConfig, KVCacheDtype
 from quire.core.config.model import ModelImplementation
 from quire.core.wire.protocol import EngineRequest, RequestDelta
 from quire.core.wire.rank import Layout
-from quire.executor.layers import context_parallel
+from quire.executor.layers.attention import context_parallel
 from quire.executor.parallel.groups import _context_groups
 from quire.executor.worker import Worker
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401

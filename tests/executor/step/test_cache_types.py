@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from quire import LLM, SamplingParams
 from quire.core.config.cache import CacheConfig, KVCacheDtype
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.layer_kv import LatentKV, LayerKV
+from quire.executor.layers.attention.layer_kv import LatentKV, LayerKV
 from quire.executor.memory.kv_dtypes import layer_dtypes
 from quire.ops import bind
 from tests.executor.doubles import make_config

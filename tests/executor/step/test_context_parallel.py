@@ -11,7 +11,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.core.config.cache import CacheConfig
 from quire.core.wire.rank import Layout
-from quire.executor.layers.context_parallel import ContextParallel
+from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch

@@ -5,7 +5,7 @@ import torch
 
 from quire.core.wire.protocol import NewSlot, StepPlan
 from quire.core.wire.sampling_params import SamplingParams
-from quire.executor.layers.state import LayerState
+from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.memory.state_layout import StateLayout
 from quire.executor.step.state_snapshots import StateSnapshots
 

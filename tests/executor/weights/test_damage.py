@@ -16,7 +16,7 @@ from quire.executor.weights.file_weights import FileWeights
 from quire.executor.weights.files import WeightFiles
 from quire.executor.weights.names import HubNames
 from quire.executor.weights.quantization import sharding
-from quire.executor.weights.quantization.formats import canonical, read_format
+from quire.executor.weights.quantization.formats.by_name import canonical, read_format
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from tests.executor.weights.stored_formats import Format

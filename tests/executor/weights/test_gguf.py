@@ -16,7 +16,7 @@ from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.layers.vocabulary import VocabularyWeight
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.weights.quantization.gguf_blocks import FORMATS, unpack, with_short_scales
+from quire.executor.weights.quantization.formats.gguf_blocks import FORMATS, unpack, with_short_scales
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.frontend.checkpoint.gguf import make_folder, parts_of

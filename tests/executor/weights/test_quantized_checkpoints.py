@@ -19,7 +19,7 @@ from quire.executor.layers.linear import GatedLinear
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.quantization import log_once, sharding
-from quire.executor.weights.quantization.formats import canonical, read_format
+from quire.executor.weights.quantization.formats.by_name import canonical, read_format
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.ops import bind

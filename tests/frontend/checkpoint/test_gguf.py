@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.errors import ConfigError
-from quire.executor.layers.rotary import rotary_frequencies
+from quire.executor.layers.positions.rotary import rotary_frequencies
 from quire.frontend.checkpoint import gguf as gguf_room
 from quire.frontend.checkpoint.gguf.config import make_config
 from quire.frontend.checkpoint.gguf.fields import Fields

@@ -11,8 +11,8 @@ import torch
 from quire.core.config.parallel import ExpertPlacement
 from quire.core.wire.model_cost import WeightCost
 from quire.core.wire.rank import Layout, Rank
-from quire.executor.layers.expert_exchange import ExpertExchange
-from quire.executor.layers.expert_places import ExpertPlaces
+from quire.executor.layers.experts.exchange import ExpertExchange
+from quire.executor.layers.experts.places import ExpertPlaces
 from quire.executor.parallel.expert_placement import ExpertMap
 from quire.executor.parallel.groups import DistributedGroup, GlooGroup, Messages
 from quire.executor.parallel.lockstep import Lockstep

@@ -1,0 +1,1 @@
+"""Attention layers, and what they keep of a sequence."""

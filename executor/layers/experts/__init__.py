@@ -1,0 +1,1 @@
+"""Mixtures of experts, and their division over ranks."""

@@ -1,0 +1,1 @@
+"""Layers whose state of a sequence has a fixed size."""

@@ -1,0 +1,1 @@
+"""Residual streams, and what is added to them beside the blocks."""

@@ -1,0 +1,1 @@
+"""Families with attention in some layers and recurrent layers in others."""

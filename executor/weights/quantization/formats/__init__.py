@@ -1,0 +1,1 @@
+"""The formats of quantized checkpoints, a file each."""
