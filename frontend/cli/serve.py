@@ -61,7 +61,7 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
     import uvloop
 
     from quire.frontend.async_llm import AsyncLLM
-    from quire.frontend.http.leaving import leave_soon
+    from quire.frontend.http.process_exit import exit_soon
     from quire.frontend.http.server import serve
 
     gc.freeze()  # what imports made stays: the collection at the end of the start need not visit it
@@ -75,7 +75,7 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
 
     async def run() -> None:
         await serve(engine, server, listener, greet=_greets(setup))
-        leave_soon()
+        exit_soon()
 
     uvloop.run(run())
 

@@ -1,7 +1,7 @@
 """Rewrites schemas for grammar libraries, so that a library must follow each keyword that remains.
 
-Where possible, `allOf`, and `$ref` with other keywords, become one schema, so that it may be closed as a whole. The
-target of a `$ref` is copied to `$defs` of the root: once unchanged, and once open if it is part of an object elsewhere.
+If possible, `allOf`, and `$ref` with other keywords, become one schema, so that it may be closed as a whole. The target
+of a `$ref` is copied to `$defs` of the root: once unchanged, and once open if it is part of an object elsewhere.
 """
 
 import re

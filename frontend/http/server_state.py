@@ -17,7 +17,7 @@ class ServerState:
     """State that all handlers of one server share; belongs to one event loop.
 
     Args:
-        ready: whether the model is loaded already.
+        ready: the model is loaded already.
     """
 
     def __init__(self, *, ready: bool = True) -> None:

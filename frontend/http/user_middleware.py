@@ -39,7 +39,7 @@ def _import(path: str) -> Any:
         raise ConfigError(f"--middleware: {path!r} is no import path; write module.Class or module.function.")
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         raise ConfigError(
             f"--middleware: {path} cannot be imported: {type(error).__name__}: {error}. Is its folder in PYTHONPATH?"
         ) from error

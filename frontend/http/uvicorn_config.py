@@ -11,7 +11,7 @@ from litestar.types import ASGIApp
 from quire.core import envs
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig
-from quire.frontend.http.protocol import HttpProtocol
+from quire.frontend.http.connection import HttpConnection
 from quire.frontend.http.server_config import ServerConfig
 
 GRACE_SECONDS = 5
@@ -29,7 +29,7 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig
     """
     access_log = server.uvicorn_log_level in _LEVELS_WITH_ACCESS and not server.disable_uvicorn_access_log
     protocol: Any = functools.partial(
-        HttpProtocol,
+        HttpConnection,
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
         max_head_bytes=server.h11_max_incomplete_event_size,
         max_headers=server.h11_max_header_count,

@@ -131,7 +131,7 @@ class GivenReader:
         content = (part.logprobs.content if part.logprobs is not None else None) or []
         for position in content:
             top = [each.token_id for each in position.top_logprobs]
-            if 0 <= self._max_logprobs < len(top) - 1:  # the position's own token may come beside the likeliest
+            if 0 <= self._max_logprobs < len(top) - 1:  # the position's own token may follow the likeliest
                 raise ParameterError(
                     f"top_logprobs has {len(top)} entries, more than --max-logprobs {self._max_logprobs} allows.",
                     param="logprobs",

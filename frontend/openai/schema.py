@@ -334,7 +334,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         """
         given = [self.prompt_embeds] if isinstance(self.prompt_embeds, str) else self.prompt_embeds or []
         prompts: list[PromptLike] = [{"prompt_embeds": each} for each in given]
-        if not given or self.prompt:  # clients that must send a prompt send an empty one beside embeddings
+        if not given or self.prompt:  # clients that must send a prompt send an empty one with embeddings
             prompts += self._worded_prompts()
         num_completions = len(prompts) * (self.n or 1)
         if len(prompts) > 1 and num_completions > MAX_COMPLETIONS:

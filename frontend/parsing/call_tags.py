@@ -99,7 +99,7 @@ def call_list_schema(
 
 
 def _names_definitions(schema: dict[str, Any]) -> bool:
-    """Whether each reference of a schema names a definition of its root, or the root."""
+    """True if each reference of a schema names a definition of its root, or the root."""
     known = {"#"}
     for key in ("$defs", "definitions"):
         known |= {f"#/{key}/{each}" for each in schema[key]} if isinstance(schema.get(key), dict) else set()

@@ -177,10 +177,10 @@ class Reader:
         return not rest or rest.startswith(options) or self._is_cut_off(rest, options)
 
     def closes(self, *followers: str) -> Steps[tuple[bool, str]]:
-        """Finds whether the mark that was just read closes a text: one of `followers`, or the end, comes next.
+        """Checks if the mark that was just read closes a text: one of `followers`, or the end, must come next.
 
         Returns:
-            Whether it does, and the white space before the follower, which is read.
+            True if it does, and the white space before the follower, which is read.
         """
         space = yield from self.word(_SPACE)
         return (yield from self.leads_to(*followers)), space

@@ -8,7 +8,7 @@ from quire.frontend.text.truncation import Truncation
 
 
 class Tokenization(NamedTuple):
-    """How a prompt of text becomes token ids."""
+    """Options that turn a prompt of text into token ids."""
 
     add_special_tokens: bool = True
     truncation: Truncation | None = None  # None refuses a prompt that is too long

@@ -15,7 +15,7 @@ from quire.core.errors import EngineDeadError, PeerLostError, UnavailableError
 from quire.core.logging import configure, get_logger
 from quire.core.processes import leave
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.http.leaving import leave_soon
+from quire.frontend.http.process_exit import exit_soon
 from quire.frontend.http.server import HttpServer
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.servers.calls import Calls, LinkEndedError
@@ -63,7 +63,7 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
     configure(f"serve-{start.number}", start.config.logging, hints=False)
     with contextlib.suppress(NoMoreEnginesError):  # the parent, which keeps the engines, says why
         await ApiServer(link, start, listener).run()
-    leave_soon()
+    exit_soon()
 
 
 class SharedPage:

@@ -141,7 +141,7 @@ class ChoiceAnswer(Struct, kw_only=True, tag_field="type", tag="choice"):
 
 
 class LevelProbability(Struct):
-    """How likely one level is; `value` is its place."""
+    """The probability of one level; `value` is its index."""
 
     value: int
     label: str
@@ -227,7 +227,7 @@ class SystemOneUsage(Struct):
 
 
 class Diagnostics(Struct):
-    """How far the model answered with labels at all: their share of all probability, and whether one was likeliest."""
+    """The model's use of labels: their share of all probability, and true if one of them was the likeliest token."""
 
     label_mass: float
     argmax_is_label: bool

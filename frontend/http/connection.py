@@ -44,22 +44,22 @@ class _ClosesAfterTheRequest:
     A connection that is closed earlier is reset, and a client that still sends sees a broken pipe instead of the
     answer. urllib always sends its whole request before it reads.
 
-    The reference to the protocol is weak. The protocol holds the answer, and a cycle would keep the request in memory
-    after the connection is lost.
+    The reference to the `HttpConnection` is weak. That object holds the answer, and a cycle would keep the request in
+    memory after the connection is lost.
     """
 
-    def __init__(self, protocol: "HttpProtocol") -> None:
-        self._protocol = weakref.ref(protocol)
-        self.write = protocol.transport.write
-        self.is_closing = protocol.transport.is_closing
+    def __init__(self, connection: "HttpConnection") -> None:
+        self._connection = weakref.ref(connection)
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
 
     def close(self) -> None:
         """Ends the connection now, or with the request's last byte, or at the request's deadline."""
-        if (protocol := self._protocol()) is not None:
-            protocol.close_after_request()
+        if (connection := self._connection()) is not None:
+            connection.close_after_request()
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection. It is closed when a request's head is too long, or a request is not complete in time.
 
     This class times heads, and bodies that no handler reads. `RequestObserver` times the bodies that a handler waits
