@@ -36,6 +36,28 @@ def check_types(struct: Struct) -> None:
                 setattr(struct, field.name, read)
 
 
+def read_numbers(struct: Struct) -> None:
+    """Replaces NumPy's numbers and arrays in a Struct's fields by Python's."""
+    for field in _fields(type(struct)):
+        value = getattr(struct, field.name)
+        if value is not field.default:
+            plain = plain_numbers(value)
+            if plain is not value:
+                setattr(struct, field.name, plain)
+
+
+_PLAIN = {bool, int, float, str}
+
+
+def plain_numbers(value: Any) -> Any:
+    """Turns NumPy's numbers and arrays, and lists of its numbers, into Python's; returns any other value as it is."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if not isinstance(value, (list, tuple)) or _PLAIN.issuperset(map(type, value)):
+        return value
+    return [plain_numbers(each) for each in value] if any(hasattr(each, "tolist") for each in value) else value
+
+
 def _read(field: _Field, value: Any) -> Any:
     if isinstance(value, Struct):
         check_types(value)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quire.core.errors import ParameterError
-from quire.core.wire.field_types import check_types
+from quire.core.wire.field_types import check_types, read_numbers
 from quire.core.wire.repetition import RepetitionDetection
 from quire.core.wire.sampling_lists import (
     MAX_LOGPROB_TOKEN_IDS,
@@ -232,16 +232,14 @@ class SamplingParams(Struct, omit_defaults=True):
         check_types(self)
 
     def _read_loose_values(self) -> None:
-        """Accepts further values that vLLM takes: true for one log-probability, -1 for no seed, an array of ids."""
+        """Accepts further values that vLLM takes: NumPy's numbers, true for one log-probability, and -1 for no seed."""
+        read_numbers(self)
         if self.logprobs is True:
             self.logprobs = 1
         if self.prompt_logprobs is True:
             self.prompt_logprobs = 1
         if self.seed == -1:
             self.seed = None
-        rows: Any = self.prompt_logprob_token_ids
-        if hasattr(rows, "tolist"):
-            self.prompt_logprob_token_ids = rows.tolist()  # a NumPy array
 
     def _check_prompt_scores(self) -> None:
         if self.prompt_logprob_token_ids is None:

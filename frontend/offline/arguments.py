@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from quire.core.errors import ParameterError
+from quire.core.wire.field_types import plain_numbers
 from quire.frontend.requests.prompt import PromptLike
 from quire.frontend.text.chat_template import Message
 
@@ -16,7 +17,7 @@ def prompts_of(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
         return [prompts]
     if not isinstance(prompts, Iterable):
         raise ParameterError(f"prompts must be one prompt or a list, not {type(prompts).__name__}.", param="prompts")
-    many: list[Any] = list(prompts)
+    many: list[Any] = list(plain_numbers(prompts))
     return [many] if many and all(isinstance(each, int) for each in many) else many
 
 

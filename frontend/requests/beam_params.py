@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from quire.core.errors import ParameterError
-from quire.core.wire.field_types import check_types
+from quire.core.wire.field_types import check_types, read_numbers
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 
 MAX_BEAM_WIDTH = 256
@@ -45,6 +45,7 @@ class BeamSearchParams(Struct):
     ] = []
 
     def __post_init__(self) -> None:
+        read_numbers(self)
         check_types(self)
         if type(self.beam_width) is not int or not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             raise ParameterError(

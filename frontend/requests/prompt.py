@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from quire.core.errors import ParameterError
+from quire.core.wire.field_types import plain_numbers
 from quire.core.wire.protocol import PromptEmbeds
 from quire.core.wire.sampling_params import SamplingParams
 
@@ -63,7 +64,7 @@ def split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str 
         return prompt, None, None
     if isinstance(prompt, dict):
         return _split_dict(prompt)
-    if isinstance(prompt, (list, tuple)):
+    if isinstance(prompt, (list, tuple)) or hasattr(prompt, "tolist"):
         return None, _checked_ids(prompt), None
     raise ParameterError(
         f"A prompt is a string, a list of token ids or a dictionary, not {type(prompt).__name__}.", param="prompt"
@@ -93,6 +94,7 @@ def _split_dict(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None
 
 
 def _checked_ids(token_ids: Any) -> list[int]:
+    token_ids = plain_numbers(token_ids)
     if not isinstance(token_ids, (list, tuple)) or not {int}.issuperset(map(type, token_ids)):
         raise ParameterError("Token ids must be a list of whole numbers.", param="prompt")
     return list(token_ids)

@@ -84,6 +84,21 @@ def test_numbers_that_mean_the_same_are_read() -> None:
     assert params.output_kind is RequestOutputKind.FINAL_ONLY
 
 
+def test_numbers_of_numpy_are_pythons() -> None:
+    given: dict[str, Any] = {
+        "max_tokens": np.int64(5), "temperature": np.float32(0.5), "top_k": np.int32(3), "seed": np.uint8(7),
+        "stop_token_ids": np.array([1, 2]), "allowed_token_ids": [np.int64(4), 5],
+    }  # fmt: skip
+    params = SamplingParams(**given)
+    expected = {"max_tokens": 5, "temperature": 0.5, "top_k": 3, "seed": 7, "stop_token_ids": [1, 2]}
+    assert {name: getattr(params, name) for name in expected} == expected
+    assert params.allowed_token_ids == [4, 5]
+    msgspec.msgpack.encode(params)
+    for wrong in ({"max_tokens": np.float32(1.5)}, {"stop_token_ids": np.array([[1]])}):
+        with pytest.raises(ParameterError, match=next(iter(wrong))):
+            SamplingParams(**wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "values",
     [

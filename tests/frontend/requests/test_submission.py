@@ -3,11 +3,14 @@
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
-from quire.frontend.requests.prompt import Prompt
+from quire.frontend.offline.arguments import prompts_of
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.prompt import Prompt, split_prompt
 from quire.frontend.requests.submission import Submission
 from quire.frontend.text.truncation import Truncation
 
@@ -49,3 +52,12 @@ def test_wrong_fields_are_named(wrong: dict[str, Any], param: str) -> None:
     with pytest.raises(ParameterError) as caught:
         Submission("Hello", None, **{"request_id": "id", **wrong}).check()
     assert caught.value.param == param
+
+
+def test_prompts_and_beams_of_numpy_are_pythons() -> None:
+    ids = np.array([5, 6])
+    for prompt in (ids, list(ids), {"prompt_token_ids": ids}):
+        assert split_prompt(prompt) == (None, [5, 6], None)  # type: ignore[arg-type]
+    assert prompts_of(ids) == prompts_of(list(ids)) == [[5, 6]]  # type: ignore[arg-type]
+    beams = BeamSearchParams(np.int64(2), np.int64(3))  # type: ignore[arg-type]
+    assert (type(beams.beam_width), beams.max_tokens) == (int, 3)
