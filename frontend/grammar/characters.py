@@ -42,6 +42,15 @@ def common(ranges: Ranges, others: Ranges) -> Ranges:
     return [(low, high) for low, high in pairs if low <= high]
 
 
+_LENGTHS: Ranges = [(0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, 0x10FFFF)]
+"""Characters of one to four bytes of UTF-8."""
+
+
+def by_encoded_length(ranges: Ranges) -> list[Ranges]:
+    """The characters of each length in UTF-8, if there are any."""
+    return [part for each in _LENGTHS if (part := common(ranges, [each]))]
+
+
 def has(ranges: Iterable[tuple[int, int]], code: int) -> bool:
     """True if the character is in the set."""
     return any(low <= code <= high for low, high in ranges)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from quire.frontend.grammar.characters import PLAIN, Ranges, common, has, in_json, union
+from quire.frontend.grammar.characters import PLAIN, Ranges, by_encoded_length, common, has, in_json, union
 from quire.frontend.grammar.pattern_reader import PatternError
 from quire.frontend.grammar.pattern_tree import (
     Chars,
@@ -87,12 +87,21 @@ def _whole(node: Node | None, write: Callable[[Node], str]) -> str | None:
 
 def as_regex(node: Node) -> str:
     """A regular expression of the texts, in the common part of the libraries' dialects."""
-    return _written(node, _one_of)
+    return _written(node, _by_encoded_length)
 
 
 def as_json_regex(node: Node) -> str:
     """A regular expression of the texts as JSON writes them, without quotes."""
-    return _written(node, lambda ranges: in_json(ranges, _one_of, lambda text: "".join(map(_literal, text))))
+    return _written(node, lambda ranges: in_json(ranges, _by_encoded_length, lambda text: "".join(map(_literal, text))))
+
+
+def _by_encoded_length(ranges: Ranges) -> str:
+    """A class for the characters of each length in UTF-8.
+
+    In a class of several lengths, XGrammar's `Regex` allows encodings that are longer than UTF-8's.
+    """
+    classes = [_one_of(part) for part in by_encoded_length(ranges)]
+    return classes[0] if len(classes) == 1 else f"({'|'.join(classes)})"
 
 
 def finds(pattern: str, text: str) -> bool | None:

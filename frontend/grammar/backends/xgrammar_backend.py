@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 from typing import Any
 
@@ -75,7 +76,7 @@ class XGrammarBackend:
                 }
                 if texts:
                     rules = xgrammar.Grammar.from_json_schema(written, **options)
-                    return self._compiler.compile_grammar(texts.put_into(str(rules)))
+                    return self._compiler.compile_grammar(texts.put_into(_printed(rules)))
                 return self._compiler.compile_json_schema(written, **options)
             case "json_object":
                 return self._compiler.compile_json_schema(
@@ -95,7 +96,7 @@ class XGrammarBackend:
                 tag, texts = _structural_tag(constraint)
                 if texts:
                     rules = xgrammar.Grammar.from_structural_tag(json.dumps(tag))
-                    return self._compiler.compile_grammar(texts.put_into(str(rules)))
+                    return self._compiler.compile_grammar(texts.put_into(_printed(rules)))
                 return self._compiler.compile_structural_tag(json.dumps(tag))
 
     def _try(self, compiled: Any) -> None:
@@ -135,6 +136,18 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x20 or code == 0x7F else character
 
 
+_ESCAPES = re.compile(r"\\(?:x([0-9a-f]{2})|.)")
+
+
+def _printed(grammar: Any) -> str:
+    """Returns the rules as text that XGrammar reads as the same rules.
+
+    It prints ß as `\\xdf`, and reads the hexadecimal digits of the next characters as part of that escape: "ße" would
+    become U+0DFE. `\\u` takes four digits.
+    """
+    return _ESCAPES.sub(lambda found: f"\\u00{found[1]}" if found[1] else found[0], str(grammar))
+
+
 def _checked(schema: Any, constraint: Constraint, texts: TextRules, *, strict: bool) -> Any:
     """The normalized schema, without the strings that `texts` takes; `strict` as for `xgrammar_gap`.
 
@@ -155,7 +168,7 @@ def _check_regex(pattern: str, *, strict: bool) -> None:
 
 def _lark_texts(schemas: list[Any]) -> TextRules:
     """Takes the strings with Lark grammars out of the schemas."""
-    texts = TextRules(lambda definition: str(xgrammar.Grammar.from_lark(definition)))
+    texts = TextRules(lambda definition: _printed(xgrammar.Grammar.from_lark(definition)))
     for schema in schemas:
         texts.take_lark(schema)
     return texts
@@ -170,7 +183,7 @@ def _structural_tag(constraint: Constraint) -> tuple[dict[str, Any], TextRules]:
         if each["type"] == "regex":
             _check_regex(each["pattern"], strict=strict)
         elif each["type"] == "grammar" and "::=" not in each["grammar"]:
-            each["grammar"] = str(xgrammar.Grammar.from_lark(each["grammar"]))
+            each["grammar"] = _printed(xgrammar.Grammar.from_lark(each["grammar"]))
         elif "json_schema" in each:
             schema = _checked(each["json_schema"], constraint, texts, strict=strict)
             if constraint.max_whitespace is not None and constraint.any_whitespace:
@@ -201,7 +214,7 @@ def _write_in_one_line(form: dict[str, Any], schema: Any) -> None:
     text = json.dumps(schema, ensure_ascii=False)
     grammar = xgrammar.Grammar.from_json_schema(text, any_whitespace=False, strict_mode=False)
     form.clear()
-    form |= {"type": "grammar", "grammar": str(grammar)}
+    form |= {"type": "grammar", "grammar": _printed(grammar)}
 
 
 def _reason(error: Exception) -> str:

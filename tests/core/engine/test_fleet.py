@@ -45,7 +45,7 @@ def launchers(
     if together is not None:
         config = replace(config, executor="mp")
     places = [EnginePlace(rank, rank, number) for rank in range(number)]
-    return [EngineLauncher(replace(config, place=place), worker_factory=worker, coupled=together) for place in places]
+    return [EngineLauncher(replace(config, place=place), worker_factory=worker, epochs=together) for place in places]
 
 
 @asynccontextmanager
@@ -176,7 +176,7 @@ def test_engines_that_share_experts_are_restarted_together() -> None:
     """Their streams wait, and a second crash of one is no fault of requests that the other has."""
 
     async def scenario() -> None:
-        async with fleet(launchers(coupled=EpochCoordinator()), coupled=True) as client:
+        async with fleet(launchers(together=EpochCoordinator()), coupled=True) as client:
             streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
             for _ in range(2):
                 await until(lambda: all(stream.token_ids for stream in streams))
@@ -208,7 +208,7 @@ def test_requests_of_engines_that_miss_another_are_not_to_blame(
     monkeypatch.setenv("LOST_PEER", str(sign := tmp_path / "lost"))
 
     async def scenario() -> None:
-        engines = launchers(coupled=EpochCoordinator(), worker="tests.executor.doubles:SometimesLonelyWorker")
+        engines = launchers(together=EpochCoordinator(), worker="tests.executor.doubles:SometimesLonelyWorker")
         async with fleet(engines, coupled=True) as client:
             streams = [Stream(client, f"{number}", [number], ENDLESS) for number in range(2)]
             for _ in range(3):
@@ -226,7 +226,7 @@ def test_requests_of_engines_that_miss_another_are_not_to_blame(
 def test_engines_that_share_experts_are_given_up_together() -> None:
     async def scenario() -> None:
         engines, limits = (
-            launchers(coupled=EpochCoordinator()),
+            launchers(together=EpochCoordinator()),
             iter([RestartPolicy(max_fruitless_runs=-1), RestartPolicy()]),
         )
         async with fleet(engines, restarts=lambda: next(limits), coupled=True) as client:

@@ -67,7 +67,7 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ('[{"quantization": "int8"}]', "--settings has 'quantization', which is no option of the engine"),
+        ('[{"quantisation": "int8"}]', "--settings has 'quantisation', which is no option of the engine"),
         (
             '[{"quantization": "int5"}]',
             "--settings quantization=int5: quantization: There is no such value (got 'int5')",

@@ -31,7 +31,8 @@ class Grammar:
         library, self._loader = library_and_loader(backend)
         self._loaded = self._loader.load(library.compile(read))
 
-    def accepts(self, text: str) -> bool:
-        """Whether the text is an output from its first to its last byte."""
+    def accepts(self, text: str | bytes) -> bool:
+        """True if the text is an output from its first to its last byte."""
         matcher = self._loader.matcher(self._loaded)
-        return all(matcher.accept(token_id) for token_id in [*text.encode(), END])
+        encoded = text.encode() if isinstance(text, str) else text
+        return all(matcher.accept(token_id) for token_id in [*encoded, END])

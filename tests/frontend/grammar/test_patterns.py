@@ -189,6 +189,15 @@ def test_a_string_of_a_length_may_hold_any_character(backend: GrammarBackend, li
             assert not grammar.accepts(f'"{text}"'), text
 
 
+def test_a_string_of_a_length_is_utf8() -> None:
+    """XGrammar's `Regex` allowed longer encodings, for each byte of which a reader gets U+FFFD."""
+    grammar = Grammar("xgrammar", json={"type": "string", "minLength": 1, "maxLength": 5})
+    for encoded in (b"\xe0\x80\x80", b"\xe0\x9f\xbf", b"\xf0\x80\x80\x80", b"\xed\xa0\x80"):
+        assert not grammar.accepts(b'"' + encoded + b'"'), encoded
+    for text in "\x80\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff":
+        assert grammar.accepts(f'"{text}"'), text
+
+
 @pytest.mark.parametrize("any_whitespace", [True, False])
 def test_within_tags_a_string_of_a_length_may_hold_any_character(any_whitespace: bool) -> None:
     part = {"type": "string", "minLength": 2, "maxLength": 3}

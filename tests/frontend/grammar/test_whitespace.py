@@ -86,3 +86,12 @@ def test_a_pattern_for_whitespace_is_followed_or_refused(backend: Any) -> None:
         options = StructuredOutputsOptions()
         assert accepts(SPACED.replace('"b"', '\n\n"b"').replace(" ", ""), backend, options, **asked)
         assert not accepts(SPACED, backend, options, **asked)
+
+
+def test_names_keep_their_letters_where_rules_are_written_anew() -> None:
+    """XGrammar prints ß as `\\xdf`, and would read the e after it as a third digit."""
+    schema = {"type": "object", "properties": {"größe": {"const": 1}}, "required": ["größe"]}
+    tag = json.dumps({"format": {"type": "json_schema", "json_schema": {**schema, "additionalProperties": False}}})
+    line = StructuredOutputsOptions(disable_any_whitespace=True)
+    assert accepts('{"größe": 1}', "xgrammar", line, structural_tag=tag)
+    assert not accepts('{"grö\u0dfe": 1}', "xgrammar", line, structural_tag=tag)

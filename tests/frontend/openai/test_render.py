@@ -126,7 +126,8 @@ def test_a_message_is_rendered_as_the_chat_that_it_is(demo_server: ServerProcess
     plain = post(demo_server, "/v1/messages", body)
     rendered = post(demo_server, "/v1/messages/render", body)
     assert rendered["request_id"].startswith("chatcmpl-")
-    assert len(rendered["token_ids"]) == plain["usage"]["input_tokens"]
+    usage = plain["usage"]
+    assert len(rendered["token_ids"]) == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert rendered["sampling_params"]["stop"] == ["never"]
     assert rendered["parse_context"]["tool_choice"] == "required"
     answer = post(demo_server, "/inference/v1/generate", {**rendered, "output_mode": "derender"})
