@@ -22,6 +22,12 @@ class Sample:
     tools: list[dict[str, Any]] | None = None
     enable_thinking: bool = False
     tags: set[str] = field(default_factory=set)
+    given: int = 0
+    """Tokens at the start of the last reply that are given, not learned."""
+    last_only: bool = False
+    """Whether only the last reply is learned."""
+    plain: bool = False
+    """Whether the texts of a question and its reply stand without a template."""
 
     @property
     def reply(self) -> str:

@@ -28,6 +28,9 @@ def template() -> str:
 
 def conversation_text(tokenizer: PreTrainedTokenizerFast, sample: Sample, prompt_only: bool = False) -> str:
     """Render a sample with the shipped template, so that training texts equal a server's prompts."""
+    if sample.plain:
+        start = sample.messages[0]["content"]
+        return start if prompt_only else start + sample.reply + tokenizer.eos_token
     messages = sample.messages[:-1] if prompt_only else sample.messages
     options: dict[str, Any] = {"enable_thinking": True} if sample.enable_thinking else {}
     return tokenizer.apply_chat_template(
