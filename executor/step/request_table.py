@@ -98,12 +98,9 @@ class RequestTable:
 
     def take(self, places: np.ndarray, there: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The token ids at `places` [n], which are `there` on the device: [n] int64 there, in `out` if it is given."""
-        if out is None:
-            out = torch.empty(len(places), dtype=torch.int64, device=self.device)
-        if self._on_host is not None:
-            out.numpy()[:] = self._on_host[places]
-            return out
-        return out.copy_(self.token_ids.view(-1)[there])
+        on_host = self._on_host
+        found = self.token_ids.view(-1)[there] if on_host is None else torch.from_numpy(on_host[places])
+        return found.long() if out is None else out.copy_(found)
 
     def write(self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor) -> None:
         """Writes `token_ids` [n], on the device, at (slot, position) pairs; the host does not wait for the values."""
