@@ -83,7 +83,7 @@ def test_weights_without_a_kernel_are_told_once_a_kind(own: NativeBackend, told:
     for _ in range(2):
         packed = own.pack_linear(QuantizedWeight(torch.ones(4, 4, dtype=torch.int16), scales))
     (message,) = told()
-    assert "int16, one scale for 4 numbers" in message
+    assert "int16, one scale for 4 values" in message
     assert torch.equal(own.linear(torch.ones(1, 4), packed), torch.full((1, 4), 4.0))
 
 
