@@ -37,7 +37,7 @@ def check_types(struct: Struct) -> None:
 
 
 def read_numbers(struct: Struct) -> None:
-    """Replaces NumPy's numbers and arrays in a Struct's fields by Python's."""
+    """Replaces NumPy's scalars and arrays in a Struct's fields by Python's."""
     for field in _fields(type(struct)):
         value = getattr(struct, field.name)
         if value is not field.default:
@@ -50,7 +50,7 @@ _PLAIN = {bool, int, float, str}
 
 
 def plain_numbers(value: Any) -> Any:
-    """Turns NumPy's numbers and arrays, and lists of its numbers, into Python's; returns any other value as it is."""
+    """Converts NumPy's scalars and arrays, and lists of its scalars, to Python's; returns any other value as it is."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if not isinstance(value, (list, tuple)) or _PLAIN.issuperset(map(type, value)):

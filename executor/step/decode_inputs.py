@@ -15,7 +15,7 @@ MAX_ROWS = 512
 
 
 class _Views(NamedTuple):
-    """The batch of steps with some number of rows, and the host's columns that it is made of, each [num_rows].
+    """The batch of steps with one number of rows, and the host's side of its columns, each [num_rows].
 
     Attributes:
         places: of the tokens in the request table.

@@ -94,10 +94,15 @@ def _split_dict(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None
 
 
 def _checked_ids(token_ids: Any) -> list[int]:
-    token_ids = plain_numbers(token_ids)
-    if not isinstance(token_ids, (list, tuple)) or not {int}.issuperset(map(type, token_ids)):
-        raise ParameterError("Token ids must be a list of whole numbers.", param="prompt")
+    if not _are_ids(token_ids):
+        token_ids = plain_numbers(token_ids)
+        if not _are_ids(token_ids):
+            raise ParameterError("Token ids must be a list of whole numbers.", param="prompt")
     return list(token_ids)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and {int}.issuperset(map(type, value))
 
 
 def check_embeds(sampling: SamplingParams) -> None:
