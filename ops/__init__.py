@@ -18,10 +18,9 @@ def bind(device: Literal["cpu", "cuda"] | str) -> "Backend":
 
         return binding.bind()
     if device == "cuda":
-        from quire.ops.eager.backend import EagerBackend
-        from quire.ops.eager.linear import PlainLinear
+        from quire.ops.triton.backend import TritonBackend
 
-        return EagerBackend(PlainLinear())
+        return TritonBackend()
     raise ValueError(f"No kernels for device {device!r}; choose cpu or cuda.")
 
 

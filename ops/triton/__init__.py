@@ -1,0 +1,1 @@
+"""Triton kernels for accelerators, behind the operations that `quire.ops.backend` declares."""
