@@ -15,9 +15,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
+import torch
+
+# Without an accelerator, kernels run in Triton's interpreter. It is chosen when Triton is imported, for the functions
+# of its language as well, and Transformers imports it.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 import httpx
 import pytest
-import torch
 
 from quire.ops.cpu.compiler import cache_folder
 from tests.checkpoints import make_checkpoint

@@ -1,10 +1,10 @@
-"""Runs kernels in Triton's interpreter where there is no accelerator; it must be chosen before a kernel is defined."""
-
-import os
+"""Where kernels are tested: on an accelerator, or else in Triton's interpreter, which `tests/conftest.py` chooses."""
 
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+if DEVICE == "cpu":
+    from tests.ops.triton import bfloat16
+
+    bfloat16.make_exact()
