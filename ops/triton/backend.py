@@ -1,11 +1,20 @@
 """The operations as Triton kernels; what has none yet runs in plain torch."""
 
+from torch import Tensor
+
+from quire.ops.backend import Activation
 from quire.ops.eager.backend import EagerBackend
-from quire.ops.eager.linear import PlainLinear
+from quire.ops.eager.quantized import QuantizedLayer
+from quire.ops.triton.linear import PlainWeight, TritonLinear
 
 
-class TritonBackend(EagerBackend):
+class TritonBackend(EagerBackend[PlainWeight]):
     """A backend for accelerators. Each operation that is defined here replaces that of `EagerBackend`."""
 
     def __init__(self) -> None:
-        super().__init__(PlainLinear())
+        self._products = TritonLinear()
+        super().__init__(self._products)
+
+    def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
+        out = None if isinstance(packed, QuantizedLayer) else self._products.multiply_gated(x, packed, activation)
+        return super().gated_linear(x, packed, activation) if out is None else out

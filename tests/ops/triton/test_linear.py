@@ -1,0 +1,93 @@
+"""Linear layers of few tokens: right on odd shapes, and a row's bits the same in any company."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.ops.backend import Activation
+from quire.ops.triton.backend import TritonBackend
+from quire.ops.triton.linear import MAX_TOKENS, choose_tiles, is_few
+from tests.ops.triton.conftest import DEVICE
+
+SHAPES = [(70, 136), (64, 8), (3, 1032), (66, 552)]
+"""(out, in): more and less than a tile, less than a step of inputs, and splits in 4 and 2 with an odd end."""
+ACTIVATIONS: list[Activation] = [
+    *("silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu", "clamped_swiglu", "clamped_silu"),
+]
+
+
+@pytest.fixture
+def ops() -> TritonBackend:
+    return TritonBackend()
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products(ops: TritonBackend, shape: tuple[int, int], has_bias: bool, dtype: torch.dtype) -> None:
+    weight, bias = numbers(*shape, dtype=dtype), numbers(shape[0], dtype=dtype) if has_bias else None
+    packed = ops.pack_linear(weight, bias)
+    for num_tokens in (1, 17):
+        x = numbers(num_tokens, shape[1], dtype=dtype)
+        assert is_few(x, weight)
+        expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        torch.testing.assert_close(ops.linear(x, packed).double(), expected, atol=1e-3, rtol=2**-8)
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_layers(ops: TritonBackend, activation: Activation, has_bias: bool) -> None:
+    """Gates and ups are rounded as a layer's outputs are; their activation is rounded once."""
+    for size, in_features in ((70, 16), (5, 520)):
+        weight, bias = numbers(2 * size, in_features), numbers(2 * size) if has_bias else None
+        packed = ops.pack_gated_linear(weight, bias)
+        x = numbers(3, in_features)
+        rounded = ops.linear(x, ops.pack_linear(weight, bias))
+        expected = ops.activate_and_mul(rounded.float(), activation)
+        torch.testing.assert_close(ops.gated_linear(x, packed, activation).float(), expected, atol=1e-6, rtol=2**-8)
+
+
+@pytest.mark.parametrize("shape", [(3, 1032), (70, 16)])
+def test_a_row_has_the_same_bits_in_any_company(ops: TritonBackend, shape: tuple[int, int]) -> None:
+    packed, x = ops.pack_linear(numbers(*shape)), numbers(MAX_TOKENS, shape[1])
+    together = ops.linear(x, packed)
+    for first, end in ((0, 1), (77, 78), (0, 2), (100, 116), (3, 20), (0, 64), (60, 125)):
+        assert torch.equal(ops.linear(x[first:end], packed), together[first:end]), (first, end)
+
+
+def test_a_split_depends_on_the_shape_alone() -> None:
+    for shape in ((4096, 1024), (1024, 2048), (6144, 4096), (4096, 12288), (24576, 4096), (151936, 1024), (64, 64)):
+        tiles = [choose_tiles(num_tokens, *shape) for num_tokens in range(1, MAX_TOKENS + 1)]
+        assert len({each.SPLIT for each in tiles}) == 1
+        assert all(num_tokens <= each.BLOCK_TOKENS for num_tokens, each in enumerate(tiles, 1))
+
+
+def test_a_kernel_leaves_its_counts_at_zero(ops: TritonBackend) -> None:
+    packed, x = ops.pack_linear(numbers(70, 1032)), numbers(2, 1032)
+    first = ops.linear(x, packed)
+    for _ in range(3):
+        assert torch.equal(ops.linear(x, packed), first)
+
+
+def test_rows_may_lie_apart_or_be_unaligned(ops: TritonBackend) -> None:
+    packed, x = ops.pack_linear(numbers(5, 16)), numbers(4, 25)
+    for part in (x[:, :16], x[:, 1:17], numbers(4, 48)[:, 16:32], numbers(16, 4).T):
+        assert torch.equal(ops.linear(part, packed), ops.linear(part.contiguous().clone(), packed))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "in_features", "dtype"), [(129, 16, torch.bfloat16), (0, 16, torch.bfloat16),
+                                             (2, 12, torch.bfloat16), (2, 16, torch.float32)],
+)  # fmt: skip
+def test_other_products_are_those_of_torch(
+    ops: TritonBackend, num_tokens: int, in_features: int, dtype: torch.dtype
+) -> None:
+    weight, x = numbers(6, in_features, dtype=dtype), numbers(num_tokens, in_features, dtype=dtype)
+    assert not is_few(x, weight)
+    assert torch.equal(ops.linear(x, ops.pack_linear(weight)), torch.nn.functional.linear(x, weight))
+    gated = ops.gated_linear(x, ops.pack_gated_linear(weight))
+    assert torch.equal(gated, ops.activate_and_mul(torch.nn.functional.linear(x, weight)))
