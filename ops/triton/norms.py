@@ -1,0 +1,206 @@
+"""Norms of rows: a program holds its rows in registers, so that each number is read and written once."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.triton.launch import Kernel
+from quire.ops.triton.tiles import FLOATS, are_aligned, unit_of
+
+LONGEST = 16384
+"""Numbers of the longest row that a program holds; longer ones are left to torch."""
+
+
+@Kernel
+def rms_norm_rows(
+    x_ptr, weight_ptr, out_ptr, num_rows, size, heads, token_stride, head_stride, weight_stride, eps,
+    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """`x` is [num_rows / heads, heads, size], dense along a row; `weight_stride` is 0 for a weight [size].
+
+    `size` and the strides count units of `UNIT` numbers: their product with it is what tells the compiler how wide a
+    load may be.
+    """
+    rows, columns, mask, size = _tile(num_rows, size, BLOCK_ROWS, BLOCK, UNIT)
+    starts = _starts(rows, heads, token_stride, head_stride, UNIT)
+    x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + rows % heads * (weight_stride * UNIT) + columns, mask=mask, other=0.0)
+    out = _rms_norm(x, weight, size, eps)
+    tl.store(out_ptr + rows.to(tl.int64) * size + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@Kernel
+def add_rms_norm_rows(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, num_rows, size, stride, residual_stride, eps,
+    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """Adds `x` to `residual`, in place, and normalizes the rounded sum."""
+    rows, columns, mask, size = _tile(num_rows, size, BLOCK_ROWS, BLOCK, UNIT)
+    x = tl.load(x_ptr + rows.to(tl.int64) * (stride * UNIT) + columns, mask=mask, other=0.0)
+    residual_at = residual_ptr + rows.to(tl.int64) * (residual_stride * UNIT) + columns
+    residual = tl.load(residual_at, mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    total = (residual.to(tl.float32) + x.to(tl.float32)).to(residual.dtype)
+    tl.store(residual_at, total, mask=mask)
+    out = _rms_norm(total.to(tl.float32), weight, size, eps)
+    tl.store(out_ptr + rows.to(tl.int64) * size + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@Kernel
+def layer_norm_rows(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, size, heads, token_stride, head_stride, weight_stride, eps,
+    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """Like `rms_norm_rows`; without a weight, its pointer is None, and so is that of the bias [size]."""
+    rows, columns, mask, size = _tile(num_rows, size, BLOCK_ROWS, BLOCK, UNIT)
+    starts = _starts(rows, heads, token_stride, head_stride, UNIT)
+    x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
+    centred = tl.where(mask, x - (tl.sum(x, 1) / size)[:, None], 0.0)
+    out = centred * tl.rsqrt(tl.sum(centred * centred, 1) / size + eps)[:, None]
+    if weight_ptr is not None:
+        out *= tl.load(weight_ptr + rows % heads * (weight_stride * UNIT) + columns, mask=mask, other=0.0).to(
+            tl.float32
+        )
+    if bias_ptr is not None:
+        out += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows.to(tl.int64) * size + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _tile(num_rows, size, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    """The rows and columns [BLOCK_ROWS, 1] and [1, BLOCK] of this program, and which of them exist."""
+    size = size * UNIT
+    rows = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    return rows, columns, (rows < num_rows) & (columns < size), size
+
+
+@triton.jit
+def _starts(rows, heads, token_stride, head_stride, UNIT: tl.constexpr):
+    rows = rows.to(tl.int64)
+    return rows // heads * (token_stride * UNIT) + rows % heads * (head_stride * UNIT)
+
+
+@triton.jit
+def _rms_norm(x, weight, size, eps):
+    """The normalized rows are rounded to the weight's type, and so is their product with it."""
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / size + eps)[:, None]
+    normal = (x * inverse).to(weight.dtype).to(tl.float32)
+    return (normal * weight.to(tl.float32)).to(weight.dtype)
+
+
+class RowTile(NamedTuple):
+    """Rows of a program, their length in it, and its warps."""
+
+    rows: int
+    block: int
+    num_warps: int
+    reason: str
+
+
+def tile_of(size: int) -> RowTile:
+    """The tile for rows of `size` numbers. It is a function of the size alone: so is the order of a row's sums."""
+    block = max(16, triton.next_power_of_2(size))
+    if block <= 512:
+        return RowTile(1024 // block, block, 4, "rows of heads share a program: one vector a thread")
+    return RowTile(1, block, min(16, max(4, block // 512)), "16 numbers a thread: two vectors in flight, no spills")
+
+
+TILES = tuple(tile_of(16 << power) for power in range(11))
+"""All tiles: up to rows of `LONGEST`."""
+
+
+class _Layout(NamedTuple):
+    """A tensor as [tokens, heads, size], in place."""
+
+    heads: int
+    strides: tuple[int, int]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """As `Backend.rms_norm`, or None for tensors that the kernel does not take."""
+    layout = _layout(x)
+    if layout is None or not _fit(x, layout, weight) or weight.dtype not in (x.dtype, torch.float32):
+        return None
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    strides = *layout.strides, _weight_stride(weight)
+    _launch(rms_norm_rows, (x, weight, out), x, (layout.heads,), strides, eps)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """The norm of `x + residual`, which replaces `residual`; or None for tensors that the kernel does not take."""
+    layout = _layout(x)
+    fits = layout is not None and x.dim() == 2 and x.shape == residual.shape and weight.dim() == 1
+    if not fits or not _fit(x, layout, weight) or weight.dtype not in (residual.dtype, torch.float32):
+        return None
+    is_dense = residual.stride(1) == 1 and residual.stride(0) >= residual.shape[1]
+    if residual.dtype not in FLOATS or not is_dense or not are_aligned(residual):
+        return None
+    out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    _launch(add_rms_norm_rows, (x, residual, weight, out), x, (), (x.stride(0), residual.stride(0)), eps)
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
+    """As `Backend.layer_norm`, or None for tensors that the kernel does not take."""
+    layout = _layout(x)
+    given = [each for each in (weight, bias) if each is not None]
+    if layout is None or not _fit(x, layout, *given) or (bias is not None and bias.dim() != 1):
+        return None
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    strides = *layout.strides, _weight_stride(weight)
+    _launch(layer_norm_rows, (x, weight, bias, out), x, (layout.heads,), strides, eps)
+    return out
+
+
+def _layout(x: Tensor) -> _Layout | None:
+    if x.dim() > 3 and x.is_contiguous():
+        x = x.flatten(0, -3)
+    if not 1 <= x.dim() <= 3 or x.stride(-1) != 1:
+        return None
+    if x.dim() == 3:
+        return _Layout(x.shape[1], (x.stride(0), x.stride(1)))
+    return _Layout(x.shape[0], (0, x.stride(0))) if x.dim() == 2 else _Layout(1, (0, 0))
+
+
+def _launch(
+    kernel: Kernel,
+    tensors: tuple[Tensor | None, ...],
+    x: Tensor,
+    heads: tuple[int, ...],
+    strides: tuple[int, ...],
+    eps: float,
+) -> None:
+    size = x.shape[-1]
+    if not (num_rows := x.numel() // size):
+        return
+    tile, unit = tile_of(size), unit_of(size, *strides)
+    kernel(
+        (triton.cdiv(num_rows, tile.rows),), *tensors, num_rows, size // unit, *heads,
+        *(stride // unit for stride in strides), eps,
+        BLOCK_ROWS=tile.rows, BLOCK=tile.block, UNIT=unit, num_warps=tile.num_warps,
+    )  # fmt: skip
+
+
+def _weight_stride(weight: Tensor | None) -> int:
+    return weight.stride(0) if weight is not None and weight.dim() == 2 else 0
+
+
+def _fit(x: Tensor, layout: _Layout, *parameters: Tensor) -> bool:
+    size = x.shape[-1]
+    return (
+        x.dtype in FLOATS
+        and 0 < size <= LONGEST
+        and are_aligned(x, *parameters)
+        and all(
+            each.dtype in FLOATS
+            and each.stride(-1) == 1
+            and each.shape[-1] == size
+            and (each.dim() == 1 or each.shape == (layout.heads, size))
+            for each in parameters
+        )
+    )
