@@ -3,6 +3,7 @@
 from typing import NamedTuple, Protocol
 
 from quire.core.kv.block_table import BlockTable
+from quire.core.wire.page_moves import PageMove
 from quire.core.wire.protocol import PromptEmbeds
 
 
@@ -30,6 +31,10 @@ class PlannedSnapshot(NamedTuple):
     num_blocks: int
     name: bytes
     pages: list[int]
+
+    def move_from(self, slot: int) -> PageMove:
+        """Returns the move that takes the snapshot of the state in `slot`."""
+        return PageMove("state", [slot], "device", self.pages)
 
 
 class PagedRequest(Protocol):

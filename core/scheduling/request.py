@@ -206,11 +206,10 @@ class Request:
         if self.num_planned_tokens < self.num_tokens:
             self.expect_drafts(0)
 
-    def new_slot(self, snapshot: list[int]) -> NewSlot:
+    def new_slot(self) -> NewSlot:
         """The message to the workers for a request that enters its slot.
 
-        `snapshot` lists the pages of its recurrent state. The message holds copies, because the request's own lists
-        grow, and a worker in this process may read the plan.
+        It holds copies, because the request's own lists grow, and a worker in this process may read the plan.
         """
         return NewSlot(
             self.slot,
@@ -220,7 +219,6 @@ class Request:
             self.sampling,
             self.grammar,
             self.prompt.embeds,
-            snapshot,
         )
 
     def last_delta(self, reason: FinishReason, failure: RequestFailure | None = None) -> RequestDelta:

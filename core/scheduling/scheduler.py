@@ -40,6 +40,7 @@ from quire.core.scheduling.request import Prompt, Request, RequestStatus
 from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
 from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
+from quire.core.wire.page_moves import PageMove
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
@@ -202,7 +203,7 @@ class Scheduler:
             return None
         plan.released, self._released = self._released, []
         if self._snapshots:
-            plan.snapshots = [(slot, each.pages) for slot, each in self._snapshots if self._kv.has_pages(each)]
+            plan.moves_after = [each.move_from(slot) for slot, each in self._snapshots if self._kv.has_pages(each)]
             self._snapshots = []
         self._num_steps += 1
         prefilled, self._prefilled = self._prefilled, []
@@ -315,7 +316,9 @@ class Scheduler:
             request.num_cached_tokens = min(request.num_planned_tokens, request.num_prompt_tokens)
         if request.scores_prompt:
             self._scored[request.slot] = request
-        plan.admitted.append(request.new_slot(prefix.snapshot))
+        if prefix.snapshot:
+            plan.moves_before.append(PageMove("device", prefix.snapshot, "state", [request.slot]))
+        plan.admitted.append(request.new_slot())
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Prepares a running request's next row, up to `num_tokens` tokens. Returns False if the request itself was

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.page_moves import PageMove
 from quire.core.wire.rank import Rank
 from quire.core.wire.sampling_params import SamplingParams
 
@@ -312,17 +313,20 @@ class NewSlot(Struct, array_like=True):
     sampling: SamplingParams
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
-    snapshot: list[int] = []  # pages that hold the recurrent state after the tokens that the prefix cache had
 
 
 class StepPlan(Struct, array_like=True, tag="step"):
     """One step for all workers: columns of equal length, one entry per scheduled row.
 
-    A worker applies `released`, then `admitted`, then `appended_pages`, then runs the rows, then does what `snapshots`
-    says. Row i computes positions `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot
-    `slots[i]`. A row that computes position 0 begins with an empty recurrent state.
+    A worker makes the moves of `moves_before`, in order. Then it applies `released`, `admitted` and `appended_pages`,
+    runs the rows, and makes the moves of `moves_after`. A plan may have moves alone, or not even those: it then asks
+    for a result as soon as a slow move is done. Row i computes positions `num_computed[i] .. num_computed[i] +
+    num_scheduled[i] - 1` of the request in slot `slots[i]`. A row that computes position 0 begins with an empty
+    recurrent state.
 
-    All snapshots of `admitted` are read before the plan writes to any page: it may give their pages away.
+    Moves read their pages before the plan's rows write to any: a plan may save a page and give it away. The state of a
+    request that continues from a snapshot comes by a move to its slot, and snapshots of states are taken by
+    `moves_after`.
 
     `num_wanted[i]` is the number of these positions, counted from the last, at which the row wants logits. 0: none, the
     row is a part of a prompt. 1: the row samples the next token. 1 + d: the row's last d positions hold the first d
@@ -342,7 +346,8 @@ class StepPlan(Struct, array_like=True, tag="step"):
     num_scheduled: list[int]
     num_wanted: list[int]
     appended_pages: list[tuple[int, list[list[int]]]]  # (slot, new pages per KV group)
-    snapshots: list[tuple[int, list[int]]] = []  # (slot, pages that its recurrent state is copied to)
+    moves_before: list[PageMove] = []
+    moves_after: list[PageMove] = []
     sampled: list[tuple[int, int]] = []  # (row, the token at its first position), which another stage has sampled
 
 
@@ -364,6 +369,8 @@ class StepResult(Struct, array_like=True, tag="result"):
     these; it is empty when no row has drafts.
 
     `expert_balancedness` is as in `SchedulerStats`.
+
+    `moved` has the ids of moves that are done, of this step or of earlier ones.
     """
 
     step_id: int
@@ -376,6 +383,7 @@ class StepResult(Struct, array_like=True, tag="result"):
     num_drafts: list[int] = []
     expert_balancedness: float | None = None
     dead_ends: list[tuple[int, str]] = []
+    moved: list[int] = []
 
 
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):

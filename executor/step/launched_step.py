@@ -16,6 +16,7 @@ class LaunchedStep:
         launched_at: CLOCK_MONOTONIC seconds at which the launch began.
         rows: the tokens of rows that want any; None if none does.
         scored: prompts' log-probabilities.
+        moved: ids of moves of pages that are done once the step is.
         end: a transfer of no values, queued after all others.
     """
 
@@ -23,6 +24,7 @@ class LaunchedStep:
     launched_at: float
     rows: SampledRows | None
     scored: list[ScoredPart]
+    moved: list[int]
     end: Transfer
 
     @property

@@ -57,13 +57,13 @@ class ModelRunner:
                 rows, scored = self._launch_scored(plan, inputs)
             else:
                 rows = self._launch_plain(inputs)
-        self._inputs.take_snapshots(plan)
-        return LaunchedStep(plan.step_id, began, rows, scored, self._transfers.to_host(()))
+        moved = self._inputs.finish(plan)
+        return LaunchedStep(plan.step_id, began, rows, scored, moved, self._transfers.to_host(()))
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """Reads the result of a step, waiting for it if necessary. Steps are collected in order."""
         with self._spans.span("result"):
-            result = StepResult(step.step_id, [])
+            result = StepResult(step.step_id, [], moved=step.moved)
             if step.rows is not None:
                 self._rows.collect(step.rows, result)
             result.prompt_logprobs = [part.read() for part in step.scored]

@@ -1,12 +1,13 @@
 """Builds the runner of a rank's steps for its place in the layout."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.trace import Spans
+from quire.core.wire.page_moves import Tier
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import LayerCache, Model
 from quire.executor.sampling.custom import CustomFeature
@@ -18,13 +19,14 @@ from quire.executor.step.drafts import Drafter
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.forward import Forward
 from quire.executor.step.model_runner import ModelRunner
+from quire.executor.step.page_moves import PageMoves
+from quire.executor.step.page_tiers import CachePages, PageTier, SlotStates
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
 from quire.executor.step.slot_state import SlotState
 from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
-from quire.executor.step.state_snapshots import StateSnapshots
 from quire.executor.step.step_inputs import StepInputs
 from quire.executor.transfers import Transfers
 from quire.ops.backend import Backend
@@ -37,12 +39,14 @@ class RequestMemory(NamedTuple):
         pages: the tensors of the KV cache, each [num_pages, bytes] of uint8.
         caches: the layers' places in them.
         states: by recurrent layer, tensors [max_num_seqs, ...].
+        tiers: other tiers of memory that have pages.
     """
 
     table: RequestTable
     pages: Sequence[torch.Tensor]
     caches: Sequence[LayerCache]
     states: Sequence[Sequence[torch.Tensor]]
+    tiers: Mapping[Tier, PageTier] = {}
 
 
 def build_runner(
@@ -77,8 +81,9 @@ def build_runner(
             table,
             embedded,
             [table, embedded, *others],
+            _page_moves(memory),
             DecodeInputs(table) if sequences is None else None,
-            StateSnapshots(memory.states, memory.pages) if memory.states else None,
+            has_states=bool(memory.states),
         )
 
     if not stage.is_last:
@@ -105,6 +110,13 @@ def build_runner(
         transfers,
         spans,
     )
+
+
+def _page_moves(memory: RequestMemory) -> PageMoves:
+    tiers: dict[Tier, PageTier] = dict(memory.tiers)
+    if memory.states:
+        tiers["state"] = SlotStates(memory.states)
+    return PageMoves(CachePages(memory.pages), tiers)
 
 
 def _choose_forward(

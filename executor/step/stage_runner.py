@@ -32,10 +32,10 @@ class StageRunner:
         if inputs is not None:
             with self._spans.span("forward"):
                 self._forward.hand_over(inputs.batch, inputs.input_embeds)
-        self._inputs.take_snapshots(plan)
-        return LaunchedStep(plan.step_id, began, None, [], self._transfers.to_host(()))
+        moved = self._inputs.finish(plan)
+        return LaunchedStep(plan.step_id, began, None, [], moved, self._transfers.to_host(()))
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """Returns a result without tokens."""
         self._spans.add("step", step.launched_at, time.monotonic())
-        return StepResult(step.step_id, [], spans=self._spans.drain())
+        return StepResult(step.step_id, [], spans=self._spans.drain(), moved=step.moved)

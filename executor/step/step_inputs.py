@@ -10,9 +10,9 @@ from quire.executor.models.base import InputEmbeds
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.input_batch import InputBatch, build_input_batch
+from quire.executor.step.page_moves import PageMoves
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.slot_state import SlotState
-from quire.executor.step.state_snapshots import StateSnapshots
 from quire.executor.transfers import to_device
 
 
@@ -34,8 +34,9 @@ class StepInputs:
 
     Args:
         slot_states: all objects that keep state of the requests in the slots, `table` and `embedded` included.
+        moves: of pages between the rank's tiers of memory.
         decode_inputs: None where a rank computes or keeps a part of each sequence, whose inputs have no fixed place.
-        snapshots: of the states of recurrent layers; None for a rank without.
+        has_states: the rank has recurrent layers.
     """
 
     def __init__(
@@ -43,14 +44,17 @@ class StepInputs:
         table: RequestTable,
         embedded: EmbeddedPrompts,
         slot_states: Sequence[SlotState],
+        moves: PageMoves,
         decode_inputs: DecodeInputs | None = None,
-        snapshots: StateSnapshots | None = None,
+        *,
+        has_states: bool = False,
     ) -> None:
         self.table = table
         self._embedded = embedded
         self._slot_states = slot_states
+        self._moves = moves
         self._decode_inputs = decode_inputs
-        self._snapshots = snapshots
+        self._has_states = has_states
 
     def build(self, plan: StepPlan) -> Inputs | None:
         """Applies the changes of `plan` to the slots; returns its rows, or None if it has none."""
@@ -59,18 +63,17 @@ class StepInputs:
             return None
         decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
         input_embeds = self._embedded.rows(plan) if self._embedded.pending else None
-        batch = decode or build_input_batch(plan, self.table, has_states=self._snapshots is not None)
+        batch = decode or build_input_batch(plan, self.table, has_states=self._has_states)
         return Inputs(batch, input_embeds, can_be_recorded=decode is not None and input_embeds is None)
 
-    def take_snapshots(self, plan: StepPlan) -> None:
-        """Takes the snapshots of `plan.snapshots`, after the step's launch."""
-        if self._snapshots is not None:
-            self._snapshots.take(plan)
+    def finish(self, plan: StepPlan) -> list[int]:
+        """Makes the moves of pages that come after the step's launch. Returns the ids of all moves that are done."""
+        self._moves.after(plan)
+        return self._moves.drain()
 
     def _apply(self, plan: StepPlan) -> None:
-        """Applies the changes of `plan` to the slots, in this order: releases, admissions, new pages and tokens."""
-        if self._snapshots is not None:
-            self._snapshots.apply(plan)
+        """Applies the changes of `plan` in this order: moves of pages, releases, admissions, new pages and tokens."""
+        self._moves.before(plan)
         if plan.released or plan.admitted:
             for state in self._slot_states:
                 state.release(plan.released)

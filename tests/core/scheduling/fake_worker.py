@@ -19,10 +19,10 @@ from quire.core.config.resolved import SchedulerLimits
 from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
+from quire.core.wire.page_moves import PageMove
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
-    NewSlot,
     RequestDelta,
     RequestFailure,
     SequenceStart,
@@ -146,15 +146,18 @@ class FakeWorker:
         self.write(plan)
         self.read(plan)
         if self.recurrent is not None:
-            self.advance(plan, self.recurrent)
+            self.advance(plan)
+        targets = [page for move in plan.moves_after for page in move.target_pages]
+        assert len(set(targets)) == len(targets), "two snapshots share a page"
+        for move in plan.moves_after:
+            self.move(move)
         return self.sample(plan)
 
     def apply(self, plan: StepPlan) -> None:
+        for move in plan.moves_before:
+            self.move(move)
         for slot in plan.released:
             del self.table[slot]
-        for new in plan.admitted:
-            if new.snapshot:
-                self.restore(new)
         for new in plan.admitted:
             assert new.slot not in self.table, "slot handed out before it was released"
             assert 0 <= new.slot < self.limits.max_num_seqs
@@ -169,36 +172,46 @@ class FakeWorker:
             for table, pages in zip(self.table[slot].page_ids, groups, strict=True):
                 table.extend(pages)
 
-    def restore(self, new: NewSlot) -> None:
+    def move(self, move: PageMove) -> None:
+        """Makes one move; see `PageMove`."""
+        match move.source, move.target:
+            case "device", "state":
+                self.restore(move.source_pages, *move.target_pages)
+            case "state", "device":
+                self.take_snapshot(*move.source_pages, move.target_pages)
+            case _:
+                raise AssertionError("these plans have no other tiers")
+
+    def restore(self, pages: list[int], slot: int) -> None:
         """Puts the state that is in pages into the slot; all pages must hold parts of the same one."""
         assert self.recurrent is not None
-        assert len(new.snapshot) == self.recurrent.snapshot_pages
-        _, _, identity = self.pages[new.snapshot[0]][0]
-        for index, page in enumerate(new.snapshot):
+        assert len(pages) == self.recurrent.snapshot_pages
+        _, _, identity = self.pages[pages[0]][0]
+        for index, page in enumerate(pages):
             assert self.pages[page] == self.part(index, identity), "a page of a snapshot holds something else"
-        self.states[new.slot] = identity
+        self.states[slot] = identity
         self.num_restored += 1
+
+    def take_snapshot(self, slot: int, pages: list[int]) -> None:
+        group = self.recurrent
+        assert group is not None
+        assert group.interval is not None
+        assert self.table[slot].num_computed % group.interval == 0
+        assert len(set(pages)) == group.snapshot_pages
+        for index, page in enumerate(pages):
+            self.pages[page] = self.part(index, self.states[slot])
+        self.num_snapshots += 1
 
     def part(self, index: int, identity: int) -> list[tuple[int, ...]]:
         """What a snapshot's page with the number `index` holds."""
         return [(-2, index, identity)] * self.block_size
 
-    def advance(self, plan: StepPlan, group: KVGroupSpec) -> None:
-        """Each row's state takes in the row's tokens; then the plan's snapshots are taken."""
+    def advance(self, plan: StepPlan) -> None:
+        """Each row's state takes in the row's tokens."""
         for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
             identities = self.table[slot].identities
             assert not start or self.states[slot] == identities[start - 1], "the state is of other tokens"
             self.states[slot] = identities[start + count - 1]
-        written = set()
-        for slot, pages in plan.snapshots:
-            assert group.interval is not None
-            assert self.table[slot].num_computed % group.interval == 0
-            assert len(pages) == group.snapshot_pages
-            assert written.isdisjoint(pages)
-            written.update(pages)
-            for index, page in enumerate(pages):
-                self.pages[page] = self.part(index, self.states[slot])
-            self.num_snapshots += 1
 
     def write(self, plan: StepPlan) -> None:
         """All rows write before any reads, as every layer of the model does."""

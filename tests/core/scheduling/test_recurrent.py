@@ -163,7 +163,7 @@ def test_a_snapshot_whose_pages_are_needed_in_the_same_plan_is_not_taken() -> No
     plan = harness.plan()
     assert plan is not None
     assert [new.slot for new in plan.admitted] == [0, 1]
-    assert len(plan.snapshots) == 1
+    assert len(plan.moves_after) == 1
     harness.run()
 
 

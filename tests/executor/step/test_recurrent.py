@@ -58,11 +58,10 @@ def test_pages_that_held_states_do_not_spoil_attention(
     tokens = []
     for content in (0, 0xFF):  # zeros, and NaN in every type
         served = start(hybrid("lfm2"))
-        snapshots = served.worker._runner._inputs._snapshots  # type: ignore[union-attr]
-        assert snapshots is not None
-        for tensor in snapshots._pages:
+        pages = served.worker._runner._inputs._moves._cache  # type: ignore[union-attr]
+        for tensor in pages._tensors:
             tensor.fill_(content)
-        snapshots._is_snapshot[:] = True
+        pages.mark(list(range(len(pages._tensors[0]))), True)
         tokens.append(tokens_of(served.generate(mixed_requests())))
     assert tokens[0] == tokens[1]
 
