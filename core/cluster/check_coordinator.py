@@ -28,7 +28,7 @@ from quire.core.cluster.check_messages import (
     Welcome,
     checking,
 )
-from quire.core.cluster.facts import name_ranks, obstacle
+from quire.core.cluster.node_compatibility import name_ranks, obstacle
 from quire.core.cluster.peer_clock import PeerClock
 from quire.core.cluster.probe import LIMIT_SECONDS, Probe
 from quire.core.errors import ConfigError

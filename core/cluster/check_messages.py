@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.wire.channel import CurveKeys
 
 CHECK = b"k"

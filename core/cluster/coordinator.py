@@ -9,7 +9,6 @@ import msgspec
 import zmq
 
 from quire.core.cluster.check_messages import CHECK
-from quire.core.cluster.facts import ADDRESS_FLAGS, NodeFacts, name_ranks, obstacle
 from quire.core.cluster.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, HeartbeatMonitor
 from quire.core.cluster.messages import (
     WORKER,
@@ -30,6 +29,7 @@ from quire.core.cluster.messages import (
     ToNode,
     control,
 )
+from quire.core.cluster.node_compatibility import ADDRESS_FLAGS, NodeFacts, name_ranks, obstacle
 from quire.core.cluster.peer_clock import PeerClock
 from quire.core.errors import ConfigError, EngineDeadError, EngineError, HostLostError, PeerLostError
 from quire.core.logging import get_logger

@@ -7,7 +7,7 @@ on each host carry them. `CONTROL` frames carry the Structs below.
 import msgspec
 from msgspec import Struct
 
-from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.config.resolved import EngineConfig
 from quire.core.logging import LoggingConfig
 from quire.core.wire.channel import CurveKeys

@@ -11,7 +11,6 @@ import zmq
 from msgspec.structs import replace
 
 from quire.core.cluster.coordinator_connection import CoordinatorConnection
-from quire.core.cluster.facts import ADDRESS_FLAGS, NodeFacts
 from quire.core.cluster.heartbeat import BEAT_SECONDS, SILENCE_SECONDS, HeartbeatMonitor
 from quire.core.cluster.messages import (
     WORKER,
@@ -37,6 +36,7 @@ from quire.core.cluster.messages import (
     WaitsFor,
     control,
 )
+from quire.core.cluster.node_compatibility import ADDRESS_FLAGS, NodeFacts
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.core.wire.channel import Channel, CurveKeys, connect_dealer

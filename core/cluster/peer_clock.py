@@ -2,7 +2,7 @@
 
 import time
 
-from quire.core.cluster.facts import CLOCKS_APART_SECONDS
+from quire.core.cluster.node_compatibility import CLOCKS_APART_SECONDS
 
 LATE_SECONDS = 1.0
 """How long a clock may look behind before it is judged to be."""

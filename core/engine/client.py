@@ -15,10 +15,10 @@ from itertools import chain
 from msgspec import Struct
 from msgspec.structs import replace
 
+from quire.core.engine.engine_handle import EngineLink
 from quire.core.engine.engine_selection import make_selector
 from quire.core.engine.fleet_status import FleetStatus, agreed
 from quire.core.engine.launcher import Launcher
-from quire.core.engine.link import EngineLink
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.engine.supervisor import EngineStatus
 from quire.core.errors import PeerLostError, QuireError

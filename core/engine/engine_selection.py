@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.core.engine.link import EngineLink
+from quire.core.engine.engine_handle import EngineLink
 from quire.core.routing.prompt_blocks import prompt_blocks
 from quire.core.routing.router import FULL, Router, RoutingRules
 from quire.core.wire.protocol import EngineReady, EngineRequest

@@ -18,7 +18,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.file_copies import FileCopies
 from quire.core.engine.gc_tuning import tune_garbage_collector
-from quire.core.engine.unreadable import ids_in_unreadable
+from quire.core.engine.undecodable_requests import ids_in_unreadable
 from quire.core.errors import ConfigError, EngineError, HostLostError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler

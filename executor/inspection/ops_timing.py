@@ -9,8 +9,8 @@ from quire.core.wire.inspection import OpsQuestion, OpsTimed, OpTiming
 from quire.executor.backends import bind
 from quire.executor.inspection.ops_cases import Case, cases
 from quire.executor.inspection.weight_formats import multiplied
-from quire.ops.cpu.floors import Floors
-from quire.ops.cpu.levels import available
+from quire.ops.cpu.isa_levels import available
+from quire.ops.cpu.peak_rates import Floors
 
 _LEAST_ROUNDS = 3
 _MULTIPLIED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}

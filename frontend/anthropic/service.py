@@ -10,12 +10,12 @@ from quire.frontend.anthropic.answers import ContextManagement, MessageAnswer, M
 from quire.frontend.anthropic.builder import MessageBuilder
 from quire.frontend.anthropic.content import with_one_system_message
 from quire.frontend.anthropic.schema import NAMES, CountTokensRequest, MessagesRequest
+from quire.frontend.chat.answer_events import Turn
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.rendered import RenderedRequest
-from quire.frontend.chat.turn import Turn
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.http.event_stream import Accepted
 from quire.frontend.requests.prompt import Prompt

@@ -6,9 +6,9 @@ from typing import Any
 
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.core.wire.structured_outputs import StructuredOutputsParams
+from quire.frontend.chat.answer_events import Choice
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import CustomCalls
-from quire.frontend.chat.turn import Choice
 from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.parsing import constraints
 from quire.frontend.parsing.answer_sink import Held

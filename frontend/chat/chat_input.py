@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from msgspec import Struct, field
 
-from quire.frontend.chat.list_price import check_lists
+from quire.frontend.chat.list_limits import check_lists
 from quire.frontend.chat.tool_fields import ToolSet, check_messages
 from quire.frontend.metrics.tool_calls import RequestType
 from quire.frontend.parsing.call_ids import CHAT_PREFIX

@@ -9,15 +9,15 @@ from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.answer_events import Choice, Turn
 from quire.frontend.chat.answer_reader import AnswerReader
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.config import ChatConfig
+from quire.frontend.chat.generate_bodies import PromptRendering
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.rendered import ParseContext, ReasoningParserKwargs, RenderedRequest, StreamOptions
 from quire.frontend.chat.renderer import Renderer
-from quire.frontend.chat.rendering import PromptRendering
-from quire.frontend.chat.turn import Choice, Turn
 from quire.frontend.checkpoint.serving_defaults import read_serving_defaults
 from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.outputs import RequestOutput

@@ -10,7 +10,7 @@ from quire.core.wire.protocol import Grammar
 from quire.core.wire.structured_outputs import ConstraintKind, StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.constraint import Constraint, read_constraint
-from quire.frontend.grammar.helper import Helper, HelperDied, OutOfTime
+from quire.frontend.grammar.helper_client import Helper, HelperDied, OutOfTime
 from quire.frontend.grammar.messages import Compile, Compiled, Refused, Setup
 from quire.frontend.grammar.pool import HelperPool
 from quire.frontend.text.tokenizer import Tokenizer

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from quire.frontend.grammar.idle import is_anything, is_nothing
 from quire.frontend.grammar.schema import ANNOTATIONS
+from quire.frontend.grammar.unrestrictive_keywords import is_anything, is_nothing
 
 Part = dict[str, Any]
 

@@ -7,13 +7,6 @@ of a `$ref` is copied to `$defs` of the root: once unchanged, and once open if i
 import re
 from typing import Any
 
-from quire.frontend.grammar.idle import (
-    drop_idle,
-    is_anything,
-    is_nothing,
-    keep_fitting_values,
-    write_out_names,
-)
 from quire.frontend.grammar.impossible import without_branches, without_properties
 from quire.frontend.grammar.merging import Unmergeable, merged
 from quire.frontend.grammar.pattern_notations import finds
@@ -28,6 +21,13 @@ from quire.frontend.grammar.schema import (
     resolve,
 )
 from quire.frontend.grammar.unevaluated import close, spread
+from quire.frontend.grammar.unrestrictive_keywords import (
+    drop_idle,
+    is_anything,
+    is_nothing,
+    keep_fitting_values,
+    write_out_names,
+)
 
 _COMBINERS = ("allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas")
 _PLACES = ("$defs", "definitions", "$anchor", "$dynamicAnchor")

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from quire.frontend.grammar.helper import Helper
+from quire.frontend.grammar.helper_client import Helper
 from quire.frontend.grammar.messages import Setup
 
 

@@ -8,9 +8,9 @@ from msgspec import to_builtins
 from quire.core import envs
 from quire.core.cluster.addresses import check_host, interface_of, named_host, own_addresses, resolve
 from quire.core.cluster.check_messages import CheckStart, GPUMemory, NodeReport
-from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import CoordinatorStart, NodeStart
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.parallel import ParallelConfig
 from quire.core.config.quantization import short_name

@@ -9,7 +9,6 @@ import asyncio
 from functools import partial
 
 from quire.core.cluster.coordinator import ClusterCoordinator, NodeLink
-from quire.core.cluster.facts import NodeFacts, name_ranks
 from quire.core.cluster.messages import (
     CoordinatorStart,
     EngineNews,
@@ -20,6 +19,7 @@ from quire.core.cluster.messages import (
     RendezvousReady,
     WaitsFor,
 )
+from quire.core.cluster.node_compatibility import NodeFacts, name_ranks
 from quire.core.cluster.participant import Participant
 from quire.core.errors import ConfigError, EngineError, PeerLostError, QuireError
 from quire.core.logging import get_logger

@@ -4,8 +4,8 @@ import asyncio
 from collections import defaultdict
 
 from quire.core.cluster.coordinator import ClusterCoordinator, NodeLink
-from quire.core.cluster.facts import name_ranks
 from quire.core.cluster.messages import CoordinatorStart, EndEngine, EngineEnded, EngineNews, EngineStarted, StartEngine
+from quire.core.cluster.node_compatibility import name_ranks
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.launcher import EngineHandle
 from quire.core.errors import EngineDeadError, EngineError, PeerLostError

@@ -11,7 +11,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import MAX_COMPLETIONS
 from quire.frontend.chat.body_fields import read_sampling
 from quire.frontend.chat.client_headers import ClientHeaders
-from quire.frontend.chat.list_price import check_lists
+from quire.frontend.chat.list_limits import check_lists
 from quire.frontend.openai.answers import ChatCompletion, CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.generation import INLINE_CHOICES

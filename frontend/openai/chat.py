@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.answer_events import Turn
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.chat.turn import Turn
 from quire.frontend.http.event_stream import Accepted
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatChoice, ChatCompletion, ChatMessage, CompletionUsage

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
+from quire.frontend.chat.answer_events import Choice, Turn
 from quire.frontend.chat.custom_tools import CustomCallInput, CustomCallStart
-from quire.frontend.chat.turn import Choice, Turn
 from quire.frontend.http.event_stream import DONE
 from quire.frontend.openai.answers import (
     ChatChunk,

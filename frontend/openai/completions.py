@@ -12,7 +12,7 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.chat.list_price import check_lists
+from quire.frontend.chat.list_limits import check_lists
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.http.event_stream import ACCEPTED
 from quire.frontend.http.server_config import ServerConfig

@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import MAX_COMPLETIONS, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.answer_events import Choice
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.chat.turn import Choice
 from quire.frontend.openai.answers import ChatChunk, ChatCompletion, CompletionChunk, CompletionUsage, TextCompletion
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completion_events import text_of

@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, Struct
 
-from quire.frontend.chat.turn import Choice
+from quire.frontend.chat.answer_events import Choice
 from quire.frontend.openai.answers import ChatChunkChoice, ChatDelta, CompletionChunkChoice
 from quire.frontend.openai.chat_events import delta_of, finish_reason_of, merged
 from quire.frontend.openai.derender_bodies import GivenPart, StreamState

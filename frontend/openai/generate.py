@@ -14,12 +14,12 @@ from quire.core.errors import ParameterError
 from quire.core.wire.request_ids import engine_id
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.answer_events import Choice
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.client_headers import RANK_HEADER, ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.chat.rendered import ParseContext, StreamOptions
-from quire.frontend.chat.turn import Choice
 from quire.frontend.http.event_stream import ACCEPTED, DONE
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatMessage, CompletionUsage, PromptTokensDetails

@@ -7,8 +7,8 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.chat.generate_bodies import PromptRendering
 from quire.frontend.chat.rendered import RenderedRequest
-from quire.frontend.chat.rendering import PromptRendering
 from quire.frontend.openai.completions import DEFAULT_MAX_TOKENS, TextCompletions
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.requests.time_slices import in_time_slices

@@ -38,12 +38,12 @@ from quire.frontend.openai.generate import TokenGeneration
 from quire.frontend.openai.generative_scoring import GenerativeScoring
 from quire.frontend.openai.models import ModelCards
 from quire.frontend.openai.render import Rendering
+from quire.frontend.openai.responses.background_responses import Makings
 from quire.frontend.openai.responses.compaction import Compactions
 from quire.frontend.openai.responses.conversation_routes import conversation_routes
 from quire.frontend.openai.responses.conversations import KeptConversations
 from quire.frontend.openai.responses.jobs import Jobs
-from quire.frontend.openai.responses.making import Makings
-from quire.frontend.openai.responses.reading import RequestReader
+from quire.frontend.openai.responses.request_input import RequestReader
 from quire.frontend.openai.responses.routes import response_routes
 from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.responses.store import ResponseStore

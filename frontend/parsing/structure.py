@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from quire.frontend.grammar.loosened import loosened
+from quire.frontend.grammar.non_strict_schemas import loosened
 from quire.frontend.grammar.normalized import simplified
 from quire.frontend.parsing.call_shape import CallShape
 from quire.frontend.parsing.call_tags import ANY_OBJECT, CallTag, CallTags, call_list_schema

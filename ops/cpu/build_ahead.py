@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 
 from quire.ops.cpu.builds import BACKGROUND_NICENESS, MAX_BUILD_SECONDS, BuildError
-from quire.ops.cpu.levels import UnknownLevelError
+from quire.ops.cpu.isa_levels import UnknownLevelError
 from quire.ops.cpu.libraries import builds_ahead
 
 if __name__ == "__main__":

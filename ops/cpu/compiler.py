@@ -3,7 +3,7 @@
 The sources include no torch header, so a build takes less than a minute on two cores and outlives a torch update.
 
 `CXX` names the compiler (default c++, then g++, then clang++). `QUIRE_CACHE_ROOT` replaces the cache's default root,
-`$XDG_CACHE_HOME/quire` or `~/.cache/quire`. Like `levels.py`, this file needs no torch.
+`$XDG_CACHE_HOME/quire` or `~/.cache/quire`. Like `isa_levels.py`, this file needs no torch.
 """
 
 import os
@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from quire.ops.cpu.builds import BuildError, KernelBuild
-from quire.ops.cpu.levels import NATIVE, Level, instruction_sets
+from quire.ops.cpu.isa_levels import NATIVE, Level, instruction_sets
 
 SOURCES = Path(__file__).parent / "kernels"
 FLAGS = ("-std=c++17", "-O3", "-pthread", "-fPIC", "-fno-math-errno", "-w")

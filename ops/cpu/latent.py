@@ -8,10 +8,10 @@ from torch import Tensor
 
 from quire.ops.cache_rows import largest_stored
 from quire.ops.cpu import calls
+from quire.ops.cpu.attention_plan import NativePlan
 from quire.ops.cpu.calls import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
-from quire.ops.cpu.plan import NativePlan
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.latent import CacheRows, LatentOperations, Selection
 

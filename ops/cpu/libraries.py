@@ -1,8 +1,8 @@
 """Finds and loads the libraries of C++ kernels that suit this processor.
 
-A wheel brings the libraries of each level (`levels.py`). Without them, or for a better level than the wheel has, the
-kernels are built when a worker first binds the CPU backend on a machine: at start-up, before the weights are read. So
-all tokens of a process come from the same kernels. Without any library, the backend is plain torch. What only some
+A wheel brings the libraries of each level (`isa_levels.py`). Without them, or for a better level than the wheel has,
+the kernels are built when a worker first binds the CPU backend on a machine: at start-up, before the weights are read.
+So all tokens of a process come from the same kernels. Without any library, the backend is plain torch. What only some
 models need is in libraries of its own (`builds.py`), each found or built when its first kernel is asked for.
 
 `QUIRE_CPU_ISA` forces a level. `QUIRE_DISABLED_KERNELS=cpu_native` disables the kernels.
@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from quire.ops.cpu import levels
+from quire.ops.cpu import isa_levels
 from quire.ops.cpu.builds import BuildError, KernelBuild, parts_of
 from quire.ops.cpu.compiler import SOURCES, find_compiler, kernel_build, knows
-from quire.ops.cpu.levels import Level
+from quire.ops.cpu.isa_levels import Level
 from quire.ops.cpu.shipping import FOLDER, shipped_name
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def chosen_levels() -> tuple[Level, ...]:
     Raises:
         UnknownLevelError: as in `load_kernels`.
     """
-    return levels.choose(os.environ.get("QUIRE_CPU_ISA", os.environ.get("VLLM_CPU_ISA")))
+    return isa_levels.choose(os.environ.get("QUIRE_CPU_ISA", os.environ.get("VLLM_CPU_ISA")))
 
 
 def _load_shipped(chosen: Iterable[Level]) -> Kernels | None:

@@ -22,7 +22,9 @@ from quire.ops.backend import (
 from quire.ops.cache_rows import largest_stored
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
+from quire.ops.cpu.attention_plan import NativePlan
 from quire.ops.cpu.calls import ACTIVATIONS, CACHE_DTYPES, CHUNKS, DTYPES
+from quire.ops.cpu.elementwise import PlainKernels
 from quire.ops.cpu.experts import ExpertLinear, ExpertPanels, NativeExperts, PackedExperts
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.latent import NativeLatent
@@ -30,8 +32,6 @@ from quire.ops.cpu.launches import Launcher, Recording
 from quire.ops.cpu.libraries import Kernels
 from quire.ops.cpu.onednn import OneDnnWeight, has_kernel
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
-from quire.ops.cpu.plain import PlainKernels
-from quire.ops.cpu.plan import NativePlan
 from quire.ops.cpu.quantized_panels import Panels, QuantizedPanelLinear, QuantizedPanelWeight
 from quire.ops.cpu.recurrent import NativeRecurrent
 from quire.ops.cpu.sampling import NativeSampling

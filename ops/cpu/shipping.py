@@ -11,7 +11,7 @@ from pathlib import Path
 from quire.ops.cpu import builder
 from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, digest, parts_of, sources_of
 from quire.ops.cpu.compiler import FLAGS, SOURCES, find_compiler, knows
-from quire.ops.cpu.levels import LEVELS, Level
+from quire.ops.cpu.isa_levels import LEVELS, Level
 
 FOLDER = "libraries"
 """The folder beside this file, in an installed wheel."""

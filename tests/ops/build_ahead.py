@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError
-from quire.ops.cpu.levels import LEVELS
+from quire.ops.cpu.isa_levels import LEVELS
 from tests.ops.levels import RUNNABLE, TESTED_WITH_INTEGERS
 from tests.ops.test_arm import IS_TESTED, arm_build
 

@@ -1,4 +1,4 @@
-"""The levels of the C++ kernels (`quire.ops.cpu.levels`) as the tests need them: built by this machine's compiler."""
+"""The kernels' levels (`quire.ops.cpu.isa_levels`) as the tests need them: built by this machine's compiler."""
 
 import platform
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from quire.ops.cpu import levels
+from quire.ops.cpu import isa_levels
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.builds import MAX_BUILD_SECONDS, BuildError, KernelBuild, parts_of
 from quire.ops.cpu.compiler import FLAGS, SOURCES, cache_folder, find_compiler, kernel_build, version
@@ -37,7 +37,7 @@ EMULATED_FLAGS = ("-mamx", "-mavxvnni")
 class Level:
     """A level that this machine can run, and what its kernels can do."""
 
-    level: levels.Level
+    level: isa_levels.Level
     emulation: Path | None = None
     """A header, included before the kernels, with what this processor lacks of the level's instructions."""
 
@@ -58,7 +58,7 @@ class Level:
 
     @property
     def _has(self) -> frozenset[str]:
-        return levels.instruction_sets() if self.level == levels.NATIVE else self.level.needs
+        return isa_levels.instruction_sets() if self.level == isa_levels.NATIVE else self.level.needs
 
     @property
     def has_byte_products(self) -> bool:
@@ -119,14 +119,14 @@ def emulated(name: str, header: str, needs: set[str]) -> list[Level]:
 
     Empty if the processor has the level, or lacks what `needs` names.
     """
-    level = next(level for level in levels.LEVELS["x86_64"] if level.name == name)
-    if level in levels.available() or not needs <= levels.instruction_sets():
+    level = next(level for level in isa_levels.LEVELS["x86_64"] if level.name == name)
+    if level in isa_levels.available() or not needs <= isa_levels.instruction_sets():
         return []
     flags = tuple(flag for flag in level.flags if not flag.startswith(EMULATED_FLAGS))
     return [Level(replace(level, flags=flags), Path(__file__).parent / header)]
 
 
-RUNNABLE = [Level(level) for level in levels.available()]
+RUNNABLE = [Level(level) for level in isa_levels.available()]
 """This processor's own, as the server builds it, and those below."""
 EMULATED_AMX = emulated("amx", "emulated_amx.h", {"avx512_bf16", "avx512_vnni"})
 EMULATED_AVX_VNNI = emulated("avx2_vnni", "emulated_avx_vnni.h", {"avx2", "fma", "f16c"})
@@ -135,9 +135,9 @@ TESTED = [*EMULATED_AMX, *RUNNABLE]
 """Levels for tests of all operations."""
 TESTED_WITH_INTEGERS = [*EMULATED_AVX_VNNI, *TESTED]
 """Levels for tests of products of integers."""
-ALL = list(levels.LEVELS.get(platform.machine(), ()))
+ALL = list(isa_levels.LEVELS.get(platform.machine(), ()))
 """Those of this kind of processor."""
-ONLY_COMPILED = [level.flags for level in ALL if level not in levels.available()]
+ONLY_COMPILED = [level.flags for level in ALL if level not in isa_levels.available()]
 """What this machine cannot run."""
 if platform.machine() == "x86_64":
     # For these the sources must choose the level below: there are processors with a part of AVX-512, for one.

@@ -8,7 +8,7 @@ import pytest
 
 from quire.ops.cpu.builds import MAX_BUILD_SECONDS, KernelBuild
 from quire.ops.cpu.compiler import FLAGS, SOURCES, cache_folder, version
-from quire.ops.cpu.levels import LEVELS, Level
+from quire.ops.cpu.isa_levels import LEVELS, Level
 
 COMPILER = "aarch64-linux-gnu-g++"
 PROGRAM = Path(__file__).parent / "arm_kernels.cpp"

@@ -10,7 +10,7 @@ import pytest
 
 from quire.ops.cpu.builds import BuildError, digest
 from quire.ops.cpu.compiler import SOURCES, cache_folder, find_compiler, version
-from quire.ops.cpu.levels import LEVELS, Level
+from quire.ops.cpu.isa_levels import LEVELS, Level
 from tests.ops.levels import ALL, ONLY_COMPILED
 
 ARM = ["aarch64-linux-gnu-g++"]

@@ -11,8 +11,8 @@ import pytest
 
 from quire.core.errors import ConfigError
 from quire.executor import backends
-from quire.ops.cpu import levels, libraries, shipping
-from quire.ops.cpu.levels import LEVELS, UnknownLevelError
+from quire.ops.cpu import isa_levels, libraries, shipping
+from quire.ops.cpu.isa_levels import LEVELS, UnknownLevelError
 
 SOURCE = """
 #if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
@@ -55,18 +55,18 @@ def test_the_best_level_is_what_the_processor_has(
     machine: str, listed: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(levels, "instruction_sets", lambda: frozenset(listed.split()))
-    chosen = levels.choose(None)
+    monkeypatch.setattr(isa_levels, "instruction_sets", lambda: frozenset(listed.split()))
+    chosen = isa_levels.choose(None)
     assert chosen[0].name == expected
-    assert levels.choose("") == chosen
+    assert isa_levels.choose("") == chosen
     for level in chosen:
-        assert levels.choose(level.name) == (level,)
+        assert isa_levels.choose(level.name) == (level,)
     names = ", ".join(level.name for level in chosen)
     with pytest.raises(UnknownLevelError, match=f"^QUIRE_CPU_ISA must be one of {names}, which .*, got 'mmx'"):
-        levels.choose("mmx")
+        isa_levels.choose("mmx")
     for level in set(LEVELS.get(machine, ())) - set(chosen):
         with pytest.raises(UnknownLevelError, match=names):
-            levels.choose(level.name)
+            isa_levels.choose(level.name)
 
 
 @pytest.fixture
@@ -97,14 +97,14 @@ def loaded(caplog: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.fixture
-def best() -> levels.Level:
-    if len(levels.available()) < 2 or shutil.which("g++") is None:
+def best() -> isa_levels.Level:
+    if len(isa_levels.available()) < 2 or shutil.which("g++") is None:
         pytest.skip("this machine has only one level, or no compiler")
-    return levels.available()[0]
+    return isa_levels.available()[0]
 
 
-def test_a_level_is_forced(best: levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for level, expected in [(best, 1), (levels.available()[-1], 0)]:
+def test_a_level_is_forced(best: isa_levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for level, expected in [(best, 1), (isa_levels.available()[-1], 0)]:
         monkeypatch.setenv("QUIRE_CPU_ISA", level.name)
         libraries.load_kernels.cache_clear()
         kernels = libraries.load_kernels()
@@ -121,21 +121,21 @@ def test_a_level_that_the_processor_lacks_is_refused_where_a_worker_binds(
 
 
 def test_an_old_compiler_builds_what_it_knows(
-    best: levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    best: isa_levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = cache.parent / "old++"
     old.write_text(f'#!/bin/sh\ncase "$*" in *"{" ".join(best.flags)}"*) exit 1;; esac\nexec g++ "$@"\n')
     old.chmod(0o755)
     monkeypatch.setenv("CXX", str(old))
-    assert loaded(caplog).startswith(f"{levels.available()[1].name}, from {cache}")
+    assert loaded(caplog).startswith(f"{isa_levels.available()[1].name}, from {cache}")
     assert f"does not know this processor's {best.name}" in caplog.text
 
 
 def test_a_wheels_library_needs_no_compiler(
-    best: levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    best: isa_levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = Path(loaded(caplog).split(" from ")[1])
-    lower = levels.available()[1]
+    lower = isa_levels.available()[1]
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     for level in (best, lower):  # the best level's, and, without that, a lower one's
         shipped = libraries.SHIPPED / shipping.shipped_name(level)
@@ -146,7 +146,7 @@ def test_a_wheels_library_needs_no_compiler(
 
 
 def test_a_wheels_library_that_cannot_be_loaded_is_built_here(
-    best: levels.Level, cache: Path, caplog: pytest.LogCaptureFixture
+    best: isa_levels.Level, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (libraries.SHIPPED / shipping.shipped_name(best)).write_text("made for another system")
     assert loaded(caplog).startswith(f"{best.name}, from {cache}")
@@ -154,7 +154,7 @@ def test_a_wheels_library_that_cannot_be_loaded_is_built_here(
 
 
 def test_a_wheels_library_of_other_sources_is_left_alone(
-    best: levels.Level, cache: Path, caplog: pytest.LogCaptureFixture
+    best: isa_levels.Level, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (libraries.SHIPPED / shipping.shipped_name(best)).write_text("not even a library")
     (libraries.SOURCES / "one.cpp").write_text(SOURCE + "// changed")
@@ -167,7 +167,7 @@ def libraries_in(folder: Path) -> list[str]:
 
 
 def test_a_part_is_built_when_it_is_asked_for_and_joins_the_main_librarys_threads(
-    best: levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    best: isa_levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernels = libraries.load_kernels()
     assert kernels is not None
@@ -187,7 +187,7 @@ def test_a_part_is_built_when_it_is_asked_for_and_joins_the_main_librarys_thread
     assert caplog.messages[-1].startswith(warning)
 
 
-def test_a_wheel_brings_parts(best: levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_brings_parts(best: isa_levels.Level, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for library in shipping.build_libraries([best], cache.parent, cache.parent / "scratch"):
         library.rename(libraries.SHIPPED / library.name)
     monkeypatch.setenv("CXX", "/nonexistent/c++")

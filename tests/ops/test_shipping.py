@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.cpu import levels, shipping
+from quire.ops.cpu import isa_levels, shipping
 from tests.ops.levels import RUNNABLE
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +36,8 @@ def build_wheel(folder: Path, **environment: str) -> tuple[Path, str]:
 
 
 def test_a_wheel_brings_kernels_to_a_machine_without_a_compiler(tmp_path: Path) -> None:
-    level = levels.available()[0]
-    if level == levels.NATIVE or shutil.which("g++") is None:
+    level = isa_levels.available()[0]
+    if level == isa_levels.NATIVE or shutil.which("g++") is None:
         pytest.skip("this processor has no level, or the machine no compiler")
     library = RUNNABLE[0].library()
     hasty = tmp_path / "hasty++"  # compiles and links in no time what other tests have compiled in earnest

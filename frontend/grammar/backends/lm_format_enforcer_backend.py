@@ -8,10 +8,10 @@ from quire.core.light_import import without
 from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
 from quire.frontend.grammar.normalized import normalize
 from quire.frontend.grammar.pattern_notations import plain_regex, rewrite_patterns
 from quire.frontend.grammar.schema import SchemaError, walk
+from quire.frontend.grammar.unenforced_keywords import NUMBER_WORDS, keyword_gap
 
 with without("torch"):  # only needed for its bit masks, which are not used
     from lmformatenforcer import CharacterLevelParserConfig, JsonSchemaParser, RegexParser

@@ -8,9 +8,9 @@ from outlines_core import Index, Vocabulary, json_schema
 from quire.core.wire import protocol
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.gaps import NUMBER_WORDS, keyword_gap
 from quire.frontend.grammar.normalized import normalize
 from quire.frontend.grammar.pattern_notations import json_regex, rewrite_patterns, write_lengths
+from quire.frontend.grammar.unenforced_keywords import NUMBER_WORDS, keyword_gap
 
 _MISSING = frozenset({*NUMBER_WORDS, "minProperties", "maxProperties", "patternProperties", "unevaluatedItems"})
 _ONE_LINE = r"[ ]?"

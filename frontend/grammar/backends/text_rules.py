@@ -14,11 +14,11 @@ from typing import Any
 
 from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.characters import ALL, Ranges, common, complement, in_json
-from quire.frontend.grammar.gaps import is_long
 from quire.frontend.grammar.pattern_notations import as_json_regex, as_regex, plain_regex
 from quire.frontend.grammar.pattern_tree import Chars, Node, Repeat
 from quire.frontend.grammar.patterns import read_pattern
 from quire.frontend.grammar.schema import LARK, walk
+from quire.frontend.grammar.unenforced_keywords import is_long
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z_][\w.-]*[(\[]?|\s+|.', re.DOTALL)
 _CHARACTER = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", re.DOTALL)

@@ -14,11 +14,11 @@ from quire.frontend.grammar.backends.backend import GrammarError
 from quire.frontend.grammar.backends.captured import captured_stderr
 from quire.frontend.grammar.backends.text_rules import TextRules
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.gaps import is_loose, xgrammar_gap
 from quire.frontend.grammar.normalized import normalize
 from quire.frontend.grammar.pattern_notations import plain_regex, rewrite_patterns, write_lengths
 from quire.frontend.grammar.schema import walk
 from quire.frontend.grammar.structural_tag import formats, is_portable, read_format
+from quire.frontend.grammar.unenforced_keywords import is_loose, xgrammar_gap
 
 with absent("torch"):
     import tvm_ffi  # noqa: F401

@@ -13,11 +13,11 @@ from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.openai.responses.answers import Compaction
 from quire.frontend.openai.responses.bodies import CompactRequest
-from quire.frontend.openai.responses.builder import response_usage
 from quire.frontend.openai.responses.item_page import with_unique_ids
 from quire.frontend.openai.responses.items import encrypt, joined
-from quire.frontend.openai.responses.reading import RequestReader
+from quire.frontend.openai.responses.request_input import RequestReader
 from quire.frontend.openai.responses.schema import NAMES
+from quire.frontend.openai.responses.streaming_events import response_usage
 from quire.frontend.parsing.events import Finish, TextDelta, Usage
 
 MAX_SUMMARY_TOKENS = 4096

@@ -9,18 +9,18 @@ import msgspec
 from quire.core.errors import OverloadedError, QuireError, RequestError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.chat.turn import Turn
+from quire.frontend.chat.answer_events import Turn
 from quire.frontend.http.errors import describe
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.logprobs import LogprobFormatter
 from quire.frontend.openai.responses.answers import RawMessage, Response
-from quire.frontend.openai.responses.builder import ResponseBuilder
+from quire.frontend.openai.responses.background_responses import Making, Makings
 from quire.frontend.openai.responses.conversations import KeptConversations
-from quire.frontend.openai.responses.history import StreamHistory
-from quire.frontend.openai.responses.making import Making, Makings
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.responses.stored import StoredResponse, new_version
+from quire.frontend.openai.responses.streaming_events import ResponseBuilder
+from quire.frontend.openai.responses.unread_events import StreamHistory
 from quire.frontend.outputs import CompletionOutput
 from quire.frontend.requests.prompt import Prompt
 

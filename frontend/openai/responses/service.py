@@ -21,14 +21,14 @@ from quire.frontend.openai.responses.answers import (
     ResponseConversation,
 )
 from quire.frontend.openai.responses.bodies import InputTokensRequest
-from quire.frontend.openai.responses.builder import ResponseBuilder
 from quire.frontend.openai.responses.item_page import ItemPage, complete_item, item_page
 from quire.frontend.openai.responses.items import encrypt
 from quire.frontend.openai.responses.jobs import Job, Jobs
-from quire.frontend.openai.responses.reading import ReadRequest, RequestReader
+from quire.frontend.openai.responses.request_input import ReadRequest, RequestReader
 from quire.frontend.openai.responses.schema import ENCRYPTED_REASONING, NAMES, ResponsesRequest
 from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.responses.stored import StoredResponse
+from quire.frontend.openai.responses.streaming_events import ResponseBuilder
 from quire.frontend.openai.responses.truncation import fit
 from quire.frontend.requests.ids import MAX_ID_CHARACTERS
 from quire.frontend.requests.prompt import Prompt

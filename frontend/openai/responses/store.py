@@ -9,7 +9,7 @@ from quire.core.errors import EngineError, NotFoundError, OverloadedError, Param
 from quire.frontend.entry_store.access import Abandon, Cancel, Events, Look, MakerQuestion, ReadEvents, StoredEntries
 from quire.frontend.entry_store.store import Entry
 from quire.frontend.openai.responses.answers import Response
-from quire.frontend.openai.responses.making import Makings
+from quire.frontend.openai.responses.background_responses import Makings
 from quire.frontend.openai.responses.stored import (
     StoredConversation,
     StoredResponse,

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from quire.core.cluster import heartbeat
 from quire.core.cluster.coordinator import ClusterCoordinator
-from quire.core.cluster.facts import NodeFacts, digest_of_sources
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import (
     CONTROL,
@@ -32,6 +31,7 @@ from quire.core.cluster.messages import (
     ToNode,
     control,
 )
+from quire.core.cluster.node_compatibility import NodeFacts, digest_of_sources
 from quire.core.cluster.participant import JOIN_SECONDS, Participant
 from quire.core.errors import ConfigError, EngineError, HostLostError
 from quire.core.wire.channel import CurveKeys, connect_dealer
@@ -182,7 +182,7 @@ def test_a_node_is_told_of_another_version_by_a_digest_of_its_files(
     places = [str(tmp_path / "a")]
     found, empty = (SimpleNamespace(submodule_search_locations=each) for each in (places, []))
     monkeypatch.setattr(
-        "quire.core.cluster.facts.find_spec", lambda name: found if name == f"quire.{package}" else empty
+        "quire.core.cluster.node_compatibility.find_spec", lambda name: found if name == f"quire.{package}" else empty
     )
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "kernel.cpp").write_text("int x;")

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from quire.core.engine.link import EngineLink
+from quire.core.engine.engine_handle import EngineLink
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.wire.protocol import EngineReady, RequestDelta, SchedulerStats, StepOutputs
 from quire.frontend.launch.launcher import EngineLauncher

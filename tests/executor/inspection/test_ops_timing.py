@@ -11,8 +11,8 @@ from quire.executor.inspection import ops_cases, weight_formats
 from quire.executor.inspection.ops_timing import time_ops
 from quire.executor.weights.quantization.formats.gguf_blocks import FORMATS, unpack, with_short_scales
 from quire.ops import bind
-from quire.ops.cpu.floors import Floors
 from quire.ops.cpu.libraries import load_kernels
+from quire.ops.cpu.peak_rates import Floors
 from quire.ops.quantized import QuantizedWeight
 from tests.gguf_files import random_blocks
 

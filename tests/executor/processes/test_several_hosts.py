@@ -15,9 +15,9 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import CoordinatorStart, NodeStart, OpenRendezvous, Order, RendezvousOpened
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.cluster.participant import Participant
 from quire.core.errors import EngineError, HostLostError, ModelLoadError
 from quire.core.logging import LoggingConfig

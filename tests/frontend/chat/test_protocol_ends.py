@@ -15,7 +15,7 @@ from quire.frontend.anthropic.builder import MessageBuilder
 from quire.frontend.openai.answers import ChatMessage, TokenLogprob
 from quire.frontend.openai.chat_events import read_message
 from quire.frontend.openai.responses.answers import Response
-from quire.frontend.openai.responses.builder import ResponseBuilder
+from quire.frontend.openai.responses.streaming_events import ResponseBuilder
 from quire.frontend.openai.responses.tools import OfferedTools
 from quire.frontend.parsing.events import (
     Event,

@@ -7,7 +7,7 @@ import pytest
 from quire.core.errors import OverloadedError
 from quire.frontend.entry_store.access import LocalEntries
 from quire.frontend.entry_store.store import Entry, EntryStore
-from quire.frontend.openai.responses.making import Makings
+from quire.frontend.openai.responses.background_responses import Makings
 from quire.frontend.openai.responses.store import ResponseStore
 
 

@@ -15,10 +15,10 @@ from quire.frontend.grammar.backends.backend import Backend, GrammarError
 from quire.frontend.grammar.backends.guidance_backend import GuidanceBackend
 from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.gaps import xgrammar_gap
-from quire.frontend.grammar.loosened import loosened
+from quire.frontend.grammar.non_strict_schemas import loosened
 from quire.frontend.grammar.normalized import normalize
 from quire.frontend.grammar.schema import SchemaError
+from quire.frontend.grammar.unenforced_keywords import xgrammar_gap
 from tests.schemas import KeywordMixer, Schema
 
 END = 256

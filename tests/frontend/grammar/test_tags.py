@@ -19,8 +19,8 @@ from quire.frontend.grammar.backends.guidance_backend import GuidanceBackend
 from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.helper_process import Compiler
-from quire.frontend.grammar.loosened import loosened
 from quire.frontend.grammar.messages import Answer, Compile, Compiled, Refused, Setup
+from quire.frontend.grammar.non_strict_schemas import loosened
 from quire.frontend.parsing.constraints import after_reasoning
 from quire.frontend.parsing.parsers import CallConstraint, OutputParsers, ReasoningMarks
 from quire.frontend.parsing.tools import Tool, ToolChoice

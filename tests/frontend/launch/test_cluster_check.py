@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.core.cluster.check_messages import GPUMemory, NodeReport
-from quire.core.cluster.facts import NodeFacts
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.parallel import ParallelConfig
 from quire.core.errors import ConfigError

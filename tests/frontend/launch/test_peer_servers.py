@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import CoordinatorStart
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.errors import ConfigError, EngineDeadError, PeerLostError
 from quire.frontend.launch.launcher import EngineLauncher
 from quire.frontend.launch.peer_servers import CoordinatorServer, ParticipantServer

@@ -9,9 +9,9 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from quire.core.cluster.facts import NodeFacts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import CoordinatorStart, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.cluster.participant import Participant
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import EngineDeadError, ModelLoadError, PeerLostError

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.chat.answer_events import Turn
 from quire.frontend.chat.config import ChatConfig
 from quire.frontend.chat.conversation import Conversations
-from quire.frontend.chat.turn import Turn
 from quire.frontend.http.event_stream import Accepted
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta, CompletionChunk

@@ -15,10 +15,10 @@ from quire.frontend.entry_store.store import Entry, Put, Replaces
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.responses.answers import Response
+from quire.frontend.openai.responses.background_responses import Makings
 from quire.frontend.openai.responses.conversations import KeptConversations
 from quire.frontend.openai.responses.jobs import Jobs
-from quire.frontend.openai.responses.making import Makings
-from quire.frontend.openai.responses.reading import RequestReader
+from quire.frontend.openai.responses.request_input import RequestReader
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.responses.store import ResponseStore

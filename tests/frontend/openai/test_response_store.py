@@ -9,13 +9,13 @@ from quire.core.errors import EngineError, NotFoundError, OverloadedError, Param
 from quire.frontend.entry_store.access import Answerer, Events, LocalEntries, MakerQuestion
 from quire.frontend.entry_store.store import EntryStore
 from quire.frontend.openai.responses.answers import Response
+from quire.frontend.openai.responses.background_responses import Making, Makings
 from quire.frontend.openai.responses.bodies import ConversationRequest, ItemsRequest
 from quire.frontend.openai.responses.conversations import KeptConversations
-from quire.frontend.openai.responses.history import StreamHistory
 from quire.frontend.openai.responses.items import encrypt, to_messages
-from quire.frontend.openai.responses.making import Making, Makings
 from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.responses.stored import LOST, StoredConversation, StoredResponse, conversation_of
+from quire.frontend.openai.responses.unread_events import StreamHistory
 
 
 def test_a_history_is_read_from_anywhere() -> None:

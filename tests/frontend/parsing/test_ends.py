@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire.frontend.chat.turn import Choice
+from quire.frontend.chat.answer_events import Choice
 from quire.frontend.outputs import CompletionOutput
 from quire.frontend.parsing.events import Event, Finish, ToolCallEnd
 from quire.frontend.parsing.harmony import Harmony

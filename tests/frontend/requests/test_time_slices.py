@@ -26,10 +26,10 @@ from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
+from quire.frontend.openai.responses.background_responses import Makings
 from quire.frontend.openai.responses.conversations import KeptConversations
 from quire.frontend.openai.responses.jobs import Jobs
-from quire.frontend.openai.responses.making import Makings
-from quire.frontend.openai.responses.reading import RequestReader
+from quire.frontend.openai.responses.request_input import RequestReader
 from quire.frontend.openai.responses.schema import ResponsesRequest
 from quire.frontend.openai.responses.service import Opening, Responses
 from quire.frontend.openai.responses.store import ResponseStore

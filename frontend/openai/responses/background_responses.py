@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from quire.frontend.entry_store.access import Abandon, Cancel, Look, MakerQuestion, ReadEvents
 from quire.frontend.openai.responses.answers import Response
-from quire.frontend.openai.responses.history import StreamHistory
+from quire.frontend.openai.responses.unread_events import StreamHistory
 
 _encode_json = msgspec.json.Encoder().encode
 _encode = msgspec.msgpack.Encoder().encode

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.grammar.gaps import unfollowed
 from quire.frontend.grammar.schema import ANNOTATIONS, walk
+from quire.frontend.grammar.unenforced_keywords import unfollowed
 
 
 def loosened(schema: dict[str, Any]) -> dict[str, Any]:
