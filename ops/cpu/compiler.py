@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from quire.ops.cache_root import cache_root
 from quire.ops.cpu.builds import BuildError, KernelBuild
 from quire.ops.cpu.isa_levels import NATIVE, Level, instruction_sets
 
@@ -35,10 +36,7 @@ def kernel_build(sources: Path, level: Level, part: str = "") -> KernelBuild:
 
 def cache_folder() -> Path:
     """The folder of built kernels."""
-    root = os.environ.get("QUIRE_CACHE_ROOT", os.environ.get("VLLM_CACHE_ROOT"))
-    if root:
-        return Path(root).expanduser() / "cpu_kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire" / "cpu_kernels"
+    return cache_root() / "cpu_kernels"
 
 
 def find_compiler() -> list[str]:

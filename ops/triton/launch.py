@@ -18,6 +18,8 @@ class Kernel:
 
     Attributes:
         name: the function's.
+        module: name of the module that defines it.
+        parameters: names of the parameters, constants included, in order.
         function: for the compiler, or the interpreter under `TRITON_INTERPRET=1`.
     """
 
@@ -26,6 +28,8 @@ class Kernel:
         scalars = [
             each.name for each in parameters if each.annotation is not tl.constexpr and not is_pointer(each.name)
         ]
+        self.parameters = tuple(each.name for each in parameters)
+        self.module = function.__module__
         self.name = function.__name__
         self.function = triton.jit(do_not_specialize=scalars)(function)
 

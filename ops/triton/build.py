@@ -1,0 +1,120 @@
+"""Compiles variants of kernels without a device, in parallel processes, into a folder whose keys are contents.
+
+`python -m quire.ops.triton.build [--arch sm_90] [--folder FOLDER]` compiles every variant ahead, for the cards named.
+"""
+
+import argparse
+import hashlib
+import inspect
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import triton
+
+from quire.ops.cache_root import cache_root
+from quire.ops.triton import compiling
+from quire.ops.triton.arch import ARCHES
+from quire.ops.triton.binaries import Binary, find
+from quire.ops.triton.compiling import Job
+from quire.ops.triton.launch import Kernel
+from quire.ops.triton.sources import source_of
+from quire.ops.triton.specialization import Specialization
+from quire.ops.triton.variants import Variant, all_variants
+
+
+class VariantError(Exception):
+    """A variant cannot be compiled; the text has the compiler's reason."""
+
+
+def cache_folder() -> Path:
+    """The folder of kernels that were compiled on this machine."""
+    return cache_root() / "triton_kernels"
+
+
+def job_of(kernel: Kernel, specialization: Specialization, arch: str) -> Job:
+    """The job that compiles a kernel for a card; its key is a hash of everything that the result depends on."""
+    circumstances = (triton.__version__, os.environ.get("TRITON_PTXAS_PATH", ""), arch, repr(specialization))
+    sources = (inspect.getsource(compiling), source_of(kernel.function), *_sources_of_constants(specialization))
+    content = "\0".join((*circumstances, *sources))
+    key = hashlib.sha256(content.encode()).hexdigest()[:32]
+    return Job(kernel.module, kernel.name, specialization, arch, key)
+
+
+def _sources_of_constants(specialization: Specialization) -> list[str]:
+    return [source_of(value) for _, value in specialization.constants if hasattr(value, "fn")]
+
+
+def build(
+    variants: Sequence[Variant], arch: str, folder: Path, num_processes: int | None = None
+) -> list[Binary | VariantError]:
+    """Compiles what `folder` does not have yet; returns each variant's binary, or why there is none.
+
+    Args:
+        variants: what to compile.
+        arch: name of the card, as `sm_90`.
+        folder: of the binaries; what other processes put there meanwhile is as good.
+        num_processes: compilers at a time; None: one for each processor that this process may use.
+    """
+    jobs = [job_of(each.kernel, each.specialization, arch) for each in variants]
+    missing = {job.key: job for job in jobs if find(folder, job.key) is None}
+    faults = _compile(missing.values(), folder, num_processes or len(os.sched_getaffinity(0)))
+    return [find(folder, job.key) or VariantError(f"{job.kernel}: {faults.get(job.key, 'lost')}") for job in jobs]
+
+
+def _compile(jobs: Iterable[Job], folder: Path, num_processes: int) -> dict[str, str]:
+    """Compiles jobs in child processes; returns faults by key."""
+    waiting = deque(jobs)
+    faults: dict[str, str] = {}
+    lock = threading.Lock()
+
+    def serve(_: int) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+        environment.pop("TRITON_INTERPRET", None)
+        command = [sys.executable, "-m", "quire.ops.triton.compiling", str(folder)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, **pipes, text=True, env=environment) as child:  # type: ignore[call-overload]
+            while True:
+                with lock:
+                    job = waiting.popleft() if waiting else None
+                if job is None:
+                    break
+                child.stdin.write(f"{job.line()}\n")
+                child.stdin.flush()
+                answer = child.stdout.readline()
+                if fault := answer.strip() or ("" if answer else "the compiler's process ended"):
+                    faults[job.key] = fault
+                if not answer:
+                    break
+            child.stdin.close()
+
+    num_children = min(num_processes, len(waiting))
+    if num_children:
+        with ThreadPoolExecutor(num_children) as threads:
+            list(threads.map(serve, range(num_children)))
+    faults.update({job.key: "the compiler's process ended" for job in waiting})
+    return faults
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", choices=ARCHES, action="append", help="default: sm_90; may be repeated")
+    parser.add_argument("--folder", type=Path, default=cache_folder(), help="default: %(default)s")
+    parser.add_argument("--processes", type=int, help="default: one for each processor")
+    arguments = parser.parse_args()
+    variants = all_variants()
+    for arch in arguments.arch or ["sm_90"]:
+        built = build(variants, arch, arguments.folder, arguments.processes)
+        faults = [each for each in built if isinstance(each, VariantError)]
+        print(f"{arch}: {len(built) - len(faults)} of {len(built)} kernels in {arguments.folder}")
+        for fault in faults:
+            print(f"  {fault}")
+
+
+if __name__ == "__main__":
+    main()

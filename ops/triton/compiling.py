@@ -1,0 +1,149 @@
+"""Compiles a kernel for a card, which need not be here. `python -m quire.ops.triton.compiling FOLDER` does so for jobs
+that arrive as lines of JSON, and answers each with a line: an empty one, or what was wrong.
+
+This process must not run under `TRITON_INTERPRET`, which replaces the compiler.
+"""
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from quire.ops.triton.arch import arch_of
+from quire.ops.triton.binaries import Binary, store
+from quire.ops.triton.launch import Kernel, is_pointer
+from quire.ops.triton.specialization import ALIGNMENT, CONSTANT, SCALARS, Specialization
+
+_POINTER_BYTES = 8
+_PTX_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+class Job(NamedTuple):
+    """A kernel to compile; what is made is stored under `key`."""
+
+    module: str
+    kernel: str
+    specialization: Specialization
+    arch: str
+    key: str
+
+    def line(self) -> str:
+        """The job as one line of text."""
+        constants = [[name, _written(value)] for name, value in self.specialization.constants]
+        return json.dumps([*self[:2], self.specialization._replace(constants=tuple(constants)), *self[3:]])
+
+    @classmethod
+    def read(cls, line: str) -> "Job":
+        """The job of a line."""
+        module, kernel, (types, constants, unaligned, num_warps, num_stages), arch, key = json.loads(line)
+        values = tuple((name, _read(value)) for name, value in constants)
+        return cls(
+            module, kernel, Specialization(tuple(types), values, tuple(unaligned), num_warps, num_stages), arch, key
+        )
+
+
+def _written(value: object) -> object:
+    if isinstance(value, tl.dtype):
+        return {"dtype": value.name}
+    if hasattr(value, "fn"):
+        return {"function": [value.fn.__module__, value.fn.__qualname__]}
+    return value
+
+
+def _read(value: Any) -> object:
+    if isinstance(value, dict) and "dtype" in value:
+        return tl.dtype(value["dtype"])
+    if isinstance(value, dict):
+        module, name = value["function"]
+        return vars(importlib.import_module(module))[name]
+    return value
+
+
+def compile_kernel(kernel: Kernel, job: Job, folder: Path) -> Binary:
+    """Compiles one kernel and stores it.
+
+    Raises:
+        ValueError: the compiled kernel takes other arguments than `launch.py` passes.
+        Exception: as the compiler raises.
+    """
+    spec, arch = job.specialization, arch_of(job.arch)
+    aligned = [
+        number
+        for number, name in enumerate(kernel.parameters)
+        if is_pointer(name) and name not in spec.unaligned and spec.types[number] != CONSTANT
+    ]
+    source = ASTSource(
+        kernel.function,
+        dict(zip(kernel.parameters, spec.types, strict=True)),
+        {(kernel.parameters.index(name),): value for name, value in spec.constants},
+        {(number,): [["tt.divisibility", ALIGNMENT]] for number in aligned},
+    )
+    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages, "enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget(arch.backend, arch.target, arch.warp_size), options=options)
+    metadata = compiled.metadata._asdict()
+    num_hidden = _num_hidden_arguments(compiled.asm["ptx"], spec) if arch.backend == "cuda" else 0
+    binary = Binary(
+        key=job.key, kernel=kernel.name, specialization=str(spec), arch=arch.name, triton=triton.__version__,
+        entry=metadata["name"], shared_bytes=metadata["shared"], num_warps=metadata["num_warps"],
+        num_hidden=num_hidden, scratch_bytes=metadata.get("global_scratch_size", 0),
+        scratch_alignment=metadata.get("global_scratch_align", 1),
+        profile_bytes=metadata.get("profile_scratch_size", 0),
+    )  # fmt: skip
+    store(folder, binary, compiled.asm["cubin" if arch.backend == "cuda" else "hsaco"])
+    return binary
+
+
+def _num_hidden_arguments(ptx: str, spec: Specialization) -> int:
+    """The pointers that the compiler adds behind the kernel's own parameters: to scratch memory.
+
+    Raises:
+        ValueError: the parameters are not those of `spec` with pointers behind them.
+    """
+    [parameters] = re.findall(r"\.visible \.entry \w+\(([^)]*)\)", ptx)
+    sizes = [_PTX_BYTES[each] for each in re.findall(r"\.param \.[a-z](\d+)", parameters)]
+    own = [argument_bytes(each) for each in spec.types if each != CONSTANT]
+    hidden = sizes[len(own) :]
+    if sizes[: len(own)] != own or set(hidden) - {_POINTER_BYTES}:
+        raise ValueError(f"Triton {triton.__version__} passes arguments of {sizes} bytes for {spec.types}.")
+    return len(hidden)
+
+
+def argument_bytes(type_name: str) -> int:
+    """Bytes of an argument of Triton's type."""
+    if type_name.startswith("*"):
+        return _POINTER_BYTES
+    if type_name not in SCALARS:
+        raise ValueError(f"a kernel's scalar must be one of {', '.join(SCALARS)}; got {type_name}.")
+    return 8 if type_name.endswith("64") else 4
+
+
+def find_kernel(module: str, name: str) -> Kernel:
+    """The kernel of a module."""
+    found = [each for each in vars(importlib.import_module(module)).values() if isinstance(each, Kernel)]
+    return next(each for each in found if each.name == name)
+
+
+def main(folder: Path) -> None:
+    """Serves jobs from standard input until it ends."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # so that nothing that is printed counts as an answer
+    for line in sys.stdin:
+        job = Job.read(line)
+        try:
+            compile_kernel(find_kernel(job.module, job.kernel), job, folder)
+            answer = ""
+        except Exception as error:  # whatever the compiler raises is one kernel's, and the answer
+            answer = " ".join(f"{type(error).__name__}: {error}".split())[-2000:] or type(error).__name__
+        print(answer, file=answers, flush=True)
+    os._exit(0)  # Triton reports objects that it never frees, at length, when a process ends as usual
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,65 @@
+"""Variants of kernels: the closed set that a server may launch, so that none is compiled while requests wait.
+
+Each file of kernels lists its own in a function `variants()`.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import NamedTuple
+
+import quire.ops.triton
+from quire.ops.triton.launch import Kernel
+from quire.ops.triton.specialization import Specialization
+
+
+class Variant(NamedTuple):
+    """One compiled form of a kernel.
+
+    Attributes:
+        kernel: the kernel.
+        signature: Triton's type of each parameter that is no constant: `*bf16`, `i32`, `i64`, `fp32`.
+        constants: values of the `tl.constexpr` parameters, and None for a pointer that is left out.
+        num_warps: warps of a program.
+        num_stages: depth of the pipeline.
+        reason: why these constants, warps and stages.
+    """
+
+    kernel: Kernel
+    signature: Mapping[str, str]
+    constants: Mapping[str, object]
+    num_warps: int
+    num_stages: int
+    reason: str
+
+    @property
+    def specialization(self) -> Specialization:
+        """What the compiled form depends on, beside the kernel's source and the card.
+
+        Raises:
+            ValueError: a parameter has neither a type nor a value, or there is no such parameter.
+        """
+        parameters = self.kernel.parameters
+        if wrong := {*self.signature, *self.constants} ^ set(parameters):
+            raise ValueError(f"{self.kernel.name}: neither typed nor given a value, or unknown: {sorted(wrong)}")
+        types = tuple("constexpr" if name in self.constants else self.signature[name] for name in parameters)
+        constants = tuple((name, self.constants[name]) for name in parameters if name in self.constants)
+        return Specialization(types, constants, (), self.num_warps, self.num_stages)
+
+
+def kernel_files() -> Iterator[ModuleType]:
+    """The modules of this package that list variants."""
+    for each in pkgutil.iter_modules(quire.ops.triton.__path__):
+        module = importlib.import_module(f"quire.ops.triton.{each.name}")
+        if callable(vars(module).get("variants")):
+            yield module
+
+
+def all_variants() -> list[Variant]:
+    """Every variant that a server may launch, each once."""
+    found: dict[tuple[str, Specialization], Variant] = {}
+    for module in kernel_files():
+        for variant in module.variants():
+            found.setdefault((variant.kernel.name, variant.specialization), variant)
+    return list(found.values())

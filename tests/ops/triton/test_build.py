@@ -1,0 +1,94 @@
+"""Tests the compiling of kernels without a device."""
+
+from pathlib import Path
+
+import pytest
+import triton
+import triton.language as tl
+
+from quire.ops.triton.binaries import Binary, code_path
+from quire.ops.triton.build import VariantError, build, job_of
+from quire.ops.triton.compiling import Job
+from quire.ops.triton.launch import Kernel
+from quire.ops.triton.variants import Variant
+from tests.ops.triton import samples
+from tests.ops.triton.compiled import FOLDER, PRODUCT, SCALE, compiled, machine_code
+
+
+@pytest.mark.timeout(300)
+def test_kernels_are_compiled_for_a_card_that_is_not_here() -> None:
+    scale, product = build([SCALE, PRODUCT], "sm_90", FOLDER)
+    assert isinstance(scale, Binary)
+    assert isinstance(product, Binary)
+    assert code_path(FOLDER, scale).read_bytes()[:4] == b"\x7fELF"
+    assert (scale.entry, scale.num_warps, scale.shared_bytes) == ("scale", 4, 0)
+    assert product.shared_bytes == 4 * (64 + 16) * 128 * 2  # four stages of both blocks
+    assert scale.num_hidden == 2
+
+
+def test_what_is_compiled_is_found_again(tmp_path: Path) -> None:
+    [binary] = build([SCALE], "sm_90", FOLDER)
+    assert isinstance(binary, Binary)
+    written = code_path(FOLDER, binary).stat().st_mtime_ns
+    assert build([SCALE], "sm_90", FOLDER) == [binary]
+    assert code_path(FOLDER, binary).stat().st_mtime_ns == written
+
+
+@Kernel
+def refused(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr, tl.load(x_ptr, BLOCK, BLOCK, BLOCK))
+
+
+@pytest.mark.timeout(300)
+def test_a_kernel_that_the_compiler_refuses_is_named_with_its_reason(tmp_path: Path) -> None:
+    [fault] = build([Variant(refused, {"x_ptr": "*bf16"}, {"BLOCK": 16}, 4, 1, "")], "sm_90", tmp_path, 1)
+    assert isinstance(fault, VariantError)
+    assert str(fault).startswith("refused: CompilationError: ")
+
+
+def keys(*variants: Variant, arch: str = "sm_90") -> list[str]:
+    return [job_of(each.kernel, each.specialization, arch).key for each in variants]
+
+
+def test_a_key_differs_with_each_circumstance(monkeypatch: pytest.MonkeyPatch) -> None:
+    constants = {**SCALE.constants, "BLOCK": 512}
+    found = keys(SCALE, SCALE._replace(num_warps=8), SCALE._replace(num_stages=2), SCALE._replace(constants=constants))
+    found += keys(SCALE._replace(signature={**SCALE.signature, "x_ptr": "*fp16"}))
+    found += keys(SCALE, arch="sm_89")
+    monkeypatch.setattr(triton, "__version__", "0")
+    found += keys(SCALE)
+    assert len(set(found)) == 7
+
+
+def test_a_key_depends_on_helpers_and_on_values_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    [before] = keys(SCALE)
+    with monkeypatch.context() as patch:
+        patch.setattr(samples, "FACTOR", tl.constexpr(4))
+        [with_other_value] = keys(SCALE)
+
+    @triton.jit
+    def helped(x):
+        return x + 0
+
+    monkeypatch.setattr(samples, "helped", helped)
+    [with_other_helper] = keys(SCALE)
+    assert len({before, with_other_value, with_other_helper}) == 3
+
+
+def test_a_job_survives_its_line() -> None:
+    spec = SCALE.specialization._replace(constants=(("A", None), ("B", tl.bfloat16), ("C", True), ("D", "silu")))
+    job = job_of(SCALE.kernel, spec, "sm_90")
+    assert Job.read(job.line()) == job
+
+
+def test_a_variant_that_lacks_a_parameter_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"scale: neither typed nor given a value, or unknown: \['BLOCK'\]"):
+        _ = SCALE._replace(constants={"bias_ptr": None}).specialization
+
+
+@pytest.mark.timeout(300)
+def test_instructions_are_counted() -> None:
+    *_, scale, product = compiled()
+    assert machine_code(scale).instructions["LDG.E.128"] == 1
+    assert machine_code(product).instructions["HGMMA"] == 8
+    assert machine_code(product).stack_bytes == 0

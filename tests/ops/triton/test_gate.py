@@ -1,0 +1,92 @@
+"""Holds every kernel that a server may launch to what an H100 needs of it, by the machine code that is compiled for it.
+
+Triton 3.6 and later compile without a device. What has been compiled before is read from the cache folder.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quire.ops.triton
+from quire.ops.triton.arch import ARCHES
+from quire.ops.triton.variants import Variant, all_variants
+from tests.ops.triton.compiled import PRODUCT, SCALE, machine_code
+
+VARIANTS = [*all_variants(), SCALE, PRODUCT]
+SM_90 = ARCHES["sm_90"]
+WIDE_LOADS = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "UTMALDG")
+MULTIPLIERS = ("HGMMA", "QGMMA", "IGMMA")
+
+WARP_GROUP_PRODUCTS = {"product", "multiply_few"}
+"""Kernels whose products have 64 rows."""
+WITHOUT_WIDE_LOADS: set[str] = set()
+"""Kernels that read single numbers, lists of ids or bytes here and there."""
+WITHOUT_CONVERSIONS: set[str] = set()
+"""Kernels of 4-bit weights that make numbers of codes by their bits."""
+
+
+def numbered(names: set[str] | None = None) -> list[object]:
+    return [
+        pytest.param(number, id=f"{each.kernel.name}-{number}")
+        for number, each in enumerate(VARIANTS)
+        if names is None or each.kernel.name in names
+    ]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", numbered())
+def test_a_variant_fits_the_card_without_spills(number: int) -> None:
+    variant, code = VARIANTS[number], machine_code(number)
+    assert code.shared_bytes <= SM_90.max_shared_bytes
+    assert code.stack_bytes == 0
+    assert not {"STL", "LDL"} & set(code.instructions)
+    assert code.num_registers * variant.num_warps * SM_90.warp_size <= SM_90.num_registers
+    assert code.programs_per_processor >= 1
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", numbered({each.kernel.name for each in VARIANTS} - WITHOUT_WIDE_LOADS))
+def test_a_variant_reads_16_bytes_at_a_time(number: int) -> None:
+    assert set(WIDE_LOADS) & set(machine_code(number).instructions)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", numbered(WARP_GROUP_PRODUCTS))
+def test_a_product_of_64_rows_is_a_warp_groups(number: int) -> None:
+    assert set(MULTIPLIERS) & set(machine_code(number).instructions)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", numbered(WITHOUT_CONVERSIONS))
+def test_codes_of_four_bits_are_not_converted(number: int) -> None:
+    assert "I2F" not in machine_code(number).instructions
+
+
+def test_a_reason_and_a_value_is_given_for_each_parameter() -> None:
+    for variant in VARIANTS:
+        assert variant.reason
+        assert len(variant.specialization.types) == len(variant.kernel.parameters)
+
+
+def ignored_statements(path: Path) -> Iterator[str]:
+    """Calls of `tl.multiple_of` with a plain parameter: Triton loses what they say, and loads become narrow."""
+    for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):
+        names = {each.arg for each in function.args.args}
+        for node in ast.walk(function):
+            match node:
+                case ast.Call(ast.Attribute(attr="multiple_of"), [ast.Name(name), *_]) if name in names:
+                    yield f"{path.name}:{node.lineno}: tl.multiple_of({name}, …)"
+
+
+def test_no_kernel_says_of_a_plain_parameter_what_the_compiler_ignores() -> None:
+    files = Path(quire.ops.triton.__file__).parent.glob("*.py")
+    assert [each for path in files for each in ignored_statements(path)] == []
+
+
+def test_variants_are_told_apart() -> None:
+    names: dict[str, Variant] = {}
+    for variant in all_variants():
+        other = names.setdefault(f"{variant.kernel.name}{variant.specialization}", variant)
+        assert other is variant
