@@ -5,7 +5,7 @@ from torch import Tensor
 from quire.ops.backend import Activation
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantized import QuantizedLayer
-from quire.ops.triton import norms
+from quire.ops.triton import norms, rotate_store
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 
 
@@ -31,3 +31,30 @@ class TritonBackend(EagerBackend[PlainWeight]):
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         out = norms.layer_norm(x, weight, bias, eps)
         return super().layer_norm(x, weight, bias, eps) if out is None else out
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scales: Tensor | None = None
+    ) -> None:
+        if not rotate_store.covers(k, kv_cache):
+            return super().write_kv(k, v, kv_cache, slot_mapping, scales)
+        return rotate_store.write_kv(k, v, kv_cache, slot_mapping, scales)
+
+    def rotate_and_store(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        is_interleaved: bool = False,
+        scales: Tensor | None = None,
+    ) -> Tensor:
+        if not rotate_store.covers(heads, kv_cache):
+            return super().rotate_and_store(
+                heads, cos, sin, kv_cache, slot_mapping, norm=norm, is_interleaved=is_interleaved, scales=scales
+            )
+        return rotate_store.rotate_and_store(
+            heads, cos, sin, kv_cache, slot_mapping, norm=norm, is_interleaved=is_interleaved, scales=scales
+        )

@@ -1,0 +1,135 @@
+"""Launches of the attention kernels: which kernel, which tiles, and the memory beside queries and pages."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from quire.ops.backend import AttentionForm
+from quire.ops.triton import kv_rows
+from quire.ops.triton.attention_scores import LOG2_E, NO_WINDOW
+from quire.ops.triton.decode_attention import _decode_attention, num_splits
+from quire.ops.triton.rows import PagedRows
+
+MAX_GROUP = 128
+MAX_DECODE_ROWS = 4096
+MAX_PART_BYTES = 64 << 20
+"""The most memory of splits that wait to be merged; rows beyond it are not split, which changes no bits."""
+
+PROGRAMS_PER_PROCESSOR = 4
+"""Decode programs for each multiprocessor. Two are resident at 128 numbers a head, and the others follow."""
+
+INTERPRETER_PROGRAMS = 3
+ROW_BUCKETS = (16, 128, 512, MAX_DECODE_ROWS)
+
+
+class Tiles(NamedTuple):
+    """Sizes of a kernel's tiles: rows of queries, keys; and its warps and stages."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tiles(group: int, head_dim: int, itemsize: int) -> Tiles:
+    """Chooses the tiles of decode attention, from the model's shape alone.
+
+    16 rows, the least of a matrix unit, hold the query heads of one KV head; more heads take a power of two. 64 keys
+    are 16 kB of 16-bit numbers at 128 a head. Five stages, of which the lookup in the block table takes some, keep two
+    tiles of keys and values under way: 72 kB a program, and two programs fit a multiprocessor by their registers.
+    """
+    wide = head_dim * itemsize > 256  # keys of half as many rows, so that tiles of keys and values stay as large
+    return Tiles(max(16, triton.next_power_of_2(group)), 32 if wide else 64, 4, 5)
+
+
+def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) -> bool:
+    """Returns True if `attend` computes this; what it does not is left to plain torch."""
+    group = q.shape[1] // kv_cache.shape[2]
+    return (
+        q.dtype in kv_rows.PLAIN_KINDS
+        and 16 <= q.shape[2] <= kv_rows.MAX_HEAD_DIM
+        and group <= MAX_GROUP
+        and kv_rows.has_kernels(kv_cache, q.shape[2])
+        and len(rows.seq_lens) <= MAX_DECODE_ROWS
+        and rows.max_query_len == 1
+        and len(q) == len(rows.seq_lens)
+    )
+
+
+class Attention:
+    """Attention over pages on one device, with the counters that its programs share.
+
+    Launches follow one another: those of two streams at once would count each other's programs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)
+        self._num_programs = INTERPRETER_PROGRAMS
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+            self._num_programs = PROGRAMS_PER_PROCESSOR * processors
+
+    def attend(
+        self, q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm, lse: Tensor | None = None
+    ) -> Tensor:
+        """Runs `Backend.attention` for what `covers` accepts. `lse` is filled as by `Backend.partial_attention`."""
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        if len(rows.seq_lens):
+            self._decode(q, kv_cache, rows, form, out, lse)
+        return out
+
+    def _decode(
+        self, q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm, out: Tensor, lse: Tensor | None
+    ) -> None:
+        num_rows, num_heads, head_dim = q.shape
+        num_kv_heads, block_size, row = kv_cache.shape[2:]
+        group = num_heads // num_kv_heads
+        tiles = decode_tiles(group, head_dim, q.dtype.itemsize)
+        splits = num_splits(rows.max_seq_len)
+        max_parts = parts_that_wait(num_rows, splits, num_heads, head_dim)
+        parts = q.new_empty(max_parts * num_heads * head_dim, dtype=torch.float32)
+        part_sums = q.new_empty(max_parts * num_heads * 2, dtype=torch.float32)
+        _decode_attention(
+            (min(self._num_programs, num_rows * num_kv_heads * splits),),
+            q, kv_cache, out, lse, rows.seq_lens, rows.prefix_lens, rows.block_tables,
+            form.sinks, form.slopes, form.distance_bias, parts, part_sums, self._zeros(num_rows * num_kv_heads),
+            num_rows, num_kv_heads, group, rows.block_tables.stride(0), kv_cache.stride(0), max_parts,
+            *form_numbers(form),
+            **form_constants(form), HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim),
+            BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
+            BLOCK_ROWS=next(size for size in ROW_BUCKETS if size >= num_rows), BLOCK_SIZE=block_size, ROW=row,
+            KIND=kv_rows.kind_of(kv_cache.dtype), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )  # fmt: skip
+
+    def _zeros(self, count: int) -> Tensor:
+        """Counters, all 0; a launch leaves them so."""
+        if count <= len(self._counters):
+            return self._counters
+        device = self._counters.device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return torch.zeros(count, dtype=torch.int32, device=device)  # the recording's own, and zeroed by it
+        self._counters = torch.zeros(max(1 << 16, count), dtype=torch.int32, device=device)
+        return self._counters
+
+
+def parts_that_wait(num_rows: int, splits: int, num_heads: int, head_dim: int) -> int:
+    """The most splits of a launch whose results wait in memory; 0 if rows are not split."""
+    if splits == 1:
+        return 0
+    return min(num_rows * splits, MAX_PART_BYTES // (4 * num_heads * (head_dim + 2)))
+
+
+def form_numbers(form: AttentionForm) -> tuple[float, float, int, int, int]:
+    """The scale, cap, window, chunk and reach of a form, as the kernels take them."""
+    scale = form.scale * LOG2_E if form.softcap is None else 2 * LOG2_E * form.scale / form.softcap
+    reach = 0 if form.distance_bias is None else form.distance_bias.shape[1] // 2
+    window = NO_WINDOW if form.window is None else min(form.window, NO_WINDOW)
+    return float(scale), form.softcap or 0.0, window, form.chunk or 0, reach
+
+
+def form_constants(form: AttentionForm) -> dict[str, object]:
+    """The kernels' constants of a form."""
+    return {"CHUNKS": "none" if form.chunk is None else form.chunks, "HAS_SOFTCAP": form.softcap is not None}

@@ -1,0 +1,204 @@
+"""What happens between a layer's projection and its attention: norms, rotation and the KV cache, in one kernel."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.ops.cache_rows import in_octets
+from quire.ops.triton.kv_rows import MAX_HEAD_DIM, PAGE_ALIGNMENT, PLAIN_KINDS, has_kernels, kind_of, store_rows
+from quire.ops.triton.launch import Kernel
+
+BLOCK_HEADS = 4
+"""Heads of a program: with 128 numbers a head, four warps read 8 bytes a thread, and one request fills 12 programs."""
+
+TOKEN_ALIGNMENT = 8
+"""Elements to whose multiples the stride from token to token is aligned."""
+
+_TOKEN_ALIGNMENT = tl.constexpr(TOKEN_ALIGNMENT)
+_PAGE_ALIGNMENT = tl.constexpr(PAGE_ALIGNMENT)
+
+
+def covers(x: Tensor, kv_cache: Tensor) -> bool:
+    """Returns True if the kernels of this file store heads `x` [num_tokens, heads, head_dim] in this cache."""
+    return x.dtype in PLAIN_KINDS and x.shape[2] <= MAX_HEAD_DIM and has_kernels(kv_cache, x.shape[2])
+
+
+def rotate_and_store(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    norm: tuple[Tensor, float] | None,
+    is_interleaved: bool,
+    scales: Tensor | None,
+) -> Tensor:
+    """Runs `Backend.rotate_and_store`. Slots below 0 are not written."""
+    num_tokens, num_all, head_dim = heads.shape
+    heads = _aligned(heads)
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    num_heads = num_all - 2 * num_kv_heads
+    q = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
+    if not num_tokens:
+        return q
+    weight, eps = norm or (None, 0.0)
+    _rotate_and_store(
+        (num_tokens, triton.cdiv(num_all, BLOCK_HEADS)),
+        heads, q, cos.contiguous(), sin.contiguous(), in_octets(kv_cache), slot_mapping, weight, scales,
+        heads.stride(0), kv_cache.stride(0), num_heads, num_kv_heads, eps,
+        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), ROTARY_DIM=cos.shape[-1],
+        IS_INTERLEAVED=is_interleaved, BLOCK_SIZE=block_size, ROW=kv_cache.shape[4], KIND=kind_of(kv_cache.dtype),
+        BLOCK_HEADS=BLOCK_HEADS, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return q
+
+
+def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scales: Tensor | None) -> None:
+    """Runs `Backend.write_kv`. Slots below 0 are not written."""
+    num_tokens, num_kv_heads, head_dim = k.shape
+    if not num_tokens:
+        return
+    k, v = _aligned(k), _aligned(v)
+    _write_kv(
+        (num_tokens, triton.cdiv(num_kv_heads, BLOCK_HEADS), 2),
+        k, v, in_octets(kv_cache), slot_mapping, scales,
+        k.stride(0), v.stride(0), kv_cache.stride(0), num_kv_heads,
+        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_SIZE=kv_cache.shape[3],
+        ROW=kv_cache.shape[4], KIND=kind_of(kv_cache.dtype), BLOCK_HEADS=BLOCK_HEADS, num_warps=4, num_stages=1,
+    )  # fmt: skip
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Copies heads that do not lie as the kernels say: side by side, where wide loads start."""
+    is_dense = x.stride()[1:] == (x.shape[2], 1)
+    return x if is_dense and x.stride(0) % TOKEN_ALIGNMENT == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
+
+
+@triton.jit
+def _cache_rows(slot, kv_head, page_stride, BLOCK_SIZE: tl.constexpr, ROW: tl.constexpr):
+    """Offsets of the rows of a slot; values lie behind keys in the page, so that their heads are further ones."""
+    page, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    page_stride = tl.multiple_of(page_stride.to(tl.int64), _PAGE_ALIGNMENT)
+    return page * page_stride + (kv_head.to(tl.int64) * BLOCK_SIZE + offset) * ROW
+
+
+@triton.jit
+def _normed(x, inverse, weight_ptr, places, mask):
+    """`x` times each row's `inverse` and the weight, rounded where plain torch rounds."""
+    weight = tl.load(weight_ptr + places, mask=mask, other=0.0)
+    normed = (x.to(tl.float32) * inverse[:, None]).to(weight.dtype).to(tl.float32)
+    return (normed * weight.to(tl.float32)).to(weight.dtype).to(x.dtype)
+
+
+@Kernel
+def _rotate_and_store(
+    heads_ptr,
+    q_ptr,
+    cos_ptr,
+    sin_ptr,
+    cache_ptr,
+    slots_ptr,
+    weight_ptr,
+    scales_ptr,
+    token_stride,
+    page_stride,
+    num_heads,
+    num_kv_heads,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROW: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
+    """A program computes BLOCK_HEADS heads of one token: any of queries, keys and values."""
+    token, head = tl.program_id(0), tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    num_rotated = num_heads + num_kv_heads
+    columns = tl.arange(0, BLOCK_D)
+    mask = (head < num_rotated + num_kv_heads)[:, None] & (columns < HEAD_DIM)[None, :]
+    is_rotated = (head < num_rotated)[:, None]
+    half: tl.constexpr = ROTARY_DIM // 2
+    if IS_INTERLEAVED:
+        own = tl.where(columns < half, 2 * columns, 2 * (columns - half) + 1)
+        own = tl.where(columns < ROTARY_DIM, own, columns)
+        other = tl.where(columns < half, own + 1, own - 1)[None, :]
+        own = tl.where(is_rotated, own[None, :], columns[None, :])  # values keep their order
+    else:
+        own = columns[None, :]
+        other = tl.where(columns < half, columns + half, columns - half)
+        if half % 8 == 0:
+            other = tl.max_contiguous(tl.multiple_of(other, 8), 8)
+        other = other[None, :]
+    row_ptr = heads_ptr + token.to(tl.int64) * tl.multiple_of(token_stride.to(tl.int64), _TOKEN_ALIGNMENT)
+    row_ptr += head[:, None] * HEAD_DIM
+    x = tl.load(row_ptr + own, mask=mask, other=0.0)
+    turned = (columns < ROTARY_DIM)[None, :] & is_rotated & mask
+    swapped = tl.load(row_ptr + other, mask=turned, other=0.0)
+    plain = x
+    if weight_ptr is not None:
+        full = x.to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(full * full, axis=1) / HEAD_DIM + eps)
+        x = _normed(x, inverse, weight_ptr, head[:, None] * HEAD_DIM + own, mask & is_rotated)
+        swapped = _normed(swapped, inverse, weight_ptr, head[:, None] * HEAD_DIM + other, turned)
+    if ROTARY_DIM > 0:
+        places = token * ROTARY_DIM + columns
+        cos = tl.load(cos_ptr + places, mask=columns < ROTARY_DIM, other=0.0)[None, :].to(tl.float32)
+        sin = tl.load(sin_ptr + places, mask=columns < ROTARY_DIM, other=0.0)[None, :].to(tl.float32)
+        product = (x.to(tl.float32) * cos).to(x.dtype).to(tl.float32)
+        x = tl.where(turned, (product + swapped.to(tl.float32) * sin).to(x.dtype), x)
+    x = tl.where(is_rotated, x, plain)
+    q_places = (token.to(tl.int64) * num_heads + head)[:, None] * HEAD_DIM + columns[None, :]
+    tl.store(q_ptr + q_places, x, mask=mask & (head < num_heads)[:, None])
+    if (tl.program_id(1) + 1) * BLOCK_HEADS > num_heads:
+        slot = tl.load(slots_ptr + token)
+        kv_head = head - num_heads  # values lie behind keys, in the token's heads and in the page
+        is_stored = (kv_head >= 0) & (kv_head < tl.where(slot >= 0, 2 * num_kv_heads, 0))
+        rows = _cache_rows(slot, kv_head, page_stride, BLOCK_SIZE, ROW)
+        fixed = tl.full((BLOCK_HEADS,), 1.0, tl.float32)
+        if scales_ptr is not None:
+            fixed = tl.load(scales_ptr + kv_head, mask=is_stored, other=1.0)
+        store_rows(cache_ptr, rows, x.to(tl.float32), is_stored, fixed, HEAD_DIM, BLOCK_D, KIND, scales_ptr is not None)
+
+
+@Kernel
+def _write_kv(
+    k_ptr,
+    v_ptr,
+    cache_ptr,
+    slots_ptr,
+    scales_ptr,
+    k_token_stride,
+    v_token_stride,
+    page_stride,
+    num_kv_heads,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROW: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+):
+    """A program stores BLOCK_HEADS keys of one token, or as many values."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    columns = tl.arange(0, BLOCK_D)
+    is_head = head < num_kv_heads
+    mask = is_head[:, None] & (columns < HEAD_DIM)[None, :]
+    if tl.program_id(2) == 0:
+        row_ptr = k_ptr + token * tl.multiple_of(k_token_stride.to(tl.int64), _TOKEN_ALIGNMENT)
+        x = tl.load(row_ptr + head[:, None] * HEAD_DIM + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    else:
+        row_ptr = v_ptr + token * tl.multiple_of(v_token_stride.to(tl.int64), _TOKEN_ALIGNMENT)
+        x = tl.load(row_ptr + head[:, None] * HEAD_DIM + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    slot = tl.load(slots_ptr + token)
+    kv_head = head + tl.program_id(2) * num_kv_heads
+    rows = _cache_rows(slot, kv_head, page_stride, BLOCK_SIZE, ROW)
+    fixed = tl.full((BLOCK_HEADS,), 1.0, tl.float32)
+    if scales_ptr is not None:
+        fixed = tl.load(scales_ptr + kv_head, mask=is_head, other=1.0)
+    is_stored = head < tl.where(slot >= 0, num_kv_heads, 0)
+    store_rows(cache_ptr, rows, x, is_stored, fixed, HEAD_DIM, BLOCK_D, KIND, scales_ptr is not None)
