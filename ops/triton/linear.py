@@ -1,5 +1,7 @@
 """Linear layers of few tokens, as kernels that read each weight once; products of more tokens are torch's."""
 
+from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 from quire.ops.backend import Activation
 from quire.ops.triton.activations import activate_and_mul
 from quire.ops.triton.launch import Kernel
+from quire.ops.triton.specialization import POINTER_TYPES
+from quire.ops.triton.variants import Variant
 
 MAX_TOKENS = 128
 """With more tokens, a product is bound by arithmetic rather than by the weight's bytes."""
@@ -20,6 +24,9 @@ BLOCK_IN = 128
 
 PlainWeight = tuple[Tensor, Tensor | None]
 """A weight [out, in], and a bias [out]."""
+
+FUSED: tuple[Activation, ...] = ("silu", "gelu_tanh")
+"""The activations of gated layers in one kernel with their product. The others are rare, and kernels of their own."""
 
 _LARGEST_SPLIT = 8
 _PROGRAMS = 128
@@ -31,37 +38,49 @@ class Tiles(NamedTuple):
 
     A program multiplies `BLOCK_ROWS` outputs of the weight, the rows of the tensor cores' product, with `BLOCK_TOKENS`
     tokens, its columns: so there are 64 rows, as `wgmma` needs, for any number of tokens.
-
-    Attributes:
-        SPLIT: parts of the inputs, each of which is a program's.
     """
 
     BLOCK_TOKENS: int
     BLOCK_ROWS: int
-    SPLIT: int
     num_warps: int
     num_stages: int
+
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage: 16-bit numbers of the weight and of the tokens."""
+        return 2 * (self.BLOCK_TOKENS + self.BLOCK_ROWS) * BLOCK_IN
+
+    def constants(self) -> dict[str, object]:
+        return {"BLOCK_TOKENS": self.BLOCK_TOKENS, "BLOCK_ROWS": self.BLOCK_ROWS}
+
+    def reason(self) -> str:
+        in_flight = 2 * self.BLOCK_ROWS * BLOCK_IN * (self.num_stages - 1)
+        return f"{self.BLOCK_ROWS} rows for wgmma, {in_flight >> 10} kB of the weight in flight"
 
 
 # The stages of two programs fit into the 227 kB of a multiprocessor of sm_90. With few tokens, 64 kB of a program's
 # weight are in flight. With 128 tokens, one program fits; of 128 rows, it reads the tokens half as often.
-_TILES = (Tiles(16, 64, 1, 4, 5), Tiles(32, 64, 1, 4, 4), Tiles(64, 64, 1, 4, 3), Tiles(128, 64, 1, 4, 4))
-_MANY = Tiles(128, 128, 1, 8, 3)
+_TILES = (Tiles(16, 64, 4, 5), Tiles(32, 64, 4, 4), Tiles(64, 64, 4, 3), Tiles(128, 64, 4, 4))
+_MANY = Tiles(128, 128, 8, 3)
 
 
-def choose_tiles(num_tokens: int, out_features: int, in_features: int) -> Tiles:
-    """Chooses the tiles for `num_tokens`, of at most `MAX_TOKENS`.
+def choose_tiles(num_tokens: int, out_features: int, shared_bytes: int) -> Tiles:
+    """Chooses the tiles for `num_tokens`, of at most `MAX_TOKENS`, on a card of so much shared memory a program."""
+    tiles = next(each for each in _TILES if num_tokens <= each.BLOCK_TOKENS)
+    if tiles is _TILES[-1] and out_features >= 2 * _PROGRAMS * 64 and 2 * _MANY.stage_bytes() <= shared_bytes:
+        tiles = _MANY
+    return tiles._replace(num_stages=min(tiles.num_stages, shared_bytes // tiles.stage_bytes()))
 
-    The split depends on the weight's shape alone, so that all numbers of tokens have the same sums. It is the smallest
-    that gives nearly every multiprocessor of a large card a program: more parts would only add partial sums.
+
+def choose_split(out_features: int, in_features: int) -> int:
+    """Chooses the parts of a weight's inputs, each of which is a program's.
+
+    They depend on the weight's shape alone, so that all numbers of tokens have the same sums. They are the fewest that
+    give nearly every multiprocessor of a large card a program: more would only add partial sums.
     """
     split, programs = 1, triton.cdiv(out_features, 64)
     while split < _LARGEST_SPLIT and programs < _PROGRAMS and in_features >= 4 * split * BLOCK_IN:
         split, programs = 2 * split, 2 * programs
-    tiles = next(each for each in _TILES if num_tokens <= each.BLOCK_TOKENS)
-    if num_tokens > 64 and programs >= 2 * _PROGRAMS:
-        tiles = _MANY
-    return tiles._replace(SPLIT=split)
+    return split
 
 
 @Kernel
@@ -76,34 +95,36 @@ def multiply_few(
     out_features,
     in_features,
     x_stride,
+    out_stride,
+    split,
+    num_biases,
     ACTIVATION: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_IN: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
     """`x @ weight.T + bias`, and then, with an `ACTIVATION`, the activation of gates and ups.
 
-    The grid is (tiles of outputs, SPLIT). `in_features` and `x_stride` are multiples of 8.
+    The grid is (tiles of outputs, split). `in_features` and the strides are multiples of 8. `num_biases` is
+    `out_features`, or 0 without biases.
     """
     in_features, x_stride = in_features // 8 * 8, x_stride // 8 * 8  # so that the compiler knows
     part = tl.program_id(1)
     rows = weight_rows(out_features, BLOCK_ROWS, ACTIVATION is not None)
-    tokens = tl.arange(0, BLOCK_TOKENS)
-    inputs = tl.arange(0, BLOCK_IN)
+    tokens, inputs = tl.arange(0, BLOCK_TOKENS), tl.arange(0, BLOCK_IN)
     weights = weight_ptr + rows.to(tl.int64)[:, None] * in_features + inputs[None, :]
-    values = x_ptr + tokens.to(tl.int64)[None, :] * x_stride + inputs[:, None]
+    values = x_ptr + tokens[None, :] * x_stride + inputs[:, None]
     steps = tl.cdiv(in_features, BLOCK_IN)
     total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), tl.float32)
-    for step in range(part * steps // SPLIT, (part + 1) * steps // SPLIT):
+    for step in range(part * steps // split, (part + 1) * steps // split):
         first = step * BLOCK_IN
         known = inputs < in_features - first
         weight = tl.load(weights + first, mask=known[None, :], other=0.0, eviction_policy="evict_first")
         x = tl.load(values + first, mask=known[:, None] & (tokens < num_tokens)[None, :], other=0.0)
         total = tl.dot(weight, x, total, input_precision="ieee")
     finish(
-        total, rows, bias_ptr, out_ptr, partials_ptr, counters_ptr, num_tokens, out_features,
-        ACTIVATION, BLOCK_TOKENS, BLOCK_ROWS, SPLIT,
+        total, rows, bias_ptr, out_ptr, partials_ptr, counters_ptr, num_tokens, out_stride, split, num_biases,
+        ACTIVATION, BLOCK_TOKENS, BLOCK_ROWS,
     )  # fmt: skip
 
 
@@ -131,65 +152,73 @@ def finish(
     partials_ptr,
     counters_ptr,
     num_tokens,
-    out_features,
+    out_stride,
+    split,
+    num_biases,
     ACTIVATION: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
     """Stores this program's `total`, or that of all parts of the inputs, if this program is the last of them.
 
-    The parts are added in their order, whichever is last. `partials_ptr` is [SPLIT, tiles, num_tokens, BLOCK_ROWS]
-    float32; `counters_ptr` is [tiles] int32, zero before and after.
+    The parts are added in their order, whichever is last. `partials_ptr` is [split, tiles, num_tokens, BLOCK_ROWS]
+    float32; `counters_ptr` is [tiles] int32, zero before and after. Both are None for a split of 1.
     """
-    if SPLIT == 1:
-        _store(total, rows, bias_ptr, out_ptr, num_tokens, out_features, ACTIVATION, BLOCK_TOKENS, BLOCK_ROWS)
-    else:
+    if partials_ptr is not None:
         tile, tiles = tl.program_id(0), tl.num_programs(0)
         tokens = tl.arange(0, BLOCK_TOKENS)
-        places = tokens[None, :] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-        known = (tokens < num_tokens)[None, :]
-        own = tl.program_id(1) * tiles + tile
-        tl.store(partials_ptr + own * num_tokens * BLOCK_ROWS + places, total, mask=known)
+        places = partials_ptr + tokens[None, :] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+        size = num_tokens * BLOCK_ROWS
+        tl.store(places + (tl.program_id(1) * tiles + tile) * size, total, mask=(tokens < num_tokens)[None, :])
         tl.debug_barrier()  # all threads have stored before one of them counts
-        if tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == SPLIT - 1:
+        if tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == split - 1:
             total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), tl.float32)
-            for part in tl.static_range(SPLIT):
-                partials = partials_ptr + (part * tiles + tile) * num_tokens * BLOCK_ROWS
-                total += tl.load(partials + places, mask=known, other=0.0, cache_modifier=".cg")
-            _store(total, rows, bias_ptr, out_ptr, num_tokens, out_features, ACTIVATION, BLOCK_TOKENS, BLOCK_ROWS)
+            for first in range(0, split, 4):
+                for part in tl.static_range(4):  # four loads under way
+                    place = places + ((first + part) * tiles + tile) * size
+                    count = tl.where(first + part < split, num_tokens, 0)
+                    total += tl.load(place, mask=(tokens < count)[None, :], other=0.0, cache_modifier=".cg")
+            _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
             tl.store(counters_ptr + tile, 0)
+    else:
+        _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
 
 
 @triton.jit
-def _store(
-    total,
-    rows,
-    bias_ptr,
-    out_ptr,
-    num_tokens,
-    out_features,
-    ACTIVATION: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-):
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+def _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION: tl.constexpr):
+    total += tl.load(bias_ptr + rows, mask=rows < num_biases, other=0.0).to(tl.float32)[:, None]
     if ACTIVATION is None:
-        _store_block(total, out_ptr, num_tokens, out_features, BLOCK_TOKENS, BLOCK_ROWS)
+        _store_block(total, out_ptr, num_tokens, out_stride)
     else:  # gates and ups are rounded, as those of a layer without activation
+        BLOCK_OUT: tl.constexpr = total.shape[0] // 2
         rounded = total.to(out_ptr.dtype.element_ty).to(tl.float32)
-        halves = tl.permute(tl.reshape(rounded, (BLOCK_ROWS // 16, 2, 8, BLOCK_TOKENS)), (0, 2, 3, 1))
+        halves = tl.permute(tl.reshape(rounded, (BLOCK_OUT // 8, 2, 8, total.shape[1])), (0, 2, 3, 1))
         gate, up = tl.split(halves)
-        out = tl.reshape(activate_and_mul(gate, up, ACTIVATION), (BLOCK_ROWS // 2, BLOCK_TOKENS))
-        _store_block(out, out_ptr, num_tokens, out_features // 2, BLOCK_TOKENS, BLOCK_ROWS // 2)
+        out = tl.reshape(activate_and_mul(gate, up, ACTIVATION), (BLOCK_OUT, total.shape[1]))
+        _store_block(out, out_ptr, num_tokens, out_stride)
 
 
 @triton.jit
-def _store_block(out, out_ptr, num_tokens, size, BLOCK_TOKENS: tl.constexpr, BLOCK_OUT: tl.constexpr):
-    tokens, outs = tl.arange(0, BLOCK_TOKENS), tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    places = out_ptr + tokens.to(tl.int64)[None, :] * size + outs[:, None]
-    tl.store(places, out.to(out_ptr.dtype.element_ty), mask=(outs < size)[:, None] & (tokens < num_tokens)[None, :])
+def _store_block(out, out_ptr, num_tokens, out_stride):
+    out_stride = out_stride // 8 * 8
+    tokens, outs = tl.arange(0, out.shape[1]), tl.program_id(0) * out.shape[0] + tl.arange(0, out.shape[0])
+    places = out_ptr + tokens[None, :] * out_stride + outs[:, None]
+    known = (outs < out_stride)[:, None] & (tokens < num_tokens)[None, :]
+    tl.store(places, out.to(out_ptr.dtype.element_ty), mask=known)
+
+
+def variants() -> Iterator[Variant]:
+    """The forms of the kernel that a large card may need; a smaller one has fewer stages."""
+    scalars = ("num_tokens", "out_features", "in_features", "x_stride", "out_stride", "split", "num_biases")
+    for dtype, activation, tiles in product(_MULTIPLIED, (None, *FUSED), (*_TILES, _MANY)):
+        pointers = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), POINTER_TYPES[dtype])
+        constants = {"ACTIVATION": activation, "BLOCK_IN": BLOCK_IN, **tiles.constants()}
+        shape = (tiles.num_warps, tiles.num_stages, tiles.reason())
+        whole = {"partials_ptr": None, "counters_ptr": None}
+        yield Variant(multiply_few, pointers | dict.fromkeys(scalars, "i32"), constants | whole, *shape)
+        if tiles is not _MANY:  # products of so many outputs are not split
+            parts = {"partials_ptr": "*fp32", "counters_ptr": "*i32"}
+            yield Variant(multiply_few, pointers | parts | dict.fromkeys(scalars, "i32"), constants, *shape)
 
 
 class TritonLinear:
@@ -199,10 +228,10 @@ class TritonLinear:
     packed_types: tuple[type, ...] = ()
 
     def __init__(self) -> None:
-        self._counters: dict[torch.device, Tensor] = {}
+        self._cards: dict[torch.device, _Card] = {}
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PlainWeight:
-        return weight, bias
+        return weight, bias if bias is None or bias.data_ptr() % 16 == 0 else bias.clone()
 
     def plain(self, packed: PlainWeight) -> Tensor:
         return packed[0]
@@ -213,28 +242,53 @@ class TritonLinear:
 
     def multiply_gated(self, x: Tensor, packed: PlainWeight, activation: Activation) -> Tensor | None:
         """Runs `Backend.gated_linear`, or returns None if no kernel does."""
-        return self._few(x, *packed, activation) if is_few(x, packed[0]) else None
+        return self._few(x, *packed, activation) if activation in FUSED and is_few(x, packed[0]) else None
 
     def _few(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Tensor:
+        card = self._card(x.device)
         num_tokens, (out_features, in_features) = len(x), weight.shape
         x = x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
-        tiles = choose_tiles(num_tokens, out_features, in_features)
+        tiles, split = (
+            choose_tiles(num_tokens, out_features, card.shared_bytes),
+            choose_split(out_features, in_features),
+        )
         num_tiles = triton.cdiv(out_features, tiles.BLOCK_ROWS)
-        out = x.new_empty(num_tokens, out_features if activation is None else out_features // 2)
-        partials = x.new_empty(tiles.SPLIT * num_tiles * num_tokens * tiles.BLOCK_ROWS, dtype=torch.float32)
+        size = out_features if activation is None else out_features // 2
+        out = x.new_empty(num_tokens, -(-size // 8) * 8)
+        partials, counters = None, None
+        if split > 1:
+            counters = card.counters
+            partials = x.new_empty(split * num_tiles * num_tokens * tiles.BLOCK_ROWS, dtype=torch.float32)
         multiply_few(
-            (num_tiles, tiles.SPLIT),
-            x, weight, bias, out, partials, self._counters_of(x.device),
-            num_tokens, out_features, in_features, x.stride(0),
+            (num_tiles, split),
+            x, weight, weight if bias is None else bias, out, partials, counters,
+            num_tokens, out_features, in_features, x.stride(0), out.stride(0), split,
+            0 if bias is None else out_features,
             ACTIVATION=activation, BLOCK_IN=BLOCK_IN, **tiles._asdict(),
         )  # fmt: skip
-        return out
+        return out if size == out.shape[1] else out[:, :size].contiguous()
 
-    def _counters_of(self, device: torch.device) -> Tensor:
-        """Counts of the programs that have stored their part; zero whenever a kernel begins."""
-        if device not in self._counters:
-            self._counters[device] = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
-        return self._counters[device]
+    def _card(self, device: torch.device) -> "_Card":
+        if device not in self._cards:
+            self._cards[device] = _Card(
+                torch.zeros(_PROGRAMS, dtype=torch.int32, device=device),
+                torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+                if device.type == "cuda"
+                else 232_448,
+            )
+        return self._cards[device]
+
+
+class _Card(NamedTuple):
+    """What the kernels need of a device.
+
+    Attributes:
+        counters: counts of the programs that have stored their part; zero whenever a kernel begins.
+        shared_bytes: shared memory that a program may have.
+    """
+
+    counters: Tensor
+    shared_bytes: int
 
 
 def is_few(x: Tensor, weight: Tensor) -> bool:

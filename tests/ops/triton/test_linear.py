@@ -6,14 +6,11 @@ from torch import Tensor
 
 from quire.ops.backend import Activation
 from quire.ops.triton.backend import TritonBackend
-from quire.ops.triton.linear import MAX_TOKENS, choose_tiles, is_few
+from quire.ops.triton.linear import FUSED, MAX_TOKENS, choose_split, choose_tiles, is_few
 from tests.ops.triton.conftest import DEVICE
 
 SHAPES = [(70, 136), (64, 8), (3, 1032), (66, 552)]
 """(out, in): more and less than a tile, less than a step of inputs, and splits in 4 and 2 with an odd end."""
-ACTIVATIONS: list[Activation] = [
-    *("silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu", "clamped_swiglu", "clamped_silu"),
-]
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def test_products(ops: TritonBackend, shape: tuple[int, int], has_bias: bool, dt
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", FUSED)
 def test_gated_layers(ops: TritonBackend, activation: Activation, has_bias: bool) -> None:
     """Gates and ups are rounded as a layer's outputs are; their activation is rounded once."""
     for size, in_features in ((70, 16), (5, 520)):
@@ -51,6 +48,12 @@ def test_gated_layers(ops: TritonBackend, activation: Activation, has_bias: bool
         torch.testing.assert_close(ops.gated_linear(x, packed, activation).float(), expected, atol=1e-6, rtol=2**-8)
 
 
+def test_other_activations_are_operations_of_their_own(ops: TritonBackend) -> None:
+    weight, x = numbers(10, 16), numbers(3, 16)
+    expected = ops.activate_and_mul(ops.linear(x, ops.pack_linear(weight)), "clamped_swiglu")
+    assert torch.equal(ops.gated_linear(x, ops.pack_gated_linear(weight), "clamped_swiglu"), expected)
+
+
 @pytest.mark.parametrize("shape", [(3, 1032), (70, 16)])
 def test_a_row_has_the_same_bits_in_any_company(ops: TritonBackend, shape: tuple[int, int]) -> None:
     packed, x = ops.pack_linear(numbers(*shape)), numbers(MAX_TOKENS, shape[1])
@@ -59,11 +62,17 @@ def test_a_row_has_the_same_bits_in_any_company(ops: TritonBackend, shape: tuple
         assert torch.equal(ops.linear(x[first:end], packed), together[first:end]), (first, end)
 
 
-def test_a_split_depends_on_the_shape_alone() -> None:
-    for shape in ((4096, 1024), (1024, 2048), (6144, 4096), (4096, 12288), (24576, 4096), (151936, 1024), (64, 64)):
-        tiles = [choose_tiles(num_tokens, *shape) for num_tokens in range(1, MAX_TOKENS + 1)]
-        assert len({each.SPLIT for each in tiles}) == 1
-        assert all(num_tokens <= each.BLOCK_TOKENS for num_tokens, each in enumerate(tiles, 1))
+def test_tiles_hold_all_tokens_and_fit_into_a_card() -> None:
+    for out_features, shared_bytes in ((64, 232_448), (1 << 20, 232_448), (1 << 20, 166_912), (1 << 20, 101_376)):
+        for num_tokens in range(1, MAX_TOKENS + 1):
+            tiles = choose_tiles(num_tokens, out_features, shared_bytes)
+            assert num_tokens <= tiles.BLOCK_TOKENS
+            assert 2 <= tiles.num_stages <= shared_bytes // tiles.stage_bytes()
+
+
+def test_splits_give_a_large_card_programs_enough() -> None:
+    shapes = {(4096, 1024): 2, (1024, 3072): 8, (6144, 4096): 2, (4096, 12288): 2, (24576, 4096): 1, (64, 8): 1}
+    assert {shape: choose_split(*shape) for shape in shapes} == shapes
 
 
 def test_a_kernel_leaves_its_counts_at_zero(ops: TritonBackend) -> None:
