@@ -29,10 +29,10 @@ from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
     RequestDelta,
-    RequestFailure,
     SchedulerStats,
     SequenceStart,
 )
+from quire.core.wire.row_outputs import RequestFailure
 
 logger = get_logger(__name__)
 

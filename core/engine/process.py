@@ -26,6 +26,7 @@ from quire.core.trace import Timeline
 from quire.core.wire import protocol
 from quire.core.wire.channel import Channel, CurveKeys, bind_router
 from quire.core.wire.request_ids import reply_id_of
+from quire.core.wire.row_outputs import RequestFailure
 
 logger = get_logger(__name__)
 
@@ -171,7 +172,7 @@ class EngineProcess:
         """Fails sequences that the scheduler does not have."""
         if not request_ids:
             return
-        failure, stats = protocol.RequestFailure("internal", message), protocol.SchedulerStats()
+        failure, stats = RequestFailure("internal", message), protocol.SchedulerStats()
         if self._scheduler is not None:
             stats = self._scheduler.stats()
         error = protocol.FinishReason.ERROR

@@ -11,7 +11,8 @@ from quire.core.config.resolved import SchedulerLimits
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.throughput import Throughput
-from quire.core.wire.protocol import EngineRequest, RequestFailure, SequenceStart
+from quire.core.wire.protocol import EngineRequest, SequenceStart
+from quire.core.wire.row_outputs import RequestFailure
 
 
 class Admission:
@@ -42,6 +43,8 @@ class Admission:
 
     def max_num_tokens(self, wire: EngineRequest) -> int:
         """The length, prompt included, at which a request ends."""
+        if wire.pooling is not None:
+            return len(wire.prompt_token_ids) + 1  # it ends before a token is sampled
         max_tokens = self._max_model_len if wire.sampling.max_tokens is None else wire.sampling.max_tokens
         return min(len(wire.prompt_token_ids) + max_tokens, self._max_model_len)
 
@@ -83,7 +86,13 @@ class Admission:
         num_prompt = len(wire.prompt_token_ids)
         if not num_prompt:
             return "The prompt holds no tokens; at least one is needed."
-        if num_prompt >= self._max_model_len:
+        if wire.pooling is not None:
+            if num_prompt > self._max_model_len:
+                return (
+                    f"The prompt has {num_prompt} tokens, but the model computes {self._max_model_len}. Shorten the "
+                    "prompt or raise --max-model-len."
+                )
+        elif num_prompt >= self._max_model_len:
             return (
                 f"The prompt has {num_prompt} tokens, but prompt and output together may have {self._max_model_len}, "
                 "at least one of them output. Shorten the prompt or raise --max-model-len."

@@ -15,9 +15,15 @@ class StepInFlight(NamedTuple):
     plan: StepPlan
     requests: list[Request]  # of the rows that want tokens, in row order
     prefilled: list[Request]  # of those, the ones whose prompts end in this step
-    scored: dict[int, Request]  # by slot, those that want their prompt's log-probabilities
+    others: dict[int, Request]  # by row, of the rows that want an output besides tokens
     num_prompt_tokens: int  # computed for the first time, by this step and all before it
     planned_at: float  # seconds of the scheduler's clock
+
+    def request_of(self, row: int) -> Request:
+        """Returns the request of a row that wants any output."""
+        if row in self.others:
+            return self.others[row]
+        return self.requests[sum(map(bool, self.plan.num_wanted[:row]))]
 
 
 class StepsInFlight:
@@ -49,11 +55,11 @@ class StepsInFlight:
         plan: StepPlan,
         requests: list[Request],
         prefilled: list[Request],
-        scored: dict[int, Request],
+        others: dict[int, Request],
         num_prompt_tokens: int,
     ) -> None:
         """Adds a step; the arguments are as in `StepInFlight`."""
-        self._steps.append(StepInFlight(plan, requests, prefilled, scored, num_prompt_tokens, self._clock()))
+        self._steps.append(StepInFlight(plan, requests, prefilled, others, num_prompt_tokens, self._clock()))
 
     def complete(self, result: StepResult) -> StepInFlight:
         """Removes and returns the oldest step. Raises EngineError when `result` does not answer it."""

@@ -5,7 +5,8 @@ from enum import Enum
 
 from quire.core.kv.block_table import BlockTable
 from quire.core.kv.paged_request import PlannedSnapshot
-from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, RequestFailure, SequenceStart
+from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, SequenceStart
+from quire.core.wire.row_outputs import OutputKind, PromptOutput, RequestFailure
 
 PriorityKey = tuple[int, ...]
 """A request's place under the scheduling policy: the smallest runs first, the largest is preempted first."""
@@ -67,6 +68,7 @@ class Request:
         "output_token_ids",
         "pages_settled_until",
         "planned_snapshots",
+        "pooling",
         "priority_key",
         "prompt",
         "queued_at",
@@ -95,6 +97,7 @@ class Request:
         if not start.scores_prompt:
             self.sampling.prompt_logprobs = self.sampling.prompt_logprob_token_ids = None
         self.grammar = wire.grammar
+        self.pooling = wire.pooling  # None: tokens are sampled
         self.prompt = prompt
         self.priority_key = priority_key
         self.max_num_tokens = max_num_tokens  # prompt and output together
@@ -150,9 +153,21 @@ class Request:
         """
         return self.sampling.scores_prompt and not self.output_token_ids
 
+    def output_of(self, start: int, end: int) -> OutputKind | None:
+        """The output besides tokens of a row that computes the prompt's positions `start` to `end`, if it has any."""
+        if self.pooling is None:
+            has_scores = self.scores_prompt and start < self.num_prompt_tokens - 1  # the last token has no successor
+            return OutputKind.PROMPT_LOGPROBS if has_scores else None
+        if self.pooling == "all":
+            return OutputKind.HIDDEN_STATES
+        # The last token's row is the only one that matters; a mean is summed up over all rows.
+        return OutputKind.POOLED if self.pooling == "mean" or end == self.num_prompt_tokens else None
+
     @property
     def skips_prefix_cache(self) -> bool:
         """True if the request computes all its tokens, even those in the prefix cache."""
+        if self.pooling is not None:
+            return self.pooling != "last"
         return self.scores_prompt or bool(self.sampling.skip_reading_prefix_cache)
 
     @property
@@ -219,9 +234,12 @@ class Request:
             self.sampling,
             self.grammar,
             self.prompt.embeds,
+            pooling=self.pooling,
         )
 
-    def last_delta(self, reason: FinishReason, failure: RequestFailure | None = None) -> RequestDelta:
+    def last_delta(
+        self, reason: FinishReason, failure: RequestFailure | None = None, output: PromptOutput | None = None
+    ) -> RequestDelta:
         """The delta that ends the request without a token."""
         return RequestDelta(
             self.request_id,
@@ -232,4 +250,5 @@ class Request:
             queued_at=self.queued_at,
             scheduled_at=self.scheduled_at,
             num_preemptions=self.num_preemptions,
+            output=output,
         )

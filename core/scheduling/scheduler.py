@@ -45,12 +45,12 @@ from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
     RequestDelta,
-    RequestFailure,
     SchedulerStats,
     SequenceStart,
     StepPlan,
     StepResult,
 )
+from quire.core.wire.row_outputs import HiddenStates, PooledVector, PromptOutput, RequestFailure
 
 _priority_key = attrgetter("priority_key")
 
@@ -102,7 +102,7 @@ class Scheduler:
         self._released: list[int] = []  # slots that the workers clear with the next plan
         self._prefilled: list[Request] = []  # whose prompts end in the step that is planned
         self._snapshots: list[tuple[int, PlannedSnapshot]] = []  # by slot, that the step which is planned shall take
-        self._scored: dict[int, Request] = {}  # by slot, running requests that want their prompt's log-probabilities
+        self._others: dict[int, Request] = {}  # by row of the plan, that want an output besides tokens
         self._num_watching = 0  # unfinished requests that may end by repeating themselves
         self._in_flight = StepsInFlight(clock)
         self._drafting = False  # whether the workers have ever proposed drafts
@@ -207,7 +207,8 @@ class Scheduler:
             self._snapshots = []
         self._num_steps += 1
         prefilled, self._prefilled = self._prefilled, []
-        self._in_flight.add(plan, sampling, prefilled, dict(self._scored), self._totals.num_planned_prompt_tokens)
+        others, self._others = self._others, {}
+        self._in_flight.add(plan, sampling, prefilled, others, self._totals.num_planned_prompt_tokens)
         return plan
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
@@ -242,15 +243,15 @@ class Scheduler:
                 break
             if staged and start >= request.num_prompt_tokens:
                 plan.sampled.append((len(plan.slots), request.known_tokens(start, start + 1)[0]))
+            samples = end == request.num_tokens
             slots(request.slot)
             num_computed(start)
             num_scheduled(num_new)
             request.num_planned_tokens = end
             if start < request.num_prompt_tokens:
                 totals.num_planned_prompt_tokens += request.count_prompt(start, end)
-                if end == request.num_tokens:
-                    self._prefilled.append(request)
-            if end == request.num_tokens:
+                samples = self._plan_prompt(request, start, end, plan)
+            if samples:
                 if drafting and request.num_drafts:
                     num_wanted(num_new)
                 else:
@@ -295,17 +296,28 @@ class Scheduler:
             self._take_snapshot(request, end)
             self._totals.num_planned_prompt_tokens += request.count_prompt(start, end)
             self._num_left_tokens += request.num_tokens - end
-            done = end == request.num_tokens
-            if done:
-                request.num_tokens += 1
-                sampling.append(request)
-                self._prefilled.append(request)
             plan.slots.append(request.slot)
             plan.num_computed.append(start)
             plan.num_scheduled.append(num_new)
-            plan.num_wanted.append(1 if done else 0)
+            samples = self._plan_prompt(request, start, end, plan)
+            if samples:
+                request.num_tokens += 1
+                sampling.append(request)
+            plan.num_wanted.append(1 if samples else 0)
             self._kv.cache_full_blocks(request)
             budget -= num_new
+
+    def _plan_prompt(self, request: Request, start: int, end: int, plan: StepPlan) -> bool:
+        """Notes what the plan's newest row, a part of a prompt, wants besides tokens. Returns True if it samples."""
+        output = request.output_of(start, end)
+        if output is not None:
+            row = len(plan.slots) - 1
+            plan.outputs.append((row, output))
+            self._others[row] = request
+        if end < request.num_tokens:
+            return False
+        self._prefilled.append(request)
+        return request.pooling is None
 
     def _admit(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> None:
         request.slot = self._free_slots.pop()
@@ -314,8 +326,6 @@ class Scheduler:
         if not request.num_preemptions:
             request.scheduled_at = self._clock()
             request.num_cached_tokens = min(request.num_planned_tokens, request.num_prompt_tokens)
-        if request.scores_prompt:
-            self._scored[request.slot] = request
         if prefix.snapshot:
             plan.moves_before.append(PageMove("device", prefix.snapshot, "state", [request.slot]))
         plan.admitted.append(request.new_slot())
@@ -359,28 +369,12 @@ class Scheduler:
     def update(self, result: StepResult) -> list[RequestDelta]:
         """Takes in the result of the oldest plan in flight; returns a delta for each of its unfinished requests."""
         step = self._in_flight.complete(result)
-        requests, scored = step.requests, step.scored
         num_before = len(self._requests)
-        faults = [(*failure, "internal") for failure in result.failures]
-        faults += [(*refusal, "invalid") for refusal in result.refusals]
-        failed = [
-            self._fail(requests[index], message, kind)
-            for index, message, kind in faults
-            if requests[index].status is not RequestStatus.FINISHED
-        ]
-        failed += [
-            self._cut(requests[index], message)
-            for index, message in result.dead_ends
-            if requests[index].status is not RequestStatus.FINISHED
-        ]
-        scores = [
-            RequestDelta(scored[slot].request_id, [], prompt_logprobs=part)
-            for slot, part in result.prompt_logprobs
-            if scored[slot].status is not RequestStatus.FINISHED
-        ]
+        failed = self._take_failures(step, result)
         self._totals.add_prefilled(step)
+        outputs = self._take_outputs(step, result)
         self._drafting = self._drafting or bool(result.num_drafts)
-        deltas = self._append_tokens(requests, result)
+        deltas = self._append_tokens(step.requests, result)
         num_tokens = len(deltas)
         if self._drafting:
             num_tokens = sum(len(delta.token_ids) for delta in deltas)
@@ -388,7 +382,32 @@ class Scheduler:
         num_finished = num_before - len(self._requests)
         self._totals.add_step(result, self._clock(), num_tokens=num_tokens, num_finished=num_finished)
         self._drop_finished()
-        return scores + deltas + failed
+        return outputs + deltas + failed
+
+    def _take_failures(self, step: StepInFlight, result: StepResult) -> list[RequestDelta]:
+        """Ends the requests of rows that failed."""
+        return [
+            self._fail(request, output)
+            for row, output in result.outputs
+            if isinstance(output, RequestFailure)
+            and (request := step.request_of(row)).status is not RequestStatus.FINISHED
+        ]
+
+    def _take_outputs(self, step: StepInFlight, result: StepResult) -> list[RequestDelta]:
+        """Takes in what rows computed besides tokens, and ends requests that want nothing else."""
+        deltas: list[RequestDelta] = []
+        for row, output in result.outputs:
+            if isinstance(output, RequestFailure):
+                continue
+            request = step.request_of(row)
+            if request.status is RequestStatus.FINISHED:
+                continue
+            if request.pooling is not None and _ends_prompt(output, request):
+                self._end(request)
+                deltas.append(request.last_delta(FinishReason.STOP, output=output))
+            else:
+                deltas.append(RequestDelta(request.request_id, [], output=output))
+        return deltas
 
     def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
         """Appends sampled tokens and ends sequences. This loop, too, runs once per running request and step."""
@@ -434,17 +453,15 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING:
                 request.expect_drafts(min(held, self._max_num_drafts))
 
-    def _fail(self, request: Request, message: str, kind: str) -> RequestDelta:
+    def _fail(self, request: Request, failure: RequestFailure) -> RequestDelta:
+        """Ends a request that failed, or whose grammar does not let it go on; without any output, that is a refusal."""
         self._end(request)
+        if failure.kind == "dead_end":
+            if request.output_token_ids:
+                return request.last_delta(FinishReason.LENGTH, failure)
+            failure = RequestFailure("invalid", failure.message)
         self._kv.disown(request)
-        return request.last_delta(FinishReason.ERROR, RequestFailure(kind, message))
-
-    def _cut(self, request: Request, message: str) -> RequestDelta:
-        """Ends an output that its grammar does not let go on; a request without any output is refused."""
-        if not request.output_token_ids:
-            return self._fail(request, message, "invalid")
-        self._end(request)
-        return request.last_delta(FinishReason.LENGTH, RequestFailure("dead_end", message))
+        return request.last_delta(FinishReason.ERROR, failure)
 
     def _end(self, request: Request) -> None:
         """Frees all resources of the request. `_drop_finished` removes it from `_running` later, once for all of a
@@ -461,7 +478,6 @@ class Scheduler:
     def _leave_slot(self, request: Request) -> None:
         self._free_slots.append(request.slot)
         self._released.append(request.slot)
-        self._scored.pop(request.slot, None)
         request.slot = -1
 
     def _drop_finished(self) -> None:
@@ -513,3 +529,14 @@ class Scheduler:
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
             if request.status is RequestStatus.WAITING:
                 assert not request.block_tables, f"{request.request_id} waits but holds pages"
+
+
+def _ends_prompt(output: PromptOutput, request: Request) -> bool:
+    """Returns True if `output` is the last that a request for hidden states gets."""
+    match output:
+        case PooledVector():
+            return True
+        case HiddenStates(start=start, num_tokens=num_tokens):
+            return start + num_tokens == request.num_prompt_tokens
+        case _:
+            return False

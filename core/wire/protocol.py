@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.rank import Rank
+from quire.core.wire.row_outputs import OutputKind, Pooling, PromptOutput, RequestFailure, RowOutput, TokenLogprobs
 from quire.core.wire.sampling_params import SamplingParams
 
 # --------------------------------------------------------------------------------------------- frontend -> engine
@@ -79,6 +80,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
     num_new_tokens: int = 0  # that the engine will have to compute before it samples, as the sender expects
+    pooling: Pooling | None = None  # hidden states are the output: no token is sampled, and `sampling` has no effect
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -158,42 +160,6 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class TokenLogprobs(Struct, array_like=True):
-    """Log-probabilities at one position, or logits: see `LogprobsMode`.
-
-    `token_ids[0]` is the token at that position, sampled or of the prompt. `nth_likeliest` is its rank by likelihood in
-    the vocabulary, from 1. The likeliest tokens follow, best first; the token at the position may be among them again.
-    Without `by_likelihood`, the tokens that the request named follow instead.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    nth_likeliest: int
-    by_likelihood: bool = True
-
-
-class PromptLogprobs(Struct, array_like=True):
-    """Log-probabilities of the prompt's tokens from position `start` on, each given the tokens before it.
-
-    The first token of a prompt has no log-probability, so `start` is at least 1. They are sent in parts as the prompt
-    is computed, and again when a prompt is computed again.
-    """
-
-    start: int
-    positions: list[TokenLogprobs]
-
-
-class RequestFailure(Struct, array_like=True):
-    """Why one request failed. `kind` is "invalid" (400), "overloaded" (429) or "internal" (500).
-
-    A "dead_end" is no failure of the request: its output ends there, because the grammar cannot go on.
-    """
-
-    kind: str
-    message: str
-    retry_after_seconds: float = 0.0
-
-
 class RequestDelta(Struct, array_like=True, gc=False):
     """The result of one step for one sequence.
 
@@ -210,7 +176,7 @@ class RequestDelta(Struct, array_like=True, gc=False):
     queued_at: float = 0.0  # CLOCK_MONOTONIC seconds of the engine's host; see `EngineClock`
     scheduled_at: float = 0.0
     num_preemptions: int = 0
-    prompt_logprobs: PromptLogprobs | None = None  # such a delta holds no tokens
+    output: PromptOutput | None = None  # such a delta holds no tokens
 
 
 class SchedulerStats(Struct, array_like=True):
@@ -313,6 +279,7 @@ class NewSlot(Struct, array_like=True):
     sampling: SamplingParams
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
+    pooling: Pooling | None = None
 
 
 class StepPlan(Struct, array_like=True, tag="step"):
@@ -333,6 +300,8 @@ class StepPlan(Struct, array_like=True, tag="step"):
     drafts that the worker has for this request; the row samples a token at each of its last 1 + d positions, up to the
     first that differs from the draft after it.
 
+    `outputs` names what rows want besides tokens. A row that samples may be among them.
+
     The worker also writes sampled tokens into its own table, because a later plan may refer to them before their values
     have come back. With several pipeline stages, the last one samples. So a plan for a sampled token contains its value
     in `sampled`, and is made when the value is known.
@@ -349,26 +318,26 @@ class StepPlan(Struct, array_like=True, tag="step"):
     moves_before: list[PageMove] = []
     moves_after: list[PageMove] = []
     sampled: list[tuple[int, int]] = []  # (row, the token at its first position), which another stage has sampled
+    outputs: list[tuple[int, OutputKind]] = []  # (row, kind)
 
 
 class StepResult(Struct, array_like=True, tag="result"):
     """The workers' result for one plan: a list of tokens for each row that wants any, in row order.
 
-    A row with `num_wanted` 1 + d brings 1 to 1 + d tokens: the drafts that were accepted, and one more.
-
-    `logprobs` has an entry (index into token_ids, values of each of the row's tokens) for each such row whose request
-    asked. `failures` has (index into token_ids, message) for rows whose first token cannot be chosen because the logits
-    are unusable (NaN): only those requests fail, and their rows' tokens are dropped. A row whose later logits are
-    unusable brings the tokens before, and fails in its request's next step. `refusals` are failures that the request
-    itself caused: it left no token to choose from. `dead_ends` are rows for which a grammar left none: their requests'
-    outputs end. `spans` are the step's own times, when timelines are recorded (see `quire.core.trace`).
-
-    `prompt_logprobs` has (slot, values) for rows that computed a part of a prompt whose log-probabilities are wanted.
+    A row with `num_wanted` 1 + d brings 1 to 1 + d tokens: the drafts that were accepted, and one more. `logprobs` has
+    an entry (index into token_ids, values of each of the row's tokens) for each such row whose request asked.
 
     `num_drafts` has, for each entry of `token_ids`, the number of drafts that the worker now has for the tokens after
     these; it is empty when no row has drafts.
 
-    `expert_balancedness` is as in `SchedulerStats`.
+    `outputs` has (row, value) for what rows of the plan computed besides tokens, and for what went wrong with them. A
+    `RequestFailure` is "internal" if the first logits of a row are unusable (NaN), and "invalid" if the request itself
+    left no token to choose from: only those requests fail. It is a "dead_end" if a grammar left none: the request's
+    output ends. Tokens of such rows are dropped. A row whose later logits are unusable brings the tokens before, and
+    fails in its request's next step.
+
+    `spans` are the step's own times, when timelines are recorded (see `quire.core.trace`). `expert_balancedness` is as
+    in `SchedulerStats`.
 
     `moved` has the ids of moves that are done, of this step or of earlier ones.
     """
@@ -376,13 +345,10 @@ class StepResult(Struct, array_like=True, tag="result"):
     step_id: int
     token_ids: list[list[int]]
     logprobs: list[tuple[int, list[TokenLogprobs]]] = []
-    failures: list[tuple[int, str]] = []
-    spans: list[tuple[str, float, float]] = []
-    prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
-    refusals: list[tuple[int, str]] = []
     num_drafts: list[int] = []
+    outputs: list[tuple[int, RowOutput]] = []
+    spans: list[tuple[str, float, float]] = []
     expert_balancedness: float | None = None
-    dead_ends: list[tuple[int, str]] = []
     moved: list[int] = []
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from quire.core.config.model import LogprobsMode
-from quire.core.wire.protocol import NewSlot, TokenLogprobs
+from quire.core.wire.protocol import NewSlot
+from quire.core.wire.row_outputs import TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.transfers import Transfer, Transfers
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quire.executor.sampling.prompt_scorer import ScoredPart
+from quire.executor.step.heads.head import PendingOutput
 from quire.executor.step.row_sampler import SampledRows
 from quire.executor.transfers import Transfer
 
@@ -15,7 +15,7 @@ class LaunchedStep:
         step_id: the plan's.
         launched_at: CLOCK_MONOTONIC seconds at which the launch began.
         rows: the tokens of rows that want any; None if none does.
-        scored: prompts' log-probabilities.
+        outputs: of heads.
         moved: ids of moves of pages that are done once the step is.
         end: a transfer of no values, queued after all others.
     """
@@ -23,7 +23,7 @@ class LaunchedStep:
     step_id: int
     launched_at: float
     rows: SampledRows | None
-    scored: list[ScoredPart]
+    outputs: list[PendingOutput]
     moved: list[int]
     end: Transfer
 

@@ -1,4 +1,4 @@
-"""Runs steps: a plan in, sampled tokens out. Owns the sampler of one rank."""
+"""Runs steps: a plan in, sampled tokens and other outputs of its rows out. Owns the heads of one rank."""
 
 import time
 
@@ -6,8 +6,8 @@ import torch
 
 from quire.core.trace import NO_SPANS, Spans
 from quire.core.wire.protocol import StepPlan, StepResult
-from quire.executor.sampling.prompt_scorer import PromptScorer, ScoredPart
 from quire.executor.step.forward import Forward
+from quire.executor.step.heads.head import Heads, PendingOutput, rows_by_kind
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.row_sampler import RowSampler, SampledRows
@@ -28,7 +28,7 @@ class ModelRunner:
         recorded_steps: RecordedSteps,
         inputs: StepInputs,
         rows: RowSampler,
-        scorer: PromptScorer,
+        heads: Heads,
         transfers: Transfers,
         spans: Spans = NO_SPANS,
     ) -> None:
@@ -36,7 +36,7 @@ class ModelRunner:
         self._recorded_steps = recorded_steps
         self._inputs = inputs
         self._rows = rows
-        self._scorer = scorer
+        self._heads = heads
         self._transfers = transfers
         self._spans = spans
 
@@ -49,16 +49,16 @@ class ModelRunner:
         """
         began = time.monotonic()
         rows: SampledRows | None = None
-        scored: list[ScoredPart] = []
+        outputs: list[PendingOutput] = []
         with self._spans.span("inputs"):
             inputs = self._inputs.build(plan)
         if inputs is not None:
-            if self._scorer.pending:
-                rows, scored = self._launch_scored(plan, inputs)
+            if plan.outputs:
+                rows, outputs = self._launch_heads(plan, inputs)
             else:
                 rows = self._launch_plain(inputs)
         moved = self._inputs.finish(plan)
-        return LaunchedStep(plan.step_id, began, rows, scored, moved, self._transfers.to_host(()))
+        return LaunchedStep(plan.step_id, began, rows, outputs, moved, self._transfers.to_host(()))
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """Reads the result of a step, waiting for it if necessary. Steps are collected in order."""
@@ -66,7 +66,7 @@ class ModelRunner:
             result = StepResult(step.step_id, [], moved=step.moved)
             if step.rows is not None:
                 self._rows.collect(step.rows, result)
-            result.prompt_logprobs = [part.read() for part in step.scored]
+            result.outputs += [(output.row, output.read()) for output in step.outputs]
         self._spans.add("step", step.launched_at, time.monotonic())
         result.spans = self._spans.drain()
         return result
@@ -81,13 +81,16 @@ class ModelRunner:
         with self._spans.span("sample"):
             return self._rows.launch(inputs.batch, logits)
 
-    def _launch_scored(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[ScoredPart]]:
-        """Launches a step that scores prompts, which needs the hidden states of all tokens."""
+    def _launch_heads(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[PendingOutput]]:
+        """Launches a step with rows whose heads need the hidden states of all their tokens."""
         rows = None
         with self._spans.span("forward"):
             hidden = self._forward.hidden(inputs.batch, inputs.input_embeds)
         if len(inputs.batch.wanted_slots):
             with self._spans.span("sample"):
                 rows = self._rows.launch(inputs.batch, self._forward.wanted_logits(hidden, inputs.batch))
-        with self._spans.span("score"):
-            return rows, self._scorer.score(plan, hidden, self._inputs.table, self._forward.compute_logits)
+        outputs: list[PendingOutput] = []
+        for kind, wanting in rows_by_kind(plan, hidden).items():
+            with self._spans.span("score"):
+                outputs += self._heads[kind].launch(wanting, self._inputs.table)
+        return rows, outputs

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire.core.wire.protocol import StepResult, TokenLogprobs
+from quire.core.wire.protocol import StepResult
+from quire.core.wire.row_outputs import RequestFailure, TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.grammar.masks import DeadEnd
 from quire.executor.sampling.sampler import Sampled, Sampler
@@ -21,12 +22,14 @@ class SampledRows:
 
     Attributes:
         num_wanted: [num_rows] int64, on the host; positions of each row that wants any.
+        of_plan: [rows of the plan] int64, on the host; the same, and 0 for rows that want none.
         sampled: the tokens at these positions, row after row.
         counts: a transfer of two tensors like `num_wanted`: the new tokens of each row, and its current drafts. None if
             all rows have one new token and there is no drafter.
     """
 
     num_wanted: np.ndarray
+    of_plan: np.ndarray
     sampled: Sampled
     counts: Transfer | None
 
@@ -34,6 +37,10 @@ class SampledRows:
     def firsts(self) -> np.ndarray:
         """The index of each row's first position among all that are sampled, [num_rows] int64."""
         return np.cumsum(self.num_wanted) - self.num_wanted
+
+    def row(self, index: int) -> int:
+        """Returns the plan's row of the sampled row with this index."""
+        return int(np.flatnonzero(self.of_plan)[index])
 
 
 class RowSampler:
@@ -58,12 +65,12 @@ class RowSampler:
         self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids)
         num_wanted = batch.num_wanted[batch.num_wanted > 0]
         if self._drafter is None and len(num_wanted) == len(batch.wanted_slots):
-            return SampledRows(num_wanted, sampled, None)
+            return SampledRows(num_wanted, batch.num_wanted, sampled, None)
         num_tokens = num_accepted(sampled, batch)
         num_drafts = torch.zeros_like(num_tokens)
         if self._drafter is not None:
             self._propose(self._drafter, batch, num_tokens, num_drafts)
-        return SampledRows(num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
+        return SampledRows(num_wanted, batch.num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
 
     def _propose(self, drafter: Drafter, batch: InputBatch, num_tokens: torch.Tensor, num_drafts: torch.Tensor) -> None:
         """Writes drafts after the new tokens of each row, `num_tokens` [num_rows], and counts them."""
@@ -96,10 +103,10 @@ class RowSampler:
         if sampled.logprobs is not None:
             result.logprobs = self._logprobs(rows, result.token_ids)
         if not all(usable):
-            self._blame(sampled, [(row, first) for row, first in enumerate(firsts) if not usable[first]], result)
+            self._blame(rows, [index for index, first in enumerate(firsts) if not usable[first]], result)
         for place in sampled.forbidden:  # such requests get no drafts: the place is its row's first
             message = "A logits processor brought back a token that the grammar forbids."
-            result.dead_ends.append((firsts.index(place), message))
+            result.outputs.append((rows.row(firsts.index(place)), RequestFailure("dead_end", message)))
 
     @staticmethod
     def _logprobs(rows: SampledRows, tokens: list[list[int]]) -> list[tuple[int, list[TokenLogprobs]]]:
@@ -114,13 +121,15 @@ class RowSampler:
                 found.setdefault(row, []).append(entry)
         return list(found.items())
 
-    def _blame(self, sampled: Sampled, unusable: list[tuple[int, int]], result: StepResult) -> None:
-        """Records in `result` why rows have no token; `unusable` are (row, its first place) pairs."""
-        for row, first in unusable:
-            match self._sampler.why_unusable(sampled, first):
+    def _blame(self, rows: SampledRows, unusable: list[int], result: StepResult) -> None:
+        """Records in `result` why some of the sampled rows, by index among them, have no token."""
+        for index in unusable:
+            match self._sampler.why_unusable(rows.sampled, int(rows.firsts[index])):
                 case None:
-                    result.failures.append((row, "The model's logits were NaN or infinite for this request."))
+                    message = "The model's logits were NaN or infinite for this request."
+                    failure = RequestFailure("internal", message)
                 case DeadEnd(message):
-                    result.dead_ends.append((row, message))
+                    failure = RequestFailure("dead_end", message)
                 case str(message):
-                    result.refusals.append((row, message))
+                    failure = RequestFailure("invalid", message)
+            result.outputs.append((rows.row(index), failure))

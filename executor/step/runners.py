@@ -8,16 +8,19 @@ import torch
 from quire.core.config.resolved import EngineConfig
 from quire.core.trace import Spans
 from quire.core.wire.page_moves import Tier
+from quire.core.wire.row_outputs import OutputKind
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import LayerCache, Model
 from quire.executor.sampling.custom import CustomFeature
-from quire.executor.sampling.prompt_scorer import PromptScorer
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.divided_forward import DividedForward
 from quire.executor.step.drafts import Drafter
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.forward import Forward
+from quire.executor.step.heads.head import Heads
+from quire.executor.step.heads.pooler import Pooler, TokenVectors
+from quire.executor.step.heads.prompt_scorer import PromptScorer
 from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.page_moves import PageMoves
 from quire.executor.step.page_tiers import CachePages, PageTier, SlotStates
@@ -98,15 +101,19 @@ def build_runner(
         custom=custom,
         transfers=transfers,
     )
-    scorer = PromptScorer(spec.vocab_size, mode, transfers)
+    heads: Heads = {
+        OutputKind.PROMPT_LOGPROBS: PromptScorer(forward.compute_logits, spec.vocab_size, mode, transfers),
+        OutputKind.HIDDEN_STATES: TokenVectors(transfers),
+        OutputKind.POOLED: Pooler(transfers),
+    }
     # Communication between ranks cannot be recorded.
     can_record = config.layout.num_workers == 1 and not has_peers
     return ModelRunner(
         forward,
         RecordedSteps(forward, ops, enabled=can_record, is_paused=is_profiled),
-        inputs(sampler, scorer, *([] if drafter is None else [drafter])),
+        inputs(sampler, *heads.values(), *([] if drafter is None else [drafter])),
         RowSampler(sampler, table, transfers, drafter),
-        scorer,
+        heads,
         transfers,
         spans,
     )

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from quire.core.wire.protocol import FinishReason, RequestDelta, TokenLogprobs
+from quire.core.wire.protocol import FinishReason, RequestDelta
+from quire.core.wire.row_outputs import TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.outputs import CompletionOutput, FlatLogprobs, SampleLogprobs
 from quire.frontend.requests.token_logprobs import RowReader

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 from quire.core.errors import EngineError, OverloadedError, ParameterError, QuireError
 from quire.core.logging import get_logger
-from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure
+from quire.core.wire import row_outputs
+from quire.core.wire.protocol import FinishReason, RequestDelta
+from quire.core.wire.row_outputs import RequestFailure
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.request_metrics import FinishedRequest, RequestMetrics
 from quire.frontend.outputs import FlatLogprobs, PromptLogprobs, RequestOutput, RequestTimes
@@ -109,9 +111,10 @@ class RequestStream:
                 self._fail(delta.failure)
                 return
             logger.warning("the output of request %s ends early: %s", self.request_id, delta.failure.message)
-        if delta.prompt_logprobs is not None:
+        if delta.output is not None:
+            assert isinstance(delta.output, row_outputs.PromptLogprobs), "the frontend asks for no other"
             assert self._prompt_rows is not None
-            self._prompt_rows.add(delta.prompt_logprobs)
+            self._prompt_rows.add(delta.output)
             self._may_tell = self._prompt_rows.complete and not self._only_last
             if self._prompt_rows.complete and any(each.has_news for each in self._completions):
                 self._wake()  # another sequence had news first

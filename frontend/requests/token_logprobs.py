@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quire.core.wire.protocol import PromptLogprobs, TokenLogprobs
+from quire.core.wire.row_outputs import PromptLogprobs, TokenLogprobs
 from quire.frontend.outputs import Logprob
 from quire.frontend.text.token_texts import TokenTexts, texts_after
 from quire.frontend.text.tokenizer import Tokenizer

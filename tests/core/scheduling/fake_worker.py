@@ -24,11 +24,11 @@ from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
     RequestDelta,
-    RequestFailure,
     SequenceStart,
     StepPlan,
     StepResult,
 )
+from quire.core.wire.row_outputs import OutputKind, PooledVector, RequestFailure, RowOutput
 from quire.core.wire.sampling_params import SamplingParams
 
 EOS = 0
@@ -89,6 +89,7 @@ class Row:
     token_ids: list[int]
     page_ids: list[list[int]]  # per KV group
     prompt: tuple[int, ...] = ()
+    is_pooled: bool = False  # it samples nothing
     num_computed: int = -1  # unknown until its first row
     drafts: list[int] = field(default_factory=list)
     identities: list[int] = field(default_factory=list)  # per token, drafts included
@@ -162,10 +163,14 @@ class FakeWorker:
             assert new.slot not in self.table, "slot handed out before it was released"
             assert 0 <= new.slot < self.limits.max_num_seqs
             max_num_tokens = min(self.max_model_len, new.num_prompt_tokens + (new.sampling.max_tokens or 10**9))
+            if new.pooling is not None:
+                max_num_tokens = new.num_prompt_tokens + 1
             tables = [list(table) for table in new.page_ids]
             assert len(tables) == len(self.kv_groups)
             prompt = tuple(new.token_ids[: new.num_prompt_tokens])
-            row = Row(new.sampling.seed or 0, max_num_tokens - 1, list(new.token_ids), tables, prompt)
+            row = Row(
+                new.sampling.seed or 0, max_num_tokens - 1, list(new.token_ids), tables, prompt, new.pooling is not None
+            )
             row.identify()
             self.table[new.slot] = row
         for slot, groups in plan.appended_pages:
@@ -255,17 +260,23 @@ class FakeWorker:
 
     def sample(self, plan: StepPlan) -> StepResult:
         token_ids: list[list[int]] = []
-        failures = []
+        outputs: list[tuple[int, RowOutput]] = []
         num_drafts = []
-        for slot, num_scheduled, num_wanted in zip(plan.slots, plan.num_scheduled, plan.num_wanted, strict=True):
+        columns = zip(plan.slots, plan.num_scheduled, plan.num_wanted, strict=True)
+        for index, (slot, num_scheduled, num_wanted) in enumerate(columns):
             row = self.table[slot]
             num_missing = len(row.token_ids) - row.num_computed
+            if row.is_pooled:
+                assert num_wanted == 0
+                if (index, OutputKind.POOLED) in plan.outputs and not num_missing:
+                    outputs.append((index, PooledVector(str(row.identities[-1]).encode())))
+                continue
             assert num_wanted == max(0, 1 - num_missing), "tokens are wanted at the last known position and at drafts"
             assert num_wanted <= num_scheduled
             if not num_wanted:
                 continue
             if is_nan(row.seed, row.identities[len(row.token_ids) - 1]):
-                failures.append((len(token_ids), NAN_MESSAGE))
+                outputs.append((index, RequestFailure("internal", NAN_MESSAGE)))
             tokens = row.sample(num_wanted - 1)
             row.num_computed = len(row.token_ids) - 1
             self.num_tokens_of_rows[num_wanted - 1, len(tokens)] += 1
@@ -274,7 +285,7 @@ class FakeWorker:
                 row.identify()
             token_ids.append(tokens)
             num_drafts.append(len(row.drafts))
-        return StepResult(plan.step_id, token_ids, [], failures, num_drafts=num_drafts if any(num_drafts) else [])
+        return StepResult(plan.step_id, token_ids, [], num_drafts if any(num_drafts) else [], outputs)
 
 
 def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], FinishReason]:

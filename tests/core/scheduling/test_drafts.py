@@ -5,7 +5,8 @@ from itertools import count
 
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.wire.protocol import FinishReason, RequestDelta, StepPlan, StepResult, TokenLogprobs
+from quire.core.wire.protocol import FinishReason, RequestDelta, StepPlan, StepResult
+from quire.core.wire.row_outputs import TokenLogprobs
 from tests.core.scheduling.fake_worker import FULL, Clock, make_request
 
 

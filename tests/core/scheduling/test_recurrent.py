@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.row_outputs import RequestFailure
 from tests.core.scheduling.fake_worker import FULL, Harness, expect_outputs, recurrent, window
 from tests.core.scheduling.test_workloads import MAX_MODEL_LEN, drive, random_requests
 
@@ -178,7 +179,7 @@ def test_a_failed_request_leaves_no_snapshot() -> None:
         harness.result()
         harness.plan()
         result = harness.in_flight[0]
-    result.failures = [(0, "logits are not finite")]
+    result.outputs = [(0, RequestFailure("internal", "logits are not finite"))]
     harness.result()
     harness.add("good", prompt)
     harness.run()

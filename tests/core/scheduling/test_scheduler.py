@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from quire.core.errors import EngineError
-from quire.core.wire.protocol import FinishReason, RequestFailure, StepResult, TokenLogprobs
+from quire.core.wire.protocol import FinishReason, StepResult
+from quire.core.wire.row_outputs import OutputKind, PooledVector, RequestFailure, TokenLogprobs
 from tests.core.scheduling.fake_worker import EOS, FULL, NAN_MESSAGE, Harness, alone, is_nan, make_request
 
 
@@ -183,8 +184,8 @@ def test_a_dead_end_ends_an_output_and_refuses_a_request_without_any() -> None:
     harness.add("other", 4, max_tokens=9)
     harness.step()
     harness.add("new", 4, max_tokens=9)
-    dead_ends = [(0, "no way on"), (2, "no way in")]
-    harness.on_result = lambda result: msgspec.structs.replace(result, dead_ends=dead_ends)
+    dead_ends = [(0, RequestFailure("dead_end", "no way on")), (2, RequestFailure("dead_end", "no way in"))]
+    harness.on_result = lambda result: msgspec.structs.replace(result, outputs=dead_ends)
     harness.step()
     harness.on_result = lambda result: result
     harness.run()
@@ -205,6 +206,30 @@ def test_logprobs_go_to_the_request_that_asked() -> None:
     harness.add("a", 4)
     harness.add("b", 4, logprobs=0)
     assert [delta.logprobs for delta in harness.step()] == [None, [values]]
+
+
+def test_a_request_for_a_vector_may_fill_the_model_but_not_exceed_it() -> None:
+    harness = Harness(max_model_len=8, max_num_batched_tokens=6)
+    wire = msgspec.structs.replace(make_request("a", 8), pooling="last")
+    assert harness.offer(wire) is None
+    plans = [harness.plan() for _ in range(3)]
+    assert [(plan.num_wanted, plan.outputs) for plan in plans if plan] == [([0], []), ([0], [(0, OutputKind.POOLED)])]
+    harness.run()
+    assert harness.streams["a"].finish_reason is FinishReason.STOP
+    refused = harness.offer(msgspec.structs.replace(make_request("b", 9), pooling="last"))
+    assert refused is not None
+    assert (refused.kind, refused.message[:44]) == ("invalid", "The prompt has 9 tokens, but the model compu")
+
+
+def test_a_request_for_a_vector_that_was_preempted_before_its_result_ends_with_it() -> None:
+    harness = Harness(depth=2)
+    assert harness.offer(msgspec.structs.replace(make_request("a", 8), pooling="mean")) is None
+    assert harness.plan() is not None
+    harness.scheduler.reset_prefix_cache(preempt_running=True)
+    [delta] = harness.result()
+    assert isinstance(delta.output, PooledVector)
+    assert not harness.scheduler.has_unfinished()
+    harness.run()
 
 
 def test_results_must_answer_the_plan_that_was_next() -> None:

@@ -92,7 +92,7 @@ def requests() -> list[EngineRequest]:
 
 
 def scores_of(deltas: list[RequestDelta]) -> dict[int, list[float]]:
-    parts = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+    parts = [delta.output for delta in deltas if delta.output is not None]
     return {part.start + number: entry.logprobs for part in parts for number, entry in enumerate(part.positions)}
 
 

@@ -123,7 +123,7 @@ def check_same(got: dict[str, list[RequestDelta]], expected: dict[str, list[Requ
 
 
 def _prompt_entries(delta: RequestDelta) -> list[Any]:
-    return [] if delta.prompt_logprobs is None else delta.prompt_logprobs.positions
+    return [] if delta.output is None else delta.output.positions
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3-window"])

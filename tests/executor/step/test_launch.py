@@ -192,7 +192,7 @@ def what_came(deltas: dict[str, list[RequestDelta]]) -> dict[str, Any]:
             [delta.finish_reason for delta in entries if delta.finish_reason],
             [delta.failure.message for delta in entries if delta.failure],
             [entry for delta in entries for entry in rounded(delta.logprobs)],
-            [entry for d in entries if d.prompt_logprobs for entry in rounded(d.prompt_logprobs.positions)],
+            [entry for d in entries if d.output for entry in rounded(d.output.positions)],
         ]
         for name, entries in deltas.items()
     }

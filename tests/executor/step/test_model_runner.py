@@ -30,6 +30,7 @@ from quire.core.wire.protocol import (
     StepResult,
 )
 from quire.core.wire.rank import Layout, Rank
+from quire.core.wire.row_outputs import OutputKind
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
@@ -254,7 +255,9 @@ def test_a_released_request_costs_later_steps_nothing(folder: Path, tmp_path: Pa
     worker = start_worker(engine_config(folder, trace_folder=str(tmp_path)))
     scored = NewSlot(0, prompt_of(0, 10), 10, [[0]], SamplingParams(seed=0, prompt_logprobs=1))
     plain = NewSlot(1, prompt_of(1, 10), 10, [[1]], SamplingParams(seed=0))
-    spans = execute(worker, StepPlan(0, [], [scored, plain], [0, 1], [0, 0], [4, 4], [0, 0], [])).spans
+    wanted = [(0, OutputKind.PROMPT_LOGPROBS)]
+    first = StepPlan(0, [], [scored, plain], [0, 1], [0, 0], [4, 4], [0, 0], [], outputs=wanted)
+    spans = execute(worker, first).spans
     assert "score" in {name for name, _, _ in spans}
     spans = execute(worker, StepPlan(1, [0], [], [1], [4], [6], [1], [])).spans
     assert "score" not in {name for name, _, _ in spans}

@@ -119,12 +119,12 @@ def requests() -> list[EngineRequest]:
 
 def answers_of(deltas: dict[str, list[RequestDelta]]) -> tuple[Any, ...]:
     """Tokens, and the tokens of all log-probabilities."""
-    kept = [delta for delta in deltas["prefix"] + deltas["scored"] if delta.logprobs or delta.prompt_logprobs]
+    kept = [delta for delta in deltas["prefix"] + deltas["scored"] if delta.logprobs or delta.output]
     logprobs = [entry.token_ids for delta in kept for entry in delta.logprobs or ()]
     scores = {
         part.start + number: entry.token_ids
         for delta in kept
-        if (part := delta.prompt_logprobs)
+        if (part := delta.output)
         for number, entry in enumerate(part.positions)
     }
     assert len(logprobs) == 12

@@ -90,7 +90,7 @@ def test_scored_prompts_and_the_steps_beside_them_go_the_ordinary_way(worker: Wo
     generate(worker, both)
     launched.clear()
     deltas = generate(worker, both)
-    assert any(delta.prompt_logprobs for delta in deltas["b"])
+    assert any(delta.output for delta in deltas["b"])
     assert tokens_of(deltas)["a"] == tokens_of(generate(worker, both[:1]))["a"]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quire.core.errors import EngineError, OverloadedError, ParameterError
-from quire.core.wire.protocol import FinishReason, RequestDelta, RequestFailure, TokenLogprobs
+from quire.core.wire.protocol import FinishReason, RequestDelta
+from quire.core.wire.row_outputs import RequestFailure, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.families import Labelled
 from quire.frontend.metrics.request_metrics import RequestMetrics

@@ -1,15 +1,17 @@
 """Log-probabilities of each prompt token given those before it, computed along with the prompt."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from quire.core.config.model import LogprobsMode
-from quire.core.wire.protocol import NewSlot, PromptLogprobs, StepPlan, TokenLogprobs
+from quire.core.wire.protocol import NewSlot
+from quire.core.wire.row_outputs import PromptLogprobs, TokenLogprobs
 from quire.executor.sampling.logprobs import ALL, scores, token_logprobs
 from quire.executor.sampling.token_table import TokenTable
+from quire.executor.step.heads.head import HeadRow, PendingOutput
 from quire.executor.transfers import Transfer, Transfers
 
 _NO_IDS = torch.empty(1, 0, dtype=torch.int64)
@@ -22,41 +24,48 @@ class ScoredPart:
     """The scores of a part of one prompt, on their way to the host.
 
     Attributes:
+        row: in the plan.
         start: position of the first token that is scored.
         num_shown: how many tokens the request wants beside each: the likeliest, then those that it named.
         slices: the part's tokens in pieces: token ids, values and places by likelihood, as in `StepLogprobs`.
     """
 
-    slot: int
+    row: int
     start: int
     num_shown: int
     slices: list[Transfer]
 
-    def read(self) -> tuple[int, PromptLogprobs]:
-        """(slot, scores); waits for the device."""
+    def read(self) -> PromptLogprobs:
         positions: list[TokenLogprobs] = []
         for piece in self.slices:
             token_ids, values, nth_likeliest = piece.values()
             num_rows = len(token_ids)
             num_shown, ranked = np.full(num_rows, self.num_shown), np.ones(num_rows, bool)
             positions += token_logprobs(token_ids, values, nth_likeliest, num_shown, ranked)
-        return self.slot, PromptLogprobs(self.start, positions)
+        return PromptLogprobs(self.start, positions)
 
 
 class PromptScorer:
-    """Holds the prompts to score, by slot. Nothing changes logits here, so raw and processed ones are the same."""
+    """Scores prompts, and holds what their requests want, by slot. Nothing changes logits here, so raw and processed
+    ones are the same.
 
-    def __init__(self, vocab_size: int, mode: LogprobsMode, transfers: Transfers) -> None:
+    Args:
+        compute_logits: hidden states [num_tokens, hidden] to logits [num_tokens, vocab_size].
+    """
+
+    def __init__(
+        self,
+        compute_logits: Callable[[torch.Tensor], torch.Tensor],
+        vocab_size: int,
+        mode: LogprobsMode,
+        transfers: Transfers,
+    ) -> None:
+        self._compute_logits = compute_logits
         self._vocab_size = vocab_size
         self._mode = mode
         self._transfers = transfers
         self._num_top: dict[int, int] = {}  # by slot
         self._named: dict[int, torch.Tensor] = {}  # by slot; [num_prompt_tokens - 1, num_ids] int64, see `_named_ids`
-
-    @property
-    def pending(self) -> bool:
-        """True if some slot's prompt is not scored yet."""
-        return bool(self._num_top)
 
     def admit(self, request: NewSlot) -> None:
         """Adds a request. If it comes with output, its prompt was scored before its preemption or restart."""
@@ -77,50 +86,34 @@ class PromptScorer:
                 self._num_top.pop(slot, None)
                 self._named.pop(slot, None)
 
-    def score(
-        self,
-        plan: StepPlan,
-        hidden: torch.Tensor,
-        table: TokenTable,
-        compute_logits: Callable[[torch.Tensor], torch.Tensor],
-    ) -> list[ScoredPart]:
-        """Computes the scores of each row of the step that computed a part of such a prompt.
+    def launch(self, rows: Sequence[HeadRow], table: TokenTable) -> list[PendingOutput]:
+        """Computes the scores of rows that computed a part of such a prompt."""
+        return [self._score(row, table) for row in rows]
 
-        Args:
-            hidden: [num_tokens, hidden]; the model's output for all tokens of the step, row after row.
-            compute_logits: hidden states to logits [..., vocab_size].
-        """
-        results = []
-        first = 0
-        for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
-            if slot in self._num_top:
-                last = int(table.num_prompt_tokens[slot]) - 1  # this token has no successor in the prompt
-                end = min(start + count, last)
-                if end > start:
-                    targets = table.token_ids[slot, start + 1 : end + 1].long()
-                    part = hidden[first : first + end - start]
-                    named = self._named.get(slot, _NO_IDS.expand(last, 0))[start:end].to(targets.device)
-                    num_top = self._num_top[slot]
-                    slices = [
-                        self._transfers.to_host(self._scores(logits, chunk, ids, num_top))
-                        for logits, chunk, ids in self._slices(part, targets, named, compute_logits)
-                    ]
-                    results.append(ScoredPart(slot, start + 1, num_top + named.shape[1], slices))
-                if start + count > last:
-                    self.release([slot])
-            first += count
-        return results
+    def _score(self, row: HeadRow, table: TokenTable) -> ScoredPart:
+        slot, start = row.slot, row.start
+        last = int(table.num_prompt_tokens[slot]) - 1  # this token has no successor in the prompt
+        end = min(row.end, last)
+        targets = table.token_ids[slot, start + 1 : end + 1].long()
+        named = self._named.get(slot, _NO_IDS.expand(last, 0))[start:end].to(targets.device)
+        num_top = self._num_top[slot]
+        slices = [
+            self._transfers.to_host(self._scores(logits, chunk, ids, num_top))
+            for logits, chunk, ids in self._slices(row.hidden[: end - start], targets, named)
+        ]
+        if row.end > last:
+            self.release([slot])
+        return ScoredPart(row.row, start + 1, num_top + named.shape[1], slices)
 
     def _slices(
         self,
         hidden: torch.Tensor,
         targets: torch.Tensor,
         named: torch.Tensor,
-        compute_logits: Callable[[torch.Tensor], torch.Tensor],
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         size = max(1, _MAX_LOGITS // self._vocab_size)
         for part, chunk, ids in zip(hidden.split(size), targets.split(size), named.split(size), strict=True):
-            yield compute_logits(part).float(), chunk, ids
+            yield self._compute_logits(part).float(), chunk, ids
 
     def _scores(
         self, logits: torch.Tensor, targets: torch.Tensor, named: torch.Tensor, num_top: int
