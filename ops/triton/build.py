@@ -4,8 +4,6 @@
 """
 
 import argparse
-import hashlib
-import inspect
 import os
 import subprocess
 import sys
@@ -15,39 +13,14 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import triton
-
-from quire.ops.cache_root import cache_root
-from quire.ops.triton import compiling
 from quire.ops.triton.arch import ARCHES
 from quire.ops.triton.binaries import Binary, find
-from quire.ops.triton.compiling import Job
-from quire.ops.triton.launch import Kernel
-from quire.ops.triton.sources import source_of
-from quire.ops.triton.specialization import Specialization
+from quire.ops.triton.jobs import Job, cache_folder, job_of
 from quire.ops.triton.variants import Variant, all_variants
 
 
 class VariantError(Exception):
     """A variant cannot be compiled; the text has the compiler's reason."""
-
-
-def cache_folder() -> Path:
-    """The folder of kernels that were compiled on this machine."""
-    return cache_root() / "triton_kernels"
-
-
-def job_of(kernel: Kernel, specialization: Specialization, arch: str) -> Job:
-    """The job that compiles a kernel for a card; its key is a hash of everything that the result depends on."""
-    circumstances = (triton.__version__, os.environ.get("TRITON_PTXAS_PATH", ""), arch, repr(specialization))
-    sources = (inspect.getsource(compiling), source_of(kernel.function), *_sources_of_constants(specialization))
-    content = "\0".join((*circumstances, *sources))
-    key = hashlib.sha256(content.encode()).hexdigest()[:32]
-    return Job(kernel.module, kernel.name, specialization, arch, key)
-
-
-def _sources_of_constants(specialization: Specialization) -> list[str]:
-    return [source_of(value) for _, value in specialization.constants if hasattr(value, "fn")]
 
 
 def build(
@@ -76,7 +49,7 @@ def _compile(jobs: Iterable[Job], folder: Path, num_processes: int) -> dict[str,
     def serve(_: int) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
         environment.pop("TRITON_INTERPRET", None)
-        command = [sys.executable, "-m", "quire.ops.triton.compiling", str(folder)]
+        command = [sys.executable, "-m", "quire.ops.triton.compile_process", str(folder)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, **pipes, text=True, env=environment) as child:  # type: ignore[call-overload]
             while True:

@@ -1,73 +1,23 @@
-"""Compiles a kernel for a card, which need not be here. `python -m quire.ops.triton.compiling FOLDER` does so for jobs
-that arrive as lines of JSON, and answers each with a line: an empty one, or what was wrong.
+"""Compiles a kernel for a card, which need not be here. Under `TRITON_INTERPRET`, there is no compiler."""
 
-This process must not run under `TRITON_INTERPRET`, which replaces the compiler.
-"""
-
-import importlib
-import json
-import os
 import re
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quire.ops.triton.arch import arch_of
 from quire.ops.triton.binaries import Binary, store
-from quire.ops.triton.launch import Kernel, is_pointer
+from quire.ops.triton.jobs import Job
+from quire.ops.triton.kernel_function import KernelFunction, is_pointer
 from quire.ops.triton.specialization import ALIGNMENT, CONSTANT, SCALARS, Specialization
 
 _POINTER_BYTES = 8
 _PTX_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
-class Job(NamedTuple):
-    """A kernel to compile; what is made is stored under `key`."""
-
-    module: str
-    kernel: str
-    specialization: Specialization
-    arch: str
-    key: str
-
-    def line(self) -> str:
-        """The job as one line of text."""
-        constants = [[name, _written(value)] for name, value in self.specialization.constants]
-        return json.dumps([*self[:2], self.specialization._replace(constants=tuple(constants)), *self[3:]])
-
-    @classmethod
-    def read(cls, line: str) -> "Job":
-        """The job of a line."""
-        module, kernel, (types, constants, unaligned, num_warps, num_stages), arch, key = json.loads(line)
-        values = tuple((name, _read(value)) for name, value in constants)
-        return cls(
-            module, kernel, Specialization(tuple(types), values, tuple(unaligned), num_warps, num_stages), arch, key
-        )
-
-
-def _written(value: object) -> object:
-    if isinstance(value, tl.dtype):
-        return {"dtype": value.name}
-    if hasattr(value, "fn"):
-        return {"function": [value.fn.__module__, value.fn.__qualname__]}
-    return value
-
-
-def _read(value: Any) -> object:
-    if isinstance(value, dict) and "dtype" in value:
-        return tl.dtype(value["dtype"])
-    if isinstance(value, dict):
-        module, name = value["function"]
-        return vars(importlib.import_module(module))[name]
-    return value
-
-
-def compile_kernel(kernel: Kernel, job: Job, folder: Path) -> Binary:
+def compile_kernel(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
     """Compiles one kernel and stores it.
 
     Raises:
@@ -123,27 +73,3 @@ def argument_bytes(type_name: str) -> int:
     if type_name not in SCALARS:
         raise ValueError(f"a kernel's scalar must be one of {', '.join(SCALARS)}; got {type_name}.")
     return 8 if type_name.endswith("64") else 4
-
-
-def find_kernel(module: str, name: str) -> Kernel:
-    """The kernel of a module."""
-    found = [each for each in vars(importlib.import_module(module)).values() if isinstance(each, Kernel)]
-    return next(each for each in found if each.name == name)
-
-
-def main(folder: Path) -> None:
-    """Serves jobs from standard input until it ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # so that nothing that is printed counts as an answer
-    for line in sys.stdin:
-        job = Job.read(line)
-        try:
-            compile_kernel(find_kernel(job.module, job.kernel), job, folder)
-            answer = ""
-        except Exception as error:  # whatever the compiler raises is one kernel's, and the answer
-            answer = " ".join(f"{type(error).__name__}: {error}".split())[-2000:] or type(error).__name__
-        print(answer, file=answers, flush=True)
-    os._exit(0)  # Triton reports objects that it never frees, at length, when a process ends as usual
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -3,6 +3,7 @@
 Each file of kernels lists its own in a function `variants()`.
 """
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import quire.ops.triton
-from quire.ops.triton.launch import Kernel
+from quire.ops.triton.kernel_function import KernelFunction
 from quire.ops.triton.specialization import Specialization
 
 
@@ -26,7 +27,7 @@ class Variant(NamedTuple):
         reason: why these constants, warps and stages.
     """
 
-    kernel: Kernel
+    kernel: KernelFunction
     signature: Mapping[str, str]
     constants: Mapping[str, object]
     num_warps: int
@@ -58,8 +59,18 @@ def kernel_files() -> Iterator[ModuleType]:
 
 def all_variants() -> list[Variant]:
     """Every variant that a server may launch, each once."""
-    found: dict[tuple[str, Specialization], Variant] = {}
+    found: dict[tuple[str, str, Specialization], Variant] = {}
     for module in kernel_files():
         for variant in module.variants():
-            found.setdefault((variant.kernel.name, variant.specialization), variant)
+            found.setdefault((variant.kernel.module, variant.kernel.name, variant.specialization), variant)
     return list(found.values())
+
+
+def is_listed(kernel: KernelFunction, specialization: Specialization) -> bool:
+    """Returns True if a list of variants has this form of the kernel."""
+    return (kernel.module, kernel.name, specialization) in _listed()
+
+
+@functools.cache
+def _listed() -> set[tuple[str, str, Specialization]]:
+    return {(each.kernel.module, each.kernel.name, each.specialization) for each in all_variants()}

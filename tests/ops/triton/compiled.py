@@ -3,7 +3,8 @@
 from functools import cache
 
 from quire.ops.triton.binaries import Binary
-from quire.ops.triton.build import VariantError, build, cache_folder
+from quire.ops.triton.build import VariantError, build
+from quire.ops.triton.jobs import cache_folder
 from quire.ops.triton.machine_code import MachineCode, inspect_code
 from quire.ops.triton.variants import Variant, all_variants
 from tests.ops.triton.samples import product, scale

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from quire.ops.triton.binaries import Binary, code_path
-from quire.ops.triton.build import VariantError, build, job_of
-from quire.ops.triton.compiling import Job
+from quire.ops.triton.build import VariantError, build
+from quire.ops.triton.jobs import Job, job_of
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.variants import Variant
 from tests.ops.triton import samples

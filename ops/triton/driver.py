@@ -1,0 +1,108 @@
+"""The part of CUDA's driver that loads and launches kernels, without a C compiler."""
+
+import ctypes
+from ctypes import c_char_p, c_int, c_uint, c_void_p
+from typing import Any
+
+_MAX_DYNAMIC_SHARED_BYTES = 8
+_SHARED_MEMORY_CARVEOUT = 9
+_DEFAULT_SHARED_BYTES = 48 * 1024
+_INVALID_CONTEXT = 201
+_RELAXED_CAPTURE = 2
+
+
+class DriverError(RuntimeError):
+    """The driver refuses a call; the text has the call and the reason."""
+
+
+class Driver:
+    """Calls of `libcuda.so.1`."""
+
+    def __init__(self, library: Any = None) -> None:
+        """Takes the library, which is found if it is None.
+
+        Raises:
+            OSError: there is no driver.
+        """
+        self._library = ctypes.CDLL("libcuda.so.1") if library is None else library
+        pointer = ctypes.POINTER
+        self._declare("cuModuleLoadData", pointer(c_void_p), c_char_p)
+        self._declare("cuModuleGetFunction", pointer(c_void_p), c_void_p, c_char_p)
+        self._declare("cuFuncSetAttribute", c_void_p, c_int, c_int)
+        self._declare("cuGetErrorString", c_int, pointer(c_char_p))
+        self._declare("cuThreadExchangeStreamCaptureMode", pointer(c_int))
+        self._declare("cuDevicePrimaryCtxRetain", pointer(c_void_p), c_int)
+        self._declare("cuCtxSetCurrent", c_void_p)
+        self._declare("cuLaunchKernel", c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
+        self._launch = self._library.cuLaunchKernel
+
+    def _declare(self, name: str, *types: Any) -> None:
+        function = getattr(self._library, name)
+        function.argtypes, function.restype = types, c_int
+
+    def load(self, code: bytes, entry: str, shared_bytes: int, device: int) -> int:
+        """Loads a kernel for the lifetime of the process, also while a graph is captured; returns its handle.
+
+        Raises:
+            DriverError: the machine code is not for this card, or needs more shared memory than it has.
+        """
+        self._enter(device)
+        mode = c_int(_RELAXED_CAPTURE)
+        self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            module, function = c_void_p(), c_void_p()
+            self._call("cuModuleLoadData", ctypes.byref(module), code)
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, entry.encode())
+            if shared_bytes > _DEFAULT_SHARED_BYTES:
+                self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
+                self._call("cuFuncSetAttribute", function, _SHARED_MEMORY_CARVEOUT, 100)
+        finally:
+            self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        assert function.value is not None
+        return function.value
+
+    def launch(
+        self,
+        function: int,
+        grid: tuple[int, int, int],
+        num_threads: int,
+        shared_bytes: int,
+        stream: int,
+        arguments: Any,
+    ) -> int:
+        """Launches a kernel, and returns the driver's result, 0 for success.
+
+        `arguments` is an array of pointers to them.
+        """
+        return int(self._launch(function, *grid, num_threads, 1, 1, shared_bytes, stream, arguments, None))
+
+    def launch_in(self, device: int, *arguments: Any) -> None:
+        """As `launch`, in a thread that has not used the device yet.
+
+        Raises:
+            DriverError: the driver refuses the launch.
+        """
+        self._enter(device)
+        self.check("cuLaunchKernel", self.launch(*arguments))
+
+    def check(self, name: str, result: int) -> None:
+        """Raises DriverError if the result of the call `name` is none of success."""
+        if result:
+            text = c_char_p()
+            self._library.cuGetErrorString(result, ctypes.byref(text))
+            reason = (text.value or b"unknown error").decode()
+            raise DriverError(f"{name}: {reason} ({result})")
+
+    def _enter(self, device: int) -> None:
+        """Makes the device's context, which torch shares, that of this thread."""
+        context = c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        self.check(name, getattr(self._library, name)(*arguments))
+
+
+def is_context_missing(result: int) -> bool:
+    """Returns True for the result of a launch in a thread that has not used the device yet."""
+    return result == _INVALID_CONTEXT
