@@ -1,11 +1,12 @@
 """The operations as Triton kernels; what has none yet runs in plain torch."""
 
+import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation
+from quire.ops.backend import Activation, PlainActivation
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantized import QuantizedLayer
-from quire.ops.triton import norms, rotate_store
+from quire.ops.triton import elementwise, norms, rotate_store
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 
 
@@ -31,6 +32,33 @@ class TritonBackend(EagerBackend[PlainWeight]):
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         out = norms.layer_norm(x, weight, bias, eps)
         return super().layer_norm(x, weight, bias, eps) if out is None else out
+
+    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
+        if softcap is not None and elementwise.scale(x, factor, softcap):
+            return x
+        return super().scale(x, factor, softcap)
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        out = elementwise.activate(x, activation)
+        return super().activate(x, activation) if out is None else out
+
+    def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
+        out = elementwise.activate_and_mul(x, activation)
+        return super().activate_and_mul(x, activation) if out is None else out
+
+    def rotation(
+        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        tables = elementwise.rotation(positions, frequencies, scale, dtype)
+        return super().rotation(positions, frequencies, scale, dtype) if tables is None else tables
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        out = elementwise.rotary(x, cos, sin)
+        return super().rotary(x, cos, sin) if out is None else out
+
+    def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
+        out = None if scale == 1 else elementwise.take_rows(x, index, scale)  # without a scale, torch needs one kernel
+        return super().take_rows(x, index, scale) if out is None else out
 
     def write_kv(
         self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scales: Tensor | None = None
