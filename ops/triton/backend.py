@@ -1,21 +1,28 @@
 """The operations as Triton kernels; what has none yet runs in plain torch."""
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, PlainActivation
+from quire.ops.backend import Activation, DeviceRows, PlainActivation, Recording
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantized import QuantizedLayer
-from quire.ops.triton import elementwise, norms, rotate_store
+from quire.ops.triton import elementwise, graphs, norms, rotate_store
+from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 
 
 class TritonBackend(EagerBackend[PlainWeight]):
     """A backend for accelerators. Each operation that is defined here replaces that of `EagerBackend`."""
 
+    recording_rules = graphs.RULES
+
     def __init__(self) -> None:
         self._products = TritonLinear()
         super().__init__(self._products)
+        self._recorder = graphs.GraphRecorder()
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
         out = None if isinstance(packed, QuantizedLayer) else self._products.multiply_gated(x, packed, activation)
@@ -86,3 +93,23 @@ class TritonBackend(EagerBackend[PlainWeight]):
         return rotate_store.rotate_and_store(
             heads, cos, sin, kv_cache, slot_mapping, norm=norm, is_interleaved=is_interleaved, scales=scales
         )
+
+    def attention_batch(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        *,
+        block_size: int,
+        prefix_lens: np.ndarray | None = None,
+        there: DeviceRows | None = None,
+    ) -> TritonBatch:
+        recorder = self._recorder
+        return TritonBatch(
+            query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens, there,
+            lambda: recorder.is_capturing,
+        )  # fmt: skip
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+        return self._recorder.record(run)
