@@ -16,12 +16,10 @@ from quire.ops.backend import (
     Activation,
     AttentionForm,
     Backend,
-    DeviceRows,
     ExpertWeights,
     LinearWeight,
     PackedLinear,
     PlainActivation,
-    Recording,
 )
 from quire.ops.cache_rows import decode, encode, in_octets, largest_stored, plain_dtype, row_size
 from quire.ops.eager import attention_plan
@@ -53,9 +51,11 @@ _ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
 class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, GroupedExperts], Generic[PackedLinear]):
     """Plain torch. A layer's KV cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
 
-    def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
+    def __init__(
+        self, linear_layers: LinearLayers[PackedLinear], quantized: DequantizedLinear[PackedLinear] | None = None
+    ) -> None:
         self._linear_layers = linear_layers
-        self._dequantized = DequantizedLinear(linear_layers)
+        self._quantized = quantized or DequantizedLinear(linear_layers)
         own_types = (QuantizedLayer, QuantizedWeight, GroupedExperts, GroupedLinear)
         self.packed_types = (*own_types, *linear_layers.packed_types)
         self.latent = EagerLatent(self.rms_norm, self.rotary)
@@ -132,7 +132,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantizedLayer: ...
     def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear | QuantizedLayer:
         if isinstance(weight, QuantizedWeight):
-            return QuantizedLayer(weight.checked(), bias)
+            return self._quantized.pack(weight.checked(), bias)
         return self._linear_layers.pack(weight, bias)
 
     def has_rows(self, packed: PackedLinear | QuantizedLayer) -> bool:
@@ -154,7 +154,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
 
     def linear(self, x: Tensor, packed: PackedLinear | QuantizedLayer) -> Tensor:
         if isinstance(packed, QuantizedLayer):
-            return self._dequantized.multiply(x, packed)
+            return self._quantized.multiply(x, packed)
         return self._linear_layers.multiply(x, packed)
 
     @overload
@@ -254,7 +254,6 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         *,
         block_size: int,
         prefix_lens: np.ndarray | None = None,
-        there: DeviceRows | None = None,
     ) -> AttentionPlan:
         return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
 
@@ -272,5 +271,5 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         return merge(parts)
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, None]:
         return run(), None  # plain torch has no list of launches to record

@@ -28,6 +28,10 @@ class DequantizedLinear(Generic[PackedLinear]):
     def __init__(self, linear_layers: LinearLayers[PackedLinear]) -> None:
         self._linear_layers = linear_layers
 
+    def pack(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLayer:
+        """Packs a checked `weight` [out, in] (and `bias` [out])."""
+        return QuantizedLayer(weight, bias)
+
     def multiply(self, x: Tensor, layer: QuantizedLayer) -> Tensor:
         """Maps `x` [num_tokens, in] to [num_tokens, out]; a row's result does not depend on the number of rows."""
         out_features, in_features = layer.weight.shape

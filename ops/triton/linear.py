@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.backend import Activation
-from quire.ops.triton.activations import activate_and_mul
 from quire.ops.triton.launch import Kernel
+from quire.ops.triton.outputs import Places, finish, weight_rows
 from quire.ops.triton.specialization import POINTER_TYPES
 from quire.ops.triton.variants import Variant
 
@@ -30,6 +30,8 @@ FUSED: tuple[Activation, ...] = ("silu", "gelu_tanh")
 
 _LARGEST_SPLIT = 8
 _PROGRAMS = 128
+MAX_PROGRAMS = 512
+"""A weight whose inputs are split has fewer tiles of outputs."""
 _MULTIPLIED = (torch.bfloat16, torch.float16)
 
 
@@ -71,14 +73,14 @@ def choose_tiles(num_tokens: int, out_features: int, shared_bytes: int) -> Tiles
     return tiles._replace(num_stages=min(tiles.num_stages, shared_bytes // tiles.stage_bytes()))
 
 
-def choose_split(out_features: int, in_features: int) -> int:
-    """Chooses the parts of a weight's inputs, each of which is a program's.
+def choose_split(out_features: int, in_features: int, num_programs: int = _PROGRAMS) -> int:
+    """Chooses the parts of a weight's inputs, each of which is a program's, for so many programs or more.
 
     They depend on the weight's shape alone, so that all numbers of tokens have the same sums. They are the fewest that
     give nearly every multiprocessor of a large card a program: more would only add partial sums.
     """
     split, programs = 1, triton.cdiv(out_features, 64)
-    while split < _LARGEST_SPLIT and programs < _PROGRAMS and in_features >= 4 * split * BLOCK_IN:
+    while split < _LARGEST_SPLIT and programs < num_programs and in_features >= 4 * split * BLOCK_IN:
         split, programs = 2 * split, 2 * programs
     return split
 
@@ -128,85 +130,6 @@ def multiply_few(
     )  # fmt: skip
 
 
-@triton.jit
-def weight_rows(out_features, BLOCK_ROWS: tl.constexpr, IS_GATED: tl.constexpr):
-    """The rows of the weight [out_features, in] that this program multiplies; past the end, the last one again.
-
-    Those of a gated layer are 8 gates, their 8 ups, the next gates: a thread then has both in its registers.
-    """
-    tile, rows = tl.program_id(0), tl.arange(0, BLOCK_ROWS)
-    if IS_GATED:
-        size = out_features // 2
-        gates = tile * (BLOCK_ROWS // 2) + rows // 16 * 8 + rows % 8
-        return tl.minimum(gates, size - 1) + rows // 8 % 2 * size
-    else:
-        return tl.minimum(tile * BLOCK_ROWS + rows, out_features - 1)
-
-
-@triton.jit
-def finish(
-    total,
-    rows,
-    bias_ptr,
-    out_ptr,
-    partials_ptr,
-    counters_ptr,
-    num_tokens,
-    out_stride,
-    split,
-    num_biases,
-    ACTIVATION: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-):
-    """Stores this program's `total`, or that of all parts of the inputs, if this program is the last of them.
-
-    The parts are added in their order, whichever is last. `partials_ptr` is [split, tiles, num_tokens, BLOCK_ROWS]
-    float32; `counters_ptr` is [tiles] int32, zero before and after. Both are None for a split of 1.
-    """
-    if partials_ptr is not None:
-        tile, tiles = tl.program_id(0), tl.num_programs(0)
-        tokens = tl.arange(0, BLOCK_TOKENS)
-        places = partials_ptr + tokens[None, :] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-        size = num_tokens * BLOCK_ROWS
-        tl.store(places + (tl.program_id(1) * tiles + tile) * size, total, mask=(tokens < num_tokens)[None, :])
-        tl.debug_barrier()  # all threads have stored before one of them counts
-        if tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == split - 1:
-            total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), tl.float32)
-            for first in range(0, split, 4):
-                for part in tl.static_range(4):  # four loads under way
-                    place = places + ((first + part) * tiles + tile) * size
-                    count = tl.where(first + part < split, num_tokens, 0)
-                    total += tl.load(place, mask=(tokens < count)[None, :], other=0.0, cache_modifier=".cg")
-            _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
-            tl.store(counters_ptr + tile, 0)
-    else:
-        _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
-
-
-@triton.jit
-def _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION: tl.constexpr):
-    total += tl.load(bias_ptr + rows, mask=rows < num_biases, other=0.0).to(tl.float32)[:, None]
-    if ACTIVATION is None:
-        _store_block(total, out_ptr, num_tokens, out_stride)
-    else:  # gates and ups are rounded, as those of a layer without activation
-        BLOCK_OUT: tl.constexpr = total.shape[0] // 2
-        rounded = total.to(out_ptr.dtype.element_ty).to(tl.float32)
-        halves = tl.permute(tl.reshape(rounded, (BLOCK_OUT // 8, 2, 8, total.shape[1])), (0, 2, 3, 1))
-        gate, up = tl.split(halves)
-        out = tl.reshape(activate_and_mul(gate, up, ACTIVATION), (BLOCK_OUT, total.shape[1]))
-        _store_block(out, out_ptr, num_tokens, out_stride)
-
-
-@triton.jit
-def _store_block(out, out_ptr, num_tokens, out_stride):
-    out_stride = out_stride // 8 * 8
-    tokens, outs = tl.arange(0, out.shape[1]), tl.program_id(0) * out.shape[0] + tl.arange(0, out.shape[0])
-    places = out_ptr + tokens[None, :] * out_stride + outs[:, None]
-    known = (outs < out_stride)[:, None] & (tokens < num_tokens)[None, :]
-    tl.store(places, out.to(out_ptr.dtype.element_ty), mask=known)
-
-
 def variants() -> Iterator[Variant]:
     """The forms of the kernel that a large card may need; a smaller one has fewer stages."""
     scalars = ("num_tokens", "out_features", "in_features", "x_stride", "out_stride", "split", "num_biases")
@@ -245,37 +168,42 @@ class TritonLinear:
         return self._few(x, *packed, activation) if activation in FUSED and is_few(x, packed[0]) else None
 
     def _few(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Tensor:
-        card = self._card(x.device)
-        num_tokens, (out_features, in_features) = len(x), weight.shape
-        x = x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
-        tiles, split = (
-            choose_tiles(num_tokens, out_features, card.shared_bytes),
-            choose_split(out_features, in_features),
-        )
-        num_tiles = triton.cdiv(out_features, tiles.BLOCK_ROWS)
-        size = out_features if activation is None else out_features // 2
-        out = x.new_empty(num_tokens, -(-size // 8) * 8)
-        partials, counters = None, None
-        if split > 1:
-            counters = card.counters
-            partials = x.new_empty(split * num_tiles * num_tokens * tiles.BLOCK_ROWS, dtype=torch.float32)
+        out_features, in_features = weight.shape
+        x = aligned(x)
+        tiles = choose_tiles(len(x), out_features, self.shared_bytes(x.device))
+        places = self.places(x, tiles.BLOCK_ROWS, out_features, choose_split(*weight.shape), activation)
         multiply_few(
-            (num_tiles, split),
-            x, weight, weight if bias is None else bias, out, partials, counters,
-            num_tokens, out_features, in_features, x.stride(0), out.stride(0), split,
+            places.grid,
+            x, weight, weight if bias is None else bias, places.out, places.partials, places.counters,
+            len(x), out_features, in_features, x.stride(0), places.out.stride(0), places.grid[1],
             0 if bias is None else out_features,
             ACTIVATION=activation, BLOCK_IN=BLOCK_IN, **tiles._asdict(),
         )  # fmt: skip
-        return out if size == out.shape[1] else out[:, :size].contiguous()
+        return places.result()
+
+    def places(
+        self, x: Tensor, block_rows: int, out_features: int, split: int, activation: Activation | None
+    ) -> Places:
+        """Allocates the results and the sums of parts of a kernel that ends with `finish`."""
+        num_tiles = triton.cdiv(out_features, block_rows)
+        size = out_features if activation is None else out_features // 2
+        out = x.new_empty(len(x), -(-size // 8) * 8)
+        if split == 1:
+            return Places((num_tiles, 1), size, out, None, None)
+        partials = x.new_empty(split * num_tiles * len(x) * block_rows, dtype=torch.float32)
+        return Places((num_tiles, split), size, out, partials, self._card(x.device).counters)
+
+    def shared_bytes(self, device: torch.device) -> int:
+        """Shared memory that a program may have."""
+        return self._card(device).shared_bytes
 
     def _card(self, device: torch.device) -> "_Card":
         if device not in self._cards:
-            self._cards[device] = _Card(
-                torch.zeros(_PROGRAMS, dtype=torch.int32, device=device),
-                torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-                if device.type == "cuda"
-                else 232_448,
-            )
+            counters = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
+            shared_bytes = 232_448  # in the interpreter, as on sm_90
+            if device.type == "cuda":
+                shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+            self._cards[device] = _Card(counters, shared_bytes)
         return self._cards[device]
 
 
@@ -306,3 +234,8 @@ def is_few(x: Tensor, weight: Tensor) -> bool:
 def is_aligned(x: Tensor) -> bool:
     """Returns True if threads can read each row of `x` [rows, size], 16 bytes at a time."""
     return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Returns `x`, or a copy of it that is aligned."""
+    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)

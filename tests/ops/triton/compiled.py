@@ -26,12 +26,15 @@ PRODUCT = Variant(
     num_stages=4,
     reason="64 rows for wgmma",
 )
+HELD = [each for each in all_variants() if "*fp16" not in each.signature.values()]
+"""The variants that the gate holds; those of float16 are the same code with another type."""
+VARIANTS = [*HELD, SCALE, PRODUCT]
 
 
 @cache
 def compiled(arch: str = "sm_90") -> dict[int, Binary | VariantError]:
-    """Every variant of a server, then the two above, compiled for a card."""
-    return dict(enumerate(build([*all_variants(), SCALE, PRODUCT], arch, FOLDER)))
+    """The variants, compiled for a card."""
+    return dict(enumerate(build(VARIANTS, arch, FOLDER)))
 
 
 def machine_code(number: int) -> MachineCode:

@@ -12,16 +12,15 @@ import pytest
 import quire.ops.triton
 from quire.ops.triton.arch import ARCHES
 from quire.ops.triton.variants import Variant, all_variants
-from tests.ops.triton.compiled import PRODUCT, SCALE, machine_code
+from tests.ops.triton.compiled import VARIANTS, machine_code
 
-VARIANTS = [*all_variants(), SCALE, PRODUCT]
 SM_90 = ARCHES["sm_90"]
 WIDE_LOADS = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "UTMALDG")
 MULTIPLIERS = ("HGMMA", "QGMMA", "IGMMA")
 
 WARP_GROUP_PRODUCTS = {"product", "multiply_few"}
 """Kernels whose products have 64 rows."""
-WITHOUT_WIDE_LOADS = {"rotation_rows"}
+WITHOUT_WIDE_LOADS: set[str] = set()
 """Kernels that read single numbers, lists of ids or bytes here and there."""
 WITHOUT_CONVERSIONS: set[str] = set()
 """Kernels of 4-bit weights that make numbers of codes by their bits."""
