@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.core.trace import Spans
-from quire.ops.backend import Activation, Backend, LinearWeight, Recording
+from quire.ops.backend import Activation, Backend, DeviceRows, LinearWeight, Recording
 from quire.ops.latent import LatentOperations
 from quire.ops.recurrent import RecurrentOperations
 from quire.ops.sampling import SamplingOperations
@@ -36,6 +36,7 @@ class _TimedBackend(Backend[Any, Any, Any]):
         self._layers: dict[int, str] = {}  # by the identity of packed weights, which live as long as the model
         self._recorded: list[str] | None = None  # operations of the recording that is being made, if any
         self.packed_types = ops.packed_types
+        self.recording_rules = ops.recording_rules
         self.latent = _timed_part(LatentOperations, ops.latent, self.run)
         self.recurrent = _timed_part(RecurrentOperations, ops.recurrent, self.run)
         self.sampling = _timed_part(SamplingOperations, ops.sampling, self.run)
@@ -80,11 +81,13 @@ class _TimedBackend(Backend[Any, Any, Any]):
         *,
         block_size: int,
         prefix_lens: np.ndarray | None = None,
+        there: DeviceRows | None = None,
     ) -> Any:
         with self._spans.span("attention_batch"):  # computes nothing, so no recording has it
             return self._ops.attention_batch(
-                query_lens, seq_lens, block_tables, slot_mapping, block_size=block_size, prefix_lens=prefix_lens
-            )
+                query_lens, seq_lens, block_tables, slot_mapping,
+                block_size=block_size, prefix_lens=prefix_lens, there=there,
+            )  # fmt: skip
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         names: list[str] = []

@@ -1,5 +1,6 @@
 """Transfers between host and device. The host waits only for the values that it needs."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -90,24 +91,55 @@ def transfers_from(device: torch.device) -> Transfers:
     return HostTransfers() if device.type == "cpu" else CudaTransfers()
 
 
-class MirroredColumns:
-    """Columns of whole numbers that the host writes and the device reads, in memory that stays in place.
+class Mirror:
+    """Bytes that the host writes and the device reads, in memory that stays in place on both.
 
     Attributes:
-        host: [num_columns * num_rows] int64; the columns that a step needs lie one after another.
+        host: [num_bytes] uint8.
         there: the same on the device.
     """
 
-    def __init__(self, num_columns: int, num_rows: int, device: torch.device) -> None:
-        self.host = np.zeros(num_columns * num_rows, np.int64)
-        self._is_shared = device.type == "cpu"
-        own = torch.from_numpy(self.host)
-        self.there = own if self._is_shared else torch.zeros(own.shape, dtype=own.dtype, device=device)
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        # The system allocates np.zeros lazily: bytes that no step reaches cost no memory.
+        self.host = np.zeros(num_bytes, np.uint8)
+        self.there = torch.from_numpy(self.host)
+        self._buffers: PinnedRing | None = None
+        if device.type != "cpu":
+            self.there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+            self._buffers = PinnedRing()
 
-    def upload(self, first: int, stop: int) -> None:
-        """Copies a range of the host's values, in stream order; the host may write the next values at once."""
-        if not self._is_shared:
-            self.there[first:stop].copy_(torch.from_numpy(self.host[first:stop]).pin_memory(), non_blocking=True)
+    def upload(self, num_bytes: int) -> None:
+        """Copies the host's first bytes, in stream order; the host may write the next values at once."""
+        if self._buffers is not None:
+            self._buffers.copy(self.host[:num_bytes], self.there)
+
+
+class PinnedRing:
+    """Pinned buffers that copies to the device use in turns, because a new one costs more than a small copy."""
+
+    _COUNT = 4
+    """The buffers: more than the steps that are in flight."""
+
+    def __init__(self) -> None:
+        self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def copy(self, array: np.ndarray, there: Tensor) -> None:
+        """Copies `array` [n] uint8 to the start of `there`, in stream order. The host may change it at once."""
+        buffer, event = self._take(len(array))
+        buffer[: len(array)].numpy()[:] = array
+        there[: len(array)].copy_(buffer[: len(array)], non_blocking=True)
+        event.record()
+        self._buffers.append((buffer, event))
+
+    def _take(self, num_bytes: int) -> tuple[Tensor, torch.cuda.Event]:
+        """Returns the buffer that was used longest ago, or a new one, and the event behind its next copy."""
+        if len(self._buffers) >= self._COUNT:
+            buffer, event = self._buffers.popleft()
+            if len(buffer) >= num_bytes:
+                event.synchronize()
+                return buffer, event
+        size = 1 << max(num_bytes - 1, 1).bit_length()
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -180,8 +180,10 @@ class Worker:
         assert self._memory is not None
         config, limits = self._config, self._config.limits
         shard = None if self._sequences is None else self._sequences.shard
-        # Tokens of other ranks' parts are written to an extra page after those that the scheduler knows.
-        pages, caches = self._memory.allocate_pages(num_pages if shard is None else num_pages + 1)
+        # Tokens of other ranks' parts, and of padding, are written to an extra page after those that the scheduler
+        # knows.
+        has_spare = shard is not None or bool(self._ops.recording_rules.row_counts)
+        pages, caches = self._memory.allocate_pages(num_pages + 1 if has_spare else num_pages)
         states = self._memory.states.allocate(limits.max_num_seqs)
         layers = self._model.kv_layers
         self._ops.prepare(

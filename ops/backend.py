@@ -37,8 +37,31 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 SILU_LIMIT = 10.0
 
 
+class DeviceRows(NamedTuple):
+    """The rows of a step on the device: what `Backend.attention_batch` takes as arrays on the host.
+
+    In a recorded step the values change, and the shapes and bounds stay. A row of padding has 0 as its `seq_lens`.
+
+    Attributes:
+        query_starts: [num_rows + 1] int32; row r has the step's tokens from `query_starts[r]` to `query_starts[r + 1]`.
+        seq_lens: [num_rows] int32.
+        block_tables: [num_rows, max_blocks] int32, dense.
+        max_query_len: a bound on the new tokens of a row.
+        max_seq_len: a bound on `seq_lens`.
+    """
+
+    query_starts: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
 class AttentionBatch(Protocol):
-    """The places in the KV cache that one step reads and writes; built once a step and shared by all layers."""
+    """The places in the KV cache that one step reads and writes; built once a step and shared by all layers.
+
+    The arrays on the host are not for layers of recorded steps, because a recording does not read them again.
+    """
 
     slot_mapping: Tensor
     """[num_tokens] int64: the cache slot (page * block_size + offset) for each new token's key and value."""
@@ -50,6 +73,22 @@ class AttentionBatch(Protocol):
     """The `prefix_lens` of `Backend.attention_batch`."""
 
     block_size: int
+
+
+class RecordingRules(NamedTuple):
+    """The decode steps that a backend records.
+
+    Attributes:
+        row_counts: ascending; a step with fewer rows is padded to one of these. A step with more is not padded. Empty:
+            none is padded.
+        max_seq_lens: ascending bounds on the lengths of sequences; a recording serves one of them. Empty: a recording
+            serves all lengths.
+        interval: the least number of steps from one recording to the next, because a recording delays its step.
+    """
+
+    row_counts: Sequence[int] = ()
+    max_seq_lens: Sequence[int] = ()
+    interval: int = 1
 
 
 class Recording(Protocol):
@@ -149,6 +188,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         recurrent: the operations of recurrent layers.
         sampling: the operations that choose tokens.
         streams: the operations of models with several residual streams.
+        recording_rules: the decode steps for which `record` is called.
         packed_types: the classes that packed weights are made of.
     """
 
@@ -156,6 +196,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     recurrent: RecurrentOperations
     sampling: SamplingOperations
     streams: StreamOperations
+    recording_rules: RecordingRules = RecordingRules()
     packed_types: tuple[type, ...]
 
     @abstractmethod
@@ -379,6 +420,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         *,
         block_size: int,
         prefix_lens: np.ndarray | None = None,
+        there: DeviceRows | None = None,
     ) -> Batch:
         """Prepares the attention of one step. Row r is one request; its tokens follow those of row r - 1.
 
@@ -388,6 +430,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         `slot_mapping` [num_tokens] int64, on the device: as `AttentionBatch.slot_mapping`.
         `prefix_lens` [num_rows] int64, on the host: so many leading tokens of each sequence all see each other, in
             forms without window and chunks. Their keys are there as soon as one of them attends. None: none do.
+        `there`: the rows on the device, without the prefixes. None: a backend that needs them copies them.
         """
 
     @abstractmethod

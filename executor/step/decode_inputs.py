@@ -1,26 +1,56 @@
 """Builds the inputs of decode steps, always in the same memory, so that a recording can read them again."""
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire.core.wire.protocol import StepPlan
-from quire.executor.step.input_batch import GroupPages, InputBatch
+from quire.executor.step.input_batch import GroupPages, InputBatch, StepShape
 from quire.executor.step.request_table import RequestTable
-from quire.executor.transfers import MirroredColumns
+from quire.executor.transfers import Mirror
+from quire.ops.backend import DeviceRows
 from quire.ops.recurrent import StateRows
 
 MAX_ROWS = 512
 
 
-class _Views(NamedTuple):
-    """The batch of steps with one number of rows, and the host's side of its columns, each [num_rows].
+_ALIGNMENT = 128
+"""Bytes that the start of each column is a multiple of."""
+
+
+class _Column(NamedTuple):
+    """The place of one column in the memory of a step.
 
     Attributes:
-        places: of the tokens in the request table.
-        slot_mappings: by KV group.
-        used: elements of all columns together.
+        start: its first byte.
+        dims: its shape.
+    """
+
+    start: int
+    dtype: torch.dtype
+    dims: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.dims) * self.dtype.itemsize
+
+    def of(self, memory: Tensor) -> Tensor:
+        """Returns the column in `memory`, the bytes of the host or the device."""
+        return memory[self.start : self.stop].view(self.dtype).view(self.dims)
+
+
+class _Views(NamedTuple):
+    """The batch of steps with one shape and one number of rows, and the host's side of these rows.
+
+    Attributes:
+        num_bytes: of all columns together.
+        places_there: `places` on the device.
+        token_ids: of the rows, on the device.
+        padding: views of the other rows, and the value that each gets.
     """
 
     batch: InputBatch
@@ -28,73 +58,129 @@ class _Views(NamedTuple):
     slots: np.ndarray
     positions: np.ndarray
     is_new: np.ndarray
+    seq_lens: np.ndarray
     slot_mappings: list[np.ndarray]
-    used: int
+    num_bytes: int
+    places_there: Tensor
+    token_ids: Tensor
+    padding: list[tuple[np.ndarray, int]]
 
 
 class DecodeInputs:
     """Builds the batches of steps in which every row computes one token and samples the next.
 
     One copy brings a step's columns to the device. All batches share memory, so a batch is valid until the next is
-    built. Steps of equally many rows share one batch.
+    built. Steps of one shape have their columns in the same places.
+
+    A row of padding has one token, in a page that belongs to nobody. It has no place among the tokens that are sampled.
+
+    Args:
+        choose_shape: maps the number of rows of a step and the length of its longest sequence to the step's shape.
     """
 
-    def __init__(self, table: RequestTable) -> None:
+    def __init__(self, table: RequestTable, choose_shape: Callable[[int, int], StepShape]) -> None:
         self._table = table
-        rows = min(table.max_num_seqs, MAX_ROWS)
-        self._max_rows = rows
-        self._num_columns = 5 + len(table.block_tables)
-        self._columns = MirroredColumns(self._num_columns, rows, table.device)
+        self._choose_shape = choose_shape
+        self._max_rows = min(table.max_num_seqs, MAX_ROWS)
+        rows = choose_shape(self._max_rows, 1).num_rows
         self._rows = np.arange(rows)
-        self._rows_there = torch.arange(rows, device=table.device)
-        self._query_lens = np.ones(rows, np.int64)
+        self._ones = np.ones(rows, np.int64)
         self._seq_lens = np.ones(rows, np.int64)
         self._starts = torch.arange(rows + 1)
-        self._block_tables = [np.zeros((rows, pages.shape[1]), np.int32) for pages in table.block_tables]
-        self._views: dict[int, _Views] = {}  # by number of rows
+        self._rows_there = torch.arange(rows, device=table.device)
+        self._starts_there = torch.arange(rows + 1, dtype=torch.int32, device=table.device)
+        self._token_ids = torch.zeros(rows, dtype=torch.int64, device=table.device)
+        _, num_bytes = self._lay_out(StepShape(rows, table.max_seq_len))
+        self._mirror = Mirror(num_bytes, table.device)
+        self._views: dict[tuple[int, StepShape], _Views] = {}
 
     def build(self, plan: StepPlan) -> InputBatch | None:
         """Fills the tensors of `plan`, whose changes the table already has; None if the step is no such decode step."""
         num_rows = len(plan.slots)
         if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.num_wanted):
             return None
-        views = self._views.get(num_rows) or self._make_views(num_rows)
+        longest = max(plan.num_computed) + 1
+        shape = self._choose_shape(num_rows, longest)
+        views = self._views.get((num_rows, shape)) or self._make_views(num_rows, shape)
         batch, slots, positions = views.batch, views.slots, views.positions
         table, size = self._table, self._table.block_size
         slots[:] = plan.slots
         positions[:] = plan.num_computed
         views.places[:] = table.places(slots, positions)
-        np.add(positions, 1, out=batch.seq_lens)
+        np.add(positions, 1, out=batch.wanted_positions)
         np.equal(positions, 0, out=views.is_new)
-        num_pages = max(plan.num_computed) // size + 1
+        views.seq_lens[:] = batch.wanted_positions
+        num_pages = (longest - 1) // size + 1
         page, offset = np.divmod(positions, size)
         for block_tables, pages, slot_mapping in zip(table.block_tables, batch.pages, views.slot_mappings, strict=True):
-            pages.block_tables[:, :num_pages] = block_tables[slots, :num_pages]
+            pages.block_tables[:num_rows, :num_pages] = block_tables[slots, :num_pages]
             np.multiply(pages.block_tables[self._rows[:num_rows], page], size, out=slot_mapping, dtype=np.int64)
             slot_mapping += offset
-        self._columns.upload(num_rows, views.used)
-        table.take(views.places, self._columns.there[num_rows : 2 * num_rows], out=batch.token_ids)
+        for rest, value in views.padding:
+            rest[:] = value
+        self._mirror.upload(views.num_bytes)
+        table.take(views.places, views.places_there, out=views.token_ids)
         return batch
 
-    def _make_views(self, num_rows: int) -> _Views:
-        used = self._num_columns * num_rows
-        # The token ids come first: the table writes them where they are, so they are not copied.
-        _, places, slots, positions, is_new, *slot_mappings = self._columns.host[:used].reshape(-1, num_rows)
-        there = self._columns.there[:used].view(-1, num_rows).unbind()
-        block_tables = [table[:num_rows] for table in self._block_tables]
-        seq_lens = self._seq_lens[:num_rows]
+    def _make_views(self, num_rows: int, shape: StepShape) -> _Views:
+        columns, num_bytes = self._lay_out(shape)
+        num_groups, host = len(self._table.block_tables), torch.from_numpy(self._mirror.host)
+        places, slots, positions, is_new, lens, *groups = [column.of(host).numpy() for column in columns]
+        mappings, tables = groups[:num_groups], groups[num_groups:]
+        there = [column.of(self._mirror.there) for column in columns]
+        places_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
+        padded, seq_lens = shape.num_rows, self._seq_lens[: shape.num_rows]
+        spare = self._table.spare_page
+        rest = slice(num_rows, padded)
+        padding = [(slots[rest], 0), (positions[rest], 0), (is_new[rest], 0), (lens[rest], 0), (seq_lens[rest], 1)]
+        padding += [(mapping[rest], spare * self._table.block_size) for mapping in mappings]
+        padding += [(table[rest, 0], spare) for table in tables]
+        starts = self._starts_there[: padded + 1]
+        pages = [
+            GroupPages(mapping, table, DeviceRows(starts, lens_there, table_there, 1, shape.max_seq_len))
+            for mapping, table, table_there in zip(
+                groups_there[:num_groups], tables, groups_there[num_groups:], strict=True
+            )
+        ]
         batch = InputBatch(
-            token_ids=there[0],
-            positions=there[3],
-            pages=[GroupPages(mapping, table) for mapping, table in zip(there[5:], block_tables, strict=True)],
-            query_lens=self._query_lens[:num_rows],
+            token_ids=self._token_ids[:padded],
+            positions=positions_there,
+            pages=pages,
+            query_lens=self._ones[:padded],
             seq_lens=seq_lens,
-            num_wanted=self._query_lens[:num_rows],
-            wanted_tokens=self._rows_there[:num_rows],
-            wanted_slots=slots,
-            wanted_positions=seq_lens,
-            rows=StateRows(there[2], self._starts[: num_rows + 1], there[4].view(torch.bool)[:num_rows]),
+            num_wanted=self._ones[:num_rows],
+            wanted_tokens=self._rows_there[:padded],
+            wanted_slots=slots[:num_rows],
+            wanted_positions=seq_lens[:num_rows],
+            rows=StateRows(slots_there, self._starts[: padded + 1], is_new_there),
+            shape=shape,
         )
-        views = _Views(batch, places, slots, positions, is_new.view(np.bool_)[:num_rows], slot_mappings, used)
-        self._views[num_rows] = views
+        views = self._views[num_rows, shape] = _Views(
+            batch,
+            places[:num_rows],
+            slots[:num_rows],
+            positions[:num_rows],
+            is_new[:num_rows],
+            lens[:num_rows],
+            [mapping[:num_rows] for mapping in mappings],
+            num_bytes,
+            places_there[:num_rows],
+            batch.token_ids[:num_rows],
+            padding if num_rows < padded else [],
+        )
         return views
+
+    def _lay_out(self, shape: StepShape) -> tuple[list[_Column], int]:
+        """Returns the columns of a shape, and their bytes: places, slots, positions, whether rows are new, lengths,
+        then each group's slot mapping, then each group's block table.
+        """
+        num_groups, rows = len(self._table.block_tables), (shape.num_rows,)
+        table = (shape.num_rows, -(-shape.max_seq_len // self._table.block_size))
+        kinds = [(torch.int64, rows), (torch.int64, rows), (torch.int64, rows), (torch.bool, rows), (torch.int32, rows)]
+        kinds += num_groups * [(torch.int64, rows)] + num_groups * [(torch.int32, table)]
+        columns: list[_Column] = []
+        start = 0
+        for dtype, dims in kinds:
+            columns.append(_Column(start, dtype, dims))
+            start = -(-columns[-1].stop // _ALIGNMENT) * _ALIGNMENT
+        return columns, start

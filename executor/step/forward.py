@@ -129,6 +129,7 @@ class Forward:
                 pages.slot_mapping,
                 block_size=self._block_size,
                 prefix_lens=prompt_lens[own] if prompt_lens is not None and group in self._prompt_groups else None,
+                there=pages.there if query_lens is batch.query_lens else None,
             )
             for group, pages in enumerate(batch.pages)
         ]

@@ -12,6 +12,7 @@ import torch
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import to_device_together
+from quire.ops.backend import DeviceRows
 from quire.ops.recurrent import StateRows
 
 
@@ -22,15 +23,32 @@ class GroupPages(NamedTuple):
         slot_mapping: [num_tokens] int64, on the device; place of a token's key and value, page * block_size + offset.
         block_tables: [num_rows, most pages of a row] int32, on the host. Entries past a row's own pages, and before the
             pages that its tokens see, may be any ids.
+        there: the step's rows on the device, if they are there already.
     """
 
     slot_mapping: torch.Tensor
     block_tables: np.ndarray
+    there: DeviceRows | None = None
+
+
+class StepShape(NamedTuple):
+    """The shape of decode steps that one recording serves.
+
+    Attributes:
+        num_rows: the rows of their tensors; those after a step's own are padding.
+        max_seq_len: no sequence is longer.
+    """
+
+    num_rows: int
+    max_seq_len: int
 
 
 @dataclass(frozen=True)
 class InputBatch:
     """One step's input. `num_tokens` is the sum of the rows' query lengths.
+
+    In a batch of `DecodeInputs`, the last rows may be padding. No logits of theirs are sampled: `num_wanted`,
+    `wanted_slots` and `wanted_positions` have only the step's own rows.
 
     Attributes:
         token_ids: [num_tokens] int64, on the device.
@@ -45,6 +63,7 @@ class InputBatch:
         rows: the rows for recurrent layers; None for a model without.
         prompt_lens: [num_rows] int64, on the host; tokens of each row's prompt. None: no token of the step is followed
             by one of its own prompt.
+        shape: of a batch of `DecodeInputs`; None for others.
     """
 
     token_ids: torch.Tensor
@@ -58,6 +77,7 @@ class InputBatch:
     wanted_positions: np.ndarray
     rows: StateRows | None = None
     prompt_lens: np.ndarray | None = None
+    shape: StepShape | None = None
 
 
 def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool = False) -> InputBatch:

@@ -8,6 +8,7 @@ from quire.core.trace import NO_SPANS, Spans
 from quire.core.wire.protocol import StepPlan, StepResult
 from quire.executor.step.forward import Forward
 from quire.executor.step.heads.head import Heads, PendingOutput, rows_by_kind
+from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.row_sampler import RowSampler, SampledRows
@@ -79,7 +80,7 @@ class ModelRunner:
         if not len(inputs.batch.wanted_slots):
             return None
         with self._spans.span("sample"):
-            return self._rows.launch(inputs.batch, logits)
+            return self._rows.launch(inputs.batch, _without_padding(logits, inputs.batch))
 
     def _launch_heads(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[PendingOutput]]:
         """Launches a step with rows whose heads need the hidden states of all their tokens."""
@@ -88,9 +89,16 @@ class ModelRunner:
             hidden = self._forward.hidden(inputs.batch, inputs.input_embeds)
         if len(inputs.batch.wanted_slots):
             with self._spans.span("sample"):
-                rows = self._rows.launch(inputs.batch, self._forward.wanted_logits(hidden, inputs.batch))
+                logits = self._forward.wanted_logits(hidden, inputs.batch)
+                rows = self._rows.launch(inputs.batch, _without_padding(logits, inputs.batch))
         outputs: list[PendingOutput] = []
-        for kind, wanting in rows_by_kind(plan, hidden).items():
+        for kind, wanting in rows_by_kind(plan, _without_padding(hidden, inputs.batch)).items():
             with self._spans.span("score"):
                 outputs += self._heads[kind].launch(wanting, self._inputs.table)
         return rows, outputs
+
+
+def _without_padding(rows: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+    """Returns those of `rows`, logits or hidden states, that are the step's own."""
+    num_rows = len(batch.num_wanted)
+    return rows if batch.shape is None or len(rows) == num_rows else rows[:num_rows]

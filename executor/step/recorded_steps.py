@@ -1,18 +1,19 @@
 """Runs decode steps from recordings: a step of a known shape is one call instead of ten a layer.
 
-Only the number of requests determines a decode step's kernels; everything else is read from memory. The inputs of
-decode steps are always in the same place (`decode_inputs.py`), so a recording computes logits from the current inputs.
+Only its shape determines a decode step's kernels; everything else is read from memory. The inputs of decode steps of
+one shape are always in the same place (`decode_inputs.py`), so a recording computes logits from the current inputs.
 Steps with prompts hardly ever repeat a shape, and take so long that Python's share is negligible.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from quire.executor.step.forward import Forward
-from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.input_batch import InputBatch, StepShape
 from quire.ops.backend import Backend, Recording
 
 MAX_RECORDINGS = 128
@@ -28,47 +29,77 @@ class RecordedSteps:
     """The decode steps of one model that a backend can record. With `enabled` False, none is recorded.
 
     Args:
+        max_seq_len: of all sequences.
+        can_pad: a step may have rows of padding.
         is_paused: called at each step; while it returns True, no recording is made or used.
     """
 
     def __init__(
-        self, forward: Forward, ops: Backend, *, enabled: bool = True, is_paused: Callable[[], bool] = lambda: False
+        self,
+        forward: Forward,
+        ops: Backend,
+        max_seq_len: int,
+        *,
+        enabled: bool = True,
+        can_pad: bool = True,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self._forward = forward
         self._ops = ops
+        self._max_seq_len = max_seq_len
         self._enabled = enabled
+        self._can_pad = can_pad
         self._is_paused = is_paused
-        self._seen: OrderedDict[int, _Recorded | None] = OrderedDict()  # by rows; None: seen once, not recorded
+        self._rules = ops.recording_rules
+        self._steps_since = self._rules.interval  # the last recording was made
+        self._seen: OrderedDict[StepShape, _Recorded | None] = OrderedDict()  # None: seen once, not recorded
+
+    def choose_shape(self, num_rows: int, longest: int) -> StepShape:
+        """Returns the shape of a step with `num_rows` rows, the longest of `longest` tokens."""
+        if not self._enabled:
+            return StepShape(num_rows, self._max_seq_len)
+        row_counts = self._rules.row_counts if self._can_pad else ()
+        max_seq_len = _round_up(longest, self._rules.max_seq_lens, self._max_seq_len)
+        return StepShape(_round_up(num_rows, row_counts, num_rows), min(max_seq_len, self._max_seq_len))
 
     def logits(self, batch: InputBatch) -> torch.Tensor | None:
-        """Returns [num_rows, vocab_size] for a batch of `DecodeInputs`, valid until the next call; the caller may
-        change it.
+        """Returns [num_rows, vocab_size] for a batch of `DecodeInputs`, padding included, valid until the next call;
+        the caller may change it.
 
         None if the step has to run without a recording.
         """
-        num_rows = len(batch.query_lens)
         if not self._enabled or self._is_paused():
             return None
-        if num_rows not in self._seen:
-            self._remember(num_rows, None)
+        shape = batch.shape
+        assert shape is not None
+        self._steps_since += 1
+        if shape not in self._seen:
+            self._remember(shape, None)
             return None
-        recorded = self._seen[num_rows]
+        recorded = self._seen[shape]
         if recorded is None:
-            return self._record(batch)
-        self._seen.move_to_end(num_rows)
+            return self._record(shape, batch) if self._steps_since >= self._rules.interval else None
+        self._seen.move_to_end(shape)
         recorded.recording.run()
         return recorded.logits
 
-    def _record(self, batch: InputBatch) -> torch.Tensor:
+    def _record(self, shape: StepShape, batch: InputBatch) -> torch.Tensor:
         logits, recording = self._ops.record(lambda: self._forward.logits(batch))
+        self._steps_since = 0
         if recording is None:
             self._enabled = False
         else:
-            self._remember(len(batch.query_lens), _Recorded(recording, logits))
+            self._remember(shape, _Recorded(recording, logits))
         return logits
 
-    def _remember(self, num_rows: int, recorded: _Recorded | None) -> None:
-        self._seen[num_rows] = recorded
-        self._seen.move_to_end(num_rows)
+    def _remember(self, shape: StepShape, recorded: _Recorded | None) -> None:
+        self._seen[shape] = recorded
+        self._seen.move_to_end(shape)
         if len(self._seen) > MAX_RECORDINGS:
             self._seen.popitem(last=False)
+
+
+def _round_up(number: int, steps: Sequence[int], beyond: int) -> int:
+    """Returns the least of `steps` that is no less than `number`; `beyond` if all are less."""
+    place = bisect_left(steps, number)
+    return steps[place] if place < len(steps) else beyond

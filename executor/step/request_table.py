@@ -28,6 +28,8 @@ class RequestTable:
         block_tables: per KV group, [max_num_seqs, max_pages] int32; the page that holds positions
             `i * block_size .. (i + 1) * block_size - 1` at column i.
         num_pages: per KV group, [max_num_seqs] int32; pages in use in each row.
+        max_seq_len: the tokens for which a row of a block table has room.
+        spare_page: a page that no request has.
     """
 
     def __init__(
@@ -40,18 +42,17 @@ class RequestTable:
         shard: SequenceShard | None = None,
         spare_page: int = 0,
     ) -> None:
-        """Takes a `shard` if ranks divide positions; other ranks' tokens are written to `spare_page`, which is never
-        read.
-        """
+        """Takes a `shard` if ranks divide positions; other ranks' tokens are written to `spare_page`."""
         self.max_num_seqs = max_num_seqs
         self.block_size = block_size
         self._shard = shard
-        self._spare_page = spare_page
+        self.spare_page = spare_page
         self.device = device
         self._make_columns(min(max_model_len + 1, _FIRST_COLUMNS))
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_unnamed = np.zeros(max_num_seqs, np.int32)
         max_pages = max_model_len // block_size + 1
+        self.max_seq_len = max_pages * block_size
         # The system allocates np.zeros of this size lazily: columns that no request reaches cost no memory.
         self.block_tables = [np.zeros((max_num_seqs, max_pages), np.int32) for _ in range(num_kv_groups)]
         self.num_pages = [np.zeros(max_num_seqs, np.int32) for _ in range(num_kv_groups)]
@@ -84,7 +85,7 @@ class RequestTable:
         page, offset = np.divmod(positions, self.block_size)
         pages = self.block_tables[group][slots, page].astype(np.int64)
         if self._shard is not None:
-            return self._shard.slots(pages, offset, self.block_size, self._spare_page)
+            return self._shard.slots(pages, offset, self.block_size, self.spare_page)
         return pages * self.block_size + offset
 
     def gather(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:

@@ -77,6 +77,16 @@ def build_runner(
     """
     spec, table, max_num_seqs = config.spec, memory.table, config.limits.max_num_seqs
     forward = _choose_forward(config, model, memory, ops, stage, sequences, has_peers=has_peers)
+    # Communication between ranks cannot be recorded.
+    can_record = stage.is_last and config.layout.num_workers == 1 and not has_peers
+    recorded = RecordedSteps(
+        forward,
+        ops,
+        table.max_seq_len,
+        enabled=can_record,
+        can_pad=not memory.states,  # padding has no state
+        is_paused=is_profiled,
+    )
     embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), table.device)
 
     def inputs(*others: SlotState) -> StepInputs:
@@ -85,7 +95,7 @@ def build_runner(
             embedded,
             [table, embedded, *others],
             _page_moves(memory),
-            DecodeInputs(table) if sequences is None else None,
+            DecodeInputs(table, recorded.choose_shape) if sequences is None else None,
             has_states=bool(memory.states),
         )
 
@@ -106,11 +116,9 @@ def build_runner(
         OutputKind.HIDDEN_STATES: TokenVectors(transfers),
         OutputKind.POOLED: Pooler(transfers),
     }
-    # Communication between ranks cannot be recorded.
-    can_record = config.layout.num_workers == 1 and not has_peers
     return ModelRunner(
         forward,
-        RecordedSteps(forward, ops, enabled=can_record, is_paused=is_profiled),
+        recorded,
         inputs(sampler, *heads.values(), *([] if drafter is None else [drafter])),
         RowSampler(sampler, table, transfers, drafter),
         heads,

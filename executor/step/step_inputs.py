@@ -21,7 +21,7 @@ class Inputs(NamedTuple):
 
     Attributes:
         input_embeds: rows that replace embeddings.
-        can_be_recorded: the tensors are in the same memory in each such step.
+        can_be_recorded: the tensors are in the same memory in each step of the batch's shape.
     """
 
     batch: InputBatch

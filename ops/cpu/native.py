@@ -15,6 +15,7 @@ from quire.ops.backend import (
     Activation,
     AttentionForm,
     Backend,
+    DeviceRows,
     ExpertWeights,
     LinearWeight,
     PlainActivation,
@@ -344,6 +345,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         *,
         block_size: int,
         prefix_lens: np.ndarray | None = None,
+        there: DeviceRows | None = None,
     ) -> NativePlan:
         return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
 

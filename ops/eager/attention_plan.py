@@ -8,6 +8,7 @@ most `max_scores` scores. A single row that exceeds these limits is a separate g
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -192,9 +193,13 @@ class AttentionPlan:
         self.block_size = block_size
         self.prefix_lens = prefix_lens
         self._device = slot_mapping.device
-        self._pieces = _cut(query_lens, seq_lens, np.zeros_like(query_lens) if prefix_lens is None else prefix_lens)
         self._groups: dict[tuple[VisibleRange, int, int], list[Group]] = {}
         self._num_kept = 0
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        query_lens, prefix_lens = self.query_lens, self.prefix_lens
+        return _cut(query_lens, self.seq_lens, np.zeros_like(query_lens) if prefix_lens is None else prefix_lens)
 
     @property
     def sees_ahead(self) -> bool:

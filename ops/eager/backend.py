@@ -16,10 +16,12 @@ from quire.ops.backend import (
     Activation,
     AttentionForm,
     Backend,
+    DeviceRows,
     ExpertWeights,
     LinearWeight,
     PackedLinear,
     PlainActivation,
+    Recording,
 )
 from quire.ops.cache_rows import decode, encode, in_octets, largest_stored, plain_dtype, row_size
 from quire.ops.eager import attention_plan
@@ -254,6 +256,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         *,
         block_size: int,
         prefix_lens: np.ndarray | None = None,
+        there: DeviceRows | None = None,
     ) -> AttentionPlan:
         return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
 
@@ -271,5 +274,5 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         return merge(parts)
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, None]:
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         return run(), None  # plain torch has no list of launches to record

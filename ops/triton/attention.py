@@ -10,6 +10,7 @@ from quire.ops.backend import AttentionForm
 from quire.ops.triton import kv_rows
 from quire.ops.triton.attention_scores import LOG2_E, NO_WINDOW
 from quire.ops.triton.decode_attention import _decode_attention, num_splits
+from quire.ops.triton.prompt_attention import _prompt_attention, num_blocks
 from quire.ops.triton.rows import PagedRows
 
 MAX_GROUP = 128
@@ -44,6 +45,18 @@ def decode_tiles(group: int, head_dim: int, itemsize: int) -> Tiles:
     return Tiles(max(16, triton.next_power_of_2(group)), 32 if wide else 64, 4, 5)
 
 
+def prompt_tiles(num_lanes: int, group: int, head_dim: int, itemsize: int) -> Tiles:
+    """Chooses the tiles for rows of at most `num_lanes` pairs of a token and a query head.
+
+    128 rows use each tile of keys most, and two groups of four warps take 64 each, as a wide matrix unit wants. Few
+    tokens, as of drafts, fill 64.
+    """
+    block_n = 32 if head_dim * itemsize > 256 else 64
+    if itemsize == 4:  # products without matrix units hold all operands in registers; larger heads would not fit
+        return Tiles(max(32, triton.next_power_of_2(group)), 32, 8, 2)
+    return Tiles(64, block_n, 4, 3) if max(num_lanes, group) <= 64 else Tiles(128, block_n, 8, 3)
+
+
 def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) -> bool:
     """Returns True if `attend` computes this; what it does not is left to plain torch."""
     group = q.shape[1] // kv_cache.shape[2]
@@ -53,8 +66,7 @@ def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) ->
         and group <= MAX_GROUP
         and kv_rows.has_kernels(kv_cache, q.shape[2])
         and len(rows.seq_lens) <= MAX_DECODE_ROWS
-        and rows.max_query_len == 1
-        and len(q) == len(rows.seq_lens)
+        and (q.dtype != torch.float32 or rows.max_query_len == 1 or (group <= 32 and q.shape[2] <= 64))
     )
 
 
@@ -77,14 +89,19 @@ class Attention:
         """Runs `Backend.attention` for what `covers` accepts. `lse` is filled as by `Backend.partial_attention`."""
         q = q.contiguous()
         out = torch.empty_like(q)
-        if len(rows.seq_lens):
+        num_rows = len(rows.seq_lens)
+        is_decode = rows.max_query_len == 1
+        if not is_decode:
+            _attend_prompts(q, kv_cache, rows, form, out, lse)
+        if is_decode or num_rows > 1 or len(q) == 1:
             self._decode(q, kv_cache, rows, form, out, lse)
         return out
 
     def _decode(
         self, q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm, out: Tensor, lse: Tensor | None
     ) -> None:
-        num_rows, num_heads, head_dim = q.shape
+        """Computes the rows of one token."""
+        num_rows, (_, num_heads, head_dim) = len(rows.seq_lens), q.shape
         num_kv_heads, block_size, row = kv_cache.shape[2:]
         group = num_heads // num_kv_heads
         tiles = decode_tiles(group, head_dim, q.dtype.itemsize)
@@ -94,7 +111,8 @@ class Attention:
         part_sums = q.new_empty(max_parts * num_heads * 2, dtype=torch.float32)
         _decode_attention(
             (min(self._num_programs, num_rows * num_kv_heads * splits),),
-            q, kv_cache, out, lse, rows.seq_lens, rows.prefix_lens, rows.block_tables,
+            q, kv_cache, out, lse, None if rows.max_query_len == 1 else rows.query_starts,
+            rows.seq_lens, rows.prefix_lens, rows.block_tables,
             form.sinks, form.slopes, form.distance_bias, parts, part_sums, self._zeros(num_rows * num_kv_heads),
             num_rows, num_kv_heads, group, rows.block_tables.stride(0), kv_cache.stride(0), max_parts,
             *form_numbers(form),
@@ -115,6 +133,26 @@ class Attention:
         return self._counters
 
 
+def _attend_prompts(
+    q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm, out: Tensor, lse: Tensor | None
+) -> None:
+    """Computes the rows of several tokens."""
+    num_rows, (num_tokens, num_heads, head_dim) = len(rows.seq_lens), q.shape
+    num_kv_heads, block_size, row = kv_cache.shape[2:]
+    group = num_heads // num_kv_heads
+    tiles = prompt_tiles(group * rows.max_query_len, group, head_dim, q.dtype.itemsize)
+    block_q = tiles.block_m // group
+    _prompt_attention(
+        (num_kv_heads, num_blocks(num_tokens, num_rows, block_q)),
+        q, kv_cache, out, lse, rows.query_starts, rows.seq_lens, rows.prefix_lens, rows.block_tables,
+        form.sinks, form.slopes, form.distance_bias,
+        num_rows, num_kv_heads, group, block_q, rows.block_tables.stride(0), kv_cache.stride(0), *form_numbers(form),
+        **form_constants(form), HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_SIZE=block_size, ROW=row,
+        KIND=kv_rows.kind_of(kv_cache.dtype), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+
+
 def parts_that_wait(num_rows: int, splits: int, num_heads: int, head_dim: int) -> int:
     """The most splits of a launch whose results wait in memory; 0 if rows are not split."""
     if splits == 1:
@@ -127,7 +165,7 @@ def form_numbers(form: AttentionForm) -> tuple[float, float, int, int, int]:
     scale = form.scale * LOG2_E if form.softcap is None else 2 * LOG2_E * form.scale / form.softcap
     reach = 0 if form.distance_bias is None else form.distance_bias.shape[1] // 2
     window = NO_WINDOW if form.window is None else min(form.window, NO_WINDOW)
-    return float(scale), form.softcap or 0.0, window, form.chunk or 0, reach
+    return float(scale), float(form.softcap or 0), window, form.chunk or 0, reach
 
 
 def form_constants(form: AttentionForm) -> dict[str, object]:

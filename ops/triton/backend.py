@@ -1,11 +1,16 @@
 """The operations as Triton kernels; what has none yet runs in plain torch."""
 
+from collections.abc import Callable
+
+import numpy as np
+import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation
+from quire.ops.backend import Activation, DeviceRows, PlainActivation, Recording
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantized import QuantizedLayer
-from quire.ops.triton import norms, rotate_store
+from quire.ops.triton import elementwise, graphs, norms, rotate_store
+from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 from quire.ops.triton.quantized import TritonQuantized
 
@@ -13,11 +18,14 @@ from quire.ops.triton.quantized import TritonQuantized
 class TritonBackend(EagerBackend[PlainWeight]):
     """A backend for accelerators. Each operation that is defined here replaces that of `EagerBackend`."""
 
+    recording_rules = graphs.RULES
+
     def __init__(self) -> None:
         self._products = TritonLinear()
         self._coded_products = TritonQuantized(self._products)
         super().__init__(self._products, self._coded_products)
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
+        self._recorder = graphs.GraphRecorder()
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
         if isinstance(packed, QuantizedLayer):
@@ -37,6 +45,33 @@ class TritonBackend(EagerBackend[PlainWeight]):
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         out = norms.layer_norm(x, weight, bias, eps)
         return super().layer_norm(x, weight, bias, eps) if out is None else out
+
+    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
+        if softcap is not None and elementwise.scale(x, factor, softcap):
+            return x
+        return super().scale(x, factor, softcap)
+
+    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
+        out = elementwise.activate(x, activation)
+        return super().activate(x, activation) if out is None else out
+
+    def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
+        out = elementwise.activate_and_mul(x, activation)
+        return super().activate_and_mul(x, activation) if out is None else out
+
+    def rotation(
+        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        tables = elementwise.rotation(positions, frequencies, scale, dtype)
+        return super().rotation(positions, frequencies, scale, dtype) if tables is None else tables
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        out = elementwise.rotary(x, cos, sin)
+        return super().rotary(x, cos, sin) if out is None else out
+
+    def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
+        out = None if scale == 1 else elementwise.take_rows(x, index, scale)  # without a scale, torch needs one kernel
+        return super().take_rows(x, index, scale) if out is None else out
 
     def write_kv(
         self, k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scales: Tensor | None = None
@@ -64,3 +99,23 @@ class TritonBackend(EagerBackend[PlainWeight]):
         return rotate_store.rotate_and_store(
             heads, cos, sin, kv_cache, slot_mapping, norm=norm, is_interleaved=is_interleaved, scales=scales
         )
+
+    def attention_batch(
+        self,
+        query_lens: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        slot_mapping: Tensor,
+        *,
+        block_size: int,
+        prefix_lens: np.ndarray | None = None,
+        there: DeviceRows | None = None,
+    ) -> TritonBatch:
+        recorder = self._recorder
+        return TritonBatch(
+            query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens, there,
+            lambda: recorder.is_capturing,
+        )  # fmt: skip
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+        return self._recorder.record(run)

@@ -1,4 +1,4 @@
-"""Attention of rows with one query token each.
+"""Attention of rows with one new token each.
 
 A sequence's keys are cut into splits, whose length depends on that sequence alone, and splits are merged in order. So a
 row's bits do not depend on the other rows. A fixed number of programs walks over the splits of all rows and KV heads,
@@ -61,6 +61,7 @@ def _decode_attention(
     cache_ptr,
     out_ptr,
     lse_ptr,
+    starts_ptr,
     seq_lens_ptr,
     prefix_lens_ptr,
     tables_ptr,
@@ -94,7 +95,8 @@ def _decode_attention(
 ):
     """Work is counted in units: a unit is one split of a row, or all of them. `max_parts` bounds the splits that wait.
 
-    `BLOCK_ROWS` is at least `num_rows`, `BLOCK_M` at least `group`, the query heads of a KV head.
+    `BLOCK_ROWS` is at least `num_rows`, `BLOCK_M` at least `group`, the query heads of a KV head. Without `starts_ptr`,
+    each row has one token; with it, rows that have another number are left out.
     """
     row_ids = tl.arange(0, BLOCK_ROWS)
     is_row = row_ids < num_rows
@@ -103,6 +105,9 @@ def _decode_attention(
     if prefix_lens_ptr is not None:
         all_prefixes = tl.load(prefix_lens_ptr + row_ids, mask=is_row, other=0)
     _, _, _, _, splits = _row_range(all_lens, all_prefixes, window, chunk, CHUNKS, BLOCK_N)
+    if starts_ptr is not None:
+        begins = tl.load(starts_ptr + row_ids, mask=is_row, other=0)
+        is_row &= tl.load(starts_ptr + row_ids + 1, mask=is_row, other=0) - begins == 1
     splits = tl.where(is_row, splits, 0)
     # A row that is at most half of a program's work is one unit, and leaves no parts to merge.
     is_whole = 2 * tl.num_programs(0) * splits.to(tl.int64) <= num_kv_heads * tl.sum(splits).to(tl.int64)
@@ -133,8 +138,12 @@ def _decode_attention(
         split_end = tl.where(is_split, split_begin + 1, row_splits)
 
         heads = kv_head * group + lanes
-        q_rows = (row.to(tl.int64) * num_kv_heads * group + heads)[:, None] * HEAD_DIM
-        q = tl.load(q_ptr + q_rows + columns[None, :], mask=mask, other=0.0)
+        token = row
+        if starts_ptr is not None:
+            token = tl.load(starts_ptr + row)
+        q_rows = token.to(tl.int64) * num_kv_heads * group + heads
+        q_places = q_rows[:, None] * HEAD_DIM + columns[None, :]
+        q = tl.load(q_ptr + q_places, mask=mask, other=0.0)
         slopes = tl.zeros((BLOCK_M,), tl.float32)
         if slopes_ptr is not None:
             slopes = tl.load(slopes_ptr + heads, mask=is_head, other=0.0)
@@ -201,6 +210,6 @@ def _decode_attention(
             if sinks_ptr is not None:
                 sinks = tl.load(sinks_ptr + heads, mask=is_head, other=float("-inf"))
             out, lse = finish(most, total, acc, sinks)
-            tl.store(out_ptr + q_rows + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
+            tl.store(out_ptr + q_places, out.to(out_ptr.dtype.element_ty), mask=mask)
             if lse_ptr is not None:
-                tl.store(lse_ptr + row * num_kv_heads * group + heads, lse, mask=is_head)
+                tl.store(lse_ptr + q_rows, lse, mask=is_head)

@@ -1,6 +1,7 @@
 """The part of CUDA's driver that loads and launches kernels, without a C compiler."""
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_uint, c_void_p
 from typing import Any
 
@@ -16,7 +17,12 @@ class DriverError(RuntimeError):
 
 
 class Driver:
-    """Calls of `libcuda.so.1`."""
+    """Calls of `libcuda.so.1`.
+
+    Attributes:
+        launch: launches a kernel, and returns the driver's result, 0 for success. It takes the addresses of a
+            `LaunchConfig`, of the function and of an array of pointers to the arguments, and None.
+    """
 
     def __init__(self, library: Any = None) -> None:
         """Takes the library, which is found if it is None.
@@ -33,8 +39,8 @@ class Driver:
         self._declare("cuThreadExchangeStreamCaptureMode", pointer(c_int))
         self._declare("cuDevicePrimaryCtxRetain", pointer(c_void_p), c_int)
         self._declare("cuCtxSetCurrent", c_void_p)
-        self._declare("cuLaunchKernel", c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
-        self._launch = self._library.cuLaunchKernel
+        self._declare("cuLaunchKernelEx", c_void_p, c_void_p, c_void_p, c_void_p)
+        self.launch: Callable[[int, int, int, None], int] = self._library.cuLaunchKernelEx
 
     def _declare(self, name: str, *types: Any) -> None:
         function = getattr(self._library, name)
@@ -46,7 +52,7 @@ class Driver:
         Raises:
             DriverError: the machine code is not for this card, or needs more shared memory than it has.
         """
-        self._enter(device)
+        self.enter(device)
         mode = c_int(_RELAXED_CAPTURE)
         self._call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         try:
@@ -61,30 +67,6 @@ class Driver:
         assert function.value is not None
         return function.value
 
-    def launch(
-        self,
-        function: int,
-        grid: tuple[int, int, int],
-        num_threads: int,
-        shared_bytes: int,
-        stream: int,
-        arguments: Any,
-    ) -> int:
-        """Launches a kernel, and returns the driver's result, 0 for success.
-
-        `arguments` is an array of pointers to them.
-        """
-        return int(self._launch(function, *grid, num_threads, 1, 1, shared_bytes, stream, arguments, None))
-
-    def launch_in(self, device: int, *arguments: Any) -> None:
-        """As `launch`, in a thread that has not used the device yet.
-
-        Raises:
-            DriverError: the driver refuses the launch.
-        """
-        self._enter(device)
-        self.check("cuLaunchKernel", self.launch(*arguments))
-
     def check(self, name: str, result: int) -> None:
         """Raises DriverError if the result of the call `name` is none of success."""
         if result:
@@ -93,7 +75,7 @@ class Driver:
             reason = (text.value or b"unknown error").decode()
             raise DriverError(f"{name}: {reason} ({result})")
 
-    def _enter(self, device: int) -> None:
+    def enter(self, device: int) -> None:
         """Makes the device's context, which torch shares, that of this thread."""
         context = c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -101,6 +83,17 @@ class Driver:
 
     def _call(self, name: str, *arguments: Any) -> None:
         self.check(name, getattr(self._library, name)(*arguments))
+
+
+class LaunchConfig(ctypes.Structure):
+    """`CUlaunchConfig`."""
+
+    _fields_ = [
+        *((name, c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared_bytes")),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("num_attributes", c_uint),
+    ]
 
 
 def is_context_missing(result: int) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.ops.triton.binaries import Binary, code_path, find
 from quire.ops.triton.compiling import compile_kernel
-from quire.ops.triton.driver import Driver, DriverError, is_context_missing
+from quire.ops.triton.driver import Driver, DriverError, LaunchConfig, is_context_missing
 from quire.ops.triton.jobs import Job, cache_folder, job_of, shipped_folder
 from quire.ops.triton.kernel_function import KernelFunction, is_pointer
 from quire.ops.triton.specialization import ALIGNMENT, CONSTANT, POINTER_TYPES, SCALARS, Specialization
@@ -111,7 +111,7 @@ class Launcher:
                     function = self._driver.load(code, binary.entry, binary.shared_bytes, device)
                 except DriverError as error:
                     raise DriverError(f"kernel {kernel.name}{specialization} on {self._arch}: {error}") from None
-                self._loaded[key] = LoadedKernel(self._driver, function, binary, types, specialization)
+                self._loaded[key] = LoadedKernel(self._driver, function, binary, specialization)
             return self._loaded[key]
 
     def _binary(self, kernel: KernelFunction, specialization: Specialization) -> tuple[Binary, bytes]:
@@ -138,13 +138,9 @@ class Launcher:
 class LoadedKernel:
     """A kernel on a device, and the buffer of its arguments."""
 
-    def __init__(
-        self, driver: Driver, function: int, binary: Binary, types: tuple[Any, ...], specialization: Specialization
-    ) -> None:
+    def __init__(self, driver: Driver, function: int, binary: Binary, specialization: Specialization) -> None:
         self._driver = driver
-        self._function = function
         self._binary = binary
-        self._num_threads = binary.num_warps * 32
         passed = [each for each in specialization.types if each != CONSTANT]
         letters = "".join("Q" if each.startswith("*") else _slot(SCALARS[each]) for each in passed)
         self._layout = struct.Struct(f"<{letters}{'Q' * binary.num_hidden}")
@@ -152,7 +148,12 @@ class LoadedKernel:
         start, num_slots = ctypes.addressof(self._buffer), len(passed) + binary.num_hidden
         self._pointers = (ctypes.c_void_p * num_slots)(*(start + 8 * slot for slot in range(num_slots)))
         self._hidden = (0,) * binary.num_hidden
-        self._lock = threading.Lock()  # the driver reads the buffer during the launch
+        self._needs_memory = binary.scratch_bytes + binary.profile_bytes > 0
+        self._config = LaunchConfig(
+            block_x=32 * binary.num_warps, block_y=1, block_z=1, shared_bytes=binary.shared_bytes
+        )
+        self._addresses = (ctypes.addressof(self._config), function, ctypes.addressof(self._pointers), None)
+        self._lock = threading.Lock()  # the driver reads the buffers during the launch
 
     def launch(self, grid: tuple[int, int, int], values: list[Any], device: int, stream: int) -> None:
         """Launches the kernel, unless the grid is empty; `values` are its arguments without those that are None.
@@ -162,19 +163,21 @@ class LoadedKernel:
         """
         if not (grid[0] and grid[1] and grid[2]):
             return
-        hidden, binary = self._hidden, self._binary
-        if binary.scratch_bytes or binary.profile_bytes:
-            memory = _scratch(binary, grid)  # returned to the stream's pool behind the launch
-            hidden = tuple(each.data_ptr() for each in memory)[: binary.num_hidden]
-        driver = self._driver
+        hidden, config, driver = self._hidden, self._config, self._driver
+        if self._needs_memory:
+            memory = _scratch(self._binary, grid)  # returned to the stream's pool behind the launch
+            hidden = tuple(each.data_ptr() for each in memory)[: len(hidden)]
         with self._lock:
             self._layout.pack_into(self._buffer, 0, *values, *hidden)
-            launched = (self._function, grid, self._num_threads, binary.shared_bytes, stream, self._pointers)
-            result = driver.launch(*launched)
+            config.grid_x, config.grid_y, config.grid_z = grid
+            config.stream = stream
+            result = driver.launch(*self._addresses)
             if is_context_missing(result):
-                driver.launch_in(device, *launched)
-            elif result:
-                driver.check(f"the launch of {binary.kernel}{binary.specialization} with a grid of {grid}", result)
+                driver.enter(device)
+                result = driver.launch(*self._addresses)
+        if result:
+            name = f"{self._binary.kernel}{self._binary.specialization}"
+            driver.check(f"the launch of {name} with a grid of {grid}", result)
 
 
 def specialize(
@@ -232,18 +235,19 @@ def _read_arguments(arguments: Iterable[Any]) -> tuple[tuple[Any, ...], list[Any
     types: list[Any] = []
     values: list[Any] = []
     for each in arguments:
-        if isinstance(each, Tensor):
+        kind = type(each)  # `isinstance` of a tensor is slow for what is none
+        if kind is int:
+            types.append(int if -(2**31) <= each < 2**31 else _LONG)
+            values.append(each)
+        elif kind is float:
+            types.append(float)
+            values.append(each)
+        elif each is None:
+            types.append(None)
+        elif isinstance(each, Tensor):
             address = each.data_ptr()
             types.append((each.dtype,) if address % ALIGNMENT else each.dtype)
             values.append(address)
-        elif each is None:
-            types.append(None)
-        elif isinstance(each, float):
-            types.append(float)
-            values.append(each)
-        elif isinstance(each, int) and not isinstance(each, bool):
-            types.append(int if -(2**31) <= each < 2**31 else _LONG)
-            values.append(each)
         else:
             raise TypeError(f"a kernel's argument must be a tensor, a number or None; got {each!r}")
     return tuple(types), values

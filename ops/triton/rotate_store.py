@@ -47,7 +47,7 @@ def rotate_and_store(
     _rotate_and_store(
         (num_tokens, triton.cdiv(num_all, BLOCK_HEADS)),
         heads, q, cos.contiguous(), sin.contiguous(), in_octets(kv_cache), slot_mapping, weight, scales,
-        heads.stride(0), kv_cache.stride(0), num_heads, num_kv_heads, eps,
+        heads.stride(0), kv_cache.stride(0), num_heads, num_kv_heads, float(eps),
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), ROTARY_DIM=cos.shape[-1],
         IS_INTERLEAVED=is_interleaved, BLOCK_SIZE=block_size, ROW=kv_cache.shape[4], KIND=kind_of(kv_cache.dtype),
         BLOCK_HEADS=BLOCK_HEADS, num_warps=4, num_stages=1,

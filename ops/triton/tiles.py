@@ -1,24 +1,29 @@
-"""What kernels of rows and elements have in common: how wide their loads may be."""
+"""What kernels of rows and elements have in common: their types, and how wide their loads are."""
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-"""Types of tensors that kernels compute with; they do so in float32."""
+FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+"""Types of tensors that kernels compute with, which they do in float32, and Triton's names for them."""
+
+USUAL = ("bf16",)
+"""The types whose kernels are compiled ahead: nearly all checkpoints have them."""
 
 VECTOR = 8
 """Numbers whose 16 bytes, in half precision, are one load."""
 
+UNIT = tl.constexpr(VECTOR)
+"""`VECTOR` inside kernels. They get sizes and strides in vectors, and multiply them: so the compiler knows that rows
+begin at multiples of a load. A hint by `tl.multiple_of` on an argument has no effect.
+"""
+
 _BYTES = 16
 
 
-def unit_of(*numbers: int) -> int:
-    """The unit in which a kernel gets its sizes and strides: `VECTOR` if it divides all of them, else 1.
-
-    A kernel multiplies them by it, so the compiler knows that rows begin at multiples of a load. A hint by
-    `tl.multiple_of` on an argument has no effect.
-    """
-    return 1 if any(number % VECTOR for number in numbers) else VECTOR
+def are_whole(*numbers: int) -> bool:
+    """Returns True if all sizes and strides are whole vectors. Others are left to torch, which no model's are."""
+    return not any(number % VECTOR for number in numbers)
 
 
 def are_aligned(*tensors: Tensor) -> bool:

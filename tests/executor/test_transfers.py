@@ -1,9 +1,12 @@
 """Copies between host and device, on an accelerator that is not there."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
-from quire.executor.transfers import MirroredColumns, to_device_together
+from quire.executor.transfers import Mirror, PinnedRing, to_device_together
 from tests.executor.pretend_device import PretendDevice
 
 
@@ -19,15 +22,34 @@ def test_arrays_of_any_type_and_length_arrive_in_one_copy() -> None:
     assert np.shares_memory(here[1].numpy(), arrays[1])
 
 
-def test_columns_stay_in_place() -> None:
+def test_a_mirror_stays_in_place() -> None:
     with PretendDevice():
-        columns = MirroredColumns(2, 3, torch.device("cuda"))
-        place = columns.there.data_ptr()
-        columns.host[:] = range(6)
-        columns.upload(2, 5)
-        columns.host[:] = 9
-        assert columns.there.tolist() == [0, 0, 2, 3, 4, 0]
-        assert columns.there.data_ptr() == place
-    shared = MirroredColumns(2, 3, torch.device("cpu"))
+        mirror = Mirror(6, torch.device("cuda"))
+        place = mirror.there.data_ptr()
+        for step in range(9):  # more than there are buffers
+            mirror.host[:] = range(step, step + 6)
+            mirror.upload(4)
+            mirror.host[:] = 99
+            assert mirror.there.tolist() == [step, step + 1, step + 2, step + 3, 0, 0]
+        assert mirror.there.data_ptr() == place
+    shared = Mirror(6, torch.device("cpu"))
     shared.host[:] = 9
     assert shared.there.tolist() == [9] * 6, "on a CPU the host's memory is the device's"
+
+
+def test_pinned_buffers_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+    empty = torch.empty
+
+    def count(*args: Any, **options: Any) -> torch.Tensor:
+        pinned.append(args[0])
+        return empty(*args, **options)
+
+    with PretendDevice():
+        monkeypatch.setattr(torch, "empty", count)
+        ring, there = PinnedRing(), torch.zeros(600, dtype=torch.uint8, device="cuda")
+        for size in [5, 100, 5, 64, *[3, 5] * 20, 600, *[5] * 20]:
+            array = np.arange(size, dtype=np.uint8)
+            ring.copy(array, there)
+            assert there[:size].tolist() == array.tolist()
+    assert len(pinned) <= 9

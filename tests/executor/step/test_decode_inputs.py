@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,11 +10,12 @@ import torch
 from quire.core.wire.protocol import NewSlot, StepPlan
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.step.decode_inputs import DecodeInputs
-from quire.executor.step.input_batch import InputBatch, build_input_batch
+from quire.executor.step.input_batch import InputBatch, StepShape, build_input_batch
 from quire.executor.step.request_table import RequestTable
 from tests.executor.pretend_device import PretendDevice
 
 BLOCK_SIZE = 4
+SPARE_PAGE = 12345
 LENGTHS = [1, 3, 4, 5, 17, 32, 33, 58, 60]
 """Tokens that are known of each slot's request."""
 
@@ -28,7 +29,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[RequestTable]:
 
 def make_table(device: torch.device) -> RequestTable:
     rng = random.Random(0)
-    table = RequestTable(len(LENGTHS), 100, BLOCK_SIZE, device, num_kv_groups=2)
+    table = RequestTable(len(LENGTHS), 100, BLOCK_SIZE, device, num_kv_groups=2, spare_page=SPARE_PAGE)
     for slot, length in enumerate(LENGTHS):
         num_pages = length // BLOCK_SIZE + 1
         pages = [[rng.randrange(2**28) for _ in range(num_pages)] for _ in range(2)]  # slots of some take over 32 bits
@@ -42,41 +43,82 @@ def decode(slots: list[int]) -> StepPlan:
     return StepPlan(1, [], [], slots, [LENGTHS[slot] - 1 for slot in slots], [1] * num_rows, [1] * num_rows, [])
 
 
+def exactly(num_rows: int, longest: int) -> StepShape:
+    """No padding, and room for all lengths."""
+    return StepShape(num_rows, 104)
+
+
+def padded(num_rows: int, longest: int) -> StepShape:
+    return StepShape(-(-num_rows // 4) * 4, 24 if longest <= 24 else 104)
+
+
 def columns(batch: InputBatch) -> list[list[int]]:
-    return [
-        batch.token_ids.tolist(), batch.positions.tolist(), batch.query_lens.tolist(),
-        batch.seq_lens.tolist(), batch.num_wanted.tolist(), batch.wanted_tokens.tolist(), batch.wanted_slots.tolist(),
-        batch.wanted_positions.tolist(), *(pages.slot_mapping.tolist() for pages in batch.pages),
-        *(column.tolist() for column in batch.rows or ()),
+    """The rows of a step without padding."""
+    num_rows = len(batch.num_wanted)
+    each = [
+        batch.token_ids, batch.positions, batch.query_lens, batch.seq_lens, batch.wanted_tokens,
+        *(pages.slot_mapping for pages in batch.pages), *(batch.rows or ()),
     ]  # fmt: skip
+    starts = batch.rows.starts[: num_rows + 1].tolist() if batch.rows else []
+    sampled = [batch.num_wanted.tolist(), batch.wanted_slots.tolist(), batch.wanted_positions.tolist()]
+    return [*(column[:num_rows].tolist() for column in each), starts, *sampled]
 
 
-def test_they_are_what_any_step_gets_and_stay_in_place(table: RequestTable) -> None:
-    inputs = DecodeInputs(table)
+@pytest.mark.parametrize("choose_shape", [exactly, padded])
+def test_they_are_what_any_step_gets_and_stay_in_place(
+    table: RequestTable, choose_shape: Callable[[int, int], StepShape]
+) -> None:
+    inputs = DecodeInputs(table, choose_shape)
     rng = random.Random(1)
-    batches: dict[int, InputBatch] = {}
+    places: dict[StepShape | None, list[int]] = {}
     for _ in range(60):
         plan = decode(rng.sample(range(len(LENGTHS)), rng.randint(1, len(LENGTHS))))
         batch, expected = inputs.build(plan), build_input_batch(plan, table, has_states=True)
         assert batch is not None
         assert columns(batch) == columns(expected)
+        num_rows = len(plan.slots)
+        assert batch.shape == choose_shape(num_rows, max(batch.wanted_positions))
         for pages, own in zip(batch.pages, expected.pages, strict=True):
-            for row, seq_len in enumerate(batch.seq_lens):
+            assert pages.there is not None
+            for row, seq_len in enumerate(batch.wanted_positions):
                 num_pages = -(-seq_len // BLOCK_SIZE)
                 assert pages.block_tables[row, :num_pages].tolist() == own.block_tables[row, :num_pages].tolist()
+                assert pages.there.block_tables[row, :num_pages].tolist() == own.block_tables[row, :num_pages].tolist()
+            assert pages.block_tables.shape == (batch.shape.num_rows, batch.shape.max_seq_len // BLOCK_SIZE)
+            assert pages.there.query_starts.tolist() == list(range(batch.shape.num_rows + 1))
+            assert pages.there.seq_lens[:num_rows].tolist() == batch.wanted_positions.tolist()
+            assert (pages.there.max_query_len, pages.there.max_seq_len) == (1, batch.shape.max_seq_len)
         for own in (batch, expected):
             assert own.rows is not None
             on_device = (own.token_ids, own.positions, own.wanted_tokens, own.rows.slots, own.rows.is_new)
             assert {each.device.type for each in on_device} == {table.device.type}
             assert {each.slot_mapping.device.type for each in own.pages} == {table.device.type}
             assert own.rows.starts.device.type == "cpu"
-        assert batches.setdefault(len(plan.slots), batch) is batch
+        tensors = [batch.token_ids, batch.positions, batch.wanted_tokens, *(batch.rows or ())]
+        tensors += [x for pages in batch.pages for x in (pages.slot_mapping, *(pages.there or ())[:3])]
+        here = [tensor.data_ptr() for tensor in tensors]
+        assert places.setdefault(batch.shape, here) == here, "a recording of the shape finds them there"
+
+
+def test_padding_is_in_a_page_of_nobody(table: RequestTable) -> None:
+    inputs = DecodeInputs(table, padded)
+    inputs.build(decode([4, 5, 6, 7, 8, 0, 1, 2]))
+    batch = inputs.build(decode([4, 5, 6]))
+    assert batch is not None
+    assert [len(x) for x in (batch.token_ids, batch.positions, batch.query_lens, batch.wanted_tokens)] == [4] * 4
+    assert (batch.positions[3], batch.query_lens[3], batch.seq_lens[3]) == (0, 1, 1)
+    for pages in batch.pages:
+        assert pages.there is not None
+        assert pages.slot_mapping[3] == SPARE_PAGE * BLOCK_SIZE
+        assert pages.block_tables[3, 0] == pages.there.block_tables[3, 0] == SPARE_PAGE
+        assert pages.there.seq_lens[3] == 0, "a kernel skips it"
+    assert len(batch.num_wanted) == len(batch.wanted_slots) == len(batch.wanted_positions) == 3
 
 
 def test_other_steps_have_none(table: RequestTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = DecodeInputs(table)
+    inputs = DecodeInputs(table, exactly)
     assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 2], [1, 1], [])) is None, "part of a prompt"
     assert inputs.build(StepPlan(1, [], [], [3, 4], [4, 3], [1, 1], [1, 0], [])) is None, "no sample"
     monkeypatch.setattr("quire.executor.step.decode_inputs.MAX_ROWS", 2)
-    assert DecodeInputs(table).build(decode([1, 2])) is not None
-    assert DecodeInputs(table).build(decode([1, 2, 3])) is None, "more rows than there is room for"
+    assert DecodeInputs(table, exactly).build(decode([1, 2])) is not None
+    assert DecodeInputs(table, exactly).build(decode([1, 2, 3])) is None, "more rows than there is room for"

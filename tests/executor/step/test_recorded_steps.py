@@ -1,6 +1,6 @@
 """Steps from recordings: the same tokens as without, in any batch, and recordings are used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import EngineConfig
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
+from quire.ops.backend import RecordingRules
 from quire.ops.cpu import launches
 from quire.ops.cpu.libraries import load_kernels
+from quire.ops.cpu.native import NativeBackend
 from tests.executor.step.test_model_runner import (
     engine_config,
     generate,
@@ -45,11 +47,17 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.fixture(scope="module")
-def worker(folder: Path) -> Worker:
+PADDED = RecordingRules(row_counts=(4, 8, 24), max_seq_lens=(32, 64), interval=3)
+"""Steps of more rows, or of longer sequences, have shapes of their own."""
+
+
+@pytest.fixture(scope="module", params=[RecordingRules(), PADDED], ids=["exact", "padded"])
+def worker(folder: Path, request: pytest.FixtureRequest) -> Iterator[Worker]:
     if load_kernels() is None:
         pytest.skip("plain torch cannot be recorded")
-    return start_worker(bf16_config(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeBackend, "recording_rules", request.param)
+        yield start_worker(bf16_config(folder))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +86,8 @@ def test_tokens_are_those_of_the_ordinary_way(
 
 
 def test_a_lone_request_is_one_call_a_step(worker: Worker, launched: list[int]) -> None:
-    generate(worker, [request("a", [5, 6, 7], max_tokens=24)])
+    for _ in range(2):
+        generate(worker, [request("a", [5, 6, 7], max_tokens=24)])
     launched.clear()
     generate(worker, [request("b", [8, 9, 10], max_tokens=24)])
     assert len(launched) == 23, "all but the prompt's"
@@ -98,7 +107,35 @@ def test_the_shapes_used_last_are_kept(worker: Worker, monkeypatch: pytest.Monke
     monkeypatch.setattr("quire.executor.step.recorded_steps.MAX_RECORDINGS", 2)
     one, two = [request("a", [5, 6], max_tokens=12)], [request(name, [5, 6], max_tokens=12) for name in "ab"]
     first = tokens_of(generate(worker, one))
-    for requests in (two, one, two, one):
+    for requests in (two, one, two, one, one):
         tokens = tokens_of(generate(worker, requests))
         assert tokens["a"] == first["a"]
     assert launched
+
+
+def test_a_shape_is_rounded_up_and_recorded_at_intervals(
+    folder: Path, launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if load_kernels() is None:
+        pytest.skip("plain torch cannot be recorded")
+    made: list[int] = []
+    record = NativeBackend.record
+
+    def count(self: NativeBackend, run: Any) -> Any:
+        made.append(len(launched))
+        return record(self, run)
+
+    monkeypatch.setattr(NativeBackend, "record", count)
+    monkeypatch.setattr(NativeBackend, "recording_rules", PADDED)
+    worker = start_worker(bf16_config(folder))
+    steps = worker._runner._recorded_steps
+    assert [steps.choose_shape(*each) for each in ((1, 1), (4, 32), (5, 33), (24, 64), (25, 65))] == [
+        (4, 32), (4, 32), (8, 64), (24, 64), (25, worker._runner._inputs.table.max_seq_len),
+    ]  # fmt: skip
+    for number in (1, 3, 2, 4):  # all in one shape
+        generate(worker, [request(str(i), [5, 6, 7], max_tokens=12) for i in range(number)])
+    assert len(made) == 1
+    assert len(launched) == 4 * 11 - 2
+    generate(worker, [request(str(i), [5, 6, 7], max_tokens=12) for i in range(6)])
+    generate(worker, [request("a", [5, 6, 7] * 14, max_tokens=12)])
+    assert len(made) == 3

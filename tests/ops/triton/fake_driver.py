@@ -8,6 +8,23 @@ SUCCESS, INVALID_CONTEXT = 0, 201
 _RETURN_CONTEXT, _RETURN_MODULE, _FIRST_FUNCTION = 0xC0, 0xD0, 0xF0
 
 
+class CUlaunchConfig(ctypes.Structure):
+    """As cuda.h declares it."""
+
+    _fields_ = [
+        ("gridDimX", c_uint),
+        ("gridDimY", c_uint),
+        ("gridDimZ", c_uint),
+        ("blockDimX", c_uint),
+        ("blockDimY", c_uint),
+        ("blockDimZ", c_uint),
+        ("sharedMemBytes", c_uint),
+        ("hStream", c_void_p),
+        ("attrs", c_void_p),
+        ("numAttrs", c_uint),
+    ]
+
+
 class Launch(NamedTuple):
     """A launch; `arguments` are the addresses of the arguments' copies, 8 bytes each."""
 
@@ -47,7 +64,8 @@ class FakeLibrary:
         self.cuModuleGetFunction = self._export(self._get_function, pointer, c_void_p, c_char_p)
         self.cuFuncSetAttribute = self._export(self._set_attribute, c_void_p, c_int, c_int)
         self.cuGetErrorString = self._export(self._tell, c_int, ctypes.POINTER(c_char_p))
-        self.cuLaunchKernel = self._export(self._launch, c_void_p, *[c_uint] * 7, c_void_p, pointer, c_void_p)
+        config = ctypes.POINTER(CUlaunchConfig)
+        self.cuLaunchKernelEx = self._export(self._launch, config, c_void_p, pointer, c_void_p)
 
     def _export(self, function: Any, *types: Any) -> Any:
         return ctypes.CFUNCTYPE(c_int, *types)(function)
@@ -76,12 +94,14 @@ class FakeLibrary:
         text[0] = b"out of patience"
         return SUCCESS
 
-    def _launch(self, function: int, *rest: Any) -> int:
-        *sizes, shared_bytes, stream, arguments, _ = rest
+    def _launch(self, configs: Any, function: int, arguments: Any, extra: int | None) -> int:
+        config = configs[0]
+        assert (config.attrs, config.numAttrs, extra) == (None, 0, None)
         name = self._names[function - _FIRST_FUNCTION]
         slots = [ctypes.string_at(arguments[number], 8) for number in range(self.num_arguments[name])]
         result = self.results.pop(0) if self.results else SUCCESS
         if result == SUCCESS:
-            grid, block = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
-            self.launches.append(Launch(name, grid, block, shared_bytes, stream or 0, slots))
+            grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+            block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+            self.launches.append(Launch(name, grid, block, config.sharedMemBytes, config.hStream or 0, slots))
         return result

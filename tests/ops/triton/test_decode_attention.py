@@ -4,56 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from quire.ops.backend import AttentionForm
-from quire.ops.eager.backend import EagerBackend
-from quire.ops.eager.linear import PlainLinear
-from quire.ops.triton.attention import MAX_PART_BYTES, Attention, covers, parts_that_wait
+from quire.ops.triton.attention import MAX_PART_BYTES, parts_that_wait
 from quire.ops.triton.decode_attention import num_splits, split_len
-from quire.ops.triton.rows import PagedRows
 from tests.ops.test_attention import Step
 from tests.ops.triton.conftest import DEVICE
-from tests.ops.triton.paged import paged_rows
+from tests.ops.triton.paged import ATTENTION, EAGER, FORMS, assert_equal_to_eager, rows_of, run
 
-EAGER = EagerBackend(PlainLinear())
-ATTENTION = Attention(torch.device(DEVICE))
-LENGTHS = [37, 1, 300, 16]
+LENGTHS = [37, 300, 1]
 
 
 def decode_step(lengths: list[int] = LENGTHS, **options: Any) -> Step:
     return Step(EAGER, [(1, length) for length in lengths], **options)
-
-
-def rows_of(step: Step, **bounds: Any) -> PagedRows:
-    plan = step.batch
-    return paged_rows(
-        plan.query_lens, plan.seq_lens, plan.block_tables, plan.slot_mapping, plan.block_size, plan.prefix_lens,
-        **bounds,
-    )  # fmt: skip
-
-
-def run(step: Step, rows: PagedRows | None = None, **form: Any) -> tuple[Tensor, Tensor]:
-    """The outputs of the kernel and its logarithms."""
-    q, cache, rows = step.q.to(DEVICE), step.kv_cache.to(DEVICE), rows or rows_of(step)
-    form = {name: value.to(DEVICE) if isinstance(value, Tensor) else value for name, value in form.items()}
-    asked = AttentionForm(step.scale, **form)
-    assert covers(q, cache, rows, asked)
-    lse = torch.full(q.shape[:2], torch.nan, device=DEVICE)
-    return ATTENTION.attend(q, cache, rows, asked, lse).cpu(), lse.cpu()
-
-
-def assert_equal_to_eager(step: Step, got: tuple[Tensor, Tensor], **form: Any) -> None:
-    sinks = form.pop("sinks", None)
-    asked = AttentionForm(step.scale, **form)
-    out, lse = EAGER.partial_attention(step.q, step.kv_cache, step.batch, asked)
-    if sinks is not None:
-        out = EAGER.attention(step.q, step.kv_cache, step.batch, asked._replace(sinks=sinks))
-        lse = torch.logaddexp(lse, sinks)
-    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[step.q.dtype]
-    is_seen = lse > -torch.inf
-    torch.testing.assert_close(got[0][is_seen], out[is_seen], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(got[1], lse, rtol=tolerance, atol=tolerance)
 
 
 SHAPES = [
@@ -77,28 +40,13 @@ def test_shapes_of_models(shape: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_quantized_caches(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    step = decode_step([150, 3], num_heads=6, head_dim=40, dtype=dtype, cache_dtype=cache_dtype)
+    step = decode_step([150, 3], num_heads=3, num_kv_heads=1, head_dim=40, dtype=dtype, cache_dtype=cache_dtype)
     assert_equal_to_eager(step, run(step))
-
-
-SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
-FORMS: list[dict[str, Any]] = [
-    {"window": 1},
-    {"window": 20, "sinks": torch.tensor([0.5, -3.0, 60.0, -torch.inf])},
-    {"window": 4096, "softcap": 0.7},
-    {"chunk": 16},
-    {"chunk": 32, "chunks": "previous"},
-    {"chunk": 20, "chunks": "earlier"},
-    {"chunk": 64, "window": 30, "chunks": "previous"},
-    {"slopes": SLOPES},
-    {"distance_bias": torch.linspace(-3, 4, 4 * 41).view(4, 41)},
-    {"softcap": 3.0, "sinks": SLOPES, "slopes": -SLOPES},
-]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: dict[str, Any]) -> None:
-    step = decode_step([37, 1, 150, 16], given_back=form.get("window") if "chunk" not in form else None)
+    step = decode_step([37, 1, 150], num_kv_heads=1, given_back=form.get("window") if "chunk" not in form else None)
     assert_equal_to_eager(step, run(step, **form), **form)
 
 

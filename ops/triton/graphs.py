@@ -1,0 +1,159 @@
+"""Recordings of decode steps as CUDA graphs: the host launches one graph instead of some hundred kernels."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from quire.ops.backend import Recording, RecordingRules
+
+logger = logging.getLogger(__name__)
+
+RULES = RecordingRules(
+    row_counts=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512),
+    # A kernel's grid covers the longest sequence, so a bound far above it starts programs that find nothing to do.
+    max_seq_lens=(512, 2048, 8192, 32768, 131072),
+    interval=20,
+)
+
+
+class UnrecordableError(RuntimeError):
+    """An operation needs the host in each step, so a graph cannot repeat it."""
+
+
+class GraphRecorder:
+    """Captures steps in graphs, all with one pool of memory.
+
+    Attributes:
+        is_capturing: True while a step is captured: its operations do not run, and the host may read no value.
+    """
+
+    def __init__(self) -> None:
+        self.is_capturing = False
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: tuple[int, int] | None = None
+        self._broken: list[torch.cuda.CUDAGraph] = []  # the allocator may refer to a graph whose capture failed
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
+        """Implements `Backend.record`. `run` has run before with the same shapes, so its kernels are loaded."""
+        try:
+            result, graph = self._capture(run)
+        except Exception as error:  # the operations of a model, or CUDA, may raise anything
+            logger.warning("decode steps run without CUDA graphs, because a step cannot be captured: %s", error)
+            return run(), None
+        recording = GraphRecording(graph)
+        recording.run()
+        return _borrowed(result), recording
+
+    def _capture(self, run: Callable[[], Tensor]) -> tuple[Tensor, torch.cuda.CUDAGraph]:
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            # Other threads may use the device meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                with self._capturing():
+                    result = run()
+                graph.capture_end()
+            except Exception:
+                self._abandon(graph)
+                raise
+        current.wait_stream(self._stream)
+        return result, graph
+
+    @contextlib.contextmanager
+    def _capturing(self) -> Iterator[None]:
+        self.is_capturing = True
+        try:
+            with _WithoutHost():
+                yield
+        finally:
+            self.is_capturing = False
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture that failed, so that later memory does not come from the graphs' pool."""
+        self._broken.append(graph)
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+
+
+class GraphRecording:
+    """A step that was captured."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+
+    def run(self) -> None:
+        self._graph.replay()
+
+    def run_timed(self) -> list[float]:
+        """Returns the time at which the graph was launched: its kernels are not told apart."""
+        self._graph.replay()
+        return [time.monotonic()]
+
+
+class _Memory:
+    """Memory of the device that its user does not own."""
+
+    def __init__(self, x: Tensor) -> None:
+        num_bytes = x.numel() * x.itemsize
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (x.data_ptr(), False), "version": 3,
+        }  # fmt: skip
+
+
+def _borrowed(result: Tensor) -> Tensor:
+    """Returns `result`, dense, without ownership of its memory, which later captures may use again."""
+    return torch.as_tensor(_Memory(result), device=result.device).view(result.dtype).view(result.shape)
+
+
+_READS = frozenset(
+    {
+        *("__bool__", "__float__", "__index__", "__int__", "bincount", "cpu", "item", "masked_select", "nonzero"),
+        *("numpy", "tolist", "unique", "unique_consecutive"),
+    }
+)
+"""Functions for which the host waits for the device."""
+
+_COPIES = frozenset({"as_tensor", "copy_", "cuda", "from_numpy", "pin_memory", "tensor", "to"})
+"""Functions that may bring values of the host to the device."""
+
+
+class _WithoutHost(TorchFunctionMode):
+    """Raises `UnrecordableError` for functions with which the host reads or sends values.
+
+    An error of ours leaves a capture valid, so that it can be ended; one of CUDA's does not.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        is_mask = name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
+        if is_mask or (name in _READS and any(_is_there(x) for x in args)):
+            raise UnrecordableError(f"{name} reads values of the device")
+        if name in _COPIES and _is_sent(name, args, kwargs):
+            raise UnrecordableError(f"{name} sends values of the host")
+        return func(*args, **kwargs)
+
+
+def _is_there(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_cuda
+
+
+def _is_sent(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Returns True if a call of one of `_COPIES` copies from the host's memory to the device's."""
+    if name == "copy_":
+        return _is_there(args[0]) and not _is_there(args[1])
+    if isinstance(args[0], Tensor) and _is_there(args[0]):
+        return False
+    targets = (*args[1:], kwargs.get("device"))
+    return name == "cuda" or any(_is_there(x) or (x is not None and str(x).startswith("cuda")) for x in targets)
