@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, DeviceRows, PlainActivation, Recording
+from quire.ops.backend import Activation, AttentionForm, DeviceRows, PlainActivation, Recording
+from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantized import QuantizedLayer
 from quire.ops.triton import elementwise, graphs, norms, rotate_store
+from quire.ops.triton.attention import Attention, covers
 from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 from quire.ops.triton.quantized import TritonQuantized
@@ -25,6 +27,7 @@ class TritonBackend(EagerBackend[PlainWeight]):
         self._coded_products = TritonQuantized(self._products)
         super().__init__(self._products, self._coded_products)
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
+        self._attention: Attention | None = None  # made on the first tensor's device
         self._recorder = graphs.GraphRecorder()
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
@@ -116,6 +119,13 @@ class TritonBackend(EagerBackend[PlainWeight]):
             query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens, there,
             lambda: recorder.is_capturing,
         )  # fmt: skip
+
+    def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
+        if not isinstance(batch, TritonBatch) or not covers(q, kv_cache, batch.rows, form):
+            return super().attention(q, kv_cache, batch, form)
+        if self._attention is None:
+            self._attention = Attention(q.device)
+        return self._attention.attend(q, kv_cache, batch.rows, form)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         return self._recorder.record(run)

@@ -7,6 +7,7 @@ that take their device from here run on it with `QUIRE_TEST_DEVICE=pretend`, and
 import contextlib
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,17 +65,28 @@ class _Event:
         pass
 
 
+_OF_THE_DEVICE = {
+    "Event": _Event,
+    "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=4),
+    "is_current_stream_capturing": lambda: False,
+}
+"""What `torch.cuda` has of it."""
+
+
 class PretendDevice(TorchFunctionMode):
     """While it is entered, tensors may be put on the device `cuda`."""
 
     _may_read = True
 
     def __enter__(self) -> Any:
-        self._event, torch.cuda.Event = torch.cuda.Event, _Event  # type: ignore[misc]
+        self._known = {name: getattr(torch.cuda, name) for name in _OF_THE_DEVICE}
+        for name, pretended in _OF_THE_DEVICE.items():
+            setattr(torch.cuda, name, pretended)
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        torch.cuda.Event = self._event  # type: ignore[misc]
+        for name, known in self._known.items():
+            setattr(torch.cuda, name, known)
         super().__exit__(*raised)
 
     @contextlib.contextmanager
