@@ -121,11 +121,25 @@ class TritonBackend(EagerBackend[PlainWeight]):
         )  # fmt: skip
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
+        out = self._attend(q, kv_cache, batch, form)
+        return super().attention(q, kv_cache, batch, form) if out is None else out
+
+    def partial_attention(
+        self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm
+    ) -> tuple[Tensor, Tensor]:
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        out = self._attend(q, kv_cache, batch, form, lse)
+        return super().partial_attention(q, kv_cache, batch, form) if out is None else (out, lse)
+
+    def _attend(
+        self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm, lse: Tensor | None = None
+    ) -> Tensor | None:
+        """The output of the kernels, or None if they do not compute this attention."""
         if not isinstance(batch, TritonBatch) or not covers(q, kv_cache, batch.rows, form):
-            return super().attention(q, kv_cache, batch, form)
+            return None
         if self._attention is None:
             self._attention = Attention(q.device)
-        return self._attention.attend(q, kv_cache, batch.rows, form)
+        return self._attention.attend(q, kv_cache, batch.rows, form, lse)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         return self._recorder.record(run)

@@ -12,6 +12,7 @@ from quire.ops.backend import DeviceRows
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.triton.graphs import UnrecordableError
 from quire.ops.triton.rows import PagedRows
+from quire.ops.triton.specialization import ALIGNMENT
 
 
 class _HostArray:
@@ -75,9 +76,19 @@ class TritonBatch(AttentionPlan):
         starts = np.concatenate(([0], np.cumsum(query_lens)))
         prefixes = np.empty(0, np.int64) if self.prefix_lens is None else self.prefix_lens
         parts = [starts, seq_lens, prefixes, tables.ravel()]
-        packed = torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="unsafe"))
-        there = packed.pin_memory().to(self._device, non_blocking=True).split([len(part) for part in parts])
+        # Each part begins where a kernel's pointer must.
+        packed = torch.from_numpy(np.concatenate([_padded(part) for part in parts], dtype=np.int32, casting="unsafe"))
+        memory = (packed.pin_memory() if self._device.type == "cuda" else packed).to(self._device, non_blocking=True)
+        there = [
+            part[: len(array)]
+            for part, array in zip(memory.split([len(_padded(part)) for part in parts]), parts, strict=True)
+        ]
         rows = DeviceRows(
             there[0], there[1], there[3].view(tables.shape), int(query_lens.max()), int(seq_lens.max())
         )  # fmt: skip
         return rows, there[2] if self.prefix_lens is not None else None
+
+
+def _padded(array: np.ndarray) -> np.ndarray:
+    """Extends a part by zeros, so that the next one begins at a multiple of `ALIGNMENT` bytes in int32."""
+    return np.pad(array, (0, -len(array) % (ALIGNMENT // 4)))

@@ -29,6 +29,7 @@ def test_rows_are_those_of_the_host() -> None:
             )
             assert (rows.block_size, rows.max_query_len, rows.max_seq_len) == (4, 5, 17)
             tensors = (rows.query_starts, rows.seq_lens, rows.block_tables)
+            assert not any(each.storage_offset() % 4 for each in tensors), "kernels take pointers to whole 16 bytes"
             assert {(each.device.type, each.dtype) for each in tensors} == {("cuda", torch.int32)}
             assert batch.rows is rows, "all layers share one copy"
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.ops.backend import AttentionForm
+from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.prompt_attention import num_blocks
 from tests.ops.test_attention import Step
 from tests.ops.triton.conftest import DEVICE
@@ -88,3 +89,18 @@ def test_there_is_a_block_for_each_query() -> None:
         ends = [first + -(-length // 4) for first, length in zip(first_blocks, lens, strict=True)]
         assert all(end <= first for end, first in zip(ends, first_blocks[1:], strict=False))
         assert ends[-1] <= num_blocks(sum(lens), len(lens), 4)
+
+
+@pytest.mark.parametrize("rows", [[(1, 40), (1, 9)], [(1, 20), (6, 30)]])
+def test_the_backend_attends_by_kernels_and_leaves_the_rest_to_torch(rows: list[tuple[int, int]]) -> None:
+    for options in ({"dtype": torch.bfloat16}, {"head_dim": 12}):
+        step, same = (Step(ops, rows, **options) for ops in (TritonBackend(), EAGER))
+        torch.testing.assert_close(step.run(softcap=2.0), same.run(softcap=2.0), rtol=1.6e-2, atol=1e-2)
+        for got, expected in zip(
+            *(
+                each.ops.partial_attention(each.q, each.kv_cache, each.batch, AttentionForm(0.3))
+                for each in (step, same)
+            ),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, expected, rtol=1.6e-2, atol=1e-2)
