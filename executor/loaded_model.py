@@ -6,8 +6,10 @@ import dataclasses
 import torch
 
 from quire.core.config.resolved import EngineConfig
+from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.wire.rank import Rank
+from quire.executor.layers.adapters import AdapterLimits, Adapters
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.memory.dry_build import dry_stages, held_bytes, packed_stages
@@ -35,6 +37,7 @@ class LoadedModel:
         stages: the models of all pipeline stages; `model` is one of them, and others are dry builds.
         experts: the division of whole experts over ranks; None: each rank has a part of each.
         sequences: the division of sequences' positions over ranks; None: each has all.
+        adapters: the place of the layers' adapters; None: they take none.
     """
 
     model: Model
@@ -42,6 +45,7 @@ class LoadedModel:
     stages: list[Model]
     experts: ExpertParallel | None
     sequences: ContextParallel | None
+    adapters: Adapters | None
 
 
 def load_model(
@@ -54,6 +58,7 @@ def load_model(
     *,
     context_group: ParallelGroup | None = None,
     lockstep: Lockstep | None = None,
+    adapters: AdapterLimits | None = None,
 ) -> LoadedModel:
     """Builds the layers of `rank` with their weights, after a check that they fit into `free`.
 
@@ -61,12 +66,18 @@ def load_model(
         group: the ranks that share each layer's weights.
         context_group: the ranks that divide the positions of sequences, if any.
         lockstep: the ranks of all engines, if these share experts.
+        adapters: those that the model's layers shall have memory for; None: none.
 
     Raises:
         ModelLoadError: the checkpoint is unusable, or does not fit in memory.
     """
     spec = config.spec
     packed = open_packed(config, group.rank, ops, rank.pipeline)
+    if packed is not None and adapters is not None:
+        raise ModelLoadError(
+            f"{spec.name} has packed weights, whose gates have no outputs that adapters can change. Serve the "
+            "checkpoint that they were packed from."
+        )
     if packed is not None:
         check_weights(packed.num_bytes, free, spec.name)
         with contextlib.closing(packed), torch.inference_mode():
@@ -86,7 +97,7 @@ def load_model(
     )
     with contextlib.closing(weights), torch.inference_mode():
         context = ModelContext.of(
-            config, ops, group, device, weights, context_group=context_group, lockstep=lockstep
+            config, ops, group, device, weights, context_group=context_group, lockstep=lockstep, adapters=adapters
         )  # fmt: skip
         stages = dry_stages(config, context)
         weights_bytes = held_bytes(stages[rank.pipeline])
@@ -104,4 +115,4 @@ def load_model(
 def _loaded(model: Model, weights_bytes: int, stages: list[Model], context: ModelContext) -> LoadedModel:
     if context.experts is not None and context.experts.group.size == 1:
         logger.warning("--enable-expert-parallel has no effect on one worker, which has all experts")
-    return LoadedModel(model, weights_bytes, stages, context.experts, context.sequences)
+    return LoadedModel(model, weights_bytes, stages, context.experts, context.sequences, context.adapters)

@@ -23,6 +23,7 @@ from quire.core.wire.protocol import (
 from quire.core.wire.rank import Rank
 from quire.executor.backends import bind
 from quire.executor.device import device_name, device_of
+from quire.executor.layers.adapters import AdapterLimits, Adapters
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.attention.layer_kv import LatentKV, LayerKV
 from quire.executor.layers.experts.balancer import ExpertBalancer
@@ -65,8 +66,10 @@ class Worker:
         drafter: proposes drafts; None: no drafts.
         context_group: those with which it divides the positions of sequences, if any.
         lockstep: the ranks of all engines, where these share experts.
+        adapter_limits: the adapters that the model's linear layers shall have memory for; None: they take none.
 
     Attributes:
+        adapters: those of the linear layers, once the model is loaded; None: they take none.
         peers: ranks that take every step together with this one; None: it depends on its engine's plans alone.
     """
 
@@ -81,6 +84,7 @@ class Worker:
         stages: StageNeighbours | None = None,
         context_group: ParallelGroup | None = None,
         lockstep: Lockstep | None = None,
+        adapter_limits: AdapterLimits | None = None,
     ) -> None:
         self._config = config
         self._rank = rank
@@ -89,6 +93,8 @@ class Worker:
         self._is_last = rank.pipeline == config.layout.pipeline - 1
         self._context_group = context_group
         self.peers = lockstep
+        self.adapters: Adapters | None = None
+        self._adapter_limits = adapter_limits
         self._device = device_of(config, rank)
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
@@ -140,6 +146,7 @@ class Worker:
             self._group,
             context_group=self._context_group,
             lockstep=self.peers,
+            adapters=self._adapter_limits,
         )
         ops.settle(config.device)
         seconds = time.monotonic() - started
@@ -156,6 +163,7 @@ class Worker:
                 "without drafts."
             )
         self._model, self._sequences, self._experts = loaded.model, loaded.sequences, loaded.experts
+        self.adapters = loaded.adapters
         if config.eplb is not None and self._experts is not None and self._experts.layers:
             self._balancer = ExpertBalancer(config.eplb, self._experts, logs=self._rank.is_first)
         held = self._memory = RankMemory.of(
@@ -190,6 +198,7 @@ class Worker:
             {cache.pages.dtype for layer, cache in zip(layers, caches, strict=True) if isinstance(layer, LayerKV)},
             has_latents=any(isinstance(layer, LatentKV) for layer in layers),
             has_states=bool(states),
+            has_adapters=self.adapters is not None,
         )
         if self._device.type == "cpu" and num_pages:
             touch_behind(pages, config.page_slots, config.first_touch_seconds)
@@ -201,6 +210,7 @@ class Worker:
             self._memory.num_block_tables,
             shard,
             num_pages,
+            0 if self._adapter_limits is None else self._adapter_limits.num_adapters,
         )
         self._runner = build_runner(
             config,
@@ -211,6 +221,7 @@ class Worker:
             self._spans,
             stage=PipelineStage.of(config, self._rank, self._model, self._stages, self._device),
             sequences=self._sequences,
+            adapters=self.adapters,
             has_peers=self.peers is not None,
             custom=self._processors,
             drafter=self._drafter,

@@ -166,6 +166,23 @@ class ExpertWeights(NamedTuple):
         return gate, up
 
 
+class LowRankWeights(NamedTuple):
+    """Low-rank weights that adapters add to those of linear layers with the same input (LoRA, arXiv:2106.09685).
+
+    Adapter n adds `b[n] @ a[n]` to a layer's weight, by the layer's part of the rows of `a` and of the columns of `b`.
+    Both are dense, and in the dtype of the layers' inputs.
+
+    Attributes:
+        a: [num_adapters, num_layers * rank, in]: the rows of each layer after those of the previous one.
+        b: [num_adapters, rank, sum of `sizes`]: each layer's outputs after those of the previous one.
+        sizes: the number of each layer's outputs.
+    """
+
+    a: Tensor
+    b: Tensor
+    sizes: tuple[int, ...]
+
+
 class UnlikeExpertsError(ValueError):
     """Experts of one layer differ in form, so there is no packed form for them."""
 
@@ -304,6 +321,14 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """Runs `activate_and_mul` on a linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
 
     @abstractmethod
+    def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
+        """Adds the products of `x` [num_tokens, in] with each token's adapter to `out` [num_tokens, out], perhaps in
+        place.
+
+        `adapters` [num_tokens] int64 has each token's adapter, or -1 for none. The sum is rounded once.
+        """
+
+    @abstractmethod
     def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         """Selects the experts of each token of `x` [num_tokens, hidden], and their weights; computed in float32.
 
@@ -395,11 +420,18 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """
 
     @abstractmethod
-    def prepare(self, cache_dtypes: Collection[torch.dtype], *, has_latents: bool, has_states: bool) -> None:
+    def prepare(
+        self,
+        cache_dtypes: Collection[torch.dtype],
+        *,
+        has_latents: bool,
+        has_states: bool,
+        has_adapters: bool = False,
+    ) -> None:
         """Makes ready what only some models need, so that none of their steps waits for it.
 
         `cache_dtypes` are those of the model's caches of keys and values; `has_latents` says whether it has caches of
-        latents, `has_states` whether it has recurrent layers.
+        latents, `has_states` whether it has recurrent layers, `has_adapters` whether its linear layers take adapters.
         """
 
     @abstractmethod

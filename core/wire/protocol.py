@@ -280,6 +280,7 @@ class NewSlot(Struct, array_like=True):
     grammar: Grammar | None = None
     prompt_embeds: PromptEmbeds | None = None
     pooling: Pooling | None = None
+    adapter: int = -1  # the number of the workers' adapter for the request's tokens; -1: none
 
 
 class StepPlan(Struct, array_like=True, tag="step"):

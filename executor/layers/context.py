@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapters import AdapterLimits, Adapters
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.parallel.groups import ParallelGroup
@@ -25,7 +26,8 @@ class ModelContext:
 
     Linear layers read theirs through `scheme`, and `packing` packs them. `experts` divides the experts of mixtures
     whole over ranks; None: each rank has a part of each, as of any other weight. `sequences` divides the positions of
-    sequences over ranks; None: each has all. `cache_scales` are the checkpoint's scales of cached keys and values;
+    sequences over ranks; None: each has all. `adapters` is the place where linear layers meet those of a step's tokens;
+    None: the worker has no adapters. `cache_scales` are the checkpoint's scales of cached keys and values;
     None: its format has none.
     """
 
@@ -41,6 +43,7 @@ class ModelContext:
     experts: ExpertParallel | None = None
     sequences: ContextParallel | None = None
     cache_scales: CacheScales | None = None
+    adapters: Adapters | None = None
 
     @classmethod
     def of(
@@ -54,6 +57,7 @@ class ModelContext:
         layers: range | None = None,
         context_group: ParallelGroup | None = None,
         lockstep: Lockstep | None = None,
+        adapters: AdapterLimits | None = None,
     ) -> "ModelContext":
         """Builds the context that `config` asks for; without `packing`, weights are packed as they are read.
 
@@ -62,11 +66,11 @@ class ModelContext:
 
         Raises ModelLoadError for a quantization that is not supported.
         """
-        spec = config.spec
+        spec, dtype = config.spec, getattr(torch, config.spec.dtype)
         return cls(
             ops=ops,
             group=group,
-            dtype=getattr(torch, spec.dtype),
+            dtype=dtype,
             device=device,
             weights=weights,
             scheme=choose_scheme(spec, config.quantization),
@@ -76,6 +80,7 @@ class ModelContext:
             experts=ExpertParallel.of(config, group, lockstep),
             sequences=ContextParallel.of(config, group, context_group),
             cache_scales=CacheScales.of(config),
+            adapters=adapters and Adapters(adapters, ops, dtype, device),
         )
 
     @property

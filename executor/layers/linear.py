@@ -25,16 +25,19 @@ class ColumnLinear:
     def __init__(self, context: ModelContext, parts: list[LinearPart], in_features: int, *, bias: bool = False) -> None:
         self._ops = context.ops
         self._products = context.packing.products(lambda: _read_runs(context, parts, in_features, bias))
+        self._adapters = context.adapters and context.adapters.of_columns(parts, in_features)
 
     def __call__(self, x: Tensor) -> Tensor:
         outputs = [self._ops.linear(x, packed) for packed in self._products]
-        return outputs[0] if len(outputs) == 1 else self._ops.join(outputs)
+        out = outputs[0] if len(outputs) == 1 else self._ops.join(outputs)
+        return out if self._adapters is None else self._adapters.add(x, out)
 
 
 class GatedLinear:
     """Computes `activation(gate(x)) * up(x)`: [num_tokens, in] → [num_tokens, a part's shard].
 
-    Both are one product if their weights have one form.
+    Both are one product if their weights have one form. Adapters change the gates before the activation, so with
+    adapters the activation is an operation of its own.
     """
 
     def __init__(
@@ -49,9 +52,15 @@ class GatedLinear:
     ) -> None:
         self._ops = context.ops
         self._activation = activation
+        self._both: ColumnLinear | None = None
+        if context.adapters is not None:
+            self._both = ColumnLinear(context, [gate, up], in_features, bias=bias)
+            return
         self._products = context.packing.gated(lambda: _read_runs(context, [gate, up], in_features, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._both is not None:
+            return self._ops.activate_and_mul(self._both(x), self._activation)
         if len(self._products) == 1:
             return self._ops.gated_linear(x, self._products[0], self._activation)
         gates_and_ups = self._ops.join([self._ops.linear(x, packed) for packed in self._products])
@@ -117,13 +126,15 @@ class RowLinear:
                 context.read(f"{name}.bias", (out_features,)) if has_bias else None,
             )
         )
+        self._adapters = context.adapters and context.adapters.of_rows(name, out_features, shards)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self.partial(x))
 
     def partial(self, x: Tensor) -> Tensor:
         """Computes the rank's part of the outputs; their sum over ranks is the result of `__call__`."""
-        return self._ops.linear(x, self._packed)
+        out = self._ops.linear(x, self._packed)
+        return out if self._adapters is None else self._adapters.add(x, out)
 
 
 def whole(name: str, size: int) -> LinearPart:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
+from quire.executor.layers.adapters import LayerAdapters
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization import sharding
@@ -124,6 +125,13 @@ class VocabularyWeight:
     def for_product(self) -> Any:
         """Returns the packed weight and bias for the head's product."""
         return self._shared[0] if self._is_shared else self._context.packing.linear(self._read_head)
+
+    def head_adapters(self) -> LayerAdapters | None:
+        """Returns the place of adapters for the head's product; a head that shares the embedding's weight has none."""
+        place = self._context.adapters
+        if place is None or self._is_shared:
+            return None
+        return place.of_columns([self._part], self._hidden_size, [self.num_rows])
 
     @functools.cached_property
     def _shared(self) -> tuple[Any, Any]:
@@ -252,9 +260,12 @@ class LanguageModelHead:
         self._scale, self._softcap = scale, softcap
         self._is_shaped = scale != 1 or softcap is not None
         self._packed = weight.for_product()
+        self._adapters = weight.head_adapters()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits = self._ops.linear(hidden, self._packed)
+        if self._adapters is not None:
+            logits = self._adapters.add(hidden, logits)
         if self._is_shaped:
             logits = self._ops.scale(logits, self._scale, self._softcap)
         logits = self._group.all_gather(logits, dim=-1)

@@ -99,6 +99,7 @@ def dry_build(spec: ModelSpec, context: ModelContext, reader: ShapeReader | None
                 device=META,
                 weights=reader or ShapeReader(context.dtype, context.weights),
                 experts=context.experts and context.experts.without_layers(),
+                adapters=context.adapters and context.adapters.without_memory(),
             ),
         )
 

@@ -1,5 +1,6 @@
 """Builds the inputs of decode steps, always in the same memory, so that a recording can read them again."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -51,6 +52,8 @@ class _Views(NamedTuple):
         places_there: `places` on the device.
         token_ids: of the rows, on the device.
         padding: views of the other rows, and the value that each gets.
+        adapters: empty if the table has none.
+        adapted: the batch if a row has an adapter.
     """
 
     batch: InputBatch
@@ -64,6 +67,8 @@ class _Views(NamedTuple):
     places_there: Tensor
     token_ids: Tensor
     padding: list[tuple[np.ndarray, int]]
+    adapters: list[np.ndarray]
+    adapted: InputBatch
 
 
 class DecodeInputs:
@@ -116,6 +121,11 @@ class DecodeInputs:
             pages.block_tables[:num_rows, :num_pages] = block_tables[slots, :num_pages]
             np.multiply(pages.block_tables[self._rows[:num_rows], page], size, out=slot_mapping, dtype=np.int64)
             slot_mapping += offset
+        for column in views.adapters:
+            found = table.adapters_of(slots)
+            if found is not None:
+                column[:] = found
+                batch = views.adapted
         for rest, value in views.padding:
             rest[:] = value
         self._mirror.upload(views.num_bytes)
@@ -126,7 +136,7 @@ class DecodeInputs:
         columns, num_bytes = self._lay_out(shape)
         num_groups, host = len(self._table.block_tables), torch.from_numpy(self._mirror.host)
         places, slots, positions, is_new, lens, *groups = [column.of(host).numpy() for column in columns]
-        mappings, tables = groups[:num_groups], groups[num_groups:]
+        mappings, tables, adapters = groups[:num_groups], groups[num_groups : 2 * num_groups], groups[2 * num_groups :]
         there = [column.of(self._mirror.there) for column in columns]
         places_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
         padded, seq_lens = shape.num_rows, self._seq_lens[: shape.num_rows]
@@ -135,11 +145,12 @@ class DecodeInputs:
         padding = [(slots[rest], 0), (positions[rest], 0), (is_new[rest], 0), (lens[rest], 0), (seq_lens[rest], 1)]
         padding += [(mapping[rest], spare * self._table.block_size) for mapping in mappings]
         padding += [(table[rest, 0], spare) for table in tables]
+        padding += [(column[rest], -1) for column in adapters]
         starts = self._starts_there[: padded + 1]
         pages = [
             GroupPages(mapping, table, DeviceRows(starts, lens_there, table_there, 1, shape.max_seq_len))
             for mapping, table, table_there in zip(
-                groups_there[:num_groups], tables, groups_there[num_groups:], strict=True
+                groups_there[:num_groups], tables, groups_there[num_groups : 2 * num_groups], strict=True
             )
         ]
         batch = InputBatch(
@@ -167,17 +178,21 @@ class DecodeInputs:
             places_there[:num_rows],
             batch.token_ids[:num_rows],
             padding if num_rows < padded else [],
+            [column[:num_rows] for column in adapters],
+            dataclasses.replace(batch, adapters=groups_there[-1]) if adapters else batch,
         )
         return views
 
     def _lay_out(self, shape: StepShape) -> tuple[list[_Column], int]:
         """Returns the columns of a shape, and their bytes: places, slots, positions, whether rows are new, lengths,
-        then each group's slot mapping, then each group's block table.
+        then each group's slot mapping, each group's block table, and the adapters, if the table has any.
         """
         num_groups, rows = len(self._table.block_tables), (shape.num_rows,)
         table = (shape.num_rows, -(-shape.max_seq_len // self._table.block_size))
         kinds = [(torch.int64, rows), (torch.int64, rows), (torch.int64, rows), (torch.bool, rows), (torch.int32, rows)]
         kinds += num_groups * [(torch.int64, rows)] + num_groups * [(torch.int32, table)]
+        if self._table.adapters is not None:
+            kinds.append((torch.int64, rows))
         columns: list[_Column] = []
         start = 0
         for dtype, dims in kinds:

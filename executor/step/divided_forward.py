@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quire.executor.layers.adapters import Adapters
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import InputEmbeds, LayerCache, Model, ShardView, Wanted
 from quire.executor.parallel.token_shares import TokenShares
@@ -56,8 +57,9 @@ class DividedForward(Forward):
         block_size: int,
         stage: PipelineStage,
         sequences: ContextParallel,
+        adapters: Adapters | None = None,
     ) -> None:
-        super().__init__(model, ops, caches, block_size, stage=stage)
+        super().__init__(model, ops, caches, block_size, stage=stage, adapters=adapters)
         self._group = sequences.group
         self._part = sequences.shard
         self._num_parts, self._num_same = sequences.num_parts, sequences.num_same
@@ -66,7 +68,10 @@ class DividedForward(Forward):
 
     def hidden(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
         division = self._divide(batch)
-        return self._join(self._run(batch, division, input_embeds), division.shares)
+        hidden = self._join(self._run(batch, division, input_embeds), division.shares)
+        if self._adapters is not None:
+            self._adapters.enter_step(batch.adapters, batch.wanted_tokens)  # the head sees all ranks' tokens
+        return hidden
 
     def hand_over(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> None:
         """Sends the next stage the input of the same rank there."""
@@ -76,6 +81,8 @@ class DividedForward(Forward):
         division = self._divide(batch)
         wanted = self._share_wanted(batch, division)
         hidden = self._run(batch, division, input_embeds, wanted)
+        if self._adapters is not None:
+            self._adapters.enter_step(batch.adapters, batch.wanted_tokens)  # the head sees all ranks' tokens
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
         if wanted is None or len(hidden) > wanted.size:
@@ -116,6 +123,7 @@ class DividedForward(Forward):
             token_ids=batch.token_ids[index],
             positions=batch.positions[index],
             pages=[GroupPages(pages.slot_mapping[index], pages.block_tables) for pages in batch.pages],
+            adapters=None if batch.adapters is None else batch.adapters[index],
         )
         places = np.full(len(division.owners), -1)
         places[own[::-1]] = np.arange(len(own))[::-1]

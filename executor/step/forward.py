@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from quire.executor.layers.adapters import Adapters
 from quire.executor.models.base import InputEmbeds, LayerCache, Model, ShardView, StepContext, Wanted
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch
@@ -20,6 +21,7 @@ class Forward:
     Args:
         stage: the rank's place in the pipeline. `hand_over` is for stages before the last, other methods for the last.
         shard: the positions that the caches hold of each sequence; None: all.
+        adapters: the place where the model's layers meet those of a step's tokens; None: it has no adapters.
         has_peers: other engines take part in each layer with experts, and expect all of a step's tokens there.
     """
 
@@ -33,6 +35,7 @@ class Forward:
         stage: PipelineStage | None = None,
         shard: SequenceShard | None = None,
         *,
+        adapters: Adapters | None = None,
         has_peers: bool = False,
     ) -> None:
         self._model = model
@@ -42,6 +45,7 @@ class Forward:
         self._states = states
         self._stage = stage or PipelineStage()
         self._shard = shard
+        self._adapters = adapters
         self._has_peers = has_peers
         layers = zip(model.kv_layers, caches, strict=True)
         self._prompt_groups = {cache.group for layer, cache in layers if layer.sees_prompt}
@@ -72,8 +76,15 @@ class Forward:
         """Computes `logits` from the hidden states of all tokens."""
         return self._model.compute_logits(self._ops.take_rows(hidden, batch.wanted_tokens))
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, first: int) -> torch.Tensor:
+        """Computes logits of consecutive tokens of the last step, from the index `first` on."""
+        if self._adapters is not None:
+            self._adapters.enter_part(first, len(hidden))
         return self._model.compute_logits(hidden)
+
+    def variant(self, batch: InputBatch) -> int:
+        """Returns a number that is the same for batches whose steps run the same operations, if their shape is."""
+        return 0 if self._adapters is None or batch.adapters is None else self._adapters.version
 
     def _whole_step(
         self, batch: InputBatch, input_embeds: InputEmbeds | None, wanted: Wanted | None = None
@@ -88,6 +99,9 @@ class Forward:
         input_embeds: InputEmbeds | None,
         wanted: Wanted | None,
     ) -> StepContext:
+        if self._adapters is not None:
+            tokens = batch.wanted_tokens if wanted is None else wanted.tokens
+            self._adapters.enter_step(batch.adapters, tokens if len(tokens) < len(batch.token_ids) else None)
         return StepContext(
             batch.positions,
             self._caches,

@@ -64,6 +64,7 @@ class InputBatch:
         prompt_lens: [num_rows] int64, on the host; tokens of each row's prompt. None: no token of the step is followed
             by one of its own prompt.
         shape: of a batch of `DecodeInputs`; None for others.
+        adapters: [num_tokens] int64, on the device; each token's adapter, or -1. None: no token has one.
     """
 
     token_ids: torch.Tensor
@@ -78,6 +79,7 @@ class InputBatch:
     rows: StateRows | None = None
     prompt_lens: np.ndarray | None = None
     shape: StepShape | None = None
+    adapters: torch.Tensor | None = None
 
 
 def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool = False) -> InputBatch:
@@ -102,8 +104,10 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
     num_pages = -(-int(seq_lens.max()) // table.block_size)
     places = table.places(token_slots, positions)
     mappings = [table.cache_slots(group, token_slots, positions) for group in range(len(table.block_tables))]
-    columns = to_device_together([places, positions, wanted, slots, num_computed == 0, *mappings], table.device)
-    places_there, positions_there, wanted_there, slots_there, is_new, *mappings_there = columns
+    adapters = table.adapters_of(token_slots)
+    columns = [places, positions, wanted, slots, num_computed == 0, *mappings]
+    there = to_device_together(columns if adapters is None else [*columns, adapters], table.device)
+    places_there, positions_there, wanted_there, slots_there, is_new, *mappings_there = there[: len(columns)]
     pages = [
         GroupPages(mapping, block_tables[slots, :num_pages])
         for mapping, block_tables in zip(mappings_there, table.block_tables, strict=True)
@@ -121,6 +125,7 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
         wanted_positions=positions[wanted] + 1,
         rows=state_rows(slots_there, ends, is_new) if has_states else None,
         prompt_lens=table.num_prompt_tokens[slots].astype(np.int64),
+        adapters=None if adapters is None else there[-1],
     )
 
 

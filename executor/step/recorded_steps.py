@@ -1,8 +1,9 @@
 """Runs decode steps from recordings: a step of a known shape is one call instead of ten a layer.
 
-Only its shape determines a decode step's kernels; everything else is read from memory. The inputs of decode steps of
-one shape are always in the same place (`decode_inputs.py`), so a recording computes logits from the current inputs.
-Steps with prompts hardly ever repeat a shape, and take so long that Python's share is negligible.
+Only its shape, and whether a row has an adapter, determine a decode step's kernels; everything else is read from
+memory. The inputs of decode steps of one shape are always in the same place (`decode_inputs.py`), so a recording
+computes logits from the current inputs. Steps with prompts hardly ever repeat a shape, and take so long that Python's
+share is negligible.
 """
 
 from bisect import bisect_left
@@ -52,7 +53,9 @@ class RecordedSteps:
         self._is_paused = is_paused
         self._rules = ops.recording_rules
         self._steps_since = self._rules.interval  # the last recording was made
-        self._seen: OrderedDict[StepShape, _Recorded | None] = OrderedDict()  # None: seen once, not recorded
+        self._records_adapters = True
+        # By shape and `Forward.variant`; None: seen once, not recorded.
+        self._seen: OrderedDict[tuple[StepShape, int], _Recorded | None] = OrderedDict()
 
     def choose_shape(self, num_rows: int, longest: int) -> StepShape:
         """Returns the shape of a step with `num_rows` rows, the longest of `longest` tokens."""
@@ -70,31 +73,36 @@ class RecordedSteps:
         """
         if not self._enabled or self._is_paused():
             return None
-        shape = batch.shape
-        assert shape is not None
-        self._steps_since += 1
-        if shape not in self._seen:
-            self._remember(shape, None)
+        assert batch.shape is not None
+        variant = self._forward.variant(batch)
+        if variant and not self._records_adapters:
             return None
-        recorded = self._seen[shape]
+        key = batch.shape, variant
+        self._steps_since += 1
+        if key not in self._seen:
+            self._remember(key, None)
+            return None
+        recorded = self._seen[key]
         if recorded is None:
-            return self._record(shape, batch) if self._steps_since >= self._rules.interval else None
-        self._seen.move_to_end(shape)
+            return self._record(key, batch) if self._steps_since >= self._rules.interval else None
+        self._seen.move_to_end(key)
         recorded.recording.run()
         return recorded.logits
 
-    def _record(self, shape: StepShape, batch: InputBatch) -> torch.Tensor:
+    def _record(self, key: tuple[StepShape, int], batch: InputBatch) -> torch.Tensor:
         logits, recording = self._ops.record(lambda: self._forward.logits(batch))
         self._steps_since = 0
-        if recording is None:
-            self._enabled = False
+        if recording is not None:
+            self._remember(key, _Recorded(recording, logits))
+        elif key[1]:
+            self._records_adapters = False  # other steps may still be recorded
         else:
-            self._remember(shape, _Recorded(recording, logits))
+            self._enabled = False
         return logits
 
-    def _remember(self, shape: StepShape, recorded: _Recorded | None) -> None:
-        self._seen[shape] = recorded
-        self._seen.move_to_end(shape)
+    def _remember(self, key: tuple[StepShape, int], recorded: _Recorded | None) -> None:
+        self._seen[key] = recorded
+        self._seen.move_to_end(key)
         if len(self._seen) > MAX_RECORDINGS:
             self._seen.popitem(last=False)
 

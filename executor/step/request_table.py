@@ -24,6 +24,7 @@ class RequestTable:
         token_ids: [max_num_seqs, columns] int32 on the device; known tokens at their positions. Grows by doubling: a
             long context limit costs nothing until a request is that long.
         num_prompt_tokens: [max_num_seqs] int32.
+        adapters: [max_num_seqs] int64; each request's adapter or -1. None: the worker has no adapters.
         num_unnamed: [max_num_seqs] int32; leading tokens that are given as embeddings and have no valid ids.
         block_tables: per KV group, [max_num_seqs, max_pages] int32; the page that holds positions
             `i * block_size .. (i + 1) * block_size - 1` at column i.
@@ -41,6 +42,7 @@ class RequestTable:
         num_kv_groups: int = 1,
         shard: SequenceShard | None = None,
         spare_page: int = 0,
+        num_adapters: int = 0,
     ) -> None:
         """Takes a `shard` if ranks divide positions; other ranks' tokens are written to `spare_page`."""
         self.max_num_seqs = max_num_seqs
@@ -51,6 +53,8 @@ class RequestTable:
         self._make_columns(min(max_model_len + 1, _FIRST_COLUMNS))
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_unnamed = np.zeros(max_num_seqs, np.int32)
+        self._num_adapters = num_adapters
+        self.adapters = np.full(max_num_seqs, -1) if num_adapters else None
         max_pages = max_model_len // block_size + 1
         self.max_seq_len = max_pages * block_size
         # The system allocates np.zeros of this size lazily: columns that no request reaches cost no memory.
@@ -64,6 +68,9 @@ class RequestTable:
         self.token_ids[slot, :num_tokens] = to_device(np.array(request.token_ids, np.int32), self.device)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.num_prompt_tokens
+        if self.adapters is not None:
+            self.adapters[slot] = request.adapter
+        assert request.adapter < self._num_adapters, f"a plan names adapter {request.adapter}, which is not here"
         for num_pages in self.num_pages:
             num_pages[slot] = 0
         self.append_pages(slot, request.page_ids)
@@ -79,6 +86,13 @@ class RequestTable:
             first = num_pages[slot]
             table[slot, first : first + len(pages)] = pages
             num_pages[slot] = first + len(pages)
+
+    def adapters_of(self, slots: np.ndarray) -> np.ndarray | None:
+        """Returns the adapters [n] int64 of the requests in `slots` [n], -1 for those without; None if none has one."""
+        if self.adapters is None:
+            return None
+        found = self.adapters[slots]
+        return found if (found >= 0).any() else None
 
     def cache_slots(self, group: int, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Returns the slots in a KV group's caches of the tokens at (slot, position) pairs: [n], [n] to [n] int64."""

@@ -9,6 +9,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.trace import Spans
 from quire.core.wire.page_moves import Tier
 from quire.core.wire.row_outputs import OutputKind
+from quire.executor.layers.adapters import Adapters
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import LayerCache, Model
 from quire.executor.sampling.custom import CustomFeature
@@ -62,6 +63,7 @@ def build_runner(
     *,
     stage: PipelineStage,
     sequences: ContextParallel | None,
+    adapters: Adapters | None,
     has_peers: bool,
     custom: Sequence[CustomFeature],
     drafter: Drafter | None,
@@ -71,12 +73,13 @@ def build_runner(
 
     Args:
         sequences: the division of sequences' positions over ranks, as in `memory`.
+        adapters: those of the model's linear layers, if any.
         has_peers: other engines run every step together with this one.
         custom: features of logits processors, in the stage that samples.
         is_profiled: called at each step, see `RecordedSteps`.
     """
     spec, table, max_num_seqs = config.spec, memory.table, config.limits.max_num_seqs
-    forward = _choose_forward(config, model, memory, ops, stage, sequences, has_peers=has_peers)
+    forward = _choose_forward(config, model, memory, ops, stage, sequences, adapters, has_peers=has_peers)
     # Communication between ranks cannot be recorded.
     can_record = stage.is_last and config.layout.num_workers == 1 and not has_peers
     recorded = RecordedSteps(
@@ -141,11 +144,14 @@ def _choose_forward(
     ops: Backend,
     stage: PipelineStage,
     sequences: ContextParallel | None,
+    adapters: Adapters | None,
     *,
     has_peers: bool,
 ) -> Forward:
     slots = config.page_slots
     if sequences is not None and sequences.divides_tokens:
-        return DividedForward(model, ops, memory.caches, slots, stage, sequences)
+        return DividedForward(model, ops, memory.caches, slots, stage, sequences, adapters)
     shard = None if sequences is None else sequences.shard
-    return Forward(model, ops, memory.caches, slots, memory.states, stage, shard, has_peers=has_peers)
+    return Forward(
+        model, ops, memory.caches, slots, memory.states, stage, shard, adapters=adapters, has_peers=has_peers
+    )

@@ -105,6 +105,12 @@ LAYER_NORM = Call(
     "num_tokens heads size token_stride head_stride weight_stride dtype weight_dtype num_threads",
     "eps",
 )
+ADD_LOW_RANK = Call(
+    "quire_add_low_rank",
+    "x a b rows ends out",
+    "num_tokens in_features out_features num_parts rank x_stride out_stride dtype num_threads",
+    part="low_rank",
+)
 ADD = Call("quire_add", "x residual", "size dtype num_threads")
 SCALE = Call("quire_scale", "x", "size dtype num_threads", "factor softcap")
 ACTIVATE = Call("quire_activate", "x", "size activation dtype num_threads")

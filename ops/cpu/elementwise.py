@@ -1,4 +1,5 @@
-"""The kernels of plain operations: layer norm, sums, joins, factors, activations without a gate, merged attention."""
+"""The kernels of plain operations: layer norm, sums, joins, factors, activations without a gate, merged
+attention, low-rank products."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import PlainActivation
+from quire.ops.backend import LowRankWeights, PlainActivation
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
@@ -28,6 +29,7 @@ class PlainKernels:
         self._scale = launcher.bind(calls.SCALE)
         self._activate = launcher.bind(calls.ACTIVATE)
         self._merge_attention = launcher.bind(calls.MERGE_ATTENTION)
+        self._add_low_rank = launcher.bind(calls.ADD_LOW_RANK)
         self._keep = launcher.keep
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -77,6 +79,18 @@ class PlainKernels:
         if _is_dense(x) and not self._activate(x.data_ptr(), x.numel(), code, DTYPES[x.dtype], threads):
             return x
         return self._fallbacks.run(self._eager.activate, x, activation)
+
+    def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
+        a, b, sizes = weights
+        ends = np.cumsum(sizes)
+        self._keep(ends)
+        is_covered = x.stride(1) == out.stride(1) == 1 and {x.dtype, a.dtype, b.dtype} == {out.dtype} <= DTYPES.keys()
+        if is_covered and adapters.is_contiguous() and not self._add_low_rank(
+            x.data_ptr(), a.data_ptr(), b.data_ptr(), adapters.data_ptr(), ends.ctypes.data, out.data_ptr(), *x.shape,
+            out.shape[1], len(sizes), b.shape[1], x.stride(0), out.stride(0), DTYPES[x.dtype], torch.get_num_threads(),
+        ):  # fmt: skip
+            return out
+        return self._fallbacks.run(self._eager.add_low_rank, x, out, weights, adapters)
 
     def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         (out, sums), head_dim = parts[0], parts[0][0].shape[2]

@@ -18,6 +18,7 @@ from quire.ops.backend import (
     DeviceRows,
     ExpertWeights,
     LinearWeight,
+    LowRankWeights,
     PlainActivation,
 )
 from quire.ops.cache_rows import largest_stored
@@ -248,6 +249,9 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         finally:
             torch.set_num_threads(num_threads)
 
+    def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
+        return self._plain.add_low_rank(x, out, weights, adapters)
+
     def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         return self._mixture.route(x, router)
 
@@ -324,9 +328,17 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             norm=norm, is_interleaved=is_interleaved, scales=scales,
         )  # fmt: skip
 
-    def prepare(self, cache_dtypes: Collection[torch.dtype], *, has_latents: bool, has_states: bool) -> None:
+    def prepare(
+        self,
+        cache_dtypes: Collection[torch.dtype],
+        *,
+        has_latents: bool,
+        has_states: bool,
+        has_adapters: bool = False,
+    ) -> None:
         has_codes = not DTYPES.keys() >= set(cache_dtypes)
-        for part, is_wanted in {"codes": has_codes, "latent": has_latents, "recurrent": has_states}.items():
+        wanted = {"codes": has_codes, "latent": has_latents, "recurrent": has_states, "low_rank": has_adapters}
+        for part, is_wanted in wanted.items():
             if is_wanted:
                 self._kernels.part(part)
 

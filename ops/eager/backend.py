@@ -19,6 +19,7 @@ from quire.ops.backend import (
     DeviceRows,
     ExpertWeights,
     LinearWeight,
+    LowRankWeights,
     PackedLinear,
     PlainActivation,
     Recording,
@@ -30,6 +31,7 @@ from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.experts import GroupedExperts, GroupedLinear, pack, run, tensors
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import LinearLayers
+from quire.ops.eager.low_rank import add_low_rank
 from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
 from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.routing import route
@@ -169,6 +171,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def gated_linear(self, x: Tensor, packed: PackedLinear | QuantizedLayer, activation: Activation = "silu") -> Tensor:
         return self.activate_and_mul(self.linear(x, packed), activation)
 
+    def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
+        return add_low_rank(x, out, weights, adapters)
+
     def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         return route(x, router)
 
@@ -241,7 +246,14 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         self.write_kv(k, v, kv_cache, slot_mapping, scales)
         return q
 
-    def prepare(self, cache_dtypes: Collection[torch.dtype], *, has_latents: bool, has_states: bool) -> None:
+    def prepare(
+        self,
+        cache_dtypes: Collection[torch.dtype],
+        *,
+        has_latents: bool,
+        has_states: bool,
+        has_adapters: bool = False,
+    ) -> None:
         """Torch has all operations."""
 
     def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:

@@ -42,6 +42,8 @@ def test_a_model_gets_the_parts_that_it_needs(
     for _ in range(2):
         ops.prepare(cache_dtypes, has_latents=has_latents, has_states=has_states)
     assert asked == ["", *expected]
+    ops.prepare(cache_dtypes, has_latents=has_latents, has_states=has_states, has_adapters=True)
+    assert asked == ["", *expected, "low_rank"]
 
 
 def test_a_server_has_them_before_it_is_ready(tmp_path: Path) -> None:

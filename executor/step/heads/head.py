@@ -18,12 +18,14 @@ class HeadRow(NamedTuple):
     Attributes:
         row: its index in the plan.
         start: the position of its first token.
+        first: the index of that token among those of the step.
         hidden: [num_tokens, hidden]; the model's last hidden states of its tokens.
     """
 
     row: int
     slot: int
     start: int
+    first: int
     hidden: Tensor
 
     @property
@@ -64,6 +66,8 @@ def rows_by_kind(plan: StepPlan, hidden: Tensor) -> dict[OutputKind, list[HeadRo
     ends = np.cumsum(plan.num_scheduled).tolist()
     found: dict[OutputKind, list[HeadRow]] = {}
     for row, kind in plan.outputs:
-        part = hidden[ends[row] - plan.num_scheduled[row] : ends[row]]
-        found.setdefault(kind, []).append(HeadRow(row, plan.slots[row], plan.num_computed[row], part))
+        first = ends[row] - plan.num_scheduled[row]
+        found.setdefault(kind, []).append(
+            HeadRow(row, plan.slots[row], plan.num_computed[row], first, hidden[first : ends[row]])
+        )
     return found

@@ -50,12 +50,13 @@ class PromptScorer:
     ones are the same.
 
     Args:
-        compute_logits: hidden states [num_tokens, hidden] to logits [num_tokens, vocab_size].
+        compute_logits: hidden states [num_tokens, hidden] of consecutive tokens, and the index of the first in the
+            step, to logits [num_tokens, vocab_size].
     """
 
     def __init__(
         self,
-        compute_logits: Callable[[torch.Tensor], torch.Tensor],
+        compute_logits: Callable[[torch.Tensor, int], torch.Tensor],
         vocab_size: int,
         mode: LogprobsMode,
         transfers: Transfers,
@@ -99,7 +100,7 @@ class PromptScorer:
         num_top = self._num_top[slot]
         slices = [
             self._transfers.to_host(self._scores(logits, chunk, ids, num_top))
-            for logits, chunk, ids in self._slices(row.hidden[: end - start], targets, named)
+            for logits, chunk, ids in self._slices(row.hidden[: end - start], row.first, targets, named)
         ]
         if row.end > last:
             self.release([slot])
@@ -108,12 +109,14 @@ class PromptScorer:
     def _slices(
         self,
         hidden: torch.Tensor,
+        first: int,
         targets: torch.Tensor,
         named: torch.Tensor,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         size = max(1, _MAX_LOGITS // self._vocab_size)
         for part, chunk, ids in zip(hidden.split(size), targets.split(size), named.split(size), strict=True):
-            yield self._compute_logits(part).float(), chunk, ids
+            yield self._compute_logits(part, first).float(), chunk, ids
+            first += len(part)
 
     def _scores(
         self, logits: torch.Tensor, targets: torch.Tensor, named: torch.Tensor, num_top: int

@@ -360,6 +360,14 @@ struct KeepOutliersCall {
     double deviations;
 };
 
+struct AddLowRankCall {
+    const void *x, *a, *b;  // [num_tokens, in_features]; [num_adapters, num_parts * rank, in_features] and
+                            // [num_adapters, rank, out_features], both dense
+    const int64_t *rows, *ends;  // [num_tokens], each token's adapter or -1; [num_parts], the end of each part's outputs
+    void* out;                   // [num_tokens, out_features]
+    int64_t num_tokens, in_features, out_features, num_parts, rank, x_stride, out_stride, dtype, num_threads;
+};
+
 struct HeadLinearCall {
     const void *x, *weight;  // [num_tokens, heads, in_features]; [heads, in_features, out_features], dense
     void* out;               // [num_tokens, heads, out_features], dense
@@ -509,6 +517,7 @@ int quire_predict_streams(const quire::PredictStreamsCall* call);
 int quire_correct_streams(const quire::CorrectStreamsCall* call);
 int quire_add_to_others(const quire::AddToOthersCall* call);
 int quire_keep_outliers(const quire::KeepOutliersCall* call);
+int quire_add_low_rank(const quire::AddLowRankCall* call);
 int quire_head_linear(const quire::HeadLinearCall* call);
 int quire_rotate_and_store_latent(const quire::RotateAndStoreLatentCall* call);
 int quire_latent_attention(const quire::LatentAttentionCall* call);

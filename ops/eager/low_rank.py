@@ -1,0 +1,24 @@
+"""Products with the low-rank weights of adapters, in plain torch."""
+
+import torch
+from torch import Tensor
+
+from quire.ops.backend import LowRankWeights
+
+
+def add_low_rank(x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
+    """Computes `Backend.add_low_rank`.
+
+    Each token is multiplied with the weights of all adapters, and the products with others than its own become zeros.
+    So no size depends on the adapters of a step.
+    """
+    a, b, sizes = weights
+    num_tokens, (num_adapters, inner_size, in_features) = len(x), a.shape
+    inner = (x @ a.view(-1, in_features).T).view(num_tokens, num_adapters, inner_size)
+    is_own = adapters.unsqueeze(1) == torch.arange(num_adapters, device=x.device)
+    inner = inner.masked_fill(~is_own.unsqueeze(2), 0)
+    parts = [
+        own.reshape(num_tokens, -1) @ columns.reshape(-1, columns.shape[-1])
+        for own, columns in zip(inner.chunk(len(sizes), dim=2), b.split(sizes, dim=2), strict=True)
+    ]
+    return out.add_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))

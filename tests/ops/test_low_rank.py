@@ -1,0 +1,86 @@
+"""Low-rank products of adapters against their formula, at odd sizes too."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.ops.backend import Backend, LowRankWeights
+from quire.ops.cpu.native import NativeBackend
+from tests.ops.test_elementwise import DTYPES, assert_near
+
+torch.set_num_threads(1)
+
+NUM_ADAPTERS, RANK = 3, 4
+
+
+def weights_of(in_features: int, sizes: tuple[int, ...], dtype: torch.dtype) -> LowRankWeights:
+    a = torch.randn(NUM_ADAPTERS, len(sizes) * RANK, in_features) / in_features**0.5
+    return LowRankWeights(a.to(dtype), (torch.randn(NUM_ADAPTERS, RANK, sum(sizes)) / RANK).to(dtype), sizes)
+
+
+def formula(x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
+    """Multiplies with `b @ a` of each layer and each token's adapter."""
+    result = out.double()
+    for token, adapter in enumerate(adapters.tolist()):
+        start = 0
+        for layer, size in enumerate(weights.sizes):
+            if adapter >= 0:
+                a = weights.a[adapter, layer * RANK : (layer + 1) * RANK].double()
+                b = weights.b[adapter, :, start : start + size].double()
+                result[token, start : start + size] += b.T @ a @ x[token].double()
+            start += size
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(1,), (40,), (33, 7, 16)], ids=str)
+@pytest.mark.parametrize("in_features", [1, 24, 70])
+def test_each_token_gets_the_products_of_its_adapter(
+    ops: Backend, in_features: int, sizes: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    weights = weights_of(in_features, sizes, dtype)
+    adapters = torch.tensor([2, -1, 0, 2, 1, -1, -1])
+    x = torch.randn(len(adapters), 2 * in_features).to(dtype)[:, :in_features]
+    out = torch.randn(len(adapters), sum(sizes)).to(dtype)
+    expected = formula(x, out, weights, adapters)
+    before = out.clone()
+    got = ops.add_low_rank(x, out, weights, adapters)
+    assert_near(got, expected, dtype)
+    assert torch.equal(got[adapters < 0], before[adapters < 0])
+
+
+def test_a_token_of_infinities_harms_no_other(ops: Backend) -> None:
+    weights, adapters = weights_of(8, (8,), torch.float32), torch.tensor([0, 1, -1])
+    x = torch.tensor([[torch.inf] * 8, [1.0] * 8, [torch.nan] * 8])
+    out = ops.add_low_rank(x, torch.zeros(3, 8), weights, adapters)
+    assert_near(out[1:2], formula(x[1:2], torch.zeros(1, 8), weights, adapters[1:2]), torch.float32)
+    assert not out[2].any()
+
+
+def test_a_recording_reads_the_current_adapters_and_weights(own_native: NativeBackend) -> None:
+    weights, adapters = weights_of(24, (16, 16), torch.float32), torch.tensor([0, -1, 2])
+    x, base = torch.randn(3, 24), torch.randn(3, 32)
+
+    def step() -> Tensor:
+        return own_native.add_low_rank(x, own_native.join([base]), weights, adapters)
+
+    _, recording = own_native.record(step)
+    assert recording is not None
+    adapters.copy_(torch.tensor([1, 2, -1]))
+    weights.b[2].zero_()
+    result, _ = own_native.record(step)
+    expected = result.clone()
+    result.zero_()
+    recording.run()
+    assert torch.equal(result, expected)
+    assert_near(result, formula(x, base, weights, adapters), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_has_the_same_bits_in_any_batch(native: NativeBackend, dtype: torch.dtype) -> None:
+    weights, adapters = weights_of(70, (33,), dtype), torch.tensor([0, 1, 2, -1, 0])
+    x, out = torch.randn(5, 70).to(dtype), torch.randn(5, 33).to(dtype)
+    together = native.add_low_rank(x, out.clone(), weights, adapters)
+    for token in range(5):
+        own = slice(token, token + 1)
+        assert torch.equal(native.add_low_rank(x[own], out[own].clone(), weights, adapters[own]), together[own])
