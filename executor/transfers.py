@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.host_arrays import to_device
+
 
 class Transfer(Protocol):
     """Values on their way to the host."""
@@ -140,12 +142,6 @@ class PinnedRing:
                 return buffer, event
         size = 1 << max(num_bytes - 1, 1).bit_length()
         return torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copies `array` to `device`. The host does not wait: the device copies from pinned memory in stream order."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 _ALIGNMENT = 8

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.host_arrays import to_device
 from quire.ops.random import uniforms
 from quire.ops.sampling import SamplingOperations
 
@@ -14,10 +15,10 @@ _CHUNK = 512
 class EagerSampling(SamplingOperations):
     def apply_bitmask(self, logits: Tensor, rows: np.ndarray, bitmask: np.ndarray) -> None:
         device = logits.device
-        octets = torch.from_numpy(bitmask.view(np.uint8)).to(device, non_blocking=True)  # little-endian
+        octets = to_device(bitmask.view(np.uint8), device)  # little-endian
         bits = octets.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device) & 1
         forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
-        index = torch.from_numpy(rows).to(device, non_blocking=True)
+        index = to_device(rows, device)
         logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
 
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +26,7 @@ class EagerSampling(SamplingOperations):
         return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
 
     def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        uniform = torch.from_numpy(uniforms(starts, positions)).to(logits.device, non_blocking=True)
+        uniform = to_device(uniforms(starts, positions), logits.device)
         return invert_softmax(logits, uniform)
 
 

@@ -15,6 +15,7 @@ from quire.ops.triton.attention import Attention, covers
 from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 from quire.ops.triton.quantized import TritonQuantized
+from quire.ops.triton.sampling import TritonSampling
 
 
 class TritonBackend(EagerBackend[PlainWeight]):
@@ -29,6 +30,7 @@ class TritonBackend(EagerBackend[PlainWeight]):
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
         self._attention: Attention | None = None  # made on the first tensor's device
         self._recorder = graphs.GraphRecorder()
+        self.sampling = TritonSampling()
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
         if isinstance(packed, QuantizedLayer):

@@ -20,7 +20,7 @@ MULTIPLIERS = ("HGMMA", "QGMMA", "IGMMA")
 
 WARP_GROUP_PRODUCTS = {"product", "multiply_few"}
 """Kernels whose products have 64 rows."""
-WITHOUT_WIDE_LOADS = {"rotation_rows"}
+WITHOUT_WIDE_LOADS = {"rotation_rows", "likeliest_of_rows"}
 """Kernels that read single numbers, lists of ids or bytes here and there."""
 WITHOUT_CONVERSIONS: set[str] = set()
 """Kernels of 4-bit weights that make numbers of codes by their bits."""
