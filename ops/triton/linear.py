@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.backend import Activation
+from quire.ops.triton.arch import arch_of
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.outputs import Places, finish, weight_rows
 from quire.ops.triton.specialization import POINTER_TYPES
@@ -200,10 +201,8 @@ class TritonLinear:
     def _card(self, device: torch.device) -> "_Card":
         if device not in self._cards:
             counters = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
-            shared_bytes = 232_448  # in the interpreter, as on sm_90
-            if device.type == "cuda":
-                shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-            self._cards[device] = _Card(counters, shared_bytes)
+            major, minor = (9, 0) if device.type == "cpu" else torch.cuda.get_device_capability(device)
+            self._cards[device] = _Card(counters, arch_of(f"sm_{major}{minor}").max_shared_bytes)
         return self._cards[device]
 
 
