@@ -40,7 +40,7 @@ SILU_LIMIT = 10.0
 class DeviceRows(NamedTuple):
     """The rows of a step on the device: what `Backend.attention_batch` takes as arrays on the host.
 
-    In a recorded step the values change, and the shapes and bounds stay. A row of padding has 0 as its `seq_lens`.
+    In a recorded step the values change, and the shapes and bounds stay.
 
     Attributes:
         query_starts: [num_rows + 1] int32; row r has the step's tokens from `query_starts[r]` to `query_starts[r + 1]`.

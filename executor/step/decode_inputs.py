@@ -142,7 +142,7 @@ class DecodeInputs:
         padded, seq_lens = shape.num_rows, self._seq_lens[: shape.num_rows]
         spare = self._table.spare_page
         rest = slice(num_rows, padded)
-        padding = [(slots[rest], 0), (positions[rest], 0), (is_new[rest], 0), (lens[rest], 0), (seq_lens[rest], 1)]
+        padding = [(slots[rest], 0), (positions[rest], 0), (is_new[rest], 0), (lens[rest], 1), (seq_lens[rest], 1)]
         padding += [(mapping[rest], spare * self._table.block_size) for mapping in mappings]
         padding += [(table[rest, 0], spare) for table in tables]
         padding += [(column[rest], -1) for column in adapters]

@@ -105,16 +105,16 @@ class GraphRecording:
 class _Memory:
     """Memory of the device that its user does not own."""
 
-    def __init__(self, x: Tensor) -> None:
-        num_bytes = x.numel() * x.itemsize
+    def __init__(self, storage: torch.UntypedStorage) -> None:
         self.__cuda_array_interface__ = {
-            "shape": (num_bytes,), "typestr": "|u1", "data": (x.data_ptr(), False), "version": 3,
+            "shape": (storage.nbytes(),), "typestr": "|u1", "data": (storage.data_ptr(), False), "version": 3,
         }  # fmt: skip
 
 
 def _borrowed(result: Tensor) -> Tensor:
-    """Returns `result`, dense, without ownership of its memory, which later captures may use again."""
-    return torch.as_tensor(_Memory(result), device=result.device).view(result.dtype).view(result.shape)
+    """Returns `result` without ownership of its memory, which later captures may use again."""
+    memory = torch.as_tensor(_Memory(result.untyped_storage()), device=result.device)
+    return memory.view(result.dtype).as_strided(result.shape, result.stride(), result.storage_offset())
 
 
 _READS = frozenset(
