@@ -21,13 +21,14 @@ class GroupedLinear:
     """One linear layer of all experts. Elements past the ends of its outputs and inputs are zero.
 
     Attributes:
-        weight: [num_experts, out, in]; or the experts' quantized weights one by one, with their own shapes.
+        weight: [num_experts, out, in]; or the experts' quantized weights, without such elements: each tensor has one
+            more dimension in front, the experts', except for the table, which they share.
         bias: [num_experts, out].
         shape: (out, in).
         places: the rows of an expert's own weight, and the row of `weight` where they begin.
     """
 
-    weight: Tensor | list[QuantizedWeight]
+    weight: Tensor | QuantizedWeight
     bias: Tensor | None
     shape: tuple[int, int]
     places: tuple[tuple[slice, int], ...]
@@ -42,16 +43,20 @@ class GroupedLinear:
         places: tuple[tuple[slice, int], ...],
     ) -> "GroupedLinear":
         """Allocates the layer for experts whose weights and biases have the form of one expert."""
-        zeros: Tensor | list[QuantizedWeight] = []
+        zeros: LinearWeight
         if isinstance(weight, Tensor):
             zeros = weight.new_zeros(num_experts, *shape)
+        else:
+            zeros = weight.checked()._replace(
+                **{name: part.new_empty(num_experts, *part.shape) for name, part in _own_tensors(weight).items()}
+            )
         return cls(zeros, None if bias is None else bias.new_zeros(num_experts, shape[0]), shape, places)
 
     def store(self, expert: int, weight: LinearWeight, bias: Tensor | None) -> None:
         """Stores one expert's `weight` and `bias`."""
         if isinstance(weight, QuantizedWeight):
-            assert isinstance(self.weight, list)
-            self.weight.append(weight.checked())
+            for name, part in _own_tensors(weight.checked()).items():
+                _expert(getattr(self.weight, name), expert).copy_(part)
         else:
             assert isinstance(self.weight, Tensor)
             self._place(weight, self.weight[expert])
@@ -60,36 +65,53 @@ class GroupedLinear:
                 part = bias[rows]
                 self.bias[expert, first : first + len(part)] = part
 
+    def tensors(self, expert: int) -> list[Tensor]:
+        """Returns the memory of one expert."""
+        weight = self.weight
+        stacked = [weight] if isinstance(weight, Tensor) else list(_own_tensors(weight).values())
+        return [_expert(part, expert) for part in (*stacked, self.bias) if part is not None]
+
     def multiply(self, x: Tensor, ends: Tensor, experts: Tensor) -> Tensor:
         """`x` [num_rows, in] → [num_rows, out]; expert e has the rows before row ends[e], and `experts` names them."""
         if isinstance(self.weight, Tensor):
             out = F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
         else:
-            out = x.new_zeros(len(x), self.shape[0])
-            for row, part in self._dequantized_parts(x, self.weight, ends.tolist()):
-                out[row : row + len(part)] = part
+            out = self._multiply_quantized(x, self.weight, ends, experts)
         return out if self.bias is None else out + self.bias[experts]
 
-    def _dequantized_parts(
-        self, x: Tensor, weights: list[QuantizedWeight], ends: list[int]
-    ) -> Iterable[tuple[int, Tensor]]:
-        """The first row, and the products, of some experts after another."""
-        count, row = max(1, PART // (self.shape[0] * self.shape[1])), 0
+    def _multiply_quantized(self, x: Tensor, weight: QuantizedWeight, ends: Tensor, experts: Tensor) -> Tensor:
+        """Dequantizes some experts after another; each product has all rows, as only the device knows their places."""
+        out = x.new_zeros(len(x), self.shape[0])
+        count = max(1, PART // (self.shape[0] * self.shape[1]))
         for first in range(0, len(ends), count):
             part = ends[first : first + count]
-            if part[-1] == row:
-                continue
-            dequantized = x.new_zeros(len(part), *self.shape)
-            for numbers, weight in zip(dequantized, weights[first : first + count], strict=True):
-                self._place(dequantize(weight, x.dtype), numbers)
-            offsets = torch.tensor(part, dtype=torch.int32, device=x.device) - row
-            yield row, F.grouped_mm(x[row : part[-1]], dequantized.transpose(1, 2), offs=offsets)
-            row = part[-1]
+            dequantized = x.new_zeros(len(part) + 1, *self.shape)  # the first one is for the rows of earlier experts
+            for index, numbers in enumerate(dequantized[1:], first):
+                self._place(dequantize(_expert_weight(weight, index), x.dtype), numbers)
+            before = ends[first - 1 : first] if first else torch.zeros_like(ends[:1])
+            products = F.grouped_mm(x, dequantized.transpose(1, 2), offs=torch.cat((before, part)))
+            is_here = (experts >= first) & (experts < first + len(part))
+            out = torch.where(is_here.unsqueeze(1), products, out)
+        return out
 
     def _place(self, weight: Tensor, to: Tensor) -> None:
         for rows, first in self.places:
             part = weight[rows]
             to[first : first + len(part), : part.shape[1]] = part
+
+
+def _own_tensors(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Returns the tensors of a quantized weight that each expert has for itself, by their names."""
+    parts = weight._replace(table=None)._asdict().items()
+    return {name: part for name, part in parts if isinstance(part, Tensor)}
+
+
+def _expert(stacked: Tensor, index: int) -> Tensor:
+    return stacked.view(torch.uint8)[index].view(stacked.dtype)  # torch indexes no float8
+
+
+def _expert_weight(stacked: QuantizedWeight, index: int) -> QuantizedWeight:
+    return stacked._replace(**{name: _expert(part, index) for name, part in _own_tensors(stacked).items()})
 
 
 @dataclass(frozen=True)
@@ -101,6 +123,7 @@ class GroupedExperts:
     down: GroupedLinear
     hidden_size: int
     is_gated: bool
+    num_experts: int
 
 
 def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
@@ -119,13 +142,8 @@ def pack(experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
 
 
 def tensors(packed: GroupedExperts, index: int) -> list[Tensor]:
-    found: list[object] = []
-    for layer in (packed.gate_up, packed.up, packed.down):
-        if layer is None:
-            continue
-        found += list(layer.weight[index]) if isinstance(layer.weight, list) else [layer.weight[index]]
-        found.append(None if layer.bias is None else layer.bias[index])
-    return [part for part in found if isinstance(part, Tensor)]
+    layers = (packed.gate_up, packed.up, packed.down)
+    return [part for layer in layers if layer is not None for part in layer.tensors(index)]
 
 
 def run(
@@ -138,7 +156,7 @@ def run(
     weighs_inputs: bool,
 ) -> Tensor:
     num_tokens, top_k = ids.shape
-    num_experts = len(packed.down.weight)
+    num_experts = packed.num_experts
     # Rows of experts of other ranks come last, after all ends, and their results are not used.
     experts, order = ids.flatten().masked_fill(ids.flatten() < 0, num_experts).sort(stable=True)
     is_here = (experts < num_experts).unsqueeze(1)
@@ -181,4 +199,5 @@ def _empty(expert: ExpertWeights, num_experts: int) -> GroupedExperts:
         GroupedLinear.empty(expert.down, expert.down_bias, num_experts, (outer, inner), whole),
         hidden_size,
         expert.is_gated,
+        num_experts,
     )

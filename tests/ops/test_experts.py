@@ -6,8 +6,11 @@ from torch import Tensor
 
 from quire.ops.backend import Activation, Backend, ExpertWeights
 from quire.ops.cpu.native import NativeBackend
-from quire.ops.quantized import QuantizedWeight
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
+from quire.ops.quantized import QuantizedWeight, dequantize
 from quire.ops.routing import Router, Routing
+from tests.executor.pretend_device import PretendDevice
 
 torch.set_num_threads(1)
 
@@ -175,6 +178,39 @@ def test_the_result_is_the_weighted_sum_of_the_chosen_experts(
         expected = expected_output(ops, x, experts, ids, weights, "silu")
         largest = expected.abs().max().item() + 1  # terms that cancel each other are rounded, too
         torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype] * largest, rtol=0)
+
+
+@pytest.mark.parametrize("has_order", [False, True])
+def test_quantized_experts_of_an_accelerator_read_nothing_from_it(
+    has_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.ops.eager.experts.PART", 2 * 96 * 37)  # two experts of five at a time
+    experts = make_experts(5, 37, 48, torch.float32, is_int8=True)
+    if has_order:
+        experts = [
+            each._replace(gate_up=each.gate_up._replace(input_order=torch.randperm(37)))
+            for each in experts
+            if isinstance(each.gate_up, QuantizedWeight)
+        ]
+    plain = [ExpertWeights(dequantize(each.gate_up), dequantize(each.down)) for each in experts]  # type: ignore[arg-type]
+    ops, x, (ids, weights) = EagerBackend(PlainLinear()), torch.randn(9, 37), choose(9, 5, 2)
+    ids[0], ids[1:, 0] = -1, 3
+    expected = ops.experts(x, ops.pack_experts(plain, 5), ids, weights)
+    with PretendDevice() as device:
+        there = [
+            ExpertWeights(*(QuantizedWeight(*_put(each)) for each in expert[:2] if isinstance(each, QuantizedWeight)))
+            for expert in experts
+        ]
+        packed = ops.pack_experts(there, 5)
+        x, ids, weights = (each.to("cuda") for each in (x, ids, weights))
+        with device.without_reads():
+            got = ops.experts(x, packed, ids, weights)
+    torch.testing.assert_close(got.as_subclass(Tensor), expected)
+
+
+def _put(weight: QuantizedWeight) -> list[Tensor | None]:
+    parts = (weight.codes, weight.scales, weight.table, weight.offsets, weight.input_order)
+    return [None if part is None else part.to("cuda") for part in parts]
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
