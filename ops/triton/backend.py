@@ -1,6 +1,7 @@
 """The operations as Triton kernels; what has none yet runs in plain torch."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor
 from quire.ops.backend import Activation, AttentionForm, DeviceRows, PlainActivation, Recording
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.experts import GroupedExperts
 from quire.ops.eager.quantized import QuantizedLayer
-from quire.ops.triton import elementwise, graphs, norms, rotate_store
+from quire.ops.routing import Router
+from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing
 from quire.ops.triton.attention import Attention, covers
 from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.linear import PlainWeight, TritonLinear
@@ -145,3 +148,21 @@ class TritonBackend(EagerBackend[PlainWeight]):
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         return self._recorder.record(run)
+
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        return routing.route(x, router) if routing.covers(x, router) else super().route(x, router)
+
+    def experts(
+        self,
+        x: Tensor,
+        packed: GroupedExperts,
+        ids: Tensor,
+        weights: Tensor,
+        activation: Activation = "silu",
+        *,
+        weighs_inputs: bool = False,
+    ) -> Tensor:
+        if not experts.covers(x, packed):
+            return super().experts(x, packed, ids, weights, activation, weighs_inputs=weighs_inputs)
+        activate_and_mul = partial(self.activate_and_mul, activation=activation)
+        return experts.run(x, packed, ids, weights, activation, activate_and_mul, weighs_inputs=weighs_inputs)

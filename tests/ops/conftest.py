@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
 from tests.ops.levels import RUNNABLE, TESTED, Level
 
 
@@ -34,4 +35,4 @@ def own_native() -> NativeBackend:
 def ops(request: pytest.FixtureRequest) -> Backend:
     """All implementations of the operations. As in a server, plain torch runs calls that the kernels do not cover."""
     level: Level | None = request.param
-    return bind("cuda") if level is None else level.backend()  # the eager backend also runs on the CPU
+    return EagerBackend(PlainLinear()) if level is None else level.backend()
