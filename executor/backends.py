@@ -5,13 +5,13 @@ from quire.core.errors import ConfigError
 from quire.ops.backend import Backend
 
 
-def bind(device: str) -> Backend:
-    """Binds the backend for `device` to this process.
+def bind(device: str, *, serves: bool = False) -> Backend:
+    """Binds the backend for `device` to this process, which `serves` requests or only looks at a model.
 
     Raises:
         ConfigError: there is none, or `QUIRE_CPU_ISA` asks for instructions that this processor does not have.
     """
     try:
-        return ops.bind(device)
+        return ops.bind(device, serves=serves)
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -98,7 +98,7 @@ class Worker:
         self._device = device_of(config, rank)
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
-        self._ops = bind(config.device)
+        self._ops = bind(config.device, serves=True)
         self._spans: Spans = NO_SPANS
         self._profile: TorchProfile | None = None
         if config.trace_folder is not None:

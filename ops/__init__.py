@@ -6,8 +6,10 @@ if TYPE_CHECKING:
     from quire.ops.backend import Backend
 
 
-def bind(device: Literal["cpu", "cuda"] | str) -> "Backend":
+def bind(device: Literal["cpu", "cuda"] | str, *, serves: bool = False) -> "Backend":
     """Returns the backend for a device type, and prepares this process for it.
+
+    A process that `serves` requests tests the kernels of an accelerator that no process has tested before.
 
     Raises:
         ValueError: there is no backend for `device`.
@@ -18,9 +20,9 @@ def bind(device: Literal["cpu", "cuda"] | str) -> "Backend":
 
         return binding.bind()
     if device == "cuda":
-        from quire.ops.triton.backend import TritonBackend
+        from quire.ops.triton import binding as triton_binding
 
-        return TritonBackend()
+        return triton_binding.bind(serves=serves)
     raise ValueError(f"No kernels for device {device!r}; choose cpu or cuda.")
 
 

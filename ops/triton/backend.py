@@ -1,6 +1,6 @@
 """The operations as Triton kernels; what has none yet runs in plain torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,10 @@ from quire.ops.backend import Activation, AttentionForm, DeviceRows, PlainActiva
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.experts import GroupedExperts
-from quire.ops.eager.quantized import QuantizedLayer
+from quire.ops.eager.latent import EagerLatent
+from quire.ops.eager.linear import PlainLinear
+from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
+from quire.ops.eager.sampling import EagerSampling
 from quire.ops.routing import Router
 from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing
 from quire.ops.triton.attention import Attention, covers
@@ -26,7 +29,11 @@ class TritonBackend(EagerBackend[PlainWeight]):
 
     recording_rules = graphs.RULES
 
-    def __init__(self) -> None:
+    def __init__(self, without: Collection[str] = (), find_broken: Callable[[], Collection[str]] = lambda: ()) -> None:
+        """Takes the operations `without` kernels, which plain torch serves.
+
+        `find_broken` returns more of them; it is asked when the model is there, and may wait.
+        """
         self._products = TritonLinear()
         self._coded_products = TritonQuantized(self._products)
         super().__init__(self._products, self._coded_products)
@@ -34,6 +41,24 @@ class TritonBackend(EagerBackend[PlainWeight]):
         self._attention: Attention | None = None  # made on the first tensor's device
         self._recorder = graphs.GraphRecorder()
         self.sampling = TritonSampling()
+        self._find_broken = find_broken
+        self.leave_to_torch(without)
+
+    def leave_to_torch(self, operations: Collection[str]) -> None:
+        """Serves these operations by plain torch from now on; `sampling` stands for all of its own."""
+        for name in set(operations) - {"sampling"}:
+            setattr(self, name, getattr(EagerBackend, name).__get__(self))
+        if "linear" in operations:
+            self._linear_layers = PlainLinear()
+            self._quantized = DequantizedLinear(self._linear_layers)
+        if "sampling" in operations:
+            self.sampling = EagerSampling()
+        if not {"rms_norm", "rotary"}.isdisjoint(operations):
+            self.latent = EagerLatent(self.rms_norm, self.rotary)
+
+    def prepare(self, cache_dtypes: Collection[torch.dtype], *, has_latents: bool, has_states: bool) -> None:
+        self.leave_to_torch(self._find_broken())
+        super().prepare(cache_dtypes, has_latents=has_latents, has_states=has_states)
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
         if isinstance(packed, QuantizedLayer):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +53,11 @@ def find(folder: Path, key: str) -> Binary | None:
         return Binary(**json.loads((folder / f"{key}.json").read_text()))
     except (OSError, ValueError, TypeError):  # absent, cut off, or of other fields
         return None
+
+
+def find_in(folders: Iterable[Path], key: str) -> Binary | None:
+    """The binary of a key from the first of the folders that has it."""
+    return next((binary for folder in folders if (binary := find(folder, key)) is not None), None)
 
 
 def code_path(folder: Path, binary: Binary) -> Path:

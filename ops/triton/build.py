@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quire.ops.triton.arch import ARCHES
-from quire.ops.triton.binaries import Binary, find
+from quire.ops.triton.binaries import Binary, find, find_in
 from quire.ops.triton.jobs import Job, cache_folder, job_of
 from quire.ops.triton.variants import Variant, all_variants
 
@@ -24,9 +24,14 @@ class VariantError(Exception):
 
 
 def build(
-    variants: Sequence[Variant], arch: str, folder: Path, num_processes: int | None = None
+    variants: Sequence[Variant],
+    arch: str,
+    folder: Path,
+    num_processes: int | None = None,
+    *,
+    known: Sequence[Path] = (),
 ) -> list[Binary | VariantError]:
-    """Compiles what `folder` does not have yet; returns each variant's binary, or why there is none.
+    """Compiles what neither `folder` nor the `known` ones have; returns each variant's binary, or why there is none.
 
     Args:
         variants: what to compile.
@@ -35,9 +40,11 @@ def build(
         num_processes: compilers at a time; None: one for each processor that this process may use.
     """
     jobs = [job_of(each.kernel, each.specialization, arch) for each in variants]
-    missing = {job.key: job for job in jobs if find(folder, job.key) is None}
+    found = {job.key: find_in((folder, *known), job.key) for job in jobs}
+    missing = {job.key: job for job in jobs if found[job.key] is None}
     faults = _compile(missing.values(), folder, num_processes or len(os.sched_getaffinity(0)))
-    return [find(folder, job.key) or VariantError(f"{job.kernel}: {faults.get(job.key, 'lost')}") for job in jobs]
+    found |= {key: find(folder, key) for key in missing}
+    return [found[job.key] or VariantError(f"{job.kernel}: {faults.get(job.key, 'lost')}") for job in jobs]
 
 
 def _compile(jobs: Iterable[Job], folder: Path, num_processes: int) -> dict[str, str]:

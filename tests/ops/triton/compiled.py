@@ -26,15 +26,33 @@ PRODUCT = Variant(
     num_stages=4,
     reason="64 rows for wgmma",
 )
-HELD = [each for each in all_variants() if "*fp16" not in each.signature.values()]
-"""The variants that the gate holds; those of float16 are the same code with another type."""
+MOST_OF_A_KERNEL = 4
+"""So many variants of each kernel the gate compiles: those that a suite has time for."""
+
+
+def _some(variants: list[Variant]) -> list[Variant]:
+    """Variants in bfloat16, if there are such, evenly from the first to the last."""
+    candidates = [each for each in variants if "*bf16" in each.signature.values()] or variants
+    count = min(MOST_OF_A_KERNEL, len(candidates))
+    return [candidates[number * (len(candidates) - 1) // max(count - 1, 1)] for number in range(count)]
+
+
+def _held() -> list[Variant]:
+    by_kernel: dict[str, list[Variant]] = {}
+    for variant in all_variants():
+        by_kernel.setdefault(variant.kernel.name, []).append(variant)
+    return [each for variants in by_kernel.values() for each in _some(variants)]
+
+
+HELD = _held()
+"""The variants that the gate holds. `scripts/kernel_report` looks at all of them, and on all cards."""
 VARIANTS = [*HELD, SCALE, PRODUCT]
 
 
 @cache
-def compiled(arch: str = "sm_90") -> dict[int, Binary | VariantError]:
-    """The variants, compiled for a card."""
-    return dict(enumerate(build(VARIANTS, arch, FOLDER)))
+def compiled() -> dict[int, Binary | VariantError]:
+    """The variants, compiled for sm_90, by their numbers."""
+    return dict(enumerate(build(VARIANTS, "sm_90", FOLDER)))
 
 
 def machine_code(number: int) -> MachineCode:

@@ -64,7 +64,7 @@ def test_codes_of_four_bits_are_not_converted(number: int) -> None:
 
 
 def test_a_reason_and_a_value_is_given_for_each_parameter() -> None:
-    for variant in VARIANTS:
+    for variant in all_variants():
         assert variant.reason
         assert len(variant.specialization.types) == len(variant.kernel.parameters)
 

@@ -1,0 +1,45 @@
+"""Binds the Triton backend to this process."""
+
+import logging
+import os
+import time
+
+import torch
+
+from quire.ops.triton.backend import TritonBackend
+from quire.ops.triton.build import VariantError, build
+from quire.ops.triton.canary import Canary
+from quire.ops.triton.jobs import cache_folder, shipped_folder
+from quire.ops.triton.variants import all_variants
+
+logger = logging.getLogger(__name__)
+
+
+def bind(*, serves: bool) -> TritonBackend:
+    """The backend for torch's current device.
+
+    If this process `serves` requests, operations whose kernels do not work on the card are left to plain torch. On the
+    first start, they are looked for beside the load of the weights, after kernels were compiled for the card.
+    `QUIRE_TRITON_CANARY=0` takes all of them to work.
+    """
+    wanted = os.environ.get("QUIRE_TRITON_CANARY", os.environ.get("VLLM_TRITON_CANARY", "1"))
+    if not serves or wanted == "0" or not torch.cuda.is_available():
+        return TritonBackend()
+    canary = Canary.of_this_card()
+    if canary.is_decided:
+        return TritonBackend(canary.broken_operations())
+    canary.start(_compile_ahead)
+    return TritonBackend(find_broken=canary.broken_operations)
+
+
+def _compile_ahead() -> None:
+    """Compiles what neither a wheel nor an earlier start brings; what fails is told where it is launched."""
+    if torch.version.hip is not None:
+        return
+    major, minor = torch.cuda.get_device_capability()
+    started = time.monotonic()
+    built = build(all_variants(), f"sm_{major}{minor}", cache_folder(), known=[shipped_folder()])
+    faults = [each for each in built if isinstance(each, VariantError)]
+    logger.info("%d kernels are compiled, %.1f s", len(built) - len(faults), time.monotonic() - started)
+    for fault in faults:
+        logger.info("a kernel cannot be compiled for this card: %s", fault)

@@ -1,0 +1,188 @@
+"""Small random cases of the operations that have kernels: what the canary runs on kernels and on plain torch."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.backend import Activation, AttentionForm, Backend, ExpertWeights
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
+from quire.ops.routing import Router, Routing
+from quire.ops.triton.backend import TritonBackend
+
+_HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 8, 2, 128, 16
+
+
+class Case(NamedTuple):
+    """A case.
+
+    Attributes:
+        name: of the case.
+        operations: methods of the backend that plain torch serves if the case fails.
+        run: computes results on a backend, from inputs that are the same at each call.
+    """
+
+    name: str
+    operations: tuple[str, ...]
+    run: Callable[[Any, "Inputs"], list[Tensor]]
+
+
+class Inputs:
+    """Makes the inputs of a case; they depend on the order of calls alone."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._random = torch.Generator().manual_seed(0)
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Numbers of the normal distribution, times `scale`."""
+        return (torch.randn(shape, generator=self._random) * scale).to(self.dtype).to(self.device)
+
+    def ids(self, count: int, end: int) -> Tensor:
+        """[count] int64, each at least 0 and below `end`."""
+        return torch.randint(end, (count,), generator=self._random).to(self.device)
+
+    def place(self, values: Any, dtype: torch.dtype) -> Tensor:
+        """A tensor of these values."""
+        return torch.as_tensor(values, dtype=dtype).to(self.device)
+
+
+def backends() -> tuple[Backend[Any, Any, Any], Backend[Any, Any, Any]]:
+    """The backend that is tested, and the one that is right."""
+    return TritonBackend(), EagerBackend(PlainLinear())
+
+
+def _rms_norm(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    x, weight = make.normal(5, 1024), make.normal(1024)
+    heads, weights = make.normal(5, 10, _HEAD_DIM), make.normal(10, _HEAD_DIM)
+    return [ops.rms_norm(x, weight, 1e-6), ops.rms_norm(heads, weights, 1e-6)]
+
+
+def _add_rms_norm(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    return list(ops.add_rms_norm(make.normal(5, 4096), make.normal(5, 4096), make.normal(4096), 1e-6))
+
+
+def _layer_norm(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    return [ops.layer_norm(make.normal(5, 768), make.normal(768), make.normal(768), 1e-5)]
+
+
+def _linear(num_tokens: int, ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    weight, bias = make.normal(256, 1024, scale=0.05), make.normal(256)
+    return [ops.linear(make.normal(num_tokens, 1024), ops.pack_linear(weight, bias))]
+
+
+def _gated_linear(activation: Activation, ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    weight = make.normal(512, 1024, scale=0.05)
+    return [ops.gated_linear(make.normal(3, 1024), ops.pack_gated_linear(weight), activation)]
+
+
+def _elementwise(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    return [
+        ops.add(make.normal(5, 1024), make.normal(5, 1024)),
+        ops.scale(make.normal(5, 1024), 3.0, 30.0),
+        ops.activate(make.normal(5, 1024), "gelu_tanh"),
+        ops.activate_and_mul(make.normal(5, 1024), "silu"),
+        ops.join([make.normal(5, 64), make.normal(5, 128)]),
+        ops.take_rows(make.normal(50, 1024), make.ids(7, 50), 2.0),
+    ]
+
+
+def _turns(ops: Backend[Any, Any, Any], make: Inputs, num_tokens: int) -> tuple[Tensor, Tensor]:
+    frequencies = make.place(10000.0 ** (-np.arange(0, 1, 2 / _HEAD_DIM)), torch.float32)
+    return ops.rotation(make.ids(num_tokens, 1000), frequencies, 1.0, make.dtype)
+
+
+def _rotary(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    cos, sin = _turns(ops, make, 5)
+    return [cos, sin, ops.rotary(make.normal(5, _HEADS, _HEAD_DIM), cos, sin)]
+
+
+def _pages(ops: Backend[Any, Any, Any], make: Inputs, num_pages: int) -> Tensor:
+    shape = ops.kv_cache_shape(num_pages, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, make.dtype)
+    return torch.zeros(shape, dtype=make.dtype, device=make.device)
+
+
+def _rotate_and_store(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    cos, sin = _turns(ops, make, 5)
+    heads = make.normal(5, _HEADS + 2 * _KV_HEADS, _HEAD_DIM)
+    norm = make.normal(_HEADS + _KV_HEADS, _HEAD_DIM), 1e-6
+    cache, slots = _pages(ops, make, 4), make.place([3, 17, 40, 16, 63], torch.int64)
+    return [ops.rotate_and_store(heads, cos, sin, cache, slots, norm=norm), *ops.read_kv(cache, slots)]
+
+
+def _write_kv(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    cache, slots = _pages(ops, make, 4), make.place([3, 17, 40, 16, 63], torch.int64)
+    ops.write_kv(make.normal(5, _KV_HEADS, _HEAD_DIM), make.normal(5, _KV_HEADS, _HEAD_DIM), cache, slots)
+    return list(ops.read_kv(cache, slots))
+
+
+def _attention(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    """Each row has new tokens, and as many in all."""
+    query_lens, seq_lens = (np.array(each, dtype=np.int64) for each in zip(*rows, strict=True))
+    counts = -(-seq_lens // _BLOCK_SIZE)
+    tables = np.zeros((len(rows), counts.max()), dtype=np.int64)
+    for row, count in enumerate(counts):
+        tables[row, :count] = 1 + counts[:row].sum() + np.arange(count)[::-1]
+    positions = [np.arange(length) for length in seq_lens]
+    places = [tables[row][each // _BLOCK_SIZE] * _BLOCK_SIZE + each % _BLOCK_SIZE for row, each in enumerate(positions)]
+    cache = _pages(ops, make, 1 + int(counts.sum()))
+    slots = make.place(np.concatenate(places), torch.int64)
+    ops.write_kv(*(make.normal(len(slots), _KV_HEADS, _HEAD_DIM) for _ in range(2)), cache, slots)
+    ends = [each[-count:] for each, count in zip(places, query_lens, strict=True)]
+    new = make.place(np.concatenate(ends), torch.int64)
+    batch = ops.attention_batch(query_lens, seq_lens, tables, new, block_size=_BLOCK_SIZE)
+    q = make.normal(len(new), _HEADS, _HEAD_DIM)
+    forms = AttentionForm(_HEAD_DIM**-0.5), AttentionForm(_HEAD_DIM**-0.5, window=20, softcap=30.0)
+    return [ops.attention(q, cache, batch, form) for form in forms]
+
+
+def _route(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    weight, x = make.normal(32, 256), make.normal(5, 256)
+    routings = Routing(4), Routing(4, "sigmoid", renormalize=True, num_groups=4, top_groups=2, group_best=2)
+    return [each for routing in routings for each in ops.route(x, Router(routing, weight))]
+
+
+def _experts(num_tokens: int, ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    weights = [ExpertWeights(make.normal(256, 256, scale=0.06), make.normal(256, 128, scale=0.09)) for _ in range(8)]
+    packed = ops.pack_experts(iter(weights), len(weights))
+    ids = make.ids(2 * num_tokens, 4).reshape(num_tokens, 2) + make.place([0, 4], torch.int64)
+    shares = make.place([[0.75, 0.25]] * num_tokens, torch.float32)
+    return [ops.experts(make.normal(num_tokens, 256), packed, ids, shares)]
+
+
+def _sampling(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    logits = make.normal(3, 5000).float()
+    starts, positions = np.array([1, 2, 3], dtype=np.uint64), np.array([4, 5, 6], dtype=np.int64)
+    masked = logits.clone()
+    bitmask = np.full((1, -(-5000 // 32)), 0x55555555, dtype=np.int32)
+    ops.sampling.apply_bitmask(masked, np.array([1]), bitmask)
+    return [*ops.sampling.likeliest(logits), *ops.sampling.draw(logits, starts, positions), masked]
+
+
+def _cases() -> Iterator[Case]:
+    yield Case("rms_norm", ("rms_norm",), _rms_norm)
+    yield Case("add_rms_norm", ("add_rms_norm",), _add_rms_norm)
+    yield Case("layer_norm", ("layer_norm",), _layer_norm)
+    for num_tokens in (1, 20, 128):
+        yield Case(f"linear of {num_tokens}", ("linear", "gated_linear"), partial(_linear, num_tokens))
+    yield Case("gated_linear", ("gated_linear",), partial(_gated_linear, "silu"))
+    elementwise = ("add", "scale", "activate", "activate_and_mul", "join", "take_rows")
+    yield Case("elementwise", elementwise, _elementwise)
+    yield Case("rotary", ("rotation", "rotary"), _rotary)
+    yield Case("write_kv", ("write_kv",), _write_kv)
+    yield Case("rotate_and_store", ("rotate_and_store",), _rotate_and_store)
+    attention = ("attention", "partial_attention", "merge_attention")
+    yield Case("decode attention", attention, partial(_attention, [(1, 1), (1, 300), (1, 37)]))
+    yield Case("prompt attention", attention, partial(_attention, [(40, 40), (1, 90), (7, 70)]))
+    yield Case("route", ("route",), _route)
+    for num_tokens in (1, 40):
+        yield Case(f"experts of {num_tokens}", ("experts",), partial(_experts, num_tokens))
+    yield Case("sampling", ("sampling",), _sampling)
+
+
+CASES = tuple(_cases())
