@@ -41,6 +41,7 @@ from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load
 from quire.executor.step.drafts import Drafter
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.model_runner import ModelRunner
+from quire.executor.step.page_tiers import lower_tiers
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.runners import RequestMemory, build_runner
 from quire.executor.step.stage import PipelineStage
@@ -66,6 +67,7 @@ class Worker:
         drafter: proposes drafts; None: no drafts.
         context_group: those with which it divides the positions of sequences, if any.
         lockstep: the ranks of all engines, where these share experts.
+        num_host_pages: pages of the tier "host", beside the KV cache.
         adapter_limits: the adapters that the model's linear layers shall have memory for; None: they take none.
 
     Attributes:
@@ -85,6 +87,7 @@ class Worker:
         context_group: ParallelGroup | None = None,
         lockstep: Lockstep | None = None,
         adapter_limits: AdapterLimits | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         self._config = config
         self._rank = rank
@@ -95,6 +98,7 @@ class Worker:
         self.peers = lockstep
         self.adapters: Adapters | None = None
         self._adapter_limits = adapter_limits
+        self._num_host_pages = num_host_pages
         self._device = device_of(config, rank)
         self._drafter = drafter
         self._transfers = transfers or transfers_from(self._device)
@@ -215,7 +219,7 @@ class Worker:
         self._runner = build_runner(
             config,
             self._model,
-            RequestMemory(table, pages, caches, states),
+            RequestMemory(table, pages, caches, states, lower_tiers(pages, self._num_host_pages)),
             self._ops,
             self._transfers,
             self._spans,
@@ -232,7 +236,7 @@ class Worker:
         """Starts one step; see `ModelRunner.launch`."""
         assert self._runner is not None, "allocate() comes before launch()"
         step = self._runner.launch(plan)
-        if self._balancer is not None:
+        if self._balancer is not None and plan.slots:
             self._balancer.after_step()
         return step
 

@@ -19,10 +19,15 @@ from functools import partial
 from quire.core.kv.block_hashes import BlockHasher
 from quire.core.kv.block_table import BlockTable, CachedPrefix
 from quire.core.kv.groups import KVGroup, make_groups
-from quire.core.kv.page_pool import PagePool
+from quire.core.kv.page_loads import LowerTiers, PageLoad, PageLoads
+from quire.core.kv.page_pool import PageKey, PagePool
 from quire.core.kv.paged_request import PagedRequest, PlannedSnapshot
 from quire.core.kv.snapshots import Snapshots
 from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
+from quire.core.wire.page_moves import PageMove
+
+_Has = Callable[[PageKey], bool]
+"""A test whether the content of a key is there."""
 
 
 class KVCacheManager:
@@ -35,6 +40,7 @@ class KVCacheManager:
         largest_chunk: the most tokens of a request that one step computes.
         enable_prefix_caching: whether full pages stay findable when no request uses them.
         hash_algorithm: what names the content of full pages; see `hash_functions.py`.
+        lower_tiers: save pages that the pool evicts; None: their content is lost.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class KVCacheManager:
         largest_chunk: int,
         enable_prefix_caching: bool = True,
         hash_algorithm: str = "sha256",
+        lower_tiers: LowerTiers | None = None,
     ) -> None:
         self._pool = PagePool(num_pages)
         self._block_size = block_size
@@ -58,11 +65,15 @@ class KVCacheManager:
             self._snapshots = _snapshots(self._pool, kv_groups[-1], block_size=block_size, first_group=len(paged))
         # Groups that see farthest come first: they stop at the first missing block, which saves the others look-ups.
         by_reach = sorted(enumerate(self._groups), key=lambda entry: entry[1].first_needed_block(sys.maxsize))
-        self._searches: list[Callable[[list[bytes], int], int]] = [
-            partial(self._longest_prefix, group, index) for index, group in by_reach
+        self._searches: list[Callable[[list[bytes], int, _Has], int]] = [
+            partial(_longest_prefix, group, index) for index, group in by_reach
         ]
         if self._snapshots is not None:
             self._searches.append(self._snapshots.longest_prefix)
+        self._loads: PageLoads | None = None
+        if lower_tiers is not None:
+            self._loads = PageLoads(self._pool, lower_tiers)
+            self._pool.on_evict = self._on_evict
         self._num_queries = 0
         self._num_hits = 0
 
@@ -114,22 +125,74 @@ class KVCacheManager:
         if not self._caching or request.skips_prefix_cache:
             return CachedPrefix(0, [BlockTable(group) for group in self._groups], [])
         hashes = request.block_hashes
-        num_blocks = (request.num_tokens - 1) // self._block_size
+        num_blocks = self._num_findable(request)
         self._hasher.extend(request, num_blocks)
-        num_agreed = 0  # groups in a row that can continue after `num_blocks` blocks
-        for longest_prefix in itertools.cycle(self._searches):
-            longest = longest_prefix(hashes, num_blocks)
-            num_agreed = num_agreed + 1 if longest == num_blocks else 1
-            num_blocks = longest
-            if num_agreed == len(self._searches):
-                break
+        num_blocks = self._longest(hashes, num_blocks, self._pool.has)
         tables = []
         for index, group in enumerate(self._groups):
             first = group.first_needed_block(num_blocks * self._block_size)
             keys = [(digest, index) for digest in hashes[first:num_blocks]]
             tables.append(BlockTable(group, first, self._pool.pages_of(keys)))
-        snapshot = [] if self._snapshots is None else self._snapshots.pages_after(hashes, num_blocks)
-        return CachedPrefix(num_blocks, tables, snapshot)
+        snapshot = [] if self._snapshots is None else self._snapshots.keys_after(hashes, num_blocks)
+        return CachedPrefix(num_blocks, tables, self._pool.pages_of(snapshot))
+
+    def _num_findable(self, request: PagedRequest) -> int:
+        """The most blocks of a prefix: the last token is always computed."""
+        return (request.num_tokens - 1) // self._block_size
+
+    def _longest(self, hashes: list[bytes], num_blocks: int, has: _Has) -> int:
+        """The longest prefix, up to `num_blocks`, that every group and snapshot can continue from."""
+        num_agreed = 0  # groups in a row that can continue after `num_blocks` blocks
+        for longest_prefix in itertools.cycle(self._searches):
+            longest = longest_prefix(hashes, num_blocks, has)
+            num_agreed = num_agreed + 1 if longest == num_blocks else 1
+            num_blocks = longest
+            if num_agreed == len(self._searches):
+                break
+        return num_blocks
+
+    def load(self, request: PagedRequest, prefix: CachedPrefix, *, num_running: int) -> PageLoad | None:
+        """Starts a load by which `request` will find more than `prefix`, or joins one that is underway.
+
+        Returns None if lower tiers have no more, or if the pool lacks the room. A request that has started a load
+        since it came or was preempted starts no other: should its pages be evicted again, it computes their tokens.
+        """
+        if self._loads is None or request.has_loaded or not self._caching or request.skips_prefix_cache:
+            return None
+        hashes = request.block_hashes
+        num_blocks = self._longest(hashes, self._num_findable(request), self._loads.has)
+        if num_blocks <= prefix.num_blocks:
+            return None
+        keys = [] if self._snapshots is None else self._snapshots.keys_after(hashes, num_blocks)
+        for index, group in enumerate(self._groups):
+            first = group.first_needed_block(num_blocks * self._block_size)
+            keys += [(digest, index) for digest in hashes[first:num_blocks]]
+        load = self._loads.underway(keys)
+        if load is None:
+            load = self._loads.start(keys, num_running * len(self._groups))
+            request.has_loaded = load is not None
+        return load
+
+    @property
+    def is_loading(self) -> bool:
+        """True while a load is in flight."""
+        return bool(self._loads)
+
+    def finish_move(self, move_id: int) -> PageLoad | None:
+        """Takes in that a move is done. Returns the load that ends with it, if one does."""
+        assert self._loads is not None, "there are no moves with ids without lower tiers"
+        return self._loads.finish(move_id)
+
+    def take_moves(self) -> list[PageMove]:
+        """Returns the moves of saves and loads since the last call, for the plan that is being built."""
+        if self._loads is None:
+            return []
+        moves, self._loads.moves = self._loads.moves, []
+        return moves
+
+    def _on_evict(self, page: int, key: PageKey) -> None:
+        if self._loads is not None and not Snapshots.is_planned(key):
+            self._loads.save(page, key)
 
     @property
     def has_snapshots(self) -> bool:
@@ -241,9 +304,15 @@ class KVCacheManager:
 
     def disown(self, request: PagedRequest) -> None:
         """Makes every block that `request` announced unfindable, because its keys and values cannot be trusted."""
-        self._pool.disown((digest, group) for digest in request.block_hashes for group in range(len(self._groups)))
+        hashes = request.block_hashes
+        keys = [(digest, group) for digest in hashes for group in range(len(self._groups))]
+        self._pool.disown(keys)
         if self._snapshots is not None:
-            self._snapshots.disown(request.block_hashes)
+            self._snapshots.disown(hashes)
+        if self._loads is not None:
+            if self._snapshots is not None:
+                keys += [key for end in range(1, len(hashes) + 1) for key in self._snapshots.keys_after(hashes, end)]
+            self._loads.forget(keys)
 
     @property
     def prefix_cache_counts(self) -> tuple[int, int]:
@@ -252,13 +321,16 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached page that no request uses; True when no page is findable any more."""
+        if self._loads is not None:
+            self._loads.clear()
         return self._pool.drop_cached()
 
     def check_invariants(self, requests: Iterable[PagedRequest]) -> None:
         """Asserts that pages and the block tables of `requests`, all that exist, account for each other exactly."""
         held = list(requests)
+        loading = [] if self._loads is None else self._loads.held_pages
         self._pool.check_invariants(
-            [page for request in held for table in request.block_tables for page in table.pages]
+            [page for request in held for table in request.block_tables for page in table.pages] + loading
         )
         for request in held:
             name, num_computed = request.request_id, request.num_computed_tokens
@@ -277,14 +349,10 @@ class KVCacheManager:
                 border = self.next_border(request.num_planned_tokens)
                 assert request.pages_settled_until < border, f"{name} would overlook that a snapshot is due"
 
-    def _longest_prefix(self, group: KVGroup, index: int, hashes: list[bytes], num_blocks: int) -> int:
-        """The longest prefix of the sequence with `hashes` that the `index`-th group can continue from."""
-        return group.longest_prefix(self._is_cached(hashes, index), num_blocks)
 
-    def _is_cached(self, hashes: list[bytes], index: int) -> Callable[[int], bool]:
-        """A test whether the pool has the page of the `index`-th group for a block of the sequence with `hashes`."""
-        find = self._pool.find
-        return lambda block: find((hashes[block], index)) is not None
+def _longest_prefix(group: KVGroup, index: int, hashes: list[bytes], num_blocks: int, has: _Has) -> int:
+    """The longest prefix of the sequence with `hashes` after which the `index`-th group can continue."""
+    return group.longest_prefix(lambda block: has((hashes[block], index)), num_blocks)
 
 
 def _snapshots(pool: PagePool, group: KVGroupSpec, *, block_size: int, first_group: int) -> Snapshots:

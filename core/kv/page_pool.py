@@ -4,7 +4,7 @@ The pool owns page ids and the names of their contents. It knows nothing of requ
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 PageKey = tuple[bytes, int]
 """Identifies a full page's content: the chained hash of its tokens, and the KV group whose layers wrote it."""
@@ -16,6 +16,9 @@ class PagePool:
     - free: no block table refers to it, and it has no key;
     - in use: `num_refs[page]` block tables refer to it; if it has a key as well, it can be shared;
     - cached: no block table refers to it, but it has a key and can be found. The oldest is evicted first.
+
+    Attributes:
+        on_evict: called with each cached page that `allocate` is about to hand out, and with its key.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -25,6 +28,7 @@ class PagePool:
         self._pages: dict[PageKey, int] = {}  # the inverse of _keys
         self._free = list(range(num_pages - 1, -1, -1))  # a stack; low ids leave first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self.on_evict: Callable[[int, PageKey], None] | None = None
 
     @property
     def num_available(self) -> int:
@@ -48,12 +52,19 @@ class PagePool:
         del free[len(free) - len(pages) :]
         while len(pages) < num_pages:
             page, _ = self._cached.popitem(last=False)
+            key = self._keys[page]
+            if self.on_evict is not None and key is not None:
+                self.on_evict(page, key)
             self._forget(page)
             pages.append(page)
         num_refs = self._num_refs
         for page in pages:
             num_refs[page] = 1
         return pages
+
+    def has(self, key: PageKey) -> bool:
+        """Returns True if a page in use or cached holds `key`'s content."""
+        return key in self._pages
 
     def find(self, key: PageKey) -> int | None:
         """The page that holds `key`'s content, in use or cached. Adds no reference: see `share`."""

@@ -48,6 +48,7 @@ class PagedRequest(Protocol):
     num_cached_blocks: int
     pages_settled_until: int
     planned_snapshots: list[PlannedSnapshot]
+    has_loaded: bool
 
     @property
     def request_id(self) -> str: ...

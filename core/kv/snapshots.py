@@ -8,11 +8,13 @@ Unlike a page of keys and values, a snapshot exists only after its step. So it i
 then, and until its tokens are known, it has a name that no look-up uses.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from quire.core.kv.page_pool import PageKey, PagePool
 from quire.core.kv.paged_request import PagedRequest, PlannedSnapshot
+
+_PLANNED = b"planned "
 
 
 class Snapshots:
@@ -37,16 +39,21 @@ class Snapshots:
         size = self._interval * self._block_size
         return num_tokens // size * size + size
 
-    def longest_prefix(self, hashes: list[bytes], num_blocks: int) -> int:
-        """The most leading blocks, up to `num_blocks`, after which there is a whole snapshot."""
+    def longest_prefix(self, hashes: list[bytes], num_blocks: int, has: Callable[[PageKey], bool]) -> int:
+        """The most leading blocks, up to `num_blocks`, after which there is a whole snapshot: `has` all its pages."""
         num_blocks -= num_blocks % self._interval
-        while num_blocks and not self._is_whole(hashes[num_blocks - 1]):
+        while num_blocks and not all(has(key) for key in self._keys(hashes[num_blocks - 1])):
             num_blocks -= self._interval
         return num_blocks
 
-    def pages_after(self, hashes: list[bytes], num_blocks: int) -> list[int]:
-        """The pages of the snapshot after `num_blocks` blocks, which `longest_prefix` has found; none for 0 blocks."""
-        return self._pool.pages_of(self._keys(hashes[num_blocks - 1])) if num_blocks else []
+    def keys_after(self, hashes: list[bytes], num_blocks: int) -> list[PageKey]:
+        """The keys of the snapshot after `num_blocks` blocks, which `longest_prefix` has found; none for 0 blocks."""
+        return list(self._keys(hashes[num_blocks - 1])) if num_blocks else []
+
+    @staticmethod
+    def is_planned(key: PageKey) -> bool:
+        """Returns True for a page of a snapshot that is not findable yet."""
+        return key[0].startswith(_PLANNED)
 
     def take_snapshot(self, request: PagedRequest, num_tokens: int) -> PlannedSnapshot | None:
         """Plans a snapshot of `request` after `num_tokens` tokens. The plan being made computes the last of them.
@@ -58,7 +65,7 @@ class Snapshots:
             return None
         if num_blocks <= len(request.block_hashes) and self._is_whole(request.block_hashes[num_blocks - 1]):
             return None
-        name = b"planned %d" % next(self._serial)  # no hash of a block has this form
+        name = _PLANNED + b"%d" % next(self._serial)  # no hash of a block has this form
         pages = self._pool.allocate(len(self._groups))
         for page, key in zip(pages, self._keys(name), strict=True):
             self._pool.name(page, key)

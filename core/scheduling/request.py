@@ -14,6 +14,7 @@ PriorityKey = tuple[int, ...]
 
 class RequestStatus(Enum):
     WAITING = "waiting"  # has neither slot nor pages: new, or preempted
+    LOADING = "loading"  # waits for pages that moves bring, and has none itself
     RUNNING = "running"
     FINISHED = "finished"  # ended, failed or aborted; results still in flight for it are dropped
 
@@ -54,6 +55,7 @@ class Request:
         "block_hashes",
         "block_tables",
         "grammar",
+        "has_loaded",
         "max_num_output_tokens",
         "max_num_tokens",
         "num_cached_blocks",
@@ -123,6 +125,7 @@ class Request:
         self.block_hashes: list[bytes] = []  # chained hashes of the full blocks of known tokens, as far as needed yet
         self.num_cached_blocks = 0  # leading blocks whose content has been named in the pool
         self.planned_snapshots: list[PlannedSnapshot] = []  # of its recurrent state, not findable yet
+        self.has_loaded = False  # a load from lower tiers was started for it, since it came or was preempted
 
     @property
     def num_known_tokens(self) -> int:

@@ -19,6 +19,9 @@ Plans are made ahead. That is correct because workers execute plans strictly in 
   next owner writes to them in a later plan, thus after the last old reader and writer.
 - A slot goes back to the stack at once too. Only a plan hands it out again, and that plan carries the release.
 
+If lower tiers of memory have pages that a waiting request can continue from, the plan has moves that load them, and the
+request waits until a result reports these. Others may overtake it meanwhile.
+
 With several pipeline stages, the last one samples, and the first needs the tokens. So a request is not planned while
 one of its tokens is being sampled, because the plan for a token contains its value. The running requests are divided
 over one plan per stage, so that every stage has work. Chunks of prompts are planned ahead as always.
@@ -32,9 +35,11 @@ from operator import attrgetter
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.kv.block_table import CachedPrefix
 from quire.core.kv.kv_cache import KVCacheManager
+from quire.core.kv.page_loads import LowerTiers
 from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.scheduling.admission import Admission
 from quire.core.scheduling.in_flight import StepInFlight, StepsInFlight
+from quire.core.scheduling.loading import LoadingRequests
 from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
 from quire.core.scheduling.request import Prompt, Request, RequestStatus
 from quire.core.scheduling.stop_conditions import StopConditions
@@ -66,6 +71,7 @@ class Scheduler:
         eos_token_ids: tokens that end a sequence unless it ignores them.
         num_stages: pipeline stages that divide the layers.
         clock: seconds, monotonic.
+        lower_tiers: save pages that the pool evicts; None: there are none.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Scheduler:
         eos_token_ids: Collection[int],
         num_stages: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        lower_tiers: LowerTiers | None = None,
     ) -> None:
         self._limits = limits
         self._stop_conditions = StopConditions(eos_token_ids)
@@ -93,10 +100,13 @@ class Scheduler:
             largest_chunk=limits.largest_chunk,
             enable_prefix_caching=limits.enable_prefix_caching,
             hash_algorithm=limits.prefix_caching_hash_algo,
+            lower_tiers=lower_tiers,
         )
         self._requests: dict[str, Request] = {}  # all unfinished
         self._running: list[Request] = []  # in priority order: the last is preempted first
         self._waiting = RequestQueue()
+        self._loading = LoadingRequests()
+        self._has_lower_tiers = lower_tiers is not None
         self._short_of_pages = False  # at the last plan, a request waited although slots were free
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the workers clear with the next plan
@@ -163,8 +173,12 @@ class Scheduler:
         # If the last plan left a request waiting for pages, free slots admit no request.
         num_free_slots = 0 if self._short_of_pages else len(self._free_slots)
         return self._admission.overload(
-            num_waiting=len(self._waiting), num_free_slots=num_free_slots, running=self._running, now=now
+            num_waiting=self._num_waiting, num_free_slots=num_free_slots, running=self._running, now=now
         )
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + len(self._loading)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """StopConditions requests and frees what they hold at once; unknown and finished ids are skipped."""
@@ -199,7 +213,9 @@ class Scheduler:
         self._num_left_tokens = 0
         budget = self._plan_running(plan, sampling, self._limits.max_num_batched_tokens)
         self._plan_waiting(plan, sampling, budget)
-        if not plan.slots:
+        if self._has_lower_tiers:
+            plan.moves_before += self._kv.take_moves()
+        if not plan.slots and not self._needs_plan_without_rows(plan):
             return None
         plan.released, self._released = self._released, []
         if self._snapshots:
@@ -210,6 +226,10 @@ class Scheduler:
         others, self._others = self._others, {}
         self._in_flight.add(plan, sampling, prefilled, others, self._totals.num_planned_prompt_tokens)
         return plan
+
+    def _needs_plan_without_rows(self, plan: StepPlan) -> bool:
+        """Returns True if `plan` moves pages, or if the next thing to happen is the end of a slow move."""
+        return bool(plan.moves_before) or (self._kv.is_loading and not self._in_flight)
 
     def _plan_running(self, plan: StepPlan, sampling: list[Request], budget: int) -> int:
         """Plans the unplanned tokens of running requests, in priority order; returns the tokens left of `budget`.
@@ -282,6 +302,10 @@ class Scheduler:
             is_chunked = self._limits.long_prefill_token_threshold or self._kv.has_snapshots
             if is_chunked and self._kv.is_underway(request, prefix, self._running):
                 break
+            load = self._kv.load(request, prefix, num_running=len(self._running))
+            if load is not None:
+                self._loading.add(self._waiting.pop(), load)
+                continue
             start = prefix.num_blocks * self._limits.block_size
             border = self._kv.next_border(start) - start
             at_least = request.num_prompt_tokens if self._whole_prompts else 1
@@ -322,6 +346,7 @@ class Scheduler:
     def _admit(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> None:
         request.slot = self._free_slots.pop()
         request.status = RequestStatus.RUNNING
+        request.has_loaded = False
         insort(self._running, request, key=_priority_key)
         if not request.num_preemptions:
             request.scheduled_at = self._clock()
@@ -370,6 +395,10 @@ class Scheduler:
         """Takes in the result of the oldest plan in flight; returns a delta for each of its unfinished requests."""
         step = self._in_flight.complete(result)
         num_before = len(self._requests)
+        for move_id in result.moved:
+            load = self._kv.finish_move(move_id)
+            for request in [] if load is None else self._loading.take(load):
+                self._waiting.push(request)
         failed = self._take_failures(step, result)
         self._totals.add_prefilled(step)
         outputs = self._take_outputs(step, result)
@@ -470,6 +499,9 @@ class Scheduler:
         self._num_watching -= request.watches_repetition
         if request.status is RequestStatus.WAITING:
             self._waiting.forget(request)
+        elif request.status is RequestStatus.LOADING:
+            self._loading.forget(request)
+            request.status = RequestStatus.FINISHED
         else:
             self._leave_slot(request)
             self._kv.free(request)
@@ -491,7 +523,7 @@ class Scheduler:
         totals = self._totals
         return SchedulerStats(
             len(self._running),
-            len(self._waiting),
+            self._num_waiting,
             self._kv.usage,
             totals.started_at,
             *self._kv.prefix_cache_counts,
@@ -501,7 +533,7 @@ class Scheduler:
             totals.num_prefilled_tokens,
             totals.num_generated_tokens,
             totals.expert_balancedness,
-            self._waiting.num_new_tokens + self._num_left_tokens,
+            self._waiting.num_new_tokens + self._loading.num_new_tokens + self._num_left_tokens,
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
@@ -521,13 +553,13 @@ class Scheduler:
         assert sorted(self._free_slots + slots) == list(range(self._limits.max_num_seqs)), "a slot is lost or shared"
         keys = [request.priority_key for request in running]
         assert keys == sorted(keys), "priority order broken"
-        assert len(running) + len(self._waiting) == len(self._requests), "a request neither runs nor waits"
+        assert len(running) + self._num_waiting == len(self._requests), "a request neither runs nor waits"
         waiting = [request for request in self._requests.values() if request.status is RequestStatus.WAITING]
         assert self._waiting.num_new_tokens == sum(request.num_new_tokens for request in waiting), "tokens miscounted"
         for request in self._requests.values():
             self._in_flight.check_invariants(request)
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
-            if request.status is RequestStatus.WAITING:
+            if request.status in (RequestStatus.WAITING, RequestStatus.LOADING):
                 assert not request.block_tables, f"{request.request_id} waits but holds pages"
 
 

@@ -34,7 +34,8 @@ class WakeablePlans(Protocol):
 class LockstepPlans:
     """An engine's own plans, each returned when its step has started everywhere.
 
-    In steps without a plan of this engine, the worker computes its experts for the others.
+    In steps without a plan of this engine, the worker computes its experts for the others. A plan without rows is not a
+    step.
 
     Args:
         run_dummy_step: runs this worker's share of a step of other engines.
@@ -57,7 +58,7 @@ class LockstepPlans:
         """Returns the next message, if there is one. Runs at most one step of other engines."""
         message = self._held or self._own.poll()
         self._held = None
-        if isinstance(message, WorkerCall):
+        if isinstance(message, WorkerCall) or (message is not None and not message.slots):
             return message
         if not self._has_begun:
             if message is None and not self._peers.is_called:

@@ -22,10 +22,13 @@ class PageMoves:
     Args:
         tiers: those that the rank has. Moves of states are for ranks with recurrent layers, and others skip them.
         cache: the tier "device".
+        may_outlast_steps: slow moves with ids end in later steps. False with several ranks: only one of them reports
+            what is done, so each waits for its own moves.
     """
 
-    def __init__(self, cache: CachePages, tiers: Mapping[Tier, PageTier]) -> None:
+    def __init__(self, cache: CachePages, tiers: Mapping[Tier, PageTier], *, may_outlast_steps: bool = True) -> None:
         self._cache = cache
+        self._may_outlast_steps = may_outlast_steps
         self._tiers: dict[Tier, PageTier] = {"device": cache, **tiers}
         self._started: list[_Started] = []
         self._moved: list[int] = []
@@ -59,7 +62,7 @@ class PageMoves:
             if "state" in (move.source, move.target) and "state" not in self._tiers:
                 continue
             content = self._tier(move.source).read(move.source_pages)
-            if move.move_id is not None and not content.is_done:
+            if self._may_outlast_steps and move.move_id is not None and not content.is_done:
                 self._started.append(_Started(move, content))
             else:
                 self._write(move, content)

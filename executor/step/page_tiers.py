@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.core.wire.page_moves import Tier
 from quire.executor.transfers import HostValues, Transfer, to_device
 
 
@@ -112,6 +113,13 @@ class SlotStates:
 
     def mark(self, pages: list[int], holds_states: np.ndarray | bool) -> None:
         """Does nothing: a slot always holds states."""
+
+
+def lower_tiers(cache: Sequence[Tensor], num_host_pages: int) -> dict[Tier, PageTier]:
+    """Allocates the tiers below the device, if they have pages. `cache` are the tensors of the KV cache."""
+    if not num_host_pages:
+        return {}
+    return {"host": CachePages([torch.zeros(num_host_pages, each.shape[1], dtype=torch.uint8) for each in cache])}
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from quire.core.config.resolved import SchedulerLimits
+from quire.core.kv.page_loads import LowerTiers
 from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
@@ -132,6 +133,8 @@ class FakeWorker:
         self.recurrent = next((group for group in kv_groups if group.is_recurrent), None)
         self.states: dict[int, int] = {}  # by slot; never cleared
         self.num_restored = self.num_snapshots = 0
+        self.host: dict[int, list[tuple[int, ...]]] = {}  # by page of a lower tier
+        self.moved: list[int] = []  # moves that no result has reported
         self.drafter = drafter
         self.block_size = limits.block_size
         self.pages: list[list[tuple[int, ...]]] = [[FREE] * limits.block_size for _ in range(num_pages)]
@@ -144,8 +147,9 @@ class FakeWorker:
         assert plan.step_id == self.num_steps, "plans must come in order"
         self.num_steps += 1
         self.apply(plan)
-        self.write(plan)
-        self.read(plan)
+        if plan.slots:
+            self.write(plan)
+            self.read(plan)
         if self.recurrent is not None:
             self.advance(plan)
         targets = [page for move in plan.moves_after for page in move.target_pages]
@@ -184,8 +188,16 @@ class FakeWorker:
                 self.restore(move.source_pages, *move.target_pages)
             case "state", "device":
                 self.take_snapshot(*move.source_pages, move.target_pages)
+            case "device", "host":
+                for page, place in zip(move.source_pages, move.target_pages, strict=True):
+                    self.host[place] = list(self.pages[page])
+            case "host", "device":
+                for place, page in zip(move.source_pages, move.target_pages, strict=True):
+                    self.pages[page] = list(self.host[place])
             case _:
-                raise AssertionError("these plans have no other tiers")
+                raise AssertionError("these plans have no such moves")
+        if move.move_id is not None:
+            self.moved.append(move.move_id)
 
     def restore(self, pages: list[int], slot: int) -> None:
         """Puts the state that is in pages into the slot; all pages must hold parts of the same one."""
@@ -285,7 +297,8 @@ class FakeWorker:
                 row.identify()
             token_ids.append(tokens)
             num_drafts.append(len(row.drafts))
-        return StepResult(plan.step_id, token_ids, [], num_drafts if any(num_drafts) else [], outputs)
+        moved, self.moved = self.moved, []
+        return StepResult(plan.step_id, token_ids, [], num_drafts if any(num_drafts) else [], outputs, moved=moved)
 
 
 def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
@@ -354,6 +367,7 @@ class Harness:
         eos_token_ids: tuple[int, ...] = (EOS,),
         drafter: FakeDrafter | None = None,
         num_stages: int = 1,
+        lower_tiers: LowerTiers | None = None,
         **limits: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
@@ -368,6 +382,7 @@ class Harness:
             kv_groups=kv_groups,
             num_stages=num_stages,
             clock=self.clock,
+            lower_tiers=lower_tiers,
         )
         self.worker = FakeWorker(self.limits, num_pages, max_model_len, kv_groups, drafter)
         self.depth = depth

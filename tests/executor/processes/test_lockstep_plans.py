@@ -91,3 +91,15 @@ def test_a_plan_that_only_the_first_rank_has_seen_is_waited_for() -> None:
     assert (peers.begun, accompanied) == ([0], [])
     assert plans.wait() == plan(2)
     assert peers.begun == [0, 7]
+
+
+def test_a_plan_without_rows_is_no_step_of_the_others() -> None:
+    """It moves pages. If a step has begun, that is the step of the next plan with rows."""
+    peers, moves = Peers(), StepPlan(1, [], [], [], [], [], [], [])
+    plans, accompanied = plans_of(Ring(moves, plan(2)), peers)
+    assert [plans.wait(), plans.wait()] == [moves, plan(2)]
+    assert (peers.begun, accompanied) == ([7], [])
+    peers = Peers(lambda _: True, called=True)
+    plans, accompanied = plans_of(Ring(later=(moves, plan(2))), peers)
+    assert [plans.poll(), plans.wait(), plans.wait()] == [None, moves, plan(2)]
+    assert (peers.begun, accompanied) == ([0], [])
