@@ -1,6 +1,8 @@
 """Linear layers with quantized weights, by kernels that read their codes."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from quire.ops.backend import Activation
 from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
 from quire.ops.quantized import QuantizedWeight
+from quire.ops.triton.arch import arch_of
 from quire.ops.triton.codes import dequantize_codes, multiply_few_codes
 from quire.ops.triton.linear import (
     BLOCK_IN,
@@ -22,11 +25,23 @@ from quire.ops.triton.linear import (
     aligned,
     choose_split,
 )
+from quire.ops.triton.specialization import POINTER_TYPES
+from quire.ops.triton.variants import Variant
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _GROUPS = (16, 32, 64)
 _PART = 1 << 26
 """The numbers of a weight that are dequantized at once, for products of many tokens."""
+_FORMS = (
+    *((kind, BLOCK_IN, "*fp32", False) for kind in ("int8", "float8_e4m3fn", "line", "float4_e2m1")),
+    *(("line", group, "*fp16", has_offsets) for group in (64, 32) for has_offsets in (False, True)),
+    ("line", BLOCK_IN, "*fp32", True),
+    ("int8", 32, "*fp16", False),
+    ("float4_e2m1", 32, "*fp32", False),
+    ("float4_e2m1", 16, "*fp32", False),
+    ("table", 64, "*fp32", False),
+)
+"""The kind, group, type of scales, and offsets, of common formats."""
 _PROGRAMS = 256
 _STAGES = ((16, 6), (32, 5), (64, 4), (128, 3))
 _DEQUANTIZED_ROWS = 32
@@ -87,6 +102,29 @@ def choose_code_tiles(num_tokens: int, shared_bytes: int) -> Tiles:
     return Tiles(block_tokens, 64, 4, min(num_stages, shared_bytes // stage_bytes))
 
 
+def variants() -> Iterator[Variant]:
+    """The forms for the layers that checkpoints have; the first layer of another form waits for its compilation."""
+    scalars = ("out_features", "in_features", "num_groups", "group_size", "flip")
+    places = ("num_tokens", "x_stride", "out_stride", "split", "num_biases")
+    for dtype, (kind, group, scales, has_offsets) in product(_MULTIPLIED, _FORMS):
+        types = dict.fromkeys(scalars, "i32") | {"codes_ptr": "*u8", "base": "fp32"}
+        missing = {"KIND": kind, "GROUP": group, "BLOCK_IN": BLOCK_IN}
+        for name, kept in (("scales_ptr", scales), ("table_ptr", "*fp32" if kind == "table" else None)):
+            (missing if kept is None else types)[name] = kept
+        (types if has_offsets else missing)["offsets_ptr"] = scales if has_offsets else None
+        number = POINTER_TYPES[dtype]
+        rows = {"BLOCK_ROWS": _DEQUANTIZED_ROWS}
+        yield Variant(dequantize_codes, types | {"out_ptr": number}, missing | rows, 4, 1, "reads and writes once")
+        types |= dict.fromkeys(places, "i32") | dict.fromkeys(("x_ptr", "bias_ptr", "out_ptr"), number)
+        for activation, (num_tokens, _) in product((None, *FUSED), _STAGES):
+            tiles = choose_code_tiles(num_tokens, arch_of("sm_90").max_shared_bytes)
+            constants = missing | {"ACTIVATION": activation, **tiles.constants()}
+            shape = (tiles.num_warps, tiles.num_stages, "64 rows for wgmma, whose codes are widened in registers")
+            parts = {"partials_ptr": "*fp32", "counters_ptr": "*i32"}
+            yield Variant(multiply_few_codes, types | parts, constants, *shape)
+            yield Variant(multiply_few_codes, types, constants | dict.fromkeys(parts), *shape)
+
+
 class TritonQuantized(DequantizedLinear[PlainWeight]):
     """Products with quantized weights: of few tokens by codes, of many by the numbers that a kernel makes of them.
 
@@ -101,7 +139,11 @@ class TritonQuantized(DequantizedLinear[PlainWeight]):
 
     def pack(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLayer:
         codes = codes_of(weight)
-        return QuantizedLayer(weight, bias) if codes is None else CodedLayer(weight, bias, codes)
+        if codes is None:
+            return QuantizedLayer(weight, bias)
+        scales, offsets = _packed_scales(weight.scales, codes), weight.offsets
+        offsets = None if offsets is None else _packed_scales(offsets, codes)
+        return CodedLayer(weight._replace(scales=scales, offsets=offsets), bias, codes)
 
     def multiply(self, x: Tensor, layer: QuantizedLayer) -> Tensor:
         if not isinstance(layer, CodedLayer) or x.dtype not in _MULTIPLIED or len(x) == 0:
@@ -124,7 +166,7 @@ class TritonQuantized(DequantizedLinear[PlainWeight]):
         places = self._plain.places(x, tiles.BLOCK_ROWS, out_features, split, activation)
         multiply_few_codes(
             places.grid,
-            x, *_tensors(weight, layer.codes), weight.scales if bias is None else bias,
+            x, *_tensors(weight, layer.codes), x if bias is None else bias,
             places.out, places.partials, places.counters,
             len(x), out_features, in_features, weight.scales.shape[1], weight.group_size,
             x.stride(0), places.out.stride(0), split, 0 if bias is None else out_features,
@@ -132,6 +174,11 @@ class TritonQuantized(DequantizedLinear[PlainWeight]):
             ACTIVATION=activation, KIND=layer.codes.kind, GROUP=layer.codes.group, BLOCK_IN=BLOCK_IN, **tiles._asdict(),
         )  # fmt: skip
         return places.result()
+
+
+def _packed_scales(scales: Tensor, codes: Codes) -> Tensor:
+    """Scales as the kernels read them: dense, and in float32 where they are few, so that there are few variants."""
+    return (scales.float() if codes.group == BLOCK_IN else scales).contiguous()
 
 
 def _ordered(x: Tensor, weight: QuantizedWeight) -> Tensor:
@@ -146,7 +193,7 @@ def _tensors(weight: QuantizedWeight, codes: Codes) -> tuple[Tensor, Tensor | No
 
 def _many(x: Tensor, layer: CodedLayer) -> Tensor:
     out_features, in_features = layer.weight.shape
-    size = max(1, _PART // in_features)
+    size = max(1, _PART // in_features // 16) * 16  # so that parts are aligned
     parts = []
     for first in range(0, out_features, size):
         rows = slice(first, first + size)

@@ -1,12 +1,19 @@
 """Linear layers of few tokens: right on odd shapes, and a row's bits the same in any company."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from quire.ops.backend import Activation
 from quire.ops.triton.backend import TritonBackend
+from quire.ops.triton.kernel_function import KernelFunction
+from quire.ops.triton.launch import Kernel
+from quire.ops.triton.launcher import _read_arguments, specialize
 from quire.ops.triton.linear import FUSED, MAX_TOKENS, choose_split, choose_tiles, is_few
+from quire.ops.triton.specialization import Specialization
+from quire.ops.triton.variants import is_listed
 from tests.ops.triton.conftest import DEVICE
 
 SHAPES = [(70, 136), (64, 8), (3, 1032), (66, 552)]
@@ -100,3 +107,23 @@ def test_other_products_are_those_of_torch(
     assert torch.equal(ops.linear(x, ops.pack_linear(weight)), torch.nn.functional.linear(x, weight))
     gated = ops.gated_linear(x, ops.pack_gated_linear(weight))
     assert torch.equal(gated, ops.activate_and_mul(torch.nn.functional.linear(x, weight)))
+
+
+def test_products_ask_for_listed_variants_alone(ops: TritonBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[KernelFunction, Specialization]] = []
+
+    def note(self: Kernel, grid: object, *arguments: Any, num_warps: int, num_stages: int, **constants: Any) -> None:
+        types, _ = _read_arguments(arguments)
+        asked.append((self, specialize(self, types, constants, num_warps, num_stages)))
+
+    monkeypatch.setattr(Kernel, "__call__", note)
+    for dtype in (torch.bfloat16, torch.float16):
+        for weight in (numbers(6, 8, dtype=dtype), numbers(6, 1032, dtype=dtype), numbers(20000, 8, dtype=dtype)):
+            for num_tokens in (1, 2, 16, 31, 33, 127):
+                x = numbers(num_tokens, weight.shape[1], dtype=dtype)
+                for bias in (None, numbers(len(weight), dtype=dtype)):
+                    ops.linear(x, ops.pack_linear(weight, bias))
+                    for activation in FUSED:
+                        ops.gated_linear(x, ops.pack_gated_linear(weight, bias), activation)
+    assert len(asked) == 2 * 3 * 6 * 2 * 3
+    assert [each for each in asked if not is_listed(*each)] == []

@@ -76,6 +76,16 @@ def test_a_row_has_the_same_bits_in_any_company(ops: TritonBackend, kind: str) -
         assert torch.equal(ops.linear(x[first:end], layer), together[first:end]), (first, end)
 
 
+@pytest.mark.parametrize("group", [32, 128])
+def test_scales_may_lie_apart_and_have_two_bytes(ops: TritonBackend, group: int) -> None:
+    weight, x = weight_of("line", 6, 256, group), numbers(3, 256)
+    scales = weight.scales.half()
+    apart = scales.repeat_interleave(2, 1)[:, ::2]
+    assert not apart.is_contiguous()
+    expected = ops.linear(x, ops.pack_linear(dequantize(weight._replace(scales=scales), x.dtype)))
+    assert torch.equal(ops.linear(x, ops.pack_linear(weight._replace(scales=apart))), expected)
+
+
 @pytest.mark.parametrize("kind", ["int8", "float4_e2m1"])
 def test_gated_layers(ops: TritonBackend, kind: str) -> None:
     weight, bias = weight_of(kind, 70, 1152, 32), numbers(70)
