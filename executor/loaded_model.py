@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from typing import Literal
 
 import torch
 
@@ -28,11 +29,16 @@ from quire.ops.backend import Backend
 logger = get_logger(__name__)
 
 
+ModelRole = Literal["target", "draft"]
+"""The purpose of one of a worker's models: its tokens are the output, or it proposes tokens to the target."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
     """A rank's model, and the parts of its context that steps need.
 
     Attributes:
+        config: for this model, which is not the target's for others.
         weights_bytes: counted before any weight was read.
         stages: the models of all pipeline stages; `model` is one of them, and others are dry builds.
         experts: the division of whole experts over ranks; None: each rank has a part of each.
@@ -40,12 +46,48 @@ class LoadedModel:
         adapters: the place of the layers' adapters; None: they take none.
     """
 
+    config: EngineConfig
     model: Model
     weights_bytes: int
     stages: list[Model]
     experts: ExpertParallel | None
     sequences: ContextParallel | None
     adapters: Adapters | None
+
+
+def load_models(
+    config: EngineConfig,
+    rank: Rank,
+    ops: Backend,
+    device: torch.device,
+    free: DeviceMemory,
+    group: ParallelGroup,
+    *,
+    context_group: ParallelGroup | None = None,
+    lockstep: Lockstep | None = None,
+    adapters: AdapterLimits | None = None,
+) -> dict[ModelRole, LoadedModel]:
+    """Loads all models that `config` names, the target first; arguments and errors are those of `load_model`.
+
+    Only the target's layers have memory for `adapters`.
+    """
+    configs: dict[ModelRole, EngineConfig | None] = {"target": config, "draft": config.of_draft_model()}
+    models: dict[ModelRole, LoadedModel] = {}
+    for role, each in configs.items():
+        if each is not None:
+            models[role] = load_model(
+                each,
+                rank,
+                ops,
+                device,
+                free,
+                group,
+                context_group=context_group,
+                lockstep=lockstep,
+                adapters=adapters if role == "target" else None,
+            )
+            free = dataclasses.replace(free, free_bytes=free.free_bytes - models[role].weights_bytes)
+    return models
 
 
 def load_model(
@@ -83,7 +125,7 @@ def load_model(
         with contextlib.closing(packed), torch.inference_mode():
             context = ModelContext.of(config, ops, group, device, packed, packed, context_group=context_group)
             stages = packed_stages(config, rank, context)
-            return _loaded(stages[rank.pipeline], packed.num_bytes, stages, context)
+            return _loaded(config, stages[rank.pipeline], packed.num_bytes, stages, context)
     weights = open_weights(
         spec,
         config.load,
@@ -109,10 +151,14 @@ def load_model(
             logger.info("layers for multi-token prediction are not loaded: %d", num_mtp)
         model = build_model(spec, dataclasses.replace(context, layers=config.layers_of(rank.pipeline)))
         stages[rank.pipeline] = model
-        return _loaded(model, weights_bytes, stages, context)
+        return _loaded(config, model, weights_bytes, stages, context)
 
 
-def _loaded(model: Model, weights_bytes: int, stages: list[Model], context: ModelContext) -> LoadedModel:
+def _loaded(
+    config: EngineConfig, model: Model, weights_bytes: int, stages: list[Model], context: ModelContext
+) -> LoadedModel:
     if context.experts is not None and context.experts.group.size == 1:
         logger.warning("--enable-expert-parallel has no effect on one worker, which has all experts")
-    return LoadedModel(model, weights_bytes, stages, context.experts, context.sequences, context.adapters)
+    return LoadedModel(
+        config, model, weights_bytes, stages, context.experts, context.sequences, context.adapters
+    )  # fmt: skip

@@ -2,12 +2,11 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from quire import ops
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.core.wire import function_call
@@ -28,22 +27,26 @@ from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.attention.layer_kv import LatentKV, LayerKV
 from quire.executor.layers.experts.balancer import ExpertBalancer
 from quire.executor.layers.experts.parallel import ExpertParallel
-from quire.executor.loaded_model import load_model
+from quire.executor.loaded_model import LoadedModel, ModelRole, load_models
 from quire.executor.memory import plan as memory
 from quire.executor.memory.first_touch import touch_behind
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.memory.state_layout import describe_states
-from quire.executor.models.base import Model
+from quire.executor.models.base import LayerCache, Model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.parallel.stage_neighbours import StageNeighbours
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
-from quire.executor.step.drafts import Drafter
+from quire.executor.step.draft_model import DraftModel
+from quire.executor.step.forward import Forward
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.page_tiers import lower_tiers
+from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.runners import RequestMemory, build_runner
+from quire.executor.step.speculation_checks import check_draft, check_layout, check_target
+from quire.executor.step.speculator import Speculator
 from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
 from quire.executor.timed_ops import timed
@@ -64,7 +67,7 @@ class Worker:
         group: those with which it shares each layer's weights; already joined.
         stages: the ranks with the layers before and after this one's; None: this one has all layers.
         transfers: bring values to the host; None: the usual ones for the device.
-        drafter: proposes drafts; None: no drafts.
+        speculator: proposes drafts; None: the configuration's draft model does, if it names one.
         context_group: those with which it divides the positions of sequences, if any.
         lockstep: the ranks of all engines, where these share experts.
         num_host_pages: pages of the tier "host", beside the KV cache.
@@ -81,7 +84,7 @@ class Worker:
         rank: Rank,
         group: ParallelGroup,
         transfers: Transfers | None = None,
-        drafter: Drafter | None = None,
+        speculator: Speculator | None = None,
         *,
         stages: StageNeighbours | None = None,
         context_group: ParallelGroup | None = None,
@@ -100,7 +103,7 @@ class Worker:
         self._adapter_limits = adapter_limits
         self._num_host_pages = num_host_pages
         self._device = device_of(config, rank)
-        self._drafter = drafter
+        self._speculator = speculator
         self._transfers = transfers or transfers_from(self._device)
         self._ops = bind(config.device, serves=True)
         self._spans: Spans = NO_SPANS
@@ -111,7 +114,7 @@ class Worker:
             self._spans = self._profile = TorchProfile(config.torch_profile, rank, self._device)
         if self._spans is not NO_SPANS:
             self._ops = timed(self._ops, self._spans)
-        self._model: Model | None = None
+        self._models: dict[ModelRole, LoadedModel] = {}
         self._sequences: ContextParallel | None = None
         self._experts: ExpertParallel | None = None
         self._balancer: ExpertBalancer | None = None
@@ -131,17 +134,14 @@ class Worker:
             ModelLoadError: the checkpoint is unusable, or does not fit in memory.
         """
         config, spec = self._config, self._config.spec
-        if self._drafter is not None and config.layout.pipeline > 1:
-            raise ModelLoadError(
-                "Drafts lie on the pipeline stage that samples, where the first stage does not find them: serve "
-                "without drafts, or without --pipeline-parallel-size."
-            )
+        if self._speculator is not None or config.draft_model is not None:
+            check_layout(config)
         free = memory.device_memory(self._device, config.layout.num_local * config.num_engines_loading)
         started = time.monotonic()
         if self._is_last:
             processors = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)
             self._processors = load_processors(config.logits_processors, processors)
-        loaded = load_model(
+        self._models = load_models(
             config,
             self._rank,
             self._ops,
@@ -153,6 +153,7 @@ class Worker:
             adapters=self._adapter_limits,
         )
         ops.settle(config.device)
+        loaded, draft = self._models["target"], self._models.get("draft")
         seconds = time.monotonic() - started
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(loaded.weights_bytes), seconds)
         if config.device != "cpu":
@@ -161,17 +162,23 @@ class Worker:
                 "are dequantized at each product, which saves memory and costs time",
                 device_name(self._device),
             )
-        if self._drafter is not None and any(model.state_layers for model in loaded.stages):
-            raise ModelLoadError(
-                f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "
-                "without drafts."
-            )
-        self._model, self._sequences, self._experts = loaded.model, loaded.sequences, loaded.experts
+        if self._speculator is not None or draft is not None:
+            reads = DraftModel.reads if self._speculator is None else self._speculator.reads
+            check_target(spec, loaded.model, reads)
+        if draft is not None:
+            check_draft(spec, draft.config.spec, draft.model)
+        self._sequences, self._experts = loaded.sequences, loaded.experts
         self.adapters = loaded.adapters
         if config.eplb is not None and self._experts is not None and self._experts.layers:
             self._balancer = ExpertBalancer(config.eplb, self._experts, logs=self._rank.is_first)
         held = self._memory = RankMemory.of(
-            config, loaded.stages, self._rank.pipeline, loaded.weights_bytes, self._ops, self._device
+            config,
+            loaded.stages,
+            self._rank.pipeline,
+            sum(each.weights_bytes for each in self._models.values()),
+            self._ops,
+            self._device,
+            None if draft is None else (draft.config, draft.model),
         )
         if self._rank.is_first:
             logger.info("KV cache: %s", "; ".join([str(held.pages), *describe_states(held.groups)]))
@@ -180,7 +187,7 @@ class Worker:
             rank=self._rank,
             num_pages=plan.num_pages,
             max_model_len=plan.max_model_len,
-            weights_bytes=loaded.weights_bytes,
+            weights_bytes=held.needs.weights_bytes,
             kv_cache_bytes=plan.num_pages * held.pages.page_bytes,
             device_name=device_name(self._device),
             kv_groups=held.groups,
@@ -188,8 +195,7 @@ class Worker:
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         """Sets up a KV cache of `num_pages` pages and a table for sequences of up to `max_model_len` tokens."""
-        assert self._model is not None, "load() comes before allocate()"
-        assert self._memory is not None
+        assert self._memory is not None, "load() comes before allocate()"
         config, limits = self._config, self._config.limits
         shard = None if self._sequences is None else self._sequences.shard
         # Tokens of other ranks' parts, and of padding, are written to an extra page after those that the scheduler
@@ -197,7 +203,7 @@ class Worker:
         has_spare = shard is not None or bool(self._ops.recording_rules.row_counts)
         pages, caches = self._memory.allocate_pages(num_pages + 1 if has_spare else num_pages)
         states = self._memory.states.allocate(limits.max_num_seqs)
-        layers = self._model.kv_layers
+        layers = [layer for each in self._models.values() for layer in each.model.kv_layers]
         self._ops.prepare(
             {cache.pages.dtype for layer, cache in zip(layers, caches, strict=True) if isinstance(layer, LayerKV)},
             has_latents=any(isinstance(layer, LatentKV) for layer in layers),
@@ -208,7 +214,7 @@ class Worker:
             touch_behind(pages, config.page_slots, config.first_touch_seconds)
         table = RequestTable(
             limits.max_num_seqs,
-            max_model_len,
+            max_model_len + limits.num_lookahead_tokens,
             limits.block_size,
             self._device,
             self._memory.num_block_tables,
@@ -216,19 +222,22 @@ class Worker:
             num_pages,
             0 if self._adapter_limits is None else self._adapter_limits.num_adapters,
         )
+        model = self.get_model()
         self._runner = build_runner(
             config,
-            self._model,
-            RequestMemory(table, pages, caches, states, lower_tiers(pages, self._num_host_pages)),
+            model,
+            RequestMemory(
+                table, pages, caches[: len(model.kv_layers)], states, lower_tiers(pages, self._num_host_pages)
+            ),
             self._ops,
             self._transfers,
             self._spans,
-            stage=PipelineStage.of(config, self._rank, self._model, self._stages, self._device),
+            stage=PipelineStage.of(config, self._rank, model, self._stages, self._device),
             sequences=self._sequences,
             adapters=self.adapters,
             has_peers=self.peers is not None,
             custom=self._processors,
-            drafter=self._drafter,
+            speculator=self._speculator or self._draft_model(table, caches[len(model.kv_layers) :], max_model_len),
             is_profiled=self._is_profiled,
         )
 
@@ -266,13 +275,29 @@ class Worker:
             return WorkerAnswer(call.call_id, self._rank, error=f"{type(error).__name__}: {error}")
 
     def get_model(self) -> Model:
-        """Returns the model, for functions that a program runs on its workers."""
-        assert self._model is not None, "load() comes before get_model()"
-        return self._model
+        """Returns the target model, for functions that a program runs on its workers."""
+        assert self._models, "load() comes before get_model()"
+        return self._models["target"].model
 
     def apply_model(self, function: Callable[[Model], T]) -> T:
         """Returns the result of `function` on the model."""
         return function(self.get_model())
+
+    def _draft_model(self, table: RequestTable, caches: Sequence[LayerCache], max_model_len: int) -> DraftModel | None:
+        """Builds the speculator that runs the draft model, whose layers have `caches`; None without one."""
+        draft, config = self._models.get("draft"), self._config
+        if draft is None or config.draft_model is None:
+            return None
+        forward = Forward(draft.model, self._ops, caches, config.page_slots)
+        can_record = config.layout.num_workers == 1
+        return DraftModel(
+            forward,
+            RecordedSteps(forward, self._ops, table.max_seq_len, enabled=can_record, is_paused=self._is_profiled),
+            table,
+            num_drafts=config.draft_model.num_tokens,
+            vocab_size=config.spec.vocab_size,
+            max_positions=min(max_model_len, draft.config.spec.max_position_embeddings),
+        )
 
     def _is_profiled(self) -> bool:
         """Returns True if each operation has to be called separately, because torch's profiler sees none in a

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from quire.core.config.cache import CacheConfig, HashAlgorithm
 from quire.core.config.load import LoadConfig
@@ -53,6 +54,7 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     block_size: int = 16  # tokens of a page, on all of Layout.sequence ranks together
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: HashAlgorithm = "sha256"
+    num_lookahead_tokens: int = 0  # places in pages that a running request has past its planned tokens, for drafts
 
     @property
     def largest_chunk(self) -> int:
@@ -60,6 +62,14 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
         if self.enable_chunked_prefill and self.long_prefill_token_threshold:
             return min(self.long_prefill_token_threshold, self.max_num_batched_tokens)
         return self.max_num_batched_tokens
+
+
+class DraftModelConfig(Struct, frozen=True, kw_only=True):
+    """A smaller model that proposes the next tokens of requests, with the same vocabulary."""
+
+    spec: ModelSpec
+    num_tokens: int  # proposed for a request in a step, at most
+    quantization: Quantization | None = None
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -81,6 +91,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     log_stats: bool = True
     aggregate_engine_logging: bool = False
     quantization: Quantization | None = None
+    draft_model: DraftModelConfig | None = None
     expert_placement: ExpertPlacement | None = None  # of whole experts; None: each rank has a part of each
     cp_kv_cache_interleave_size: int = 1  # neighbouring positions that one of Layout.sequence ranks keeps
     eplb: EplbConfig | None = None  # None: experts stay where they are
@@ -121,3 +132,12 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             return range(self.spec.num_layers)
         first = sum(self.layers_by_stage[:stage])
         return range(first, first + self.layers_by_stage[stage])
+
+    def of_draft_model(self) -> "EngineConfig | None":
+        """Returns the same configuration for loading the draft model instead of the target; None if there is none."""
+        if self.draft_model is None:
+            return None
+        cache = replace(self.cache, kv_cache_dtype_skip_layers=[])  # names the target's layers
+        return replace(
+            self, spec=self.draft_model.spec, quantization=self.draft_model.quantization, cache=cache, draft_model=None
+        )

@@ -39,6 +39,7 @@ class KVCacheManager:
         block_size: tokens of a page.
         largest_chunk: the most tokens of a request that one step computes.
         enable_prefix_caching: whether full pages stay findable when no request uses them.
+        num_lookahead_tokens: places past its planned tokens that a request holds.
         hash_algorithm: what names the content of full pages; see `hash_functions.py`.
         lower_tiers: save pages that the pool evicts; None: their content is lost.
     """
@@ -50,15 +51,17 @@ class KVCacheManager:
         num_pages: int,
         block_size: int,
         largest_chunk: int,
+        num_lookahead_tokens: int = 0,
         enable_prefix_caching: bool = True,
         hash_algorithm: str = "sha256",
         lower_tiers: LowerTiers | None = None,
     ) -> None:
         self._pool = PagePool(num_pages)
         self._block_size = block_size
+        self._num_lookahead_tokens = num_lookahead_tokens
         self._hasher = BlockHasher(block_size, hash_algorithm)
         paged = [group for group in kv_groups if not group.is_recurrent]
-        self._groups = make_groups(paged, block_size=block_size, largest_chunk=largest_chunk)
+        self._groups = make_groups(paged, block_size=block_size, largest_chunk=largest_chunk + num_lookahead_tokens)
         self._snapshots: Snapshots | None = None
         self._caching = enable_prefix_caching and shares_prefixes(kv_groups)
         if self._caching and len(paged) < len(kv_groups):
@@ -89,7 +92,7 @@ class KVCacheManager:
 
     def max_pages(self, num_tokens: int) -> int:
         """Pages that a request holds at its worst moment, when it ends with `num_tokens` tokens computed."""
-        return sum(group.max_pages(num_tokens) for group in self._groups)
+        return sum(group.max_pages(num_tokens + self._num_lookahead_tokens) for group in self._groups)
 
     def admit(self, request: PagedRequest, prefix: CachedPrefix, num_tokens: int, *, num_running: int) -> bool:
         """Builds the block tables of `request` for its first `num_tokens` tokens, those of `prefix` included.
@@ -245,12 +248,13 @@ class KVCacheManager:
         self._announce(request)  # first, so that pages given back can be found
         pool, tables = self._pool, request.block_tables
         position, num_known = request.num_computed_tokens, request.num_tokens  # nothing before `position` comes again
+        end = num_tokens + self._num_lookahead_tokens
         num_missing = []
         for table in tables:
             first = table.group.first_needed_block(position)
             if first > table.first:
                 pool.release(table.drop_before(first))
-            num_missing.append(max(0, table.group.num_blocks(num_known, num_tokens) - table.end))
+            num_missing.append(max(0, table.group.num_blocks(num_known, end) - table.end))
         if sum(num_missing) > pool.num_available:
             return None
         added = [pool.allocate(count) for count in num_missing]
@@ -259,10 +263,14 @@ class KVCacheManager:
         request.pages_settled_until = min(
             [
                 num_tokens if request.planned_snapshots else self.next_border(num_tokens) - 1,
-                *[table.group.settled_until(table.first, table.end) for table in tables],
+                *[self._settled_until(table) for table in tables],
             ]
         )
         return added
+
+    def _settled_until(self, table: BlockTable) -> int:
+        """Tokens that can be planned, one a step, before `table` changes."""
+        return table.group.settled_until(table.first, table.end) - self._num_lookahead_tokens
 
     def _announce(self, request: PagedRequest) -> None:
         """Announces the full blocks of `request`, and the snapshots that earlier plans took of it."""
@@ -337,9 +345,10 @@ class KVCacheManager:
             for group, table in zip(self._groups, request.block_tables, strict=bool(request.block_tables)):
                 assert table.group is group, f"{name} has the block table of another KV group"
                 assert len(set(table.pages)) == len(table.pages), f"{name} holds a page twice"
-                assert request.num_planned_tokens <= table.end * self._block_size, f"{name} outran its pages"
+                end = request.num_planned_tokens + self._num_lookahead_tokens
+                assert not request.num_planned_tokens or end <= table.end * self._block_size, f"{name} outran its pages"
                 assert table.first <= group.first_needed_block(num_computed), f"{name} gave back a page that it needs"
-                settled_until = group.settled_until(table.first, table.end)
+                settled_until = self._settled_until(table)
                 assert request.pages_settled_until <= settled_until, f"{name} would overlook that its pages must change"
             if not request.num_planned_tokens:
                 assert not request.planned_snapshots, f"{name} has snapshots of nothing"

@@ -98,6 +98,7 @@ class Scheduler:
             num_pages=num_pages,
             block_size=limits.block_size,
             largest_chunk=limits.largest_chunk,
+            num_lookahead_tokens=limits.num_lookahead_tokens,
             enable_prefix_caching=limits.enable_prefix_caching,
             hash_algorithm=limits.prefix_caching_hash_algo,
             lower_tiers=lower_tiers,

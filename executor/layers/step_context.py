@@ -1,6 +1,6 @@
 """The inputs of a step for a model's layers. A new kind of input is a field here."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -50,6 +50,24 @@ class Wanted(NamedTuple):
     shard_view: ShardView | None = None
 
 
+class LayerTaps:
+    """Collects the outputs of some layers during a step.
+
+    Attributes:
+        outputs: by layer, [num_tokens, hidden]; the residual stream after the layer.
+    """
+
+    def __init__(self, layers: Collection[int]) -> None:
+        """Takes the indices of the layers."""
+        self._layers = layers
+        self.outputs: dict[int, Tensor] = {}
+
+    def see(self, layer: int, output: Tensor, residual: Tensor | None) -> None:
+        """Keeps a layer's output if it is wanted: the sum of the two, which later layers may change in place."""
+        if layer in self._layers:
+            self.outputs[layer] = output.clone() if residual is None else output + residual
+
+
 class StepContext:
     """One step of a model.
 
@@ -63,6 +81,7 @@ class StepContext:
         states: by recurrent layer that the rank builds, its tensors; the first dimension is the slot of a sequence.
         received: the previous pipeline stage's message in the model's dtype (`StagedModel`); None in the first stage.
         hands_over: a later stage continues with this one's result.
+        taps: the outputs of layers that are read; None: no layer's is.
         selection: the tokens that the last layer with an indexer attended to, for layers that share its selection.
     """
 
@@ -79,6 +98,7 @@ class StepContext:
         rows: StateRows | None = None,
         received: Tensor | None = None,
         hands_over: bool = False,
+        taps: LayerTaps | None = None,
     ) -> None:
         self.positions = positions
         self.caches = caches
@@ -89,6 +109,7 @@ class StepContext:
         self.states = states
         self.received = received
         self.hands_over = hands_over
+        self.taps = taps
         self.selection: Selection | None = None
         self._rows = rows
         self._rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}

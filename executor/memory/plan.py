@@ -47,16 +47,19 @@ class RequestPages:
 
     Attributes:
         largest_chunk: the most tokens of a request that one step computes.
+        num_lookahead_tokens: places past its tokens that a request holds.
     """
 
     groups: Sequence[KVGroupSpec]
     block_size: int
     largest_chunk: int
+    num_lookahead_tokens: int = 0
 
     def needed(self, num_tokens: int) -> int:
         """Counts the most pages that a request of `num_tokens` holds at once."""
+        ahead = self.num_lookahead_tokens
         return sum(
-            group.max_pages(num_tokens, block_size=self.block_size, largest_chunk=self.largest_chunk)
+            group.max_pages(num_tokens + ahead, block_size=self.block_size, largest_chunk=self.largest_chunk + ahead)
             for group in self.groups
         )
 
@@ -67,7 +70,7 @@ class RequestPages:
 
     def longest(self, num_pages: int, limit: int) -> int:
         """Returns the tokens of the longest request that fits into `num_pages` pages; at most `limit`."""
-        return bisect_right(range(limit + 1), num_pages, key=self.needed) - 1
+        return max(0, bisect_right(range(limit + 1), num_pages, key=self.needed) - 1)
 
 
 @dataclass(frozen=True)

@@ -49,17 +49,26 @@ class RankMemory:
         weights_bytes: int,
         ops: Backend,
         device: torch.device,
+        companion: tuple[EngineConfig, Model] | None = None,
     ) -> "RankMemory":
         """Computes the memory of a rank that runs `stages[stage]`. These are all ranks' models, which may be dry
         builds.
+
+        A `companion` is a model that runs beside the only stage, with its own configuration. Its layers follow the
+        model's in the pages.
         """
         model, spec, limits = stages[stage], config.spec, config.limits
-        layouts = _layouts(config, stages, ops, device)
+        layouts = _layouts(config, stages, ops, device, companion)
         groups = join_stages([_groups(config, layouts, states, pages) for states, pages in layouts])
         states, pages = layouts[stage]
         row = longest_row_bytes(spec, model, config.max_model_len)
         scratch = ops.scratch_bytes(device, row, is_quantized=isinstance(pages, KVLayout) and pages.is_quantized)
         workspace = workspace_bytes(spec, model, limits, scratch)
+        if companion is not None:  # the two run in turns
+            other = companion[0]
+            row = longest_row_bytes(other.spec, companion[1], config.max_model_len)
+            scratch = ops.scratch_bytes(device, row, is_quantized=isinstance(pages, KVLayout) and pages.is_quantized)
+            workspace = max(workspace, workspace_bytes(other.spec, companion[1], limits, scratch))
         return cls(states, pages, groups, MemoryNeeds(weights_bytes, workspace, pages.page_bytes, states.state_bytes))
 
     @property
@@ -81,7 +90,7 @@ class RankMemory:
             self.needs,
             memory,
             device=config.device,
-            pages=RequestPages(self.groups, limits.block_size, limits.largest_chunk),
+            pages=RequestPages(self.groups, limits.block_size, limits.largest_chunk, limits.num_lookahead_tokens),
             max_num_seqs=limits.max_num_seqs,
             max_model_len=config.max_model_len,
             fit_max_model_len=config.fit_max_model_len,
@@ -91,21 +100,33 @@ class RankMemory:
 _Layouts = list[tuple[StateLayout, KVLayout | StatePages]]
 
 
-def _layouts(config: EngineConfig, stages: Sequence[Model], ops: Backend, device: torch.device) -> _Layouts:
-    """Lays out the states and pages of each stage."""
-    layers = [layer for model in stages for layer in model.kv_layers]
-    dtypes = iter(layer_dtypes(config, layers))
+def _layouts(
+    config: EngineConfig,
+    stages: Sequence[Model],
+    ops: Backend,
+    device: torch.device,
+    companion: tuple[EngineConfig, Model] | None,
+) -> _Layouts:
+    """Lays out the states and pages of each stage. A `companion`'s layers follow those of the only stage."""
+    by_stage = [list(model.kv_layers) for model in stages]
+    chosen = layer_dtypes(config, [layer for layers in by_stage for layer in layers])
+    if companion is not None:
+        [own] = by_stage
+        other, model = companion
+        own += model.kv_layers
+        chosen += layer_dtypes(other, model.kv_layers)
+    dtypes = iter(chosen)
     paged = [
         KVLayout(
-            model.kv_layers,
+            layers,
             ops,
             block_size=config.page_slots,
-            dtypes=list(itertools.islice(dtypes, len(model.kv_layers))),
+            dtypes=list(itertools.islice(dtypes, len(layers))),
             device=device,
         )
-        if model.kv_layers
+        if layers
         else None
-        for model in stages
+        for layers in by_stage
     ]
     most = max((pages.page_bytes for pages in paged if pages is not None), default=0)
     layouts: _Layouts = []

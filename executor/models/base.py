@@ -8,13 +8,14 @@ from torch import Tensor
 from quire.executor.layers.attention.layer_kv import AttentionKV
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.recurrent.state import LayerState
-from quire.executor.layers.step_context import InputEmbeds, LayerCache, ShardView, StepContext, Wanted
+from quire.executor.layers.step_context import InputEmbeds, LayerCache, LayerTaps, ShardView, StepContext, Wanted
 
 __all__ = [
     "AttentionKV",
     "InputEmbeds",
     "LayerCache",
     "LayerState",
+    "LayerTaps",
     "Model",
     "ModelContext",
     "ShardView",
@@ -35,6 +36,9 @@ class Model(Protocol):
 
     activation_size: int
     """The most values that a layer computes for each token; the residual stream does not count."""
+
+    num_layer_outputs: int
+    """The leading layers whose outputs `StepContext.taps` can collect; 0 for a model that shows none."""
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         """Computes the hidden states of one step: [num_tokens, hidden], or [num_wanted, hidden] of the wanted tokens if

@@ -105,12 +105,15 @@ class Decoder:
         self._head = head
         self.kv_layers = [kv for layer in layers if (kv := layer.attention.kv) is not None]
         self.state_layers: Sequence[LayerState] = ()
+        self.num_layer_outputs = len(layers)
         self.activation_size = max(layer.attention.activation_size + layer.mlp.activation_size for layer in layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         x, residual = enter_stage(self._embed, token_ids, step)
-        for layer in self._layers:
+        for index, layer in enumerate(self._layers):
             x, residual = layer(x, residual, step)
+            if step.taps is not None:
+                step.taps.see(index, x, residual)
         return leave_stage(self._norm, x, residual, step)
 
     def handover_size(self, hidden_size: int) -> int:

@@ -99,11 +99,14 @@ class HybridDecoder:
         self.kv_layers = [attention.kv for attention in attentions if attention.kv is not None]
         self.state_layers = [mixer.state for mixer in mixers if isinstance(mixer, RecurrentLayer)]
         self.activation_size = max(block.activation_size for block in blocks)
+        self.num_layer_outputs = len(blocks)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         x, residual = enter_stage(self._embed, token_ids, step)
-        for block in self._blocks:
+        for index, block in enumerate(self._blocks):
             x, residual = block(x, residual, step)
+            if step.taps is not None:
+                step.taps.see(index, x, residual)
         return leave_stage(self._norm, x, residual, step)
 
     def handover_size(self, hidden_size: int) -> int:

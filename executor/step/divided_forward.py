@@ -12,7 +12,7 @@ import torch
 
 from quire.executor.layers.adapters import Adapters
 from quire.executor.layers.attention.context_parallel import ContextParallel
-from quire.executor.models.base import InputEmbeds, LayerCache, Model, ShardView, Wanted
+from quire.executor.models.base import InputEmbeds, LayerCache, LayerTaps, Model, ShardView, Wanted
 from quire.executor.parallel.token_shares import TokenShares
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import GroupPages, InputBatch
@@ -66,7 +66,10 @@ class DividedForward(Forward):
         windows = {cache.group: layer.window for layer, cache in zip(model.kv_layers, caches, strict=True)}
         self._windows = [windows.get(group) for group in range(max(windows, default=-1) + 1)]
 
-    def hidden(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
+    def hidden(
+        self, batch: InputBatch, input_embeds: InputEmbeds | None = None, taps: LayerTaps | None = None
+    ) -> torch.Tensor:
+        assert taps is None, "speculators that read layers are refused where tokens are divided"
         division = self._divide(batch)
         hidden = self._join(self._run(batch, division, input_embeds), division.shares)
         if self._adapters is not None:

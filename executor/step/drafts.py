@@ -5,7 +5,7 @@ and the position, so a request's tokens are the same with and without drafts. Ke
 past the known tokens, where nothing reads them, until the right tokens overwrite them.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from quire.executor.sampling.sampler import Sampled
 from quire.executor.step.input_batch import InputBatch
-from quire.executor.step.request_table import RequestTable
-from quire.executor.step.slot_state import SlotState
 from quire.executor.transfers import to_device
 
 
@@ -30,24 +28,6 @@ class Proposal(NamedTuple):
     num_drafts: Tensor
 
 
-class Drafter(SlotState, Protocol):
-    """Proposes the next tokens of requests. All ranks must propose the same drafts.
-
-    Requests whose features cannot go back (`SamplingFeature.can_go_back`) get no proposals.
-    """
-
-    def propose(self, slots: np.ndarray, num_known: Tensor, table: RequestTable) -> Proposal:
-        """Returns drafts for the positions from `num_known` on, while the step's launch is under way.
-
-        An implementation that reads from the device makes the launch wait for the step.
-
-        Args:
-            slots: [num_rows] int64, on the host.
-            num_known: [num_rows] int64, on the device; tokens of each request that are in `table` and not drafts.
-        """
-        ...
-
-
 def num_accepted(sampled: Sampled, batch: InputBatch) -> Tensor:
     """Counts the new tokens of each row that wants any, [num_rows] int64 on the device; at least 1.
 
@@ -58,7 +38,7 @@ def num_accepted(sampled: Sampled, batch: InputBatch) -> Tensor:
     inside = columns < counts[:, None]
     index = to_device(np.where(inside, (np.cumsum(counts) - counts)[:, None] + columns, 0), batch.token_ids.device)
     # The token after a wanted one is the draft to confirm; after the last one of a row there is none.
-    followers = (batch.wanted_tokens + 1).clamp_(max=len(batch.token_ids) - 1)
+    followers = (batch.wanted_tokens[: len(sampled.token_ids)] + 1).clamp_(max=len(batch.token_ids) - 1)
     usable = sampled.usable[index] & to_device(inside, batch.token_ids.device)
     is_confirmed = (sampled.token_ids == batch.token_ids[followers])[index] & usable
     is_reached = torch.cat([torch.ones_like(usable[:, :1]), is_confirmed[:, :-1]], 1).cumprod(1).bool()

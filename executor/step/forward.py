@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from quire.executor.layers.adapters import Adapters
-from quire.executor.models.base import InputEmbeds, LayerCache, Model, ShardView, StepContext, Wanted
+from quire.executor.models.base import InputEmbeds, LayerCache, LayerTaps, Model, ShardView, StepContext, Wanted
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.partial_rows import PartialRows
@@ -50,9 +50,13 @@ class Forward:
         layers = zip(model.kv_layers, caches, strict=True)
         self._prompt_groups = {cache.group for layer, cache in layers if layer.sees_prompt}
 
-    def hidden(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
-        """Returns hidden states of all tokens: [num_tokens, hidden]."""
-        return self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds))
+    def hidden(
+        self, batch: InputBatch, input_embeds: InputEmbeds | None = None, taps: LayerTaps | None = None
+    ) -> torch.Tensor:
+        """Returns hidden states of all tokens, [num_tokens, hidden], and collects the outputs of layers in `taps`."""
+        step = self._whole_step(batch, input_embeds)
+        step.taps = taps
+        return self._model.forward(batch.token_ids, step)
 
     def hand_over(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> None:
         """Sends the next stage its input for all tokens."""

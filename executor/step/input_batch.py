@@ -129,6 +129,12 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
     )
 
 
+def without_padding(rows: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+    """Returns those of `rows`, logits or hidden states, that are the step's own."""
+    num_rows = len(batch.num_wanted)
+    return rows if batch.shape is None or len(rows) == num_rows else rows[:num_rows]
+
+
 def state_rows(slots: torch.Tensor, ends: np.ndarray, is_new: torch.Tensor) -> StateRows:
     """Rows whose tokens end before `ends` [num_rows], on the host; the rest as in `StateRows`."""
     return StateRows(slots, torch.from_numpy(np.concatenate(([0], ends))), is_new)

@@ -6,12 +6,14 @@ import torch
 
 from quire.core.trace import NO_SPANS, Spans
 from quire.core.wire.protocol import StepPlan, StepResult
+from quire.executor.models.base import LayerTaps
 from quire.executor.step.forward import Forward
 from quire.executor.step.heads.head import Heads, PendingOutput, rows_by_kind
-from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.input_batch import without_padding
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.row_sampler import RowSampler, SampledRows
+from quire.executor.step.speculator import ForwardPass, ForwardReads
 from quire.executor.step.step_inputs import Inputs, StepInputs
 from quire.executor.transfers import Transfers
 
@@ -32,6 +34,7 @@ class ModelRunner:
         heads: Heads,
         transfers: Transfers,
         spans: Spans = NO_SPANS,
+        reads: ForwardReads = ForwardReads(),
     ) -> None:
         self._forward = forward
         self._recorded_steps = recorded_steps
@@ -40,6 +43,7 @@ class ModelRunner:
         self._heads = heads
         self._transfers = transfers
         self._spans = spans
+        self._reads = reads
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -54,10 +58,10 @@ class ModelRunner:
         with self._spans.span("inputs"):
             inputs = self._inputs.build(plan)
         if inputs is not None:
-            if plan.outputs:
+            if plan.outputs or self._reads.needs_hidden:
                 rows, outputs = self._launch_heads(plan, inputs)
             else:
-                rows = self._launch_plain(inputs)
+                rows = self._launch_plain(plan, inputs)
         moved = self._inputs.finish(plan)
         return LaunchedStep(plan.step_id, began, rows, outputs, moved, self._transfers.to_host(()))
 
@@ -72,33 +76,29 @@ class ModelRunner:
         result.spans = self._spans.drain()
         return result
 
-    def _launch_plain(self, inputs: Inputs) -> SampledRows | None:
+    def _launch_plain(self, plan: StepPlan, inputs: Inputs) -> SampledRows | None:
         with self._spans.span("forward"):
             logits = self._recorded_steps.logits(inputs.batch) if inputs.can_be_recorded else None
             if logits is None:
                 logits = self._forward.logits(inputs.batch, inputs.input_embeds)
-        if not len(inputs.batch.wanted_slots):
-            return None
-        with self._spans.span("sample"):
-            return self._rows.launch(inputs.batch, _without_padding(logits, inputs.batch))
+        return self._sample(ForwardPass(plan, inputs.batch, without_padding(logits, inputs.batch)))
 
     def _launch_heads(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[PendingOutput]]:
-        """Launches a step with rows whose heads need the hidden states of all their tokens."""
-        rows = None
+        """Launches a step in which heads or the speculator read the hidden states of all tokens."""
+        batch, layers = inputs.batch, self._reads.layers
         with self._spans.span("forward"):
-            hidden = self._forward.hidden(inputs.batch, inputs.input_embeds)
-        if len(inputs.batch.wanted_slots):
-            with self._spans.span("sample"):
-                logits = self._forward.wanted_logits(hidden, inputs.batch)
-                rows = self._rows.launch(inputs.batch, _without_padding(logits, inputs.batch))
+            taps = LayerTaps(layers) if layers else None
+            padded = self._forward.hidden(batch, inputs.input_embeds, taps)
+            logits = self._forward.wanted_logits(padded, batch) if len(batch.wanted_slots) else padded[:0]
+        hidden, outputs_of = without_padding(padded, batch), {} if taps is None else taps.outputs
+        seen = {layer: without_padding(output, batch) for layer, output in outputs_of.items()}
+        rows = self._sample(ForwardPass(plan, batch, without_padding(logits, batch), hidden, seen))
         outputs: list[PendingOutput] = []
-        for kind, wanting in rows_by_kind(plan, _without_padding(hidden, inputs.batch)).items():
+        for kind, wanting in rows_by_kind(plan, hidden).items():
             with self._spans.span("score"):
                 outputs += self._heads[kind].launch(wanting, self._inputs.table)
         return rows, outputs
 
-
-def _without_padding(rows: torch.Tensor, batch: InputBatch) -> torch.Tensor:
-    """Returns those of `rows`, logits or hidden states, that are the step's own."""
-    num_rows = len(batch.num_wanted)
-    return rows if batch.shape is None or len(rows) == num_rows else rows[:num_rows]
+    def _sample(self, forward: ForwardPass) -> SampledRows | None:
+        with self._spans.span("sample"):
+            return self._rows.launch(forward)

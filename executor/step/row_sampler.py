@@ -10,9 +10,9 @@ from quire.core.wire.row_outputs import RequestFailure, TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.grammar.masks import DeadEnd
 from quire.executor.sampling.sampler import Sampled, Sampler
-from quire.executor.step.drafts import Drafter, num_accepted
-from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.drafts import num_accepted
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.speculator import ForwardPass, SampledTokens, Speculator
 from quire.executor.transfers import Transfer, Transfers, to_device
 
 
@@ -25,7 +25,7 @@ class SampledRows:
         of_plan: [rows of the plan] int64, on the host; the same, and 0 for rows that want none.
         sampled: the tokens at these positions, row after row.
         counts: a transfer of two tensors like `num_wanted`: the new tokens of each row, and its current drafts. None if
-            all rows have one new token and there is no drafter.
+            all rows have one new token and there is no speculator.
     """
 
     num_wanted: np.ndarray
@@ -47,44 +47,60 @@ class RowSampler:
     """Samples a step's wanted positions and groups the tokens by row.
 
     Args:
-        drafter: proposes drafts; None: no drafts.
+        speculator: proposes drafts; None: no drafts.
     """
 
-    def __init__(self, sampler: Sampler, table: RequestTable, transfers: Transfers, drafter: Drafter | None) -> None:
+    def __init__(
+        self, sampler: Sampler, table: RequestTable, transfers: Transfers, speculator: Speculator | None
+    ) -> None:
         self._sampler = sampler
         self._table = table
         self._transfers = transfers
-        self._drafter = drafter
+        self._speculator = speculator
 
-    def launch(self, batch: InputBatch, logits: torch.Tensor) -> SampledRows:
-        """Samples from `logits` [num_wanted, vocab_size], and writes tokens and drafts into the table."""
+    def launch(self, forward: ForwardPass) -> SampledRows | None:
+        """Samples from the step's logits, and writes tokens and drafts into the table; None if no row wants a token."""
+        batch = forward.batch
+        if not len(batch.wanted_slots):
+            if self._speculator is not None:
+                nothing = np.empty(0, np.int64)
+                sampled_nothing = SampledTokens(nothing, to_device(nothing, self._table.device), nothing.astype(bool))
+                self._speculator.propose(forward, sampled_nothing, self._table)
+            return None
         # Copies: a logits processor may hold the arrays, and the next step may overwrite them.
         samples = SampleBatch(batch.wanted_slots.copy(), batch.wanted_positions.copy(), self._table)
+        logits = forward.logits
+        if self._speculator is not None and self._speculator.reads.logits:
+            logits = logits.clone()
         sampled = self._sampler.sample(logits, samples)
         # On the device, so that the next step can read the tokens before the host does.
         self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids)
         num_wanted = batch.num_wanted[batch.num_wanted > 0]
-        if self._drafter is None and len(num_wanted) == len(batch.wanted_slots):
+        if self._speculator is None and len(num_wanted) == len(batch.wanted_slots):
             return SampledRows(num_wanted, batch.num_wanted, sampled, None)
         num_tokens = num_accepted(sampled, batch)
         num_drafts = torch.zeros_like(num_tokens)
-        if self._drafter is not None:
-            self._propose(self._drafter, batch, num_tokens, num_drafts)
+        if self._speculator is not None:
+            self._propose(self._speculator, forward, num_tokens, num_drafts)
         return SampledRows(num_wanted, batch.num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
 
-    def _propose(self, drafter: Drafter, batch: InputBatch, num_tokens: torch.Tensor, num_drafts: torch.Tensor) -> None:
+    def _propose(
+        self, speculator: Speculator, forward: ForwardPass, num_tokens: torch.Tensor, num_drafts: torch.Tensor
+    ) -> None:
         """Writes drafts after the new tokens of each row, `num_tokens` [num_rows], and counts them."""
-        num_wanted = batch.num_wanted[batch.num_wanted > 0]
-        firsts = np.cumsum(num_wanted) - num_wanted
+        batch, device = forward.batch, num_tokens.device
+        rows = np.flatnonzero(batch.num_wanted)
+        firsts = np.cumsum(batch.num_wanted[rows]) - batch.num_wanted[rows]
         slots = batch.wanted_slots[firsts]
-        asked = np.flatnonzero(self._sampler.can_go_back(slots))
+        num_known = to_device(batch.wanted_positions[firsts], device) + num_tokens
+        wants_drafts = self._sampler.can_go_back(slots)
+        proposal = speculator.propose(forward, SampledTokens(rows, num_known, wants_drafts), self._table)
+        asked = np.flatnonzero(wants_drafts)
         if not len(asked):
             return
-        index = to_device(asked, num_tokens.device)
-        num_known = to_device(batch.wanted_positions[firsts][asked], num_tokens.device) + num_tokens[index]
-        proposal = drafter.propose(slots[asked], num_known, self._table)
+        index = to_device(asked, device)
         num_columns = int(batch.wanted_positions.max()) + 1 + proposal.token_ids.shape[1]
-        self._table.write_drafts(slots[asked], num_known, proposal.token_ids, num_columns)
+        self._table.write_drafts(slots[asked], num_known[index], proposal.token_ids, num_columns)
         num_drafts[index] = proposal.num_drafts
 
     def collect(self, rows: SampledRows, result: StepResult) -> None:

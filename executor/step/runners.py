@@ -16,7 +16,6 @@ from quire.executor.sampling.custom import CustomFeature
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.divided_forward import DividedForward
-from quire.executor.step.drafts import Drafter
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.forward import Forward
 from quire.executor.step.heads.head import Heads
@@ -29,6 +28,7 @@ from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
 from quire.executor.step.slot_state import SlotState
+from quire.executor.step.speculator import ForwardReads, Speculator
 from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
 from quire.executor.step.step_inputs import StepInputs
@@ -66,7 +66,7 @@ def build_runner(
     adapters: Adapters | None,
     has_peers: bool,
     custom: Sequence[CustomFeature],
-    drafter: Drafter | None,
+    speculator: Speculator | None,
     is_profiled: Callable[[], bool],
 ) -> ModelRunner | StageRunner:
     """Builds the runner of one rank: the last pipeline stage samples, others send to the next.
@@ -122,11 +122,12 @@ def build_runner(
     return ModelRunner(
         forward,
         recorded,
-        inputs(sampler, *heads.values(), *([] if drafter is None else [drafter])),
-        RowSampler(sampler, table, transfers, drafter),
+        inputs(sampler, *heads.values(), *([] if speculator is None else [speculator])),
+        RowSampler(sampler, table, transfers, speculator),
         heads,
         transfers,
         spans,
+        ForwardReads() if speculator is None else speculator.reads,
     )
 
 

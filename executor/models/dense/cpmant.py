@@ -85,6 +85,7 @@ class CpmAntForCausalLM:
         self._head = LanguageModelHead(context, VocabularyWeight(context, "lm_head.weight", spec.vocab_size, size))
         self.kv_layers = [layer.attention.kv for layer in self._layers]
         self.state_layers = [layer.attention.state for layer in self._layers]
+        self.num_layer_outputs = 0
         self.activation_size = max(
             layer.attention.activation_size + layer.mlp.activation_size for layer in self._layers
         )

@@ -133,6 +133,7 @@ class Gemma3nForCausalLM:
         self.kv_layers = [kv for layer in self._layers if (kv := layer.attention.kv) is not None]
         self.state_layers = ()
         blocks = max(layer.attention.activation_size + layer.mlp.activation_size for layer in self._layers)
+        self.num_layer_outputs = 0
         self.activation_size = blocks + self._inputs_size + 3 * self._num_streams * size
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:

@@ -179,6 +179,7 @@ class Gemma4ForCausalLM:
         self.state_layers = ()
         self.activation_size = max(layer.activation_size for layer in self._layers)
         self.activation_size += self._inputs_size
+        self.num_layer_outputs = len(self._layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:
         inputs: Tensor | None
@@ -189,8 +190,10 @@ class Gemma4ForCausalLM:
             num_inputs = len(token_ids) * self._inputs_size
             inputs = step.received[:num_inputs].view(len(token_ids), -1) if num_inputs else None
             x = step.received[num_inputs:].view(len(token_ids), -1)
-        for layer in self._layers:
+        for index, layer in enumerate(self._layers):
             x, inputs = layer(x, inputs, step)
+            if step.taps is not None:
+                step.taps.see(index, x, None)
         if step.hands_over:
             return x.flatten() if inputs is None else hand_over(inputs, x)
         return self._norm(x)

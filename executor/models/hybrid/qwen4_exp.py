@@ -68,6 +68,7 @@ class Qwen4ExpForCausalLM:
         self._collapse: StreamMixer | None = None
         if context.layers.stop == spec.num_layers:
             self._collapse = _mixer(spec, context, "model.hyper_connection_mixer")
+        self.num_layer_outputs = 0
         self.activation_size = max(layer.activation_size for layer in self._layers) + 3 * self._num_streams * size
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:

@@ -58,6 +58,7 @@ class Zamba2ForCausalLM:
         )  # fmt: skip
         self.kv_layers = [layer.use.attention.kv for layer in self._layers if layer.use is not None]
         self.state_layers = [layer.mixer.state for layer in self._layers]
+        self.num_layer_outputs = 0
         self.activation_size = max(layer.activation_size for layer in self._layers)
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:

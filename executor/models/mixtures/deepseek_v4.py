@@ -70,6 +70,7 @@ class DeepseekV4ForCausalLM:
         self.kv_layers = [kv for layer in self._layers for kv in layer.attention.kv]
         self.state_layers = ()
         blocks = max(layer.attention.activation_size + layer.mlp.activation_size for layer in self._layers)
+        self.num_layer_outputs = 0
         self.activation_size = blocks + 4 * self._num_streams * size  # streams are computed in float32
 
     def forward(self, token_ids: Tensor, step: StepContext) -> Tensor:

@@ -164,6 +164,7 @@ class TransformersModel:
         self.kv_layers: Sequence[AttentionKV] = sequences.kv
         self.state_layers: Sequence[LayerState] = sequences.states
         mixtures = [each.activation_size for each in model.modules() if isinstance(each, Experts)]
+        self.num_layer_outputs = 0
         self.activation_size = _activation_size(findings) + max(mixtures, default=0)
         self.activation_size += sequences.exchanged_size if isinstance(sequences, PagedAttention) else 0
         for parent in model.modules():

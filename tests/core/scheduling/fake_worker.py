@@ -245,6 +245,8 @@ class FakeWorker:
             if needs_whole_prompts(self.kv_groups):
                 assert start >= len(row.prompt) or start + count >= len(row.prompt) > start == 0, "a prompt was cut"
             for group, table in enumerate(row.page_ids):
+                ahead = start + count + self.limits.num_lookahead_tokens
+                assert len(table) * size >= ahead, "drafts have no place"
                 for position in range(start, start + count):
                     place = table[position // size], position % size
                     assert place not in written, "two requests, or two KV groups of one, write to one place"

@@ -185,6 +185,32 @@ def test_a_request_that_is_alone_is_never_preempted(groups: str, case: dict, dra
         assert (last.finish_reason, last.num_preemptions) == (FinishReason.LENGTH, 0)
 
 
+@pytest.mark.parametrize("ahead", [1, 5])
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_running_requests_have_places_for_drafts(groups: str, ahead: int) -> None:
+    """Past the planned tokens of each, in pages of its own; one that is alone is never preempted for them."""
+    rng = random.Random(f"{groups} {ahead}")
+    limits = {"block_size": 4, "max_num_batched_tokens": 24, "num_lookahead_tokens": ahead}
+    most = MAX_MODEL_LEN - 1 + ahead
+    num_pages = sum(spec.max_pages(most, block_size=4, largest_chunk=24 + ahead) for spec in GROUPS[groups])
+    harness = Harness(
+        max_model_len=MAX_MODEL_LEN,
+        num_pages=num_pages,
+        kv_groups=GROUPS[groups],
+        drafter=FakeDrafter(ahead),
+        depth=2,
+        **limits,
+    )
+    harness.add("alone", 7, max_tokens=None)
+    harness.run()
+    last = harness.streams["alone"].last
+    assert last is not None
+    assert (last.finish_reason, last.num_preemptions) == (FinishReason.LENGTH, 0)
+    requests = random_requests(rng, 40)
+    drive(harness, requests, rng)
+    expect_outputs(harness, requests)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_outputs_do_not_depend_on_drafts(case: dict, depth: int) -> None:

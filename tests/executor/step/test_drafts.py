@@ -18,6 +18,7 @@ from quire.executor.sampling.sampler import Sampled
 from quire.executor.step.drafts import Proposal, num_accepted
 from quire.executor.step.input_batch import InputBatch
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.speculator import ForwardPass, ForwardReads, SampledTokens
 from quire.executor.transfers import HostTransfers
 from quire.executor.worker import Worker
 from tests.checkpoints import VOCAB_SIZE
@@ -40,6 +41,8 @@ MOST_DRAFTS = 5
 class ToldDrafter:
     """Knows each request's output, and proposes the right tokens most of the time."""
 
+    reads = ForwardReads()
+
     def __init__(self, outputs: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
         """`outputs` by prompt."""
         self._outputs = outputs
@@ -56,7 +59,9 @@ class ToldDrafter:
         for slot in slots:
             self._requests.pop(slot, None)
 
-    def propose(self, slots: np.ndarray, num_known: torch.Tensor, table: RequestTable) -> Proposal:
+    def propose(self, forward: ForwardPass, sampled: SampledTokens, table: RequestTable) -> Proposal:
+        slots = np.array(forward.plan.slots)[sampled.rows[sampled.wants_drafts]]
+        num_known = sampled.num_known[torch.from_numpy(sampled.wants_drafts)]
         token_ids = torch.randint(0, VOCAB_SIZE, (len(slots), MOST_DRAFTS), generator=self._wrong)
         counts = torch.zeros(len(slots), dtype=torch.int64)
         for row, (slot, known) in enumerate(zip(slots.tolist(), num_known.tolist(), strict=True)):
@@ -98,7 +103,7 @@ def told(without: dict[str, list[RequestDelta]], requests: list[EngineRequest], 
 
 def serve(folder: Path, drafter: ToldDrafter | None = None) -> Callable[..., dict[str, list[RequestDelta]]]:
     """`generate` on a worker of its own."""
-    worker = Worker(engine_config(folder), Rank(), ParallelGroup(), drafter=drafter)
+    worker = Worker(engine_config(folder), Rank(), ParallelGroup(), speculator=drafter)
     ready = worker.load()
     worker.allocate(ready.num_pages, ready.max_model_len)
     return partial(generate, worker, kv_groups=ready.kv_groups)
@@ -173,7 +178,7 @@ def test_tokens_are_those_without_drafts(
 
 def test_a_device_that_is_late_changes_nothing(folder: Path, without: dict[str, list[RequestDelta]]) -> None:
     requests = requests_of_all_kinds()
-    drive, device = run_late(folder, requests, depth=2, drafter=told(without, requests, seed=1))
+    drive, device = run_late(folder, requests, depth=2, speculator=told(without, requests, seed=1))
     check_same(drive.deltas, without)
     assert device.waits == []
     assert any(len(delta.token_ids) > 1 for deltas in drive.deltas.values() for delta in deltas)
@@ -184,7 +189,7 @@ def test_two_ranks_accept_the_same_drafts(folder: Path, without: dict[str, list[
     config = engine_config(folder, layout=Layout(tensor=2), executor="mp")
 
     def run(group: ParallelGroup) -> dict[str, list[RequestDelta]]:
-        worker = Worker(config, Rank(tensor=group.rank), group, drafter=told(without, requests))
+        worker = Worker(config, Rank(tensor=group.rank), group, speculator=told(without, requests))
         ready = worker.load()
         worker.allocate(ready.num_pages, ready.max_model_len)
         return generate(worker, requests, kv_groups=ready.kv_groups, depth=2)

@@ -28,7 +28,7 @@ from quire.core.wire.rank import Rank
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.processes.step_loop import StepLoop
-from quire.executor.step.drafts import Drafter
+from quire.executor.step.speculator import Speculator
 from quire.executor.worker import Worker
 from tests.checkpoints import VOCAB_SIZE
 from tests.core.scheduling.fake_worker import start_of
@@ -164,10 +164,10 @@ class Drive:
 
 
 def run_late(
-    folder: Path, requests: list[EngineRequest], *, drafter: Drafter | None = None, **options: Any
+    folder: Path, requests: list[EngineRequest], *, speculator: Speculator | None = None, **options: Any
 ) -> tuple[Drive, LateDevice]:
     device = LateDevice()
-    worker = Worker(engine_config(folder), Rank(), ParallelGroup(), device, drafter)
+    worker = Worker(engine_config(folder), Rank(), ParallelGroup(), device, speculator)
     ready = worker.load()
     worker.allocate(ready.num_pages, ready.max_model_len)
     drive = Drive(device, requests, kv_groups=ready.kv_groups, **options)

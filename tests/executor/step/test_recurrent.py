@@ -77,7 +77,7 @@ def test_without_the_prefix_cache_a_model_of_states_alone_has_no_pages(hybrid: C
 
 def test_drafts_and_states_exclude_each_other(hybrid: Callable[[str], Path]) -> None:  # noqa: F811
     with pytest.raises(ModelLoadError, match=r"recurrent layers.* serve it without drafts"):
-        start(hybrid("lfm2"), drafter=ToldDrafter({}))
+        start(hybrid("lfm2"), speculator=ToldDrafter({}))
 
 
 def test_two_workers_find_snapshots_and_give_the_same_tokens(hybrid: Callable[[str], Path]) -> None:  # noqa: F811

@@ -1,0 +1,61 @@
+"""Refuses models and layouts that speculation cannot serve."""
+
+from quire.core.config.resolved import EngineConfig, ModelSpec
+from quire.core.errors import ModelLoadError
+from quire.executor.models.base import Model
+from quire.executor.step.speculator import ForwardReads
+
+
+def check_layout(config: EngineConfig) -> None:
+    """Refuses layouts of ranks.
+
+    Raises:
+        ModelLoadError: drafts do not reach all ranks, or a draft model's tokens would have to be divided.
+    """
+    layout = config.layout
+    if layout.pipeline > 1:
+        raise ModelLoadError(
+            "Drafts lie on the pipeline stage that samples, where the first stage does not find them: serve "
+            "without drafts, or without --pipeline-parallel-size."
+        )
+    if config.draft_model is not None and (layout.sequence > 1 or layout.shares_experts):
+        raise ModelLoadError(
+            "A draft model runs where each rank has all tokens of its engine: serve without one, or without "
+            "--decode-context-parallel-size, --prefill-context-parallel-size, and experts that engines share."
+        )
+
+
+def check_target(spec: ModelSpec, model: Model, reads: ForwardReads) -> None:
+    """Refuses target models.
+
+    Raises:
+        ModelLoadError: a state cannot go back, or the model does not show what the speculator reads.
+    """
+    if model.state_layers:
+        raise ModelLoadError(
+            f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "
+            "without drafts."
+        )
+    if reads.layers and max(reads.layers) >= model.num_layer_outputs:
+        raise ModelLoadError(
+            f"The speculator reads the output of layer {max(reads.layers)}, but {spec.name} shows those of its first "
+            f"{model.num_layer_outputs} layers: serve it without drafts."
+        )
+
+
+def check_draft(target: ModelSpec, draft: ModelSpec, model: Model) -> None:
+    """Refuses draft models.
+
+    Raises:
+        ModelLoadError: the model does not know the target's tokens, or cannot take drafts back.
+    """
+    if draft.vocab_size < target.vocab_size:
+        raise ModelLoadError(
+            f"The draft model {draft.name} has {draft.vocab_size} tokens, fewer than the {target.vocab_size} of "
+            f"{target.name}: choose a draft model with the same tokenizer."
+        )
+    if model.state_layers or any(layer.sees_prompt for layer in model.kv_layers):
+        raise ModelLoadError(
+            f"The draft model {draft.name} has layers that cannot take a draft back, recurrent ones or such as see a "
+            "prompt's end: choose one with attention to earlier tokens alone."
+        )
