@@ -6,7 +6,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
 from quire.core.wire.rank import Rank
-from quire.core.wire.row_outputs import OutputKind, RequestFailure
+from quire.core.wire.row_outputs import OutputKind, RequestFailure, RowOutput
 
 
 class AnsweredStep(NamedTuple):
@@ -57,7 +57,9 @@ class NullWorker:
         vocab_size = self._config.spec.vocab_size
         tokens = [[(slot + start + count) % vocab_size] for slot, start, count, wanted in ends if wanted]
         failure = RequestFailure("internal", "This worker has no model, and so no hidden states.")
-        pooling = [(row, failure) for row, kind in plan.outputs if kind is not OutputKind.PROMPT_LOGPROBS]
+        pooling: list[tuple[int, RowOutput]] = [
+            (row, failure) for row, kind in plan.outputs if kind is not OutputKind.PROMPT_LOGPROBS
+        ]
         return AnsweredStep(StepResult(plan.step_id, tokens, outputs=pooling))
 
     def collect(self, step: AnsweredStep) -> StepResult:
