@@ -4,6 +4,7 @@
 """
 
 import argparse
+import fcntl
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quire.ops.triton.arch import ARCHES
-from quire.ops.triton.binaries import Binary, find, find_in
+from quire.ops.triton.binaries import Binary, find_in
 from quire.ops.triton.jobs import Job, cache_folder, job_of
 from quire.ops.triton.variants import Variant, all_variants
 
@@ -40,11 +41,19 @@ def build(
         num_processes: compilers at a time; None: one for each processor that this process may use.
     """
     jobs = [job_of(each.kernel, each.specialization, arch) for each in variants]
-    found = {job.key: find_in((folder, *known), job.key) for job in jobs}
-    missing = {job.key: job for job in jobs if found[job.key] is None}
-    faults = _compile(missing.values(), folder, num_processes or len(os.sched_getaffinity(0)))
-    found |= {key: find(folder, key) for key in missing}
-    return [found[job.key] or VariantError(f"{job.kernel}: {faults.get(job.key, 'lost')}") for job in jobs]
+    folders = (folder, *known)
+    faults: dict[str, str] = {}
+    if any(find_in(folders, job.key) is None for job in jobs):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (folder / "build.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may compile the same ones
+            missing = {job.key: job for job in jobs if find_in(folders, job.key) is None}
+            faults = _compile(missing.values(), folder, num_processes or len(os.sched_getaffinity(0)))
+    found = [find_in(folders, job.key) for job in jobs]
+    return [
+        binary or VariantError(f"{job.kernel}: {faults.get(job.key, 'lost')}")
+        for binary, job in zip(found, jobs, strict=True)
+    ]
 
 
 def _compile(jobs: Iterable[Job], folder: Path, num_processes: int) -> dict[str, str]:
