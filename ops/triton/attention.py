@@ -1,6 +1,8 @@
 """Launches of the attention kernels: which kernel, which tiles, and the memory beside queries and pages."""
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -9,11 +11,16 @@ from torch import Tensor
 from quire.ops.backend import AttentionForm
 from quire.ops.triton import kv_rows
 from quire.ops.triton.attention_scores import LOG2_E, NO_WINDOW
-from quire.ops.triton.decode_attention import _decode_attention, num_splits
-from quire.ops.triton.prompt_attention import _prompt_attention, num_blocks
+from quire.ops.triton.decode_attention import decode_attention, num_splits
+from quire.ops.triton.launch import Kernel
+from quire.ops.triton.prompt_attention import num_blocks, prompt_attention
 from quire.ops.triton.rows import PagedRows
+from quire.ops.triton.tiles import FLOATS, USUAL
+from quire.ops.triton.variants import Variant
 
-MAX_GROUP = 128
+MAX_TILE = 128 * 64
+"""Query heads of a KV head, times numbers of a head: more would not fit a program's registers."""
+
 MAX_DECODE_ROWS = 4096
 MAX_PART_BYTES = 64 << 20
 """The most memory of splits that wait to be merged; rows beyond it are not split, which changes no bits."""
@@ -22,7 +29,8 @@ PROGRAMS_PER_PROCESSOR = 4
 """Decode programs for each multiprocessor. Two are resident at 128 numbers a head, and the others follow."""
 
 INTERPRETER_PROGRAMS = 3
-ROW_BUCKETS = (16, 128, 512, MAX_DECODE_ROWS)
+ROW_BUCKETS = (512, MAX_DECODE_ROWS)
+"""Rows whose lengths a program reads; 512 are four for each of its threads, and few are not read faster."""
 
 
 class Tiles(NamedTuple):
@@ -34,15 +42,20 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-def decode_tiles(group: int, head_dim: int, itemsize: int) -> Tiles:
+def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
     """Chooses the tiles of decode attention, from the model's shape alone.
 
     16 rows, the least of a matrix unit, hold the query heads of one KV head; more heads take a power of two. 64 keys
     are 16 kB of 16-bit numbers at 128 a head. Five stages, of which the lookup in the block table takes some, keep two
     tiles of keys and values under way: 72 kB a program, and two programs fit a multiprocessor by their registers.
     """
-    wide = head_dim * itemsize > 256  # keys of half as many rows, so that tiles of keys and values stay as large
-    return Tiles(max(16, triton.next_power_of_2(group)), 32 if wide else 64, 4, 5)
+    block_m = max(16, triton.next_power_of_2(group))
+    # Keys of half as many rows where they are long, so that tiles of keys and values stay as large.
+    block_n = 32 if head_dim * dtype.itemsize > 256 else 64
+    # More warps where a thread would hold too much: rows of many heads, and the places of rows that are read by four
+    # bytes, because scales lie between them.
+    is_large = block_m > 16 or cache_dtype in kv_rows.KINDS
+    return Tiles(block_m, block_n, 8 if is_large else 4, 3 if block_m > 32 else 5)
 
 
 def prompt_tiles(num_lanes: int, group: int, head_dim: int, itemsize: int) -> Tiles:
@@ -59,14 +72,14 @@ def prompt_tiles(num_lanes: int, group: int, head_dim: int, itemsize: int) -> Ti
 
 def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) -> bool:
     """Returns True if `attend` computes this; what it does not is left to plain torch."""
-    group = q.shape[1] // kv_cache.shape[2]
+    group, block_d = q.shape[1] // kv_cache.shape[2], triton.next_power_of_2(q.shape[2])
     return (
         q.dtype in kv_rows.PLAIN_KINDS
         and 16 <= q.shape[2] <= kv_rows.MAX_HEAD_DIM
-        and group <= MAX_GROUP
+        and triton.next_power_of_2(group) * block_d <= MAX_TILE
         and kv_rows.has_kernels(kv_cache, q.shape[2])
         and len(rows.seq_lens) <= MAX_DECODE_ROWS
-        and (q.dtype != torch.float32 or rows.max_query_len == 1 or (group <= 32 and q.shape[2] <= 64))
+        and (q.dtype != torch.float32 or rows.max_query_len == 1 or (group <= 32 and block_d <= 64))
     )
 
 
@@ -102,23 +115,24 @@ class Attention:
     ) -> None:
         """Computes the rows of one token."""
         num_rows, (_, num_heads, head_dim) = len(rows.seq_lens), q.shape
-        num_kv_heads, block_size, row = kv_cache.shape[2:]
+        num_kv_heads, _, row = kv_cache.shape[2:]
         group = num_heads // num_kv_heads
-        tiles = decode_tiles(group, head_dim, q.dtype.itemsize)
+        tiles = decode_tiles(group, head_dim, q.dtype, kv_cache.dtype)
         splits = num_splits(rows.max_seq_len)
         max_parts = parts_that_wait(num_rows, splits, num_heads, head_dim)
         parts = q.new_empty(max_parts * num_heads * head_dim, dtype=torch.float32)
         part_sums = q.new_empty(max_parts * num_heads * 2, dtype=torch.float32)
-        _decode_attention(
+        decode_attention(
             (min(self._num_programs, num_rows * num_kv_heads * splits),),
             q, kv_cache, out, lse, None if rows.max_query_len == 1 else rows.query_starts,
             rows.seq_lens, rows.prefix_lens, rows.block_tables,
             form.sinks, form.slopes, form.distance_bias, parts, part_sums, self._zeros(num_rows * num_kv_heads),
-            num_rows, num_kv_heads, group, rows.block_tables.stride(0), kv_cache.stride(0), max_parts,
+            num_rows, num_kv_heads, group, rows.block_tables.stride(0), kv_cache.stride(0),
+            kv_rows.page_shift(kv_cache), max_parts,
             *form_numbers(form),
             **form_constants(form), HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim),
             BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
-            BLOCK_ROWS=next(size for size in ROW_BUCKETS if size >= num_rows), BLOCK_SIZE=block_size, ROW=row,
+            BLOCK_ROWS=next(size for size in ROW_BUCKETS if size >= num_rows), ROW=row,
             KIND=kv_rows.kind_of(kv_cache.dtype), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
 
@@ -138,17 +152,18 @@ def _attend_prompts(
 ) -> None:
     """Computes the rows of several tokens."""
     num_rows, (num_tokens, num_heads, head_dim) = len(rows.seq_lens), q.shape
-    num_kv_heads, block_size, row = kv_cache.shape[2:]
+    num_kv_heads, _, row = kv_cache.shape[2:]
     group = num_heads // num_kv_heads
     tiles = prompt_tiles(group * rows.max_query_len, group, head_dim, q.dtype.itemsize)
     block_q = tiles.block_m // group
-    _prompt_attention(
+    prompt_attention(
         (num_kv_heads, num_blocks(num_tokens, num_rows, block_q)),
         q, kv_cache, out, lse, rows.query_starts, rows.seq_lens, rows.prefix_lens, rows.block_tables,
         form.sinks, form.slopes, form.distance_bias,
-        num_rows, num_kv_heads, group, block_q, rows.block_tables.stride(0), kv_cache.stride(0), *form_numbers(form),
+        num_rows, num_kv_heads, group, block_q, rows.block_tables.stride(0), kv_cache.stride(0),
+        kv_rows.page_shift(kv_cache), *form_numbers(form),
         **form_constants(form), HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim),
-        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_SIZE=block_size, ROW=row,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, ROW=row,
         KIND=kv_rows.kind_of(kv_cache.dtype), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
 
@@ -171,3 +186,41 @@ def form_numbers(form: AttentionForm) -> tuple[float, float, int, int, int]:
 def form_constants(form: AttentionForm) -> dict[str, object]:
     """The kernels' constants of a form."""
     return {"CHUNKS": "none" if form.chunk is None else form.chunks, "HAS_SOFTCAP": form.softcap is not None}
+
+
+def variants() -> Iterator[Variant]:
+    """The kernels of heads of usual sizes, and of sinks and caps; page sizes and windows are no constants."""
+    forms: list[tuple[int, dict[str, object]]] = [
+        *((size, {}) for size in (64, 128, 256)),
+        (64, {"sinks_ptr": "*fp32"}),
+        (256, {"HAS_SOFTCAP": True}),
+    ]
+    for name, (head_dim, form) in itertools.product(USUAL, forms):
+        dtype = {known: dtype for dtype, known in FLOATS.items()}[name]
+        tiles = decode_tiles(1, head_dim, dtype, dtype)
+        rows = {"BLOCK_ROWS": ROW_BUCKETS[0]}
+        for starts in (None, "*i32"):  # in decode steps, and beside prompts
+            yield _variant(decode_attention, name, head_dim, tiles, {**rows, "starts_ptr": starts, **form})
+        for lanes in (64, 65):
+            yield _variant(prompt_attention, name, head_dim, prompt_tiles(lanes, 1, head_dim, dtype.itemsize), form)
+
+
+def _variant(kernel: Kernel, name: str, head_dim: int, tiles: Tiles, form: dict[str, object]) -> Variant:
+    scalars = dict.fromkeys(("scale", "softcap"), "fp32")
+    pointers = dict.fromkeys(("q_ptr", "cache_ptr", "out_ptr"), f"*{name}")
+    ids = dict.fromkeys(("starts_ptr", "seq_lens_ptr", "tables_ptr", "counters_ptr"), "*i32")
+    types: dict[str, Any] = {**scalars, **pointers, **ids, **dict.fromkeys(("parts_ptr", "part_sums_ptr"), "*fp32")}
+    constants: dict[str, object] = {
+        "HEAD_DIM": head_dim, "BLOCK_D": head_dim, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
+        "ROW": head_dim, "KIND": "plain", "CHUNKS": "none", "HAS_SOFTCAP": False,
+        **dict.fromkeys(("lse_ptr", "prefix_lens_ptr", "sinks_ptr", "slopes_ptr", "bias_ptr")),
+    }  # fmt: skip
+    for key, value in form.items():
+        if isinstance(value, str):
+            types[key] = value
+            constants.pop(key, None)
+        else:
+            constants[key] = value
+    typed = {each: types.get(each, "i32") for each in kernel.parameters if each not in constants}
+    reason = "16 rows hold a KV head's query heads" if kernel is decode_attention else "64 rows for each four warps"
+    return Variant(kernel, typed, constants, tiles.num_warps, tiles.num_stages, reason)

@@ -36,10 +36,10 @@ def visible_range(position, prefix_len, window, chunk, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def key_places(table_ptr, keys, in_range, head, page_stride, BLOCK_SIZE: tl.constexpr, ROW: tl.constexpr):
-    """Offsets in the cache of a KV head's keys; those not `in_range` are any."""
-    pages = tl.load(table_ptr + keys // BLOCK_SIZE, mask=in_range, other=0).to(tl.int64)
-    return pages * page_stride + (head * BLOCK_SIZE + keys % BLOCK_SIZE) * ROW
+def key_places(table_ptr, keys, in_range, head, page_stride, page_shift, ROW: tl.constexpr):
+    """Offsets in the cache of a KV head's keys, in pages of `1 << page_shift`; those not `in_range` are any."""
+    pages = tl.load(table_ptr + (keys >> page_shift), mask=in_range, other=0).to(tl.int64)
+    return pages * page_stride + ((head << page_shift) + (keys & ((1 << page_shift) - 1))) * ROW
 
 
 @triton.jit

@@ -56,7 +56,7 @@ def _row_range(seq_len, prefix_len, window, chunk, CHUNKS: tl.constexpr, BLOCK_N
 
 
 @Kernel
-def _decode_attention(
+def decode_attention(
     q_ptr,
     cache_ptr,
     out_ptr,
@@ -76,6 +76,7 @@ def _decode_attention(
     group,
     table_stride,
     page_stride,
+    page_shift,
     max_parts,
     scale,
     softcap,
@@ -87,7 +88,6 @@ def _decode_attention(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     ROW: tl.constexpr,
     KIND: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -149,7 +149,7 @@ def _decode_attention(
             slopes = tl.load(slopes_ptr + heads, mask=is_head, other=0.0)
         bias_heads = tl.where(is_head, heads, 0)
         table_ptr = tables_ptr + row.to(tl.int64) * table_stride
-        values_ptr = cache_ptr + (num_kv_heads * BLOCK_SIZE).to(tl.int64) * ROW
+        values_ptr = cache_ptr + (num_kv_heads << page_shift).to(tl.int64) * ROW
 
         most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
@@ -162,7 +162,7 @@ def _decode_attention(
             for start in tl.range(tile_begin, tl.minimum(tile_begin + size, end), BLOCK_N):
                 keys = start + tl.arange(0, BLOCK_N)
                 seen = (keys >= first) & (keys < end)
-                places = key_places(table_ptr, keys, seen, kv_head, page_stride, BLOCK_SIZE, ROW)
+                places = key_places(table_ptr, keys, seen, kv_head, page_stride, page_shift, ROW)
                 k, k_scales = load_rows(cache_ptr, places, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
                 distances = tl.broadcast_to((keys - (seq_len - 1))[None, :], (BLOCK_M, BLOCK_N))
                 scores = score_tile(

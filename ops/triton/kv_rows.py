@@ -23,15 +23,21 @@ _ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: numbers beside it are intege
 
 def has_kernels(kv_cache: torch.Tensor, head_dim: int) -> bool:
     """Returns True if kernels read and write this cache: rows are aligned, and pages lie where wide loads start."""
-    dtype, row = kv_cache.dtype, kv_cache.shape[-1]
+    dtype, (block_size, row) = kv_cache.dtype, kv_cache.shape[3:]
     return (
         (dtype in PLAIN_KINDS or dtype in KINDS)
         and head_dim % 8 == 0
+        and block_size & (block_size - 1) == 0
         and row == row_size(head_dim, dtype)
         and kv_cache.stride()[1:] == torch.empty(kv_cache.shape[1:], device="meta").stride()
         and kv_cache.stride(0) % PAGE_ALIGNMENT == 0
         and kv_cache.data_ptr() % PAGE_ALIGNMENT == 0
     )
+
+
+def page_shift(kv_cache: torch.Tensor) -> int:
+    """The binary logarithm of a page's tokens: kernels do not divide by it."""
+    return kv_cache.shape[3].bit_length() - 1
 
 
 def kind_of(dtype: torch.dtype) -> str:

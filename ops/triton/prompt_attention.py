@@ -51,6 +51,7 @@ def _attend_tiles(
     table_ptr,
     kv_head,
     page_stride,
+    page_shift,
     positions,
     firsts,
     ends,
@@ -65,7 +66,6 @@ def _attend_tiles(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     ROW: tl.constexpr,
     KIND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -79,7 +79,7 @@ def _attend_tiles(
     for start in tl.range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         in_range = (keys >= least) & (keys < limit)
-        places = key_places(table_ptr, keys, in_range, kv_head, page_stride, BLOCK_SIZE, ROW)
+        places = key_places(table_ptr, keys, in_range, kv_head, page_stride, page_shift, ROW)
         k, k_scales = load_rows(cache_ptr, places, in_range, HEAD_DIM, BLOCK_D, KIND, q.dtype)
         distances = keys[None, :] - positions[:, None]
         scores = score_tile(
@@ -95,7 +95,7 @@ def _attend_tiles(
 
 
 @Kernel
-def _prompt_attention(
+def prompt_attention(
     q_ptr,
     cache_ptr,
     out_ptr,
@@ -113,6 +113,7 @@ def _prompt_attention(
     block_q,
     table_stride,
     page_stride,
+    page_shift,
     scale,
     softcap,
     window,
@@ -122,7 +123,6 @@ def _prompt_attention(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     ROW: tl.constexpr,
     KIND: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -171,7 +171,7 @@ def _prompt_attention(
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + heads)
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
-    values_ptr = cache_ptr + (num_kv_heads * BLOCK_SIZE).to(tl.int64) * ROW
+    values_ptr = cache_ptr + (num_kv_heads << page_shift).to(tl.int64) * ROW
     page_stride = tl.multiple_of(page_stride.to(tl.int64), _PAGE_ALIGNMENT)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -181,8 +181,8 @@ def _prompt_attention(
         tiles_end = full_begin if part == 0 else full_end if part == 1 else limit
         most, total, acc = _attend_tiles(
             most, total, acc, tiles_begin, tiles_end, q, cache_ptr, values_ptr, table_ptr, kv_head, page_stride,
-            positions, firsts, ends, least, limit, heads, slopes, bias_ptr, scale, softcap, reach,
-            HEAD_DIM, BLOCK_D, BLOCK_N, BLOCK_SIZE, ROW, KIND, HAS_SOFTCAP, slopes_ptr is not None, part != 1,
+            page_shift, positions, firsts, ends, least, limit, heads, slopes, bias_ptr, scale, softcap, reach,
+            HEAD_DIM, BLOCK_D, BLOCK_N, ROW, KIND, HAS_SOFTCAP, slopes_ptr is not None, part != 1,
         )  # fmt: skip
     sinks = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if sinks_ptr is not None:

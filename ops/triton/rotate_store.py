@@ -1,16 +1,29 @@
 """What happens between a layer's projection and its attention: norms, rotation and the KV cache, in one kernel."""
 
+import itertools
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.ops.cache_rows import in_octets
-from quire.ops.triton.kv_rows import MAX_HEAD_DIM, PAGE_ALIGNMENT, PLAIN_KINDS, has_kernels, kind_of, store_rows
+from quire.ops.triton.kv_rows import (
+    MAX_HEAD_DIM,
+    PAGE_ALIGNMENT,
+    PLAIN_KINDS,
+    has_kernels,
+    kind_of,
+    page_shift,
+    store_rows,
+)
 from quire.ops.triton.launch import Kernel
+from quire.ops.triton.tiles import USUAL
+from quire.ops.triton.variants import Variant
 
 BLOCK_HEADS = 4
-"""Heads of a program: with 128 numbers a head, four warps read 8 bytes a thread, and one request fills 12 programs."""
+"""Heads of a program: a request of 48 heads is 12 programs, and no program computes much in turn."""
 
 TOKEN_ALIGNMENT = 8
 """Elements to whose multiples the stride from token to token is aligned."""
@@ -38,19 +51,19 @@ def rotate_and_store(
     """Runs `Backend.rotate_and_store`. Slots below 0 are not written."""
     num_tokens, num_all, head_dim = heads.shape
     heads = _aligned(heads)
-    num_kv_heads, block_size = kv_cache.shape[2:4]
+    num_kv_heads = kv_cache.shape[2]
     num_heads = num_all - 2 * num_kv_heads
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     if not num_tokens:
         return q
     weight, eps = norm or (None, 0.0)
-    _rotate_and_store(
+    rotate_and_store_heads(
         (num_tokens, triton.cdiv(num_all, BLOCK_HEADS)),
         heads, q, cos.contiguous(), sin.contiguous(), in_octets(kv_cache), slot_mapping, weight, scales,
-        heads.stride(0), kv_cache.stride(0), num_heads, num_kv_heads, float(eps),
+        heads.stride(0), kv_cache.stride(0), page_shift(kv_cache), num_heads, num_kv_heads, float(eps),
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), ROTARY_DIM=cos.shape[-1],
-        IS_INTERLEAVED=is_interleaved, BLOCK_SIZE=block_size, ROW=kv_cache.shape[4], KIND=kind_of(kv_cache.dtype),
-        BLOCK_HEADS=BLOCK_HEADS, num_warps=4, num_stages=1,
+        IS_INTERLEAVED=is_interleaved, ROW=kv_cache.shape[4], KIND=kind_of(kv_cache.dtype),
+        BLOCK_HEADS=BLOCK_HEADS, num_warps=num_warps(head_dim), num_stages=1,
     )  # fmt: skip
     return q
 
@@ -61,13 +74,18 @@ def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scale
     if not num_tokens:
         return
     k, v = _aligned(k), _aligned(v)
-    _write_kv(
+    write_heads(
         (num_tokens, triton.cdiv(num_kv_heads, BLOCK_HEADS), 2),
         k, v, in_octets(kv_cache), slot_mapping, scales,
-        k.stride(0), v.stride(0), kv_cache.stride(0), num_kv_heads,
-        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_SIZE=kv_cache.shape[3],
-        ROW=kv_cache.shape[4], KIND=kind_of(kv_cache.dtype), BLOCK_HEADS=BLOCK_HEADS, num_warps=4, num_stages=1,
+        k.stride(0), v.stride(0), kv_cache.stride(0), page_shift(kv_cache), num_kv_heads,
+        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), ROW=kv_cache.shape[4],
+        KIND=kind_of(kv_cache.dtype), BLOCK_HEADS=BLOCK_HEADS, num_warps=num_warps(head_dim), num_stages=1,
     )  # fmt: skip
+
+
+def num_warps(head_dim: int) -> int:
+    """So many warps that a thread reads eight numbers at once: 16 bytes of half precision."""
+    return max(1, BLOCK_HEADS * triton.next_power_of_2(head_dim) // (8 * 32))
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -77,11 +95,11 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _cache_rows(slot, kv_head, page_stride, BLOCK_SIZE: tl.constexpr, ROW: tl.constexpr):
+def _cache_rows(slot, kv_head, page_stride, page_shift, ROW: tl.constexpr):
     """Offsets of the rows of a slot; values lie behind keys in the page, so that their heads are further ones."""
-    page, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    page, offset = slot >> page_shift, slot & ((1 << page_shift) - 1)
     page_stride = tl.multiple_of(page_stride.to(tl.int64), _PAGE_ALIGNMENT)
-    return page * page_stride + (kv_head.to(tl.int64) * BLOCK_SIZE + offset) * ROW
+    return page * page_stride + ((kv_head.to(tl.int64) << page_shift) + offset) * ROW
 
 
 @triton.jit
@@ -93,7 +111,7 @@ def _normed(x, inverse, weight_ptr, places, mask):
 
 
 @Kernel
-def _rotate_and_store(
+def rotate_and_store_heads(
     heads_ptr,
     q_ptr,
     cos_ptr,
@@ -104,6 +122,7 @@ def _rotate_and_store(
     scales_ptr,
     token_stride,
     page_stride,
+    page_shift,
     num_heads,
     num_kv_heads,
     eps,
@@ -111,7 +130,6 @@ def _rotate_and_store(
     BLOCK_D: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     ROW: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -158,7 +176,7 @@ def _rotate_and_store(
         slot = tl.load(slots_ptr + token)
         kv_head = head - num_heads  # values lie behind keys, in the token's heads and in the page
         is_stored = (kv_head >= 0) & (kv_head < tl.where(slot >= 0, 2 * num_kv_heads, 0))
-        rows = _cache_rows(slot, kv_head, page_stride, BLOCK_SIZE, ROW)
+        rows = _cache_rows(slot, kv_head, page_stride, page_shift, ROW)
         fixed = tl.full((BLOCK_HEADS,), 1.0, tl.float32)
         if scales_ptr is not None:
             fixed = tl.load(scales_ptr + kv_head, mask=is_stored, other=1.0)
@@ -166,7 +184,7 @@ def _rotate_and_store(
 
 
 @Kernel
-def _write_kv(
+def write_heads(
     k_ptr,
     v_ptr,
     cache_ptr,
@@ -175,10 +193,10 @@ def _write_kv(
     k_token_stride,
     v_token_stride,
     page_stride,
+    page_shift,
     num_kv_heads,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     ROW: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -196,9 +214,26 @@ def _write_kv(
         x = tl.load(row_ptr + head[:, None] * HEAD_DIM + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     slot = tl.load(slots_ptr + token)
     kv_head = head + tl.program_id(2) * num_kv_heads
-    rows = _cache_rows(slot, kv_head, page_stride, BLOCK_SIZE, ROW)
+    rows = _cache_rows(slot, kv_head, page_stride, page_shift, ROW)
     fixed = tl.full((BLOCK_HEADS,), 1.0, tl.float32)
     if scales_ptr is not None:
         fixed = tl.load(scales_ptr + kv_head, mask=is_head, other=1.0)
     is_stored = head < tl.where(slot >= 0, num_kv_heads, 0)
     store_rows(cache_ptr, rows, x, is_stored, fixed, HEAD_DIM, BLOCK_D, KIND, scales_ptr is not None)
+
+
+def variants() -> Iterator[Variant]:
+    """The kernels of heads that most models have, all of whose numbers are rotated."""
+    for name, head_dim, has_norm in itertools.product(USUAL, (64, 128, 256), (False, True)):
+        tensors = dict.fromkeys(("heads_ptr", "q_ptr", "cos_ptr", "sin_ptr", "cache_ptr", "weight_ptr"), f"*{name}")
+        sizes = ("token_stride", "page_stride", "page_shift", "num_heads", "num_kv_heads")
+        types = {**tensors, "slots_ptr": "*i64", **dict.fromkeys(sizes, "i32"), "eps": "fp32"}
+        constants: dict[str, object] = {
+            "HEAD_DIM": head_dim, "BLOCK_D": head_dim, "ROTARY_DIM": head_dim, "IS_INTERLEAVED": False,
+            "ROW": head_dim, "KIND": "plain", "BLOCK_HEADS": BLOCK_HEADS, "scales_ptr": None,
+        }  # fmt: skip
+        if not has_norm:
+            del types["weight_ptr"]
+            constants["weight_ptr"] = None
+        reason = "eight numbers a thread: one load of 16 bytes"
+        yield Variant(rotate_and_store_heads, types, constants, num_warps(head_dim), 1, reason)

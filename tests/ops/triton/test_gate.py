@@ -18,7 +18,9 @@ SM_90 = ARCHES["sm_90"]
 WIDE_LOADS = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "UTMALDG")
 MULTIPLIERS = ("HGMMA", "QGMMA", "IGMMA")
 
-WARP_GROUP_PRODUCTS = {"product", "multiply_few", "multiply_few_codes", "multiply_experts", "multiply_router"}
+WARP_GROUP_PRODUCTS = {
+    *("product", "multiply_few", "multiply_few_codes", "multiply_experts", "multiply_router", "prompt_attention"),
+}
 """Kernels whose products have 64 rows."""
 WITHOUT_WIDE_LOADS = {"sort_choices", "select_experts", "rotation_rows", "likeliest_of_rows"}
 """Kernels that read single numbers, lists of ids or bytes here and there."""

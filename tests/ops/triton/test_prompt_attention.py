@@ -93,7 +93,7 @@ def test_there_is_a_block_for_each_query() -> None:
 
 @pytest.mark.parametrize("rows", [[(1, 40), (1, 9)], [(1, 20), (6, 30)]])
 def test_the_backend_attends_by_kernels_and_leaves_the_rest_to_torch(rows: list[tuple[int, int]]) -> None:
-    for options in ({"dtype": torch.bfloat16}, {"head_dim": 12}):
+    for options in ({"dtype": torch.bfloat16, "num_heads": 2, "num_kv_heads": 1}, {"head_dim": 12}):
         step, same = (Step(ops, rows, **options) for ops in (TritonBackend(), EAGER))
         torch.testing.assert_close(step.run(softcap=2.0), same.run(softcap=2.0), rtol=1.6e-2, atol=1e-2)
         for got, expected in zip(
