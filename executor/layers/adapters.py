@@ -85,7 +85,8 @@ class LayerAdapters:
         max_rank, start = self._place.limits.max_rank, 0
         for number, (part, size) in enumerate(zip(self._parts, self._weights.sizes, strict=True)):
             if part.name == name:
-                a, b = self._checked(part, weight)
+                device, dtype = self._weights.a.device, self._weights.a.dtype
+                a, b = (each.to(device, dtype) for each in self._checked(part, weight))
                 rank, first = len(a), number * max_rank
                 self._weights.a[adapter, first : first + rank] = a
                 self._weights.b[adapter, :rank, start : start + len(b)] = b.T

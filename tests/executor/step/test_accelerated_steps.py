@@ -60,7 +60,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendDevice]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "none")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 36, 1 << 36))
-    monkeypatch.setattr("quire.executor.worker.bind", lambda _: PaddedBackend())
+    monkeypatch.setattr("quire.executor.worker.bind", lambda *_, **__: PaddedBackend())
     monkeypatch.setattr(Again, "count", 0)
     with PretendDevice() as device:
         yield device

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from quire.core.config.cache import CacheConfig
 from quire.core.errors import ModelLoadError
 from quire.core.wire.protocol import EngineRequest, StepPlan, StepResult
 from quire.core.wire.rank import Layout, Rank
@@ -23,7 +24,10 @@ from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.worker import Worker
 from quire.ops.cpu import launches
 from quire.ops.cpu.libraries import load_kernels
-from tests.executor.step.test_model_runner import engine_config, generate, prompt_of, request, tokens_of
+from quire.ops.triton.graphs import RULES
+from tests.executor.pretend_device import PretendDevice
+from tests.executor.step.test_accelerated_steps import Again, PaddedBackend, device  # noqa: F401
+from tests.executor.step.test_model_runner import NUM_BLOCKS, engine_config, generate, prompt_of, request, tokens_of
 from tests.executor.step.test_recorded_steps import bf16_config, launched  # noqa: F401
 from tests.executor.thread_group import on_every_rank
 
@@ -281,6 +285,22 @@ def test_a_backend_that_records_no_adapters_still_records_other_steps(
     launched.clear()
     worker.generate(one, [-1])
     assert launched
+
+
+def test_padded_steps_of_an_accelerator_have_the_same_tokens(
+    folder: Path,
+    loras: list[dict[str, tuple[Tensor, Tensor]]],
+    expected: dict[str, list[int]],
+    device: PretendDevice,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of padding have no adapter, and the host reads nothing from the device."""
+    monkeypatch.setattr(PaddedBackend, "recording_rules", RULES._replace(interval=1))
+    config = engine_config(folder, device="cuda", cache=CacheConfig(num_gpu_blocks_override=NUM_BLOCKS))
+    worker = AdaptedWorker(start(config), loras)
+    for _ in range(2):
+        assert worker.generate(*requests_of()) == expected
+    assert Again.count
 
 
 def test_the_memory_plan_counts_the_adapters(folder: Path) -> None:
