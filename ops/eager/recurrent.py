@@ -177,8 +177,11 @@ class EagerRecurrent(RecurrentOperations):
 
         decay = (decay_gate.float() + decay_bias).sigmoid() * log_decay
         factor = (-torch.expm1(2 * decay)).sqrt()
-        starts = rows.starts[:-1].to(x.device)
-        factor[starts] = factor[starts].masked_fill(rows.is_new.unsqueeze(1), 1)
+        if len(rows.is_new) == len(x):  # a decode step: nothing goes to the device
+            factor = _ones(factor, rows.is_new)
+        else:
+            starts = rows.starts[:-1].to(x.device)
+            factor[starts] = _ones(factor[starts], rows.is_new)
         added = x.float() * (input_gate.float() + input_bias).sigmoid() * factor
         return _by_row(scan, (added, decay), state, rows).to(x.dtype)
 
@@ -246,6 +249,10 @@ def _by_row(
 def _zero(x: Tensor, is_zero: Tensor) -> Tensor:
     """`x` with zeros where `is_zero`, whose dimensions are the first of `x`, is set."""
     return x.masked_fill(is_zero.reshape(is_zero.shape + (1,) * (x.dim() - is_zero.dim())), 0)
+
+
+def _ones(x: Tensor, is_one: Tensor) -> Tensor:
+    return x.masked_fill(is_one.unsqueeze(1), 1)
 
 
 def _unit(x: Tensor) -> Tensor:

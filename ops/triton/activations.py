@@ -49,3 +49,13 @@ def _at_most(x, limit):
 @triton.jit
 def _within(x, limit):
     return tl.where(x < -limit, -limit, _at_most(x, limit))
+
+
+@triton.jit
+def softplus(x):
+    """`log(1 + exp(x))` of float32, also where it is small."""
+    above = tl.exp(-tl.abs(x))
+    whole = 1.0 + above
+    is_lost = whole == 1.0  # all of `above`, which then is the logarithm
+    log = tl.where(is_lost, above, tl.log(whole) * (above / tl.where(is_lost, 1.0, whole - 1.0)))
+    return tl.maximum(x, 0.0) + log

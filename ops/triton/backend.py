@@ -21,6 +21,7 @@ from quire.ops.triton.attention import Attention, covers
 from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 from quire.ops.triton.quantized import TritonQuantized
+from quire.ops.triton.recurrent import TritonRecurrent
 from quire.ops.triton.sampling import TritonSampling
 
 
@@ -40,6 +41,7 @@ class TritonBackend(EagerBackend[PlainWeight]):
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
         self._attention: Attention | None = None  # made on the first tensor's device
         self._recorder = graphs.GraphRecorder()
+        self.recurrent = TritonRecurrent()
         self.sampling = TritonSampling()
         self._find_broken = find_broken
         self.leave_to_torch(without)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.routing import Router
+from quire.ops.triton.activations import softplus
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.variants import Variant
 
@@ -196,10 +197,7 @@ def _scores(logits, is_there, SCORE: tl.constexpr):
     elif SCORE == "sigmoid":
         return tl.sigmoid(logits)
     elif SCORE == "sqrt_softplus":
-        above = tl.exp(-tl.abs(logits))
-        whole = 1.0 + above  # log(1 + above), also where above is lost in the sum
-        log = tl.where(whole == 1.0, above, tl.log(whole) * (above / tl.where(whole == 1.0, 1.0, whole - 1.0)))
-        return tl.sqrt(tl.maximum(logits, 0.0) + log)
+        return tl.sqrt(softplus(logits))
     else:
         tl.static_assert(SCORE == "sparse_mixer")
         return logits

@@ -1,0 +1,194 @@
+"""Recurrent operations: decode steps as kernels, one token a row; prompts in plain torch."""
+
+from typing import Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from quire.ops.eager.recurrent import EagerRecurrent
+from quire.ops.recurrent import GateActivation, StateRows
+from quire.ops.triton.recurrent_steps import (
+    CHANNELS,
+    SCANNED_CHANNELS,
+    VALUE_COLUMNS,
+    convolve_token,
+    norm_warps,
+    normalize_gated,
+    scan_token,
+    update_outer_products,
+)
+
+_MAX_KEYS = 256
+_MAX_GROUP = 16384
+
+
+class TritonRecurrent(EagerRecurrent):
+    """Runs in kernels the steps in which each row has one token."""
+
+    def causal_conv1d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        rows: StateRows,
+        *,
+        activation: Literal["silu"] | None = None,
+    ) -> Tensor:
+        if not _are_decodes(x, rows, state):
+            return super().causal_conv1d(x, weight, bias, state, rows, activation=activation)
+        x = _dense(x)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        convolve_token(
+            (len(x), triton.cdiv(x.shape[1], CHANNELS)), x, weight, bias, state, rows.slots, _bytes(rows.is_new), out,
+            x.shape[1], x.stride(0), WIDTH=len(weight), IS_ACTIVATED=activation == "silu",
+            IS_EVEN=x.shape[1] % 8 == 0 and x.stride(0) % 8 == 0, CHANNELS=CHANNELS, num_warps=1, num_stages=1,
+        )  # fmt: skip
+        return out
+
+    def selective_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        gate: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        if not _are_decodes(x, rows, state, a):
+            return super().selective_scan(x, dt, dt_bias, a, b, c, d, gate, state, rows)
+        x, dt, b, c, gate = map(_dense, (x, dt, b, c, gate))
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        scan_token(
+            (len(x), triton.cdiv(x.shape[1], SCANNED_CHANNELS)), x, dt, dt_bias, a, b, c, d, gate, state, rows.slots,
+            _bytes(rows.is_new), out, x.shape[1], len(a), *(each.stride(0) for each in (x, dt, b, c, gate)),
+            IS_EVEN=x.shape[1] % 8 == 0, SIZE=triton.next_power_of_2(len(a)), CHANNELS=SCANNED_CHANNELS, num_stages=1,
+        )  # fmt: skip
+        return out
+
+    def ssd(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        dt_limit: tuple[float, float],
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        state: Tensor,
+        rows: StateRows,
+    ) -> Tensor:
+        if not _are_decodes(x, rows, state) or state.shape[2] > _MAX_KEYS:
+            return super().ssd(x, dt, dt_bias, dt_limit, a, b, c, d, state, rows)
+        return _update("ssd", c, b, x, a, state, rows, dt=dt, dt_bias=dt_bias, d=d, limits=dt_limit)
+
+    def lightning_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows
+    ) -> Tensor:
+        if not _are_decodes(q, rows, state) or state.shape[2] > _MAX_KEYS:
+            return super().lightning_attention(q, k, v, log_decay, state, rows)
+        return _update("lightning", q, k, v, log_decay, state, rows)
+
+    def gated_delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dt: Tensor,
+        dt_bias: Tensor,
+        a: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        rows: StateRows,
+        *,
+        least_log_decay: float | None = None,
+        beta_scale: float = 1.0,
+    ) -> Tensor:
+        if not _are_decodes(q, rows, state) or state.shape[2] > _MAX_KEYS:
+            return super().gated_delta_rule(
+                q, k, v, dt, dt_bias, a, beta, state, rows, least_log_decay=least_log_decay, beta_scale=beta_scale
+            )
+        return _update(
+            "delta", q, k, v, a, state, rows, dt=dt, dt_bias=dt_bias, beta=beta, least=least_log_decay,
+            beta_scale=beta_scale,
+        )  # fmt: skip
+
+    def gated_rms_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        gate_first: bool,
+        activation: GateActivation = "silu",
+    ) -> Tensor:
+        num_tokens, num_groups, size = x.shape
+        if size > _MAX_GROUP or num_tokens == 0:
+            return super().gated_rms_norm(x, gate, weight, eps, gate_first=gate_first, activation=activation)
+        x, gate, weight = _dense(x), _dense(gate), weight.contiguous()
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        columns = triton.next_power_of_2(size)
+        normalize_gated(
+            (num_tokens, num_groups), x, gate, weight, out, num_groups, weight.numel() // size, size, x.stride(0),
+            gate.stride(0), eps, IS_GATE_FIRST=gate_first, ACTIVATION=activation,
+            IS_EVEN=not any(each % 8 for each in (size, x.stride(0), gate.stride(0))), SIZE=columns,
+            num_warps=norm_warps(columns), num_stages=1,
+        )  # fmt: skip
+        return out
+
+
+def _are_decodes(x: Tensor, rows: StateRows, *held: Tensor) -> bool:
+    """Returns True for one token a row, and states that are dense."""
+    return 0 < len(x) == len(rows.starts) - 1 and all(each.is_contiguous() for each in held)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """`x` with dense tokens, which may lie apart."""
+    return x if x[:1].is_contiguous() else x.contiguous()
+
+
+def _bytes(flags: Tensor) -> Tensor:
+    return flags.view(torch.uint8)
+
+
+def _update(
+    form: Literal["delta", "ssd", "lightning"],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    *,
+    dt: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    beta: Tensor | None = None,
+    d: Tensor | None = None,
+    limits: tuple[float, float] = (0.0, 0.0),
+    least: float | None = None,
+    beta_scale: float = 1.0,
+) -> Tensor:
+    q, k, v, beta = _dense(q), _dense(k), _dense(v), None if beta is None else _dense(beta)
+    dt = None if dt is None else _dense(dt)
+    num_heads, key_dim, value_dim = state.shape[1:]
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    strides = [stride for each in (q, k, v) for stride in each.stride()[:2]]
+    strides += (0, 0) if dt is None else dt.stride()[:2]
+    strides.append(0 if beta is None else beta.stride(0))
+    low, high = limits if least is None else (least, 0.0)
+    keys = triton.next_power_of_2(key_dim)
+    update_outer_products(
+        (len(q), num_heads, triton.cdiv(value_dim, VALUE_COLUMNS)), q, k, v, dt, dt_bias, a, beta, d, state,
+        rows.slots, _bytes(rows.is_new), out, num_heads, num_heads // q.shape[1], key_dim, value_dim, *strides,
+        low, high, beta_scale, FORM=form, HAS_CHANNEL_DECAY=dt is not None and dt.dim() == 3,
+        HAS_LEAST_DECAY=least is not None, IS_EVEN=key_dim == keys and value_dim % VALUE_COLUMNS == 0, KEYS=keys,
+        VALUES=VALUE_COLUMNS, num_stages=1,
+    )  # fmt: skip
+    return out
