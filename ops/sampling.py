@@ -32,3 +32,25 @@ class SamplingOperations(ABC):
         `positions` [num_rows] int64 are on the host. A token whose logit is -inf is never drawn. Returns ids and bools
         like `likeliest`; false if the logits are no distribution (NaN, infinite).
         """
+
+    @abstractmethod
+    def keep_min_p(self, logits: Tensor, log_min_p: np.ndarray) -> Tensor:
+        """Keeps the tokens of `logits` [num_rows, vocab_size] float32 that are likely enough beside the likeliest.
+
+        `log_min_p` [num_rows] float32, on the host: the least difference to the row's greatest logit that stays. The
+        logits of other tokens become -inf, perhaps in place. A row with a NaN stays unusable, here and below.
+        """
+
+    @abstractmethod
+    def keep_top_k(self, logits: Tensor, top_k: np.ndarray) -> Tensor:
+        """Keeps the row's `top_k` [num_rows] int64, on the host, greatest of `logits`, as `keep_min_p` does.
+
+        1 ≤ top_k ≤ vocab_size. Tokens whose logits equal the least that stays do so as well.
+        """
+
+    @abstractmethod
+    def keep_top_p(self, logits: Tensor, top_p: np.ndarray) -> Tensor:
+        """Keeps the fewest greatest of `logits` whose probability reaches `top_p`, as `keep_min_p` does; at least one.
+
+        `top_p` [num_rows] float64, on the host. Tokens exactly as likely as the least that stays do so as well.
+        """

@@ -4,14 +4,15 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.drop_below import drop_below
 from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.ops.sampling import SamplingOperations
 
 
 class MinP(Feature):
     """Works on logits: p < min_p * p_max is the same as logit < logit_max + log(min_p)."""
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, ops: SamplingOperations) -> None:
+        self._ops = ops
         self._log_min_p = np.full(max_num_seqs, -np.inf, np.float32)
 
     def admit(self, request: NewSlot) -> bool:
@@ -24,5 +25,4 @@ class MinP(Feature):
         return self._log_min_p[batch.slots] > -np.inf
 
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
-        least = logits.amax(-1, keepdim=True) + batch.column(self._log_min_p)
-        return drop_below(logits, logits, least)
+        return self._ops.keep_min_p(logits, self._log_min_p[batch.slots])

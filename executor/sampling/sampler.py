@@ -21,7 +21,7 @@ from quire.executor.sampling.min_tokens import MinTokens
 from quire.executor.sampling.penalties import Penalties
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
-from quire.executor.sampling.top_k_top_p import FIRST_LOOK, TopK, TopP
+from quire.executor.sampling.top_k_top_p import TopK, TopP
 from quire.executor.transfers import HostTransfers, Transfers, to_device
 from quire.ops.backend import Backend
 from quire.ops.random import start_of
@@ -103,9 +103,9 @@ class Sampler:
             self.grammar,
             ThinkingBudget(max_num_seqs),
             Temperature(max_num_seqs),  # this and later features: only rows that draw
-            MinP(max_num_seqs),
-            TopK(max_num_seqs, vocab_size),
-            TopP(max_num_seqs, FIRST_LOOK if self._transfers.are_free else vocab_size),
+            MinP(max_num_seqs, self._ops),
+            TopK(max_num_seqs, vocab_size, self._ops),
+            TopP(max_num_seqs, self._ops),
         ]
         self._masking = self._bits(AllowedTokens, BadWords, MinTokens)
         self._following = self._bits(FollowingMask)

@@ -52,6 +52,15 @@ class NativeSampling(SamplingOperations):
                 return token_ids, usable
         return self._fallbacks.run(self._eager.draw, logits, starts, positions)
 
+    def keep_min_p(self, logits: Tensor, log_min_p: np.ndarray) -> Tensor:
+        return self._eager.keep_min_p(logits, log_min_p)
+
+    def keep_top_k(self, logits: Tensor, top_k: np.ndarray) -> Tensor:
+        return self._eager.keep_top_k(logits, top_k)
+
+    def keep_top_p(self, logits: Tensor, top_p: np.ndarray) -> Tensor:
+        return self._eager.keep_top_p(logits, top_p)
+
 
 def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:
     """Uninitialized outputs: ids, and whether each is usable."""

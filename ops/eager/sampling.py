@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.eager import likely_tokens
 from quire.ops.host_arrays import to_device
 from quire.ops.random import uniforms
 from quire.ops.sampling import SamplingOperations
@@ -28,6 +29,19 @@ class EagerSampling(SamplingOperations):
     def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         uniform = to_device(uniforms(starts, positions), logits.device)
         return invert_softmax(logits, uniform)
+
+    def keep_min_p(self, logits: Tensor, log_min_p: np.ndarray) -> Tensor:
+        return likely_tokens.keep_min_p(logits, _column(log_min_p, logits))
+
+    def keep_top_k(self, logits: Tensor, top_k: np.ndarray) -> Tensor:
+        return likely_tokens.keep_top_k(logits, _column(top_k, logits), int(top_k.max()))
+
+    def keep_top_p(self, logits: Tensor, top_p: np.ndarray) -> Tensor:
+        return likely_tokens.keep_top_p(logits, _column(top_p, logits))
+
+
+def _column(values: np.ndarray, logits: Tensor) -> Tensor:
+    return to_device(values, logits.device).unsqueeze(1)
 
 
 def invert_softmax(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.host_arrays import to_device
+from quire.ops.triton import likely_tokens
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.tiles import FLOATS, UNIT, USUAL, VECTOR, are_aligned, are_whole
 from quire.ops.triton.variants import Variant
@@ -191,6 +192,18 @@ class TritonSampling(EagerSampling):
             TILES=_MOST_TILES, CHUNKS=chunks, CHUNK=_CHUNK,
         )  # fmt: skip
         return token_ids, usable.view(torch.bool)
+
+    def keep_min_p(self, logits: Tensor, log_min_p: np.ndarray) -> Tensor:
+        is_done = likely_tokens.keep(likely_tokens.keep_min_p_rows, logits, log_min_p)
+        return logits if is_done else super().keep_min_p(logits, log_min_p)
+
+    def keep_top_k(self, logits: Tensor, top_k: np.ndarray) -> Tensor:
+        is_done = likely_tokens.keep(likely_tokens.keep_top_k_rows, logits, top_k)
+        return logits if is_done else super().keep_top_k(logits, top_k)
+
+    def keep_top_p(self, logits: Tensor, top_p: np.ndarray) -> Tensor:
+        is_done = likely_tokens.keep(likely_tokens.keep_top_p_rows, logits, top_p)
+        return logits if is_done else super().keep_top_p(logits, top_p)
 
 
 def _tokens(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -249,7 +249,7 @@ def test_top_p_of_a_flat_distribution_keeps_thousands_of_tokens() -> None:
     vocab_size = 20_000
     shares = [0.9, 0.5, 0.01, 1e-9]
     logits = 0.01 * random_logits(4, vocab_size=vocab_size)
-    table, top_p = Bench(4, vocab_size).table, TopP(4)
+    table, top_p = Bench(4, vocab_size).table, TopP(4, ops.bind("cpu").sampling)
     for slot, share in enumerate(shares):
         top_p.admit(NewSlot(slot, [1], 1, [[0]], params(top_p=share)))
     kept = top_p.apply(logits.clone(), SampleBatch(np.arange(4), np.ones(4, np.int64), table)).isfinite()
