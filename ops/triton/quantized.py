@@ -43,7 +43,8 @@ _FORMS = (
 )
 """The kind, group, type of scales, and offsets, of common formats."""
 _PROGRAMS = 256
-_STAGES = ((16, 6), (32, 5), (64, 4), (128, 3))
+_STAGES = ((16, 4, 6), (32, 4, 5), (64, 4, 4), (128, 8, 3))
+"""Tokens of a block, warps, and stages. With 128 tokens, four warps would lack registers for the sums and the codes."""
 _DEQUANTIZED_ROWS = 32
 _MULTIPLIED = (torch.bfloat16, torch.float16)
 
@@ -97,9 +98,9 @@ def _codes_of_table(table: list[float], group: int) -> Codes:
 
 def choose_code_tiles(num_tokens: int, shared_bytes: int) -> Tiles:
     """As `choose_tiles`: 64 rows, and about as much of the weight in flight, for codes of a byte."""
-    block_tokens, num_stages = next(each for each in _STAGES if num_tokens <= each[0])
+    block_tokens, num_warps, num_stages = next(each for each in _STAGES if num_tokens <= each[0])
     stage_bytes = 2 * block_tokens * BLOCK_IN + 64 * BLOCK_IN
-    return Tiles(block_tokens, 64, 4, min(num_stages, shared_bytes // stage_bytes))
+    return Tiles(block_tokens, 64, num_warps, min(num_stages, shared_bytes // stage_bytes))
 
 
 def variants() -> Iterator[Variant]:
@@ -107,16 +108,18 @@ def variants() -> Iterator[Variant]:
     scalars = ("out_features", "in_features", "num_groups", "group_size", "flip")
     places = ("num_tokens", "x_stride", "out_stride", "split", "num_biases")
     for dtype, (kind, group, scales, has_offsets) in product(_MULTIPLIED, _FORMS):
-        types = dict.fromkeys(scalars, "i32") | {"codes_ptr": "*u8", "base": "fp32"}
-        missing = {"KIND": kind, "GROUP": group, "BLOCK_IN": BLOCK_IN}
-        for name, kept in (("scales_ptr", scales), ("table_ptr", "*fp32" if kind == "table" else None)):
-            (missing if kept is None else types)[name] = kept
-        (types if has_offsets else missing)["offsets_ptr"] = scales if has_offsets else None
+        types = dict.fromkeys(scalars, "i32") | {"codes_ptr": "*u8", "base": "fp32", "scales_ptr": scales}
+        if has_offsets:
+            types["offsets_ptr"] = scales
+        if kind == "table":
+            types["table_ptr"] = "*fp32"
+        missing: dict[str, object] = dict.fromkeys({"offsets_ptr", "table_ptr"} - types.keys())
+        missing |= {"KIND": kind, "GROUP": group, "BLOCK_IN": BLOCK_IN}
         number = POINTER_TYPES[dtype]
-        rows = {"BLOCK_ROWS": _DEQUANTIZED_ROWS}
+        rows: dict[str, object] = {"BLOCK_ROWS": _DEQUANTIZED_ROWS}
         yield Variant(dequantize_codes, types | {"out_ptr": number}, missing | rows, 4, 1, "reads and writes once")
         types |= dict.fromkeys(places, "i32") | dict.fromkeys(("x_ptr", "bias_ptr", "out_ptr"), number)
-        for activation, (num_tokens, _) in product((None, *FUSED), _STAGES):
+        for activation, (num_tokens, *_) in product((None, *FUSED), _STAGES):
             tiles = choose_code_tiles(num_tokens, arch_of("sm_90").max_shared_bytes)
             constants = missing | {"ACTIVATION": activation, **tiles.constants()}
             shape = (tiles.num_warps, tiles.num_stages, "64 rows for wgmma, whose codes are widened in registers")
