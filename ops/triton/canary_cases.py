@@ -142,7 +142,7 @@ def _attention(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: I
 
 
 def _route(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
-    weight, x = make.normal(32, 256), make.normal(5, 256)
+    weight, x = make.normal(32, 256, scale=0.05), make.normal(5, 256)
     routings = Routing(4), Routing(4, "sigmoid", renormalize=True, num_groups=4, top_groups=2, group_best=2)
     return [each for routing in routings for each in ops.route(x, Router(routing, weight))]
 

@@ -6,7 +6,7 @@ Each file of kernels lists its own in a function `variants()`.
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import NamedTuple
 
@@ -64,6 +64,19 @@ def all_variants() -> list[Variant]:
         for variant in module.variants():
             found.setdefault((variant.kernel.module, variant.kernel.name, variant.specialization), variant)
     return list(found.values())
+
+
+def some_of_each(variants: Iterable[Variant], most: int) -> list[Variant]:
+    """At most so many variants of each kernel: in bfloat16, if there are such, evenly from the first to the last."""
+    by_kernel: dict[str, list[Variant]] = {}
+    for variant in variants:
+        by_kernel.setdefault(variant.kernel.name, []).append(variant)
+    chosen: list[Variant] = []
+    for each in by_kernel.values():
+        candidates = [variant for variant in each if "*bf16" in variant.signature.values()] or each
+        count = min(most, len(candidates))
+        chosen += [candidates[number * (len(candidates) - 1) // max(count - 1, 1)] for number in range(count)]
+    return chosen
 
 
 def is_listed(kernel: KernelFunction, specialization: Specialization) -> bool:

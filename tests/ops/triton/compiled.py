@@ -6,7 +6,7 @@ from quire.ops.triton.binaries import Binary
 from quire.ops.triton.build import VariantError, build
 from quire.ops.triton.jobs import cache_folder
 from quire.ops.triton.machine_code import MachineCode, inspect_code
-from quire.ops.triton.variants import Variant, all_variants
+from quire.ops.triton.variants import Variant, all_variants, some_of_each
 from tests.ops.triton.samples import product, scale
 
 FOLDER = cache_folder() / "tests"
@@ -30,21 +30,7 @@ MOST_OF_A_KERNEL = 4
 """So many variants of each kernel the gate compiles: those that a suite has time for."""
 
 
-def _some(variants: list[Variant]) -> list[Variant]:
-    """Variants in bfloat16, if there are such, evenly from the first to the last."""
-    candidates = [each for each in variants if "*bf16" in each.signature.values()] or variants
-    count = min(MOST_OF_A_KERNEL, len(candidates))
-    return [candidates[number * (len(candidates) - 1) // max(count - 1, 1)] for number in range(count)]
-
-
-def _held() -> list[Variant]:
-    by_kernel: dict[str, list[Variant]] = {}
-    for variant in all_variants():
-        by_kernel.setdefault(variant.kernel.name, []).append(variant)
-    return [each for variants in by_kernel.values() for each in _some(variants)]
-
-
-HELD = _held()
+HELD = some_of_each(all_variants(), MOST_OF_A_KERNEL)
 """The variants that the gate holds. `scripts/kernel_report` looks at all of them, and on all cards."""
 VARIANTS = [*HELD, SCALE, PRODUCT]
 
