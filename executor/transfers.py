@@ -1,7 +1,9 @@
 """Transfers between host and device. The host waits only for the values that it needs."""
 
+import functools
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +11,9 @@ import torch
 from torch import Tensor
 
 from quire.ops.host_arrays import to_device
+
+_ALIGNMENT = 8
+"""Bytes that the start of each array in a packed copy is a multiple of."""
 
 
 class Transfer(Protocol):
@@ -59,33 +64,76 @@ class HostTransfers:
         return HostValues(tensors)
 
 
-class CudaTransfer:
-    """Copies into pinned memory, and an event behind them in the stream."""
+class CudaTransfers:
+    """Transfers from the current CUDA device, in a stream of their own: later steps do not wait for them.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._copies = [
-            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-            for tensor in tensors
-        ]
-        self._event = torch.cuda.Event()
-        self._event.record()
+    Nothing may write the tensors of `to_host` afterwards.
+    """
+
+    are_free = False
+
+    _LARGEST_KEPT = 1 << 20
+    """The most bytes of pinned memory that serve one transfer after the other."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._free: dict[int, list[Tensor]] = {}  # pinned buffers, by size
+
+    def to_host(self, tensors: Sequence[Tensor]) -> Transfer:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        starts = list(itertools.accumulate((_aligned(each.nbytes) for each in tensors), initial=0))
+        buffer = self._take(starts[-1])
+        self._stream.wait_stream(torch.cuda.current_stream())
+        event = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            copies = [
+                buffer[start : start + each.nbytes].view(each.dtype).view(each.shape).copy_(each, non_blocking=True)
+                for each, start in zip(tensors, starts, strict=False)
+            ]
+            event.record()
+        keep = functools.partial(self._free[len(buffer)].append, buffer) if len(buffer) in self._free else None
+        return CudaTransfer(tensors, copies, event, keep)
+
+    def _take(self, num_bytes: int) -> Tensor:
+        """Returns pinned memory of at least `num_bytes`: a new allocation costs more than a small copy."""
+        if not num_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        if num_bytes > self._LARGEST_KEPT:
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        size = 1 << (num_bytes - 1).bit_length()
+        free = self._free.setdefault(size, [])
+        return free.pop() if free else torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class CudaTransfer:
+    """Copies into pinned memory, and an event behind them in their stream."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        copies: list[Tensor],
+        event: torch.cuda.Event,
+        keep: Callable[[], object] | None,
+    ) -> None:
+        """`keep` takes the memory of the `copies` back, for other transfers; None: it is theirs alone."""
+        self._sources: Sequence[Tensor] | None = tensors  # alive until they are copied
+        self._copies = copies
+        self._event = event
+        self._keep = keep
 
     @property
     def is_done(self) -> bool:
         return self._event.query()
 
     def values(self) -> list[Tensor]:
-        self._event.synchronize()
+        if self._sources is not None:
+            self._event.synchronize()
+            self._sources = None
+            if self._keep is not None:
+                self._copies = [copy.clone() for copy in self._copies]
+                self._keep()
         return self._copies
-
-
-class CudaTransfers:
-    """Transfers from the current CUDA device, in its current stream."""
-
-    are_free = False
-
-    def to_host(self, tensors: Sequence[Tensor]) -> Transfer:
-        return CudaTransfer(tensors)
 
 
 def transfers_from(device: torch.device) -> Transfers:
@@ -144,16 +192,12 @@ class PinnedRing:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()
 
 
-_ALIGNMENT = 8
-"""Bytes that the start of each array in a packed copy is a multiple of."""
-
-
 def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """Like `to_device`, of all `arrays` in one copy. On a device that is the host, nothing is copied."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     parts = [np.ascontiguousarray(array) for array in arrays]
-    starts = np.cumsum([0, *(-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts)])
+    starts = np.cumsum([0, *(_aligned(part.nbytes) for part in parts)])
     packed = np.empty(starts[-1], np.uint8)
     for part, start in zip(parts, starts, strict=False):
         packed[start : start + part.nbytes] = part.reshape(-1).view(np.uint8)
@@ -162,3 +206,7 @@ def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> li
         there[start : start + part.nbytes].view(torch.from_numpy(part).dtype).view(part.shape)
         for part, start in zip(parts, starts, strict=False)
     ]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

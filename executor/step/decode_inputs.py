@@ -49,6 +49,7 @@ class _Views(NamedTuple):
 
     Attributes:
         num_bytes: of all columns together.
+        next_places: of the tokens that will be sampled.
         places_there: `places` on the device.
         token_ids: of the rows, on the device.
         padding: views of the other rows, and the value that each gets.
@@ -58,6 +59,7 @@ class _Views(NamedTuple):
 
     batch: InputBatch
     places: np.ndarray
+    next_places: np.ndarray
     slots: np.ndarray
     positions: np.ndarray
     is_new: np.ndarray
@@ -111,7 +113,9 @@ class DecodeInputs:
         table, size = self._table, self._table.block_size
         slots[:] = plan.slots
         positions[:] = plan.num_computed
+        table.reach(longest + 1)
         views.places[:] = table.places(slots, positions)
+        np.add(views.places, 1, out=views.next_places)
         np.add(positions, 1, out=batch.wanted_positions)
         np.equal(positions, 0, out=views.is_new)
         views.seq_lens[:] = batch.wanted_positions
@@ -135,10 +139,10 @@ class DecodeInputs:
     def _make_views(self, num_rows: int, shape: StepShape) -> _Views:
         columns, num_bytes = self._lay_out(shape)
         num_groups, host = len(self._table.block_tables), torch.from_numpy(self._mirror.host)
-        places, slots, positions, is_new, lens, *groups = [column.of(host).numpy() for column in columns]
+        places, next_places, slots, positions, is_new, lens, *groups = [column.of(host).numpy() for column in columns]
         mappings, tables, adapters = groups[:num_groups], groups[num_groups : 2 * num_groups], groups[2 * num_groups :]
         there = [column.of(self._mirror.there) for column in columns]
-        places_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
+        places_there, next_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
         padded, seq_lens = shape.num_rows, self._seq_lens[: shape.num_rows]
         spare = self._table.spare_page
         rest = slice(num_rows, padded)
@@ -165,10 +169,12 @@ class DecodeInputs:
             wanted_positions=seq_lens[:num_rows],
             rows=StateRows(slots_there, self._starts[: padded + 1], is_new_there),
             shape=shape,
+            wanted_places=next_there[:num_rows],
         )
         views = self._views[num_rows, shape] = _Views(
             batch,
             places[:num_rows],
+            next_places[:num_rows],
             slots[:num_rows],
             positions[:num_rows],
             is_new[:num_rows],
@@ -184,12 +190,12 @@ class DecodeInputs:
         return views
 
     def _lay_out(self, shape: StepShape) -> tuple[list[_Column], int]:
-        """Returns the columns of a shape, and their bytes: places, slots, positions, whether rows are new, lengths,
-        then each group's slot mapping, each group's block table, and the adapters, if the table has any.
+        """Returns the columns of a shape, and their bytes: places, next places, slots, positions, whether rows are new,
+        lengths, then each group's slot mapping, each group's block table, and the adapters, if the table has any.
         """
         num_groups, rows = len(self._table.block_tables), (shape.num_rows,)
         table = (shape.num_rows, -(-shape.max_seq_len // self._table.block_size))
-        kinds = [(torch.int64, rows), (torch.int64, rows), (torch.int64, rows), (torch.bool, rows), (torch.int32, rows)]
+        kinds = [*4 * [(torch.int64, rows)], (torch.bool, rows), (torch.int32, rows)]
         kinds += num_groups * [(torch.int64, rows)] + num_groups * [(torch.int32, table)]
         if self._table.adapters is not None:
             kinds.append((torch.int64, rows))

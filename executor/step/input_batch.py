@@ -64,6 +64,8 @@ class InputBatch:
         prompt_lens: [num_rows] int64, on the host; tokens of each row's prompt. None: no token of the step is followed
             by one of its own prompt.
         shape: of a batch of `DecodeInputs`; None for others.
+        wanted_places: like `wanted_tokens`, on the device; where the request table will have the tokens sampled there.
+            None: they are not known on the device yet.
         adapters: [num_tokens] int64, on the device; each token's adapter, or -1. None: no token has one.
     """
 
@@ -79,6 +81,7 @@ class InputBatch:
     rows: StateRows | None = None
     prompt_lens: np.ndarray | None = None
     shape: StepShape | None = None
+    wanted_places: torch.Tensor | None = None
     adapters: torch.Tensor | None = None
 
 

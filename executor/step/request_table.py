@@ -64,7 +64,7 @@ class RequestTable:
     def admit(self, request: NewSlot) -> None:
         """Adds the tokens and pages of a request that enters a slot."""
         num_tokens, slot = len(request.token_ids), request.slot
-        self._reach(num_tokens + 1)
+        self.reach(num_tokens + 1)
         self.token_ids[slot, :num_tokens] = to_device(np.array(request.token_ids, np.int32), self.device)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.num_prompt_tokens
@@ -117,16 +117,23 @@ class RequestTable:
         found = self.token_ids.view(-1)[there] if on_host is None else torch.from_numpy(on_host[places])
         return found.long() if out is None else out.copy_(found)
 
-    def write(self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Writes `token_ids` [n], on the device, at (slot, position) pairs; the host does not wait for the values."""
+    def write(
+        self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor, there: torch.Tensor | None = None
+    ) -> None:
+        """Writes `token_ids` [n], on the device, at (slot, position) pairs; the host does not wait for the values.
+
+        `there` are their places on the device, for which the table has columns; None: they are copied there.
+        """
         if len(slots) == 0:
             return
-        self._reach(max(positions.tolist()) + 1)  # for a few rows, a fifth of NumPy's time
-        index = self.places(slots, positions)
-        if self._on_host is not None:
-            self._on_host[index] = token_ids.numpy()
-        else:
-            self.token_ids.view(-1)[to_device(index, self.device)] = token_ids.int()
+        if there is None or self._on_host is not None:
+            self.reach(max(positions.tolist()) + 1)  # for a few rows, a fifth of NumPy's time
+            index = self.places(slots, positions)
+            if self._on_host is not None:
+                self._on_host[index] = token_ids.numpy()
+                return
+            there = to_device(index, self.device)
+        self.token_ids.view(-1)[there] = token_ids.int()
 
     def write_drafts(self, slots: np.ndarray, starts: torch.Tensor, token_ids: torch.Tensor, num_columns: int) -> None:
         """Writes `token_ids` [n, most drafts] after the known tokens of `slots` [n].
@@ -135,13 +142,13 @@ class RequestTable:
             starts: [n] int64, on the device as the ids are; the position of each row's first.
             num_columns: more than any draft's position.
         """
-        self._reach(num_columns)
+        self.reach(num_columns)
         columns = starts.unsqueeze(1) + torch.arange(token_ids.shape[1], device=self.device)
         index = to_device(slots * self._num_columns, self.device).unsqueeze(1) + columns
         self.token_ids.view(-1)[index] = token_ids.int()
 
-    def _reach(self, num_columns: int) -> None:
-        """Grows `token_ids` until it has at least `num_columns` columns."""
+    def reach(self, num_columns: int) -> None:
+        """Grows `token_ids` until it has at least `num_columns` columns, which changes all places."""
         columns = self._num_columns
         if num_columns <= columns:
             return

@@ -74,7 +74,7 @@ class RowSampler:
             logits = logits.clone()
         sampled = self._sampler.sample(logits, samples)
         # On the device, so that the next step can read the tokens before the host does.
-        self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids)
+        self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids, batch.wanted_places)
         num_wanted = batch.num_wanted[batch.num_wanted > 0]
         if self._speculator is None and len(num_wanted) == len(batch.wanted_slots):
             return SampledRows(num_wanted, batch.num_wanted, sampled, None)

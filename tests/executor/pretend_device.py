@@ -6,6 +6,7 @@ that take their device from here run on it with `QUIRE_TEST_DEVICE=pretend`, and
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,17 @@ class _Event:
         pass
 
 
+class _Stream:
+    """A stream of it."""
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
 _OF_THE_DEVICE = {
+    "Stream": _Stream,
+    "current_stream": _Stream,
+    "stream": lambda _: contextlib.nullcontext(),
     "Event": _Event,
     "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=4),
     "is_current_stream_capturing": lambda: False,
@@ -74,9 +85,19 @@ _OF_THE_DEVICE = {
 
 
 class PretendDevice(TorchFunctionMode):
-    """While it is entered, tensors may be put on the device `cuda`."""
+    """While it is entered, tensors may be put on the device `cuda`.
+
+    Attributes:
+        num_pinned: allocations of pinned memory.
+        num_copies: by direction, "in" and "out".
+    """
 
     _may_read = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_pinned = 0
+        self.num_copies = Counter[str]()
 
     def __enter__(self) -> Any:
         self._known = {name: getattr(torch.cuda, name) for name in _OF_THE_DEVICE}
@@ -120,12 +141,14 @@ class PretendDevice(TorchFunctionMode):
         if is_indexed and any(isinstance(x, Elsewhere) and x.dim() > 0 for x in tensors):
             raise RuntimeError("indices should be on the same device as the indexed tensor (cpu)")
         asked = _asked((args, kwargs))
-        kwargs.pop("pin_memory", None)
+        if kwargs.pop("pin_memory", False):
+            self.num_pinned += 1
         args, kwargs = _on_cpu(args), _on_cpu(kwargs)
         if name == "cpu" or (asked is not None and asked.type == "cpu" and name == "to"):
             out = func(*args, **kwargs)
             return _plain(out)
         if name == "pin_memory":
+            self.num_pinned += 1
             return args[0].clone()
         if name == "cuda":
             return args[0].clone().as_subclass(Elsewhere)
@@ -133,6 +156,10 @@ class PretendDevice(TorchFunctionMode):
             is_there = isinstance(tensors[1], Elsewhere)
         if name == "copy_":
             is_there = isinstance(args[0], Elsewhere)
+            if is_there != isinstance(args[1], Elsewhere):
+                self.num_copies["in" if is_there else "out"] += 1
+        if name == "to" and asked is not None and asked.type == "cuda" and not isinstance(args[0], Elsewhere):
+            self.num_copies["in"] += 1
         out = func(*args, **kwargs)
         if asked is not None and asked.type != "meta":
             is_there = asked.type == "cuda"

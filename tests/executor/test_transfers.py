@@ -1,12 +1,9 @@
 """Copies between host and device, on an accelerator that is not there."""
 
-from typing import Any
-
 import numpy as np
-import pytest
 import torch
 
-from quire.executor.transfers import Mirror, PinnedRing, to_device_together
+from quire.executor.transfers import CudaTransfers, Mirror, PinnedRing, to_device_together
 from tests.executor.pretend_device import PretendDevice
 
 
@@ -37,19 +34,30 @@ def test_a_mirror_stays_in_place() -> None:
     assert shared.there.tolist() == [9] * 6, "on a CPU the host's memory is the device's"
 
 
-def test_pinned_buffers_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[int] = []
-    empty = torch.empty
-
-    def count(*args: Any, **options: Any) -> torch.Tensor:
-        pinned.append(args[0])
-        return empty(*args, **options)
-
-    with PretendDevice():
-        monkeypatch.setattr(torch, "empty", count)
+def test_pinned_buffers_are_used_again() -> None:
+    with PretendDevice() as device:
         ring, there = PinnedRing(), torch.zeros(600, dtype=torch.uint8, device="cuda")
         for size in [5, 100, 5, 64, *[3, 5] * 20, 600, *[5] * 20]:
             array = np.arange(size, dtype=np.uint8)
             ring.copy(array, there)
             assert there[:size].tolist() == array.tolist()
-    assert len(pinned) <= 9
+    assert device.num_pinned <= 9
+
+
+def test_results_arrive_in_memory_that_is_used_again() -> None:
+    with PretendDevice() as device:
+        transfers = CudaTransfers()
+        results = []
+        for step in range(12):
+            tokens = torch.arange(5, device="cuda") + step
+            usable = torch.tensor([True, False, True], device="cuda")
+            results.append(transfers.to_host([tokens, usable]))
+            if step >= 2:
+                got = results[step - 2].values()
+                assert [each.tolist() for each in got] == [list(range(step - 2, step + 3)), [True, False, True]]
+                assert got[0].device.type == "cpu"
+        assert device.num_pinned == 3, "as many as were under way"
+        assert results[0].values()[0].tolist() == [0, 1, 2, 3, 4], "not overwritten since"
+        assert transfers.to_host(()).values() == []
+        [large] = transfers.to_host([torch.ones(1 << 19, device="cuda")]).values()
+        assert large.sum() == 1 << 19

@@ -3,17 +3,22 @@
 Its operations are plain torch, because kernels take too long in Triton's interpreter.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from quire.core.config.cache import CacheConfig
+from quire.core.wire.protocol import StepPlan
 from quire.executor.worker import Worker
+from quire.ops.backend import AttentionForm
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
+from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.graphs import RULES
 from tests.executor.pretend_device import PretendDevice
 from tests.executor.step.test_model_runner import (
@@ -21,6 +26,8 @@ from tests.executor.step.test_model_runner import (
     engine_config,
     generate,
     mixed_requests,
+    prompt_of,
+    request,
     start_worker,
     tokens_of,
 )
@@ -90,3 +97,49 @@ def test_tokens_are_those_of_the_cpu(
     for options in ({"depth": 2}, {"max_num_batched_tokens": 24, "depth": 1}):
         assert tokens_of(generate(worker, mixed_requests(), **options)) == expected
     assert Again.count > 10
+
+
+def test_decode_steps_send_one_buffer_and_read_nothing(
+    folder: Path, device: PretendDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows that leave; the results of a step are two small copies, its tokens and whether they are usable."""
+    monkeypatch.setattr(PaddedBackend, "attention_batch", TritonBackend.attention_batch)
+    monkeypatch.setattr(PaddedBackend, "attention", attend)
+    monkeypatch.setattr(PaddedBackend, "_recorder", SimpleNamespace(is_capturing=True), raising=False)
+    worker = start(folder, "cuda")
+    copies: list[tuple[int, dict[str, int], int]] = []
+    launch = worker.launch
+
+    def counted(plan: StepPlan) -> Any:
+        is_decode = not plan.admitted and plan.num_scheduled == [1] * len(plan.slots)
+        worker._ops._recorder.is_capturing = is_decode
+        device.num_copies.clear()
+        num_pinned = device.num_pinned
+        with device.without_reads() if is_decode else contextlib.nullcontext():
+            step = launch(plan)
+        if is_decode and plan.slots:
+            copies.append((len(plan.slots), dict(device.num_copies), device.num_pinned - num_pinned))
+        return step
+
+    monkeypatch.setattr(worker, "launch", counted)
+    generate(worker, [request(str(i), prompt_of(i, 3 + i), max_tokens=40 + 4 * i) for i in range(9)])
+    assert {num_rows for num_rows, _, _ in copies} == set(range(1, 10))
+    assert all(copied == {"in": 1, "out": 2} for _, copied, _ in copies), copies
+    assert sum(pinned for _, _, pinned in copies) < 20, "pinned memory is used again"
+
+
+def attend(self: PaddedBackend, q: torch.Tensor, kv_cache: torch.Tensor, batch: Any, form: AttentionForm) -> Any:
+    """Computes attention from what is on the device, for rows of one token."""
+    rows = batch.rows
+    if rows.max_query_len > 1:
+        return EagerBackend.attention(self, q, kv_cache, batch, form)
+    out = []
+    for row in range(len(q)):
+        positions = torch.arange(rows.block_tables.shape[1] * rows.block_size, device=q.device)
+        slots = rows.block_tables[row].long()[positions // rows.block_size] * rows.block_size
+        k, v = self.read_kv(kv_cache, slots + positions % rows.block_size)
+        group = q.shape[1] // k.shape[1]
+        scores = torch.einsum("hd,khd->hk", q[row].float(), k.float().repeat_interleave(group, 1)) * form.scale
+        scores = scores.masked_fill(positions >= rows.seq_lens[row], float("-inf"))
+        out.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v.float().repeat_interleave(group, 1)))
+    return torch.stack(out).to(q.dtype)
