@@ -64,22 +64,31 @@ def prompt_tiles(num_lanes: int, group: int, head_dim: int, itemsize: int) -> Ti
     128 rows use each tile of keys most, and two groups of four warps take 64 each, as a wide matrix unit wants. Few
     tokens, as of drafts, fill 64.
     """
-    block_n = 32 if head_dim * itemsize > 256 else 64
     if itemsize == 4:  # products without matrix units hold all operands in registers; larger heads would not fit
         return Tiles(max(32, triton.next_power_of_2(group)), 32, 8, 2)
-    return Tiles(64, block_n, 4, 3) if max(num_lanes, group) <= 64 else Tiles(128, block_n, 8, 3)
+    if head_dim > 128:  # 64 rows of four warps would not fit, nor would 64 keys
+        return Tiles(128, 32, 8, 3)
+    return Tiles(64, 64, 4, 3) if max(num_lanes, group) <= 64 else Tiles(128, 64, 8, 3)
 
 
 def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) -> bool:
     """Returns True if `attend` computes this; what it does not is left to plain torch."""
     group, block_d = q.shape[1] // kv_cache.shape[2], triton.next_power_of_2(q.shape[2])
     return (
-        q.dtype in kv_rows.PLAIN_KINDS
-        and 16 <= q.shape[2] <= kv_rows.MAX_HEAD_DIM
-        and triton.next_power_of_2(group) * block_d <= MAX_TILE
-        and kv_rows.has_kernels(kv_cache, q.shape[2])
+        has_tiles(q, kv_cache)
         and len(rows.seq_lens) <= MAX_DECODE_ROWS
         and (q.dtype != torch.float32 or rows.max_query_len == 1 or (group <= 32 and block_d <= 64))
+    )
+
+
+def has_tiles(q: Tensor, kv_cache: Tensor) -> bool:
+    """Returns True if queries and pages are such that kernels read them, and fit the registers."""
+    group, head_dim = q.shape[1] // kv_cache.shape[2], q.shape[2]
+    return (
+        q.dtype in kv_rows.PLAIN_KINDS
+        and 16 <= head_dim <= kv_rows.MAX_HEAD_DIM
+        and triton.next_power_of_2(group) * triton.next_power_of_2(head_dim) <= MAX_TILE
+        and kv_rows.has_kernels(kv_cache, head_dim)
     )
 
 

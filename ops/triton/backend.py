@@ -1,6 +1,6 @@
 """The operations as Triton kernels; what has none yet runs in plain torch."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,8 +15,9 @@ from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import PlainLinear
 from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
 from quire.ops.eager.sampling import EagerSampling
+from quire.ops.latent import Selection
 from quire.ops.routing import Router
-from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing
+from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing, selected_attention
 from quire.ops.triton.attention import Attention, covers
 from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.linear import PlainWeight, TritonLinear
@@ -162,6 +163,14 @@ class TritonBackend(EagerBackend[PlainWeight]):
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         out = self._attend(q, kv_cache, batch, form, lse)
         return super().partial_attention(q, kv_cache, batch, form) if out is None else (out, lse)
+
+    def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        out = selected_attention.merge(parts)
+        return super().merge_attention(parts) if out is None else out
+
+    def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
+        out = selected_attention.attend_selected(q, kv_cache, selection, scale)
+        return super().selected_attention(q, kv_cache, selection, scale=scale) if out is None else out
 
     def _attend(
         self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm, lse: Tensor | None = None

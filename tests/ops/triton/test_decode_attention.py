@@ -46,7 +46,12 @@ def test_quantized_caches(cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: dict[str, Any]) -> None:
-    step = decode_step([37, 1, 150], num_kv_heads=1, given_back=form.get("window") if "chunk" not in form else None)
+    step = decode_step(
+        [37, 1, 150],
+        num_kv_heads=1,
+        dtype=torch.float16,
+        given_back=form.get("window") if "chunk" not in form else None,
+    )
     assert_equal_to_eager(step, run(step, **form), **form)
 
 

@@ -39,7 +39,13 @@ def test_quantized_caches(cache_dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: dict[str, Any]) -> None:
-    step = Step(EAGER, MIXED, num_kv_heads=1, given_back=form.get("window") if "chunk" not in form else None)
+    step = Step(
+        EAGER,
+        MIXED,
+        num_kv_heads=1,
+        dtype=torch.float16,
+        given_back=form.get("window") if "chunk" not in form else None,
+    )
     assert_equal_to_eager(step, run(step, **form), **form)
 
 
@@ -93,14 +99,15 @@ def test_there_is_a_block_for_each_query() -> None:
 
 @pytest.mark.parametrize("rows", [[(1, 40), (1, 9)], [(1, 20), (6, 30)]])
 def test_the_backend_attends_by_kernels_and_leaves_the_rest_to_torch(rows: list[tuple[int, int]]) -> None:
+    ops, form = TritonBackend(), AttentionForm(0.3, softcap=2.0)
     for options in ({"dtype": torch.bfloat16, "num_heads": 2, "num_kv_heads": 1}, {"head_dim": 12}):
-        step, same = (Step(ops, rows, **options) for ops in (TritonBackend(), EAGER))
-        torch.testing.assert_close(step.run(softcap=2.0), same.run(softcap=2.0), rtol=1.6e-2, atol=1e-2)
-        for got, expected in zip(
-            *(
-                each.ops.partial_attention(each.q, each.kv_cache, each.batch, AttentionForm(0.3))
-                for each in (step, same)
-            ),
-            strict=True,
-        ):
-            torch.testing.assert_close(got, expected, rtol=1.6e-2, atol=1e-2)
+        step = Step(EAGER, rows, **options)
+        plan, q, cache = step.batch, step.q.to(DEVICE), step.kv_cache.to(DEVICE)
+        slots = plan.slot_mapping.to(DEVICE)
+        batch = ops.attention_batch(
+            plan.query_lens, plan.seq_lens, plan.block_tables, slots, block_size=plan.block_size
+        )
+        expected = EAGER.partial_attention(step.q, step.kv_cache, plan, form)
+        for got, same in zip(ops.partial_attention(q, cache, batch, form), expected, strict=True):
+            torch.testing.assert_close(got.cpu(), same, rtol=1.6e-2, atol=1e-2)
+        torch.testing.assert_close(ops.attention(q, cache, batch, form).cpu(), expected[0], rtol=1.6e-2, atol=1e-2)
