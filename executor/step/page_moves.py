@@ -22,12 +22,16 @@ class PageMoves:
     Args:
         tiers: those that the rank has. Moves of states are for ranks with recurrent layers, and others skip them.
         cache: the tier "device".
+        block_size: tokens of a page, as block tables count them.
         may_outlast_steps: slow moves with ids end in later steps. False with several ranks: only one of them reports
             what is done, so each waits for its own moves.
     """
 
-    def __init__(self, cache: CachePages, tiers: Mapping[Tier, PageTier], *, may_outlast_steps: bool = True) -> None:
+    def __init__(
+        self, cache: CachePages, tiers: Mapping[Tier, PageTier], block_size: int, *, may_outlast_steps: bool = True
+    ) -> None:
         self._cache = cache
+        self._block_size = block_size
         self._may_outlast_steps = may_outlast_steps
         self._tiers: dict[Tier, PageTier] = {"device": cache, **tiers}
         self._started: list[_Started] = []
@@ -42,10 +46,8 @@ class PageMoves:
             self._finish(waits=not plan.slots)
         if plan.moves_before:
             self._make(plan.moves_before)
-        for request in plan.admitted:
-            self._cache.clear_states(request.page_ids)
-        for _, page_ids in plan.appended_pages:
-            self._cache.clear_states(page_ids)
+        if self._cache.has_held_states:
+            self._clear(plan)
 
     def after(self, plan: StepPlan) -> None:
         """Makes the moves that come after the plan's rows."""
@@ -56,6 +58,19 @@ class PageMoves:
         """Returns the ids of moves that were done since the last call."""
         moved, self._moved = self._moved, []
         return moved
+
+    def _clear(self, plan: StepPlan) -> None:
+        """Clears pages of states that will hold tokens.
+
+        Those of a prefix hold its tokens already. Besides, a block table has page 0 for blocks of the prefix without a
+        page, and page 0 itself may hold a state.
+        """
+        num_computed = dict(zip(plan.slots, plan.num_computed, strict=True))
+        for request in plan.admitted:
+            first = num_computed.get(request.slot, 0) // self._block_size
+            self._cache.clear_states([pages[first:] for pages in request.page_ids])
+        for _, page_ids in plan.appended_pages:
+            self._cache.clear_states(page_ids)
 
     def _make(self, moves: Sequence[PageMove]) -> None:
         for move in moves:

@@ -42,6 +42,9 @@ class CachePages:
 
     Args:
         tensors: each [num_pages, bytes] of uint8. A page is a row of every one.
+
+    Attributes:
+        has_held_states: some page has ever held bytes of states.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -49,7 +52,7 @@ class CachePages:
         self._device = tensors[0].device
         self._row_bytes = [tensor.shape[1] for tensor in tensors]
         self._holds_states = np.zeros(len(tensors[0]), bool)
-        self._has_held_states = False
+        self.has_held_states = False
 
     def read(self, pages: list[int]) -> Transfer:
         index = self._index(pages)
@@ -68,7 +71,7 @@ class CachePages:
 
     def mark(self, pages: list[int], holds_states: np.ndarray | bool) -> None:
         self._holds_states[pages] = holds_states
-        self._has_held_states = self._has_held_states or bool(np.any(holds_states))
+        self.has_held_states = self.has_held_states or bool(np.any(holds_states))
 
     def clear_states(self, page_ids: Sequence[list[int]]) -> None:
         """Clears those of `page_ids`, by KV group, that hold bytes of states, because they will hold keys and values.
@@ -76,8 +79,6 @@ class CachePages:
         Attention may read places of a page before they are written, and multiply the values by 0. So these must not be
         infinities or NaN.
         """
-        if not self._has_held_states:
-            return
         former = [page for pages in page_ids for page in pages if self._holds_states[page]]
         if former:
             index = self._index(former)

@@ -97,7 +97,7 @@ def build_runner(
             table,
             embedded,
             [table, embedded, *others],
-            _page_moves(memory, may_outlast_steps=config.layout.num_workers == 1),
+            _page_moves(memory, config.limits.block_size, may_outlast_steps=config.layout.num_workers == 1),
             DecodeInputs(table, recorded.choose_shape) if sequences is None else None,
             has_states=bool(memory.states),
         )
@@ -131,11 +131,11 @@ def build_runner(
     )
 
 
-def _page_moves(memory: RequestMemory, *, may_outlast_steps: bool) -> PageMoves:
+def _page_moves(memory: RequestMemory, block_size: int, *, may_outlast_steps: bool) -> PageMoves:
     tiers: dict[Tier, PageTier] = dict(memory.tiers)
     if memory.states:
         tiers["state"] = SlotStates(memory.states)
-    return PageMoves(CachePages(memory.pages), tiers, may_outlast_steps=may_outlast_steps)
+    return PageMoves(CachePages(memory.pages), tiers, block_size, may_outlast_steps=may_outlast_steps)
 
 
 def _choose_forward(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.core.wire.kv_groups import NO_PAGE
 from quire.core.wire.page_moves import PageMove, Tier
 from quire.core.wire.protocol import NewSlot, StepPlan
 from quire.core.wire.sampling_params import SamplingParams
@@ -19,6 +20,8 @@ LAYERS = [
     LayerState(((3, 5), (2, 4, 4)), (torch.bfloat16, torch.float32)),
     LayerState(((7,),), (torch.bfloat16,)),
 ]
+
+BLOCK_SIZE = 4
 
 
 def plan(**fields) -> StepPlan:
@@ -46,7 +49,7 @@ def test_a_restored_state_is_the_one_that_was_copied(row_bytes: list[int]) -> No
     states = layout.allocate(4)
     assert [[list(tensor.shape) for tensor in layer] for layer in states] == [[[4, 3, 5], [4, 2, 4, 4]], [[4, 7]]]
     pages = [torch.zeros(20, size, dtype=torch.uint8) for size in row_bytes]
-    moves = PageMoves(CachePages(pages), {"state": SlotStates(states)})
+    moves = PageMoves(CachePages(pages), {"state": SlotStates(states)}, BLOCK_SIZE)
     parts = [tensor for layer in states for tensor in layer]
     for part in parts:
         part.normal_()
@@ -68,7 +71,7 @@ def states_and_pages() -> tuple[PageMoves, Tensor, Tensor]:
     state.fill_(torch.nan)
     pages = torch.full((6, 16), 7, dtype=torch.uint8)
     host = CachePages([torch.zeros(4, 16, dtype=torch.uint8)])
-    return PageMoves(CachePages([pages]), {"state": SlotStates([[state]]), "host": host}), state, pages
+    return PageMoves(CachePages([pages]), {"state": SlotStates([[state]]), "host": host}, BLOCK_SIZE), state, pages
 
 
 def test_pages_are_read_before_the_same_plan_gives_them_away_and_cleared_then() -> None:
@@ -84,6 +87,16 @@ def test_pages_are_read_before_the_same_plan_gives_them_away_and_cleared_then() 
     pages[3] = 9
     moves.before(plan(appended_pages=[(1, [[3]])]))
     assert (pages[3] == 9).all(), "it no longer holds a snapshot"
+
+
+def test_blocks_of_a_prefix_without_a_page_clear_no_snapshot_in_page_0() -> None:
+    """A window's block table begins with page 0 for such blocks, which may be a page of somebody's snapshot."""
+    moves, _, pages = states_and_pages()
+    moves.after(plan(moves_after=[snapshot(0, [0]), snapshot(0, [3])]))
+    rows = {"slots": [1], "num_computed": [2 * BLOCK_SIZE], "num_scheduled": [1], "num_wanted": [0]}
+    moves.before(plan(admitted=[new(1, [[NO_PAGE, 1, 3], [4, 5, 2]])], **rows))
+    assert pages[0].view(torch.float32).isnan().all()
+    assert not pages[3].any(), "the block after the prefix"
 
 
 def test_a_page_of_the_host_comes_back_as_what_it_was() -> None:
@@ -143,7 +156,7 @@ class SlowPages(CachePages):
 
 def test_slow_moves_end_in_later_plans_and_a_plan_without_rows_waits_for_one() -> None:
     pages, slow = torch.zeros(4, 16, dtype=torch.uint8), SlowPages(torch.arange(64, dtype=torch.uint8).view(4, 16))
-    moves = PageMoves(CachePages([pages]), {"host": slow})
+    moves = PageMoves(CachePages([pages]), {"host": slow}, BLOCK_SIZE)
     loads = [PageMove("host", [page], "device", [page], move_id=page) for page in range(3)]
     moves.before(plan(slots=[0], moves_before=loads))
     assert moves.drain() == []
@@ -160,7 +173,7 @@ def test_slow_moves_end_in_later_plans_and_a_plan_without_rows_waits_for_one() -
 
 def test_a_rank_without_recurrent_layers_skips_moves_of_states() -> None:
     pages = torch.full((4, 1), 7, dtype=torch.uint8)
-    moves = PageMoves(CachePages([pages]), {})
+    moves = PageMoves(CachePages([pages]), {}, BLOCK_SIZE)
     moves.before(plan(moves_before=[restore([1], 0)]))
     moves.after(plan(moves_after=[snapshot(0, [2])]))
     assert (pages == 7).all()

@@ -54,7 +54,7 @@ def test_pages_that_held_states_do_not_spoil_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A state's bytes, read as keys, may be NaN, and attention in plain torch multiplies what it masks by 0."""
-    monkeypatch.setattr("quire.ops.bind", lambda device: EagerBackend(PlainLinear()))
+    monkeypatch.setattr("quire.ops.bind", lambda *_, **__: EagerBackend(PlainLinear()))
     tokens = []
     for content in (0, 0xFF):  # zeros, and NaN in every type
         served = start(hybrid("lfm2"))
