@@ -37,8 +37,7 @@ class TritonBackend(EagerBackend[PlainWeight]):
         `find_broken` returns more of them; it is asked when the model is there, and may wait.
         """
         self._products = TritonLinear()
-        self._coded_products = TritonQuantized(self._products)
-        super().__init__(self._products, self._coded_products)
+        super().__init__(self._products, TritonQuantized(self._products))
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
         self._attention: Attention | None = None  # made on the first tensor's device
         self._recorder = graphs.GraphRecorder()
@@ -48,11 +47,15 @@ class TritonBackend(EagerBackend[PlainWeight]):
         self.leave_to_torch(without)
 
     def leave_to_torch(self, operations: Collection[str]) -> None:
-        """Serves these operations by plain torch from now on; `sampling` stands for all of its own."""
-        for name in set(operations) - {"sampling"}:
+        """Serves these operations by plain torch from now on.
+
+        `sampling` stands for all of its own, and `quantized` for layers with quantized weights.
+        """
+        for name in set(operations) - {"sampling", "quantized"}:
             setattr(self, name, getattr(EagerBackend, name).__get__(self))
         if "linear" in operations:
             self._linear_layers = PlainLinear()
+        if not {"linear", "quantized"}.isdisjoint(operations):
             self._quantized = DequantizedLinear(self._linear_layers)
         if "sampling" in operations:
             self.sampling = EagerSampling()
@@ -64,10 +67,12 @@ class TritonBackend(EagerBackend[PlainWeight]):
         super().prepare(cache_dtypes, has_latents=has_latents, has_states=has_states)
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
-        if isinstance(packed, QuantizedLayer):
-            out = self._coded_products.multiply_gated(x, packed, activation)
-        else:
+        if not isinstance(packed, QuantizedLayer):
             out = self._products.multiply_gated(x, packed, activation)
+        elif isinstance(self._quantized, TritonQuantized):
+            out = self._quantized.multiply_gated(x, packed, activation)
+        else:
+            out = None
         return super().gated_linear(x, packed, activation) if out is None else out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

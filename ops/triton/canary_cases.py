@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.ops.backend import Activation, AttentionForm, Backend, ExpertWeights
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
+from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import Router, Routing
 from quire.ops.triton.backend import TritonBackend
 
@@ -79,6 +80,18 @@ def _linear(num_tokens: int, ops: Backend[Any, Any, Any], make: Inputs) -> list[
 def _gated_linear(activation: Activation, ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
     weight = make.normal(512, 1024, scale=0.05)
     return [ops.gated_linear(make.normal(3, 1024), ops.pack_gated_linear(weight), activation)]
+
+
+def _quantized(num_tokens: int, ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    scales, offsets = make.normal(128, 4, scale=0.01).float(), make.normal(128, 4, scale=0.01).float()
+    pairs, table = (
+        make.place(make.ids(128 * 256, 256).reshape(128, 256), torch.uint8),
+        make.place(range(16), torch.float32),
+    )
+    codes = make.normal(128, 512).float().to(torch.float8_e4m3fn)
+    four_bits = QuantizedWeight(pairs, scales, table, offsets)
+    x = make.normal(num_tokens, 512)
+    return [ops.linear(x, ops.pack_linear(each)) for each in (four_bits, QuantizedWeight(codes, scales[:, :1]))]
 
 
 def _elementwise(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
@@ -171,6 +184,8 @@ def _cases() -> Iterator[Case]:
     for num_tokens in (1, 20, 128):
         yield Case(f"linear of {num_tokens}", ("linear", "gated_linear"), partial(_linear, num_tokens))
     yield Case("gated_linear", ("gated_linear",), partial(_gated_linear, "silu"))
+    for num_tokens in (3, 130):
+        yield Case(f"quantized of {num_tokens}", ("quantized",), partial(_quantized, num_tokens))
     elementwise = ("add", "scale", "activate", "activate_and_mul", "join", "take_rows")
     yield Case("elementwise", elementwise, _elementwise)
     yield Case("rotary", ("rotation", "rotary"), _rotary)
