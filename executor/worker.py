@@ -164,7 +164,7 @@ class Worker:
             )
         if self._speculator is not None or draft is not None:
             reads = DraftModel.reads if self._speculator is None else self._speculator.reads
-            check_target(spec, loaded.model, reads)
+            check_target(config, loaded.model, reads)
         if draft is not None:
             check_draft(spec, draft.config.spec, draft.model)
         self._sequences, self._experts = loaded.sequences, loaded.experts

@@ -251,7 +251,9 @@ class Scheduler:
                 room -= 1
             if num_new != 1:
                 if request.num_drafts:
-                    num_new = request.take_drafts(budget)
+                    # A snapshot at a border is of known tokens alone, so a row with drafts ends before it.
+                    room_for_drafts = max(1, self._kv.next_border(start) - 1 - start)
+                    num_new = request.take_drafts(min(budget, room_for_drafts))
                 else:
                     num_new = chunk_size(num_new, budget, self._kv.next_border(start) - start)
                     self._num_left_tokens += end - start - num_new

@@ -14,6 +14,7 @@ from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.row_sampler import RowSampler, SampledRows
 from quire.executor.step.speculator import ForwardPass, ForwardReads
+from quire.executor.step.state_rewind import StateRewind
 from quire.executor.step.step_inputs import Inputs, StepInputs
 from quire.executor.transfers import Transfers
 
@@ -35,6 +36,7 @@ class ModelRunner:
         transfers: Transfers,
         spans: Spans = NO_SPANS,
         reads: ForwardReads = ForwardReads(),
+        rewind: StateRewind | None = None,
     ) -> None:
         self._forward = forward
         self._recorded_steps = recorded_steps
@@ -44,13 +46,14 @@ class ModelRunner:
         self._transfers = transfers
         self._spans = spans
         self._reads = reads
+        self._rewind = rewind
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Applies the plan to the slots and queues all work for the plan's rows on the device.
 
-        Nothing is read from the device, with one exception: see `Sampler`. All collectives of ranks happen here, and so
-        in the order of plans.
+        Nothing is read from the device, with few exceptions: see `Sampler`, `Speculator` and `StateRewind`. All
+        collectives of ranks happen here, and so in the order of plans.
         """
         began = time.monotonic()
         rows: SampledRows | None = None
@@ -58,10 +61,13 @@ class ModelRunner:
         with self._spans.span("inputs"):
             inputs = self._inputs.build(plan)
         if inputs is not None:
+            saved = None if self._rewind is None else self._rewind.save(plan)
             if plan.outputs or self._reads.needs_hidden:
                 rows, outputs = self._launch_heads(plan, inputs)
             else:
                 rows = self._launch_plain(plan, inputs)
+            if self._rewind is not None and saved is not None and rows is not None:
+                self._rewind.settle(plan, saved, rows.num_tokens())
         moved = self._inputs.finish(plan)
         return LaunchedStep(plan.step_id, began, rows, outputs, moved, self._transfers.to_host(()))
 

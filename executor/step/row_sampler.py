@@ -38,6 +38,12 @@ class SampledRows:
         """The index of each row's first position among all that are sampled, [num_rows] int64."""
         return np.cumsum(self.num_wanted) - self.num_wanted
 
+    def num_tokens(self) -> np.ndarray:
+        """Returns the new tokens of each row of the plan, [rows of the plan] int64; waits for the step."""
+        counts = np.zeros(len(self.of_plan), np.int64)
+        counts[self.of_plan > 0] = 1 if self.counts is None else self.counts.values()[0].numpy()
+        return counts
+
     def row(self, index: int) -> int:
         """Returns the plan's row of the sampled row with this index."""
         return int(np.flatnonzero(self.of_plan)[index])

@@ -31,6 +31,7 @@ from quire.executor.step.slot_state import SlotState
 from quire.executor.step.speculator import ForwardReads, Speculator
 from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
+from quire.executor.step.state_rewind import StateRewind
 from quire.executor.step.step_inputs import StepInputs
 from quire.executor.transfers import Transfers
 from quire.ops.backend import Backend
@@ -128,6 +129,7 @@ def build_runner(
         transfers,
         spans,
         ForwardReads() if speculator is None else speculator.reads,
+        None if speculator is None or not memory.states else StateRewind(forward, memory.states, table),
     )
 
 

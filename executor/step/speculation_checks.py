@@ -25,20 +25,21 @@ def check_layout(config: EngineConfig) -> None:
         )
 
 
-def check_target(spec: ModelSpec, model: Model, reads: ForwardReads) -> None:
+def check_target(config: EngineConfig, model: Model, reads: ForwardReads) -> None:
     """Refuses target models.
 
     Raises:
-        ModelLoadError: a state cannot go back, or the model does not show what the speculator reads.
+        ModelLoadError: the model does not show what the speculator reads, or would compute tokens again by itself.
     """
-    if model.state_layers:
+    name = config.spec.name
+    if model.state_layers and config.layout.shares_experts:
         raise ModelLoadError(
-            f"{spec.name} has recurrent layers, whose state cannot go back when a draft is rejected: serve it "
-            "without drafts."
+            f"{name} has recurrent layers, which compute tokens again after a rejected draft, and engines that share "
+            "experts take all steps together: serve it without drafts, or engines with experts of their own."
         )
     if reads.layers and max(reads.layers) >= model.num_layer_outputs:
         raise ModelLoadError(
-            f"The speculator reads the output of layer {max(reads.layers)}, but {spec.name} shows those of its first "
+            f"The speculator reads the output of layer {max(reads.layers)}, but {name} shows those of its first "
             f"{model.num_layer_outputs} layers: serve it without drafts."
         )
 

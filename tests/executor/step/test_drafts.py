@@ -52,6 +52,10 @@ class ToldDrafter:
         self.asked: list[NewSlot] = []
         self.num_proposed = 0
 
+    def know(self, outputs: dict[tuple[int, ...], list[int]]) -> None:
+        """Adds outputs by prompt."""
+        self._outputs |= outputs
+
     def admit(self, request: NewSlot) -> None:
         self._requests[request.slot] = request
 

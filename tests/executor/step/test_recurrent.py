@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.core.errors import ModelLoadError
 from quire.core.wire.protocol import EngineRequest
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
@@ -75,9 +74,29 @@ def test_without_the_prefix_cache_a_model_of_states_alone_has_no_pages(hybrid: C
     assert len(tokens["a"]) == 24
 
 
-def test_drafts_and_states_exclude_each_other(hybrid: Callable[[str], Path]) -> None:  # noqa: F811
-    with pytest.raises(ModelLoadError, match=r"recurrent layers.* serve it without drafts"):
-        start(hybrid("lfm2"), speculator=ToldDrafter({}))
+@pytest.mark.parametrize("family", ["kimi-linear", "lfm2", "mamba2", "qwen3.5"])
+def test_states_go_back_over_rejected_drafts(family: str, hybrid: Callable[[str], Path]) -> None:  # noqa: F811
+    """Tokens are those without drafts, some right and some wrong, also from snapshots that were taken beside drafts."""
+    plain = start(hybrid(family))
+    prompts = [prompt_of(index, 5 + 9 * index) for index in range(6)]
+    requests = [request(f"r{index}", prompt, max_tokens=40) for index, prompt in enumerate(prompts)]
+    expected = alone(plain, requests)
+    drafter = ToldDrafter({tuple(prompt): expected[f"r{index}"] for index, prompt in enumerate(prompts)})
+    served = start(hybrid(family), speculator=drafter)
+    deltas = served.generate(requests)
+    assert tokens_of(deltas) == expected
+    sizes = [len(delta.token_ids) for entries in deltas.values() for delta in entries]
+    assert max(sizes) > 3
+    assert drafter.num_proposed > sum(size - 1 for size in sizes), "some were wrong"
+    turns = [[*prompt, *expected[f"r{index}"][:35]] for index, prompt in enumerate(prompts)]
+    longer = [request(f"l{index}", turn) for index, turn in enumerate(turns)]
+    apart = alone(plain, longer)
+    drafter.know({tuple(turn): apart[f"l{index}"] for index, turn in enumerate(turns)})
+    turn_by_turn = [each for turns_of_one in zip(requests, longer, strict=True) for each in turns_of_one]
+    again = served.generate(turn_by_turn, max_num_seqs=1)
+    assert tokens_of(again) == expected | apart
+    found = [again[f"l{index}"][0].num_cached_tokens for index in range(6)]
+    assert all(count >= len(prompt) for count, prompt in zip(found[1:], prompts[1:], strict=True)), found
 
 
 def test_two_workers_find_snapshots_and_give_the_same_tokens(hybrid: Callable[[str], Path]) -> None:  # noqa: F811
