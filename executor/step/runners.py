@@ -82,7 +82,7 @@ def build_runner(
     spec, table, max_num_seqs = config.spec, memory.table, config.limits.max_num_seqs
     forward = _choose_forward(config, model, memory, ops, stage, sequences, adapters, has_peers=has_peers)
     # Communication between ranks cannot be recorded.
-    can_record = stage.is_last and config.layout.num_workers == 1 and not has_peers
+    can_record = stage.is_last and config.layout.num_workers == 1 and not has_peers and not config.enforce_eager
     recorded = RecordedSteps(
         forward,
         ops,

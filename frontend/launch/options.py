@@ -75,6 +75,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         eplb=(args.parallel.eplb_config or EplbConfig()) if args.parallel.enable_eplb else None,
         log_stats=not args.observability.disable_log_stats,
         aggregate_engine_logging=args.observability.aggregate_engine_logging,
+        enforce_eager=args.device.enforce_eager,
         logprobs_mode=args.model.logprobs_mode,
         logits_processors=args.model.logits_processors or [],
         allow_insecure_serialization=args.parallel.allow_insecure_serialization

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import EngineConfig
@@ -139,3 +140,14 @@ def test_a_shape_is_rounded_up_and_recorded_at_intervals(
     generate(worker, [request(str(i), [5, 6, 7], max_tokens=12) for i in range(6)])
     generate(worker, [request("a", [5, 6, 7] * 14, max_tokens=12)])
     assert len(made) == 3
+
+
+def test_steps_are_not_recorded_on_request(
+    folder: Path, expected: dict[str, list[int]], launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM's `--enforce-eager`."""
+    monkeypatch.setattr(NativeBackend, "recording_rules", PADDED)
+    worker = start_worker(replace(bf16_config(folder), enforce_eager=True))
+    for _ in range(2):
+        assert tokens_of(generate(worker, mixed_requests())) == expected
+    assert not launched

@@ -55,7 +55,7 @@ NEUTRAL = [
     *("-pp 1", "-pp=1", "--pipeline_parallel_size=1", "--nnodes 1", "--data-parallel-size 1", "--api-server-count 1"),
     *("--quantization none", "-q None", "--task generate", "--runner generate"),
     *("--convert none", "--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
-    *("--no-enable-lora", "--no_enable_lora", "--no-enforce-eager", "--enforce-eager"),
+    *("--no-enable-lora", "--no_enable_lora", "--no-jit-monitor-verbose", "--jit-monitor-verbose"),
     *("-O0", "-O 0", "-O=0", "-O2", "--compilation-config {}", "-cc.mode 0", "--speculative-config None"),
     *("--limit-mm-per-prompt '{\"image\": 0}'", "--limit-mm-per-prompt.video 0", "--no-disable-sliding-window"),
     *("--disable-log-requests", "--use-v2-block-manager", "--tokenizer-pool-size 4", "--guided-decoding-backend auto"),
@@ -123,7 +123,7 @@ def test_a_wrong_format_of_some_layers_is_refused_with_all_there_are(capsys: pyt
 
 
 def test_keywords_that_ask_for_nothing_are_left_out() -> None:
-    neutral = {"enforce_eager": True, "swap_space": 4, "enable_lora": None, "task": "auto"}
+    neutral = {"jit_monitor_verbose": True, "swap_space": 4, "enable_lora": None, "task": "auto"}
     neutral |= {
         "quantization": "none",
         "pipeline_parallel_size": 1,
