@@ -14,6 +14,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.transfers import to_device
 
 logger = get_logger(__name__)
 
@@ -137,9 +138,9 @@ class CustomFeature(Feature):
         """Processes the rows of accepted requests. Those of refused ones become NaN, which ends the requests."""
         rows = np.flatnonzero(~refused)
         if len(rows):
-            index = torch.from_numpy(rows).to(logits.device)
+            index = to_device(rows, logits.device)
             logits[index] = self.apply(logits[index], batch.take(rows))
-        logits[torch.from_numpy(np.flatnonzero(refused)).to(logits.device)] = torch.nan
+        logits[to_device(np.flatnonzero(refused), logits.device)] = torch.nan
         return logits
 
 

@@ -9,7 +9,7 @@ from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.row_outputs import TokenLogprobs
 from quire.executor.sampling.feature import SampleBatch
-from quire.executor.transfers import Transfer, Transfers
+from quire.executor.transfers import Transfer, Transfers, to_device_together
 
 _NONE = -2
 ALL = -1
@@ -121,13 +121,13 @@ class Logprobs:
     @staticmethod
     def _with_named(top_ids: torch.Tensor, named: list[np.ndarray | None], width: int) -> torch.Tensor:
         """Widens `top_ids` [num_asked, ...] to `width`, with the ids that a row named at its beginning."""
-        token_ids = torch.zeros(len(named), width, dtype=torch.int64)
+        own_ids = np.zeros((len(named), width), np.int64)
         named_rows = np.zeros((len(named), 1), bool)
         for row, ids in enumerate(named):
             if ids is not None:
-                token_ids[row, : len(ids)] = torch.from_numpy(ids)
+                own_ids[row, : len(ids)] = ids
                 named_rows[row] = True
-        token_ids = token_ids.to(top_ids.device)
+        token_ids, is_named = to_device_together([own_ids, named_rows], top_ids.device)
         own = token_ids[:, : top_ids.shape[1]]
-        own.copy_(torch.where(torch.from_numpy(named_rows).to(top_ids.device), own, top_ids))
+        own.copy_(torch.where(is_named, own, top_ids))
         return token_ids

@@ -62,9 +62,16 @@ class TritonBackend(EagerBackend[PlainWeight]):
         if not {"rms_norm", "rotary"}.isdisjoint(operations):
             self.latent = EagerLatent(self.rms_norm, self.rotary)
 
-    def prepare(self, cache_dtypes: Collection[torch.dtype], *, has_latents: bool, has_states: bool) -> None:
+    def prepare(
+        self,
+        cache_dtypes: Collection[torch.dtype],
+        *,
+        has_latents: bool,
+        has_states: bool,
+        has_adapters: bool = False,
+    ) -> None:
         self.leave_to_torch(self._find_broken())
-        super().prepare(cache_dtypes, has_latents=has_latents, has_states=has_states)
+        super().prepare(cache_dtypes, has_latents=has_latents, has_states=has_states, has_adapters=has_adapters)
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
         if not isinstance(packed, QuantizedLayer):

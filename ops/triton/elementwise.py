@@ -1,6 +1,6 @@
 """Operations on each element of rows, and lookups of rows. Each replaces several kernels of plain torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 import torch
@@ -259,6 +259,6 @@ def variants(names: Sequence[str] = USUAL) -> Iterator[Variant]:
                 yield _variant(kernel, types, tile, "1,024 pairs: a vector of each half a thread")
 
 
-def _variant(kernel: Kernel, types: dict[str, str], constants: dict[str, object], reason: str) -> Variant:
+def _variant(kernel: Kernel, types: dict[str, str], constants: Mapping[str, object], reason: str) -> Variant:
     typed = {name: types[name] for name in kernel.parameters if name not in constants}
     return Variant(kernel, typed, constants, 4, 3, reason)

@@ -138,10 +138,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor | None:
     """The norm of `x + residual`, which replaces `residual`; or None for tensors that the kernel does not take."""
     layout = _layout(x)
-    fits = layout is not None and x.dim() == 2 and x.shape == residual.shape and weight.dim() == 1
-    if not fits or not _fit(x, layout, weight) or weight.dtype not in (residual.dtype, torch.float32):
+    if layout is None or not _fit(x, layout, weight) or weight.dtype not in (residual.dtype, torch.float32):
         return None
-    is_dense = residual.stride(1) == 1 and residual.stride(0) >= residual.shape[1]
+    if x.dim() != 2 or weight.dim() != 1 or x.shape != residual.shape:
+        return None
     is_dense = residual.dtype == x.dtype and residual.stride(1) == 1 and residual.stride(0) >= x.shape[1]
     if not is_dense or not are_whole(residual.stride(0)) or not are_aligned(residual):
         return None

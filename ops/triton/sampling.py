@@ -4,7 +4,7 @@ A row of logits is read in tiles by programs of their own, and one program then 
 whatever the number of rows. A row's result depends on that row alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -233,7 +233,7 @@ def variants(names: tuple[str, ...] = USUAL) -> Iterator[Variant]:
     yield _variant(likeliest_of_rows, {"TILES": _MOST_TILES}, 4, "a tile a thread")
 
 
-def _variant(kernel: Kernel, constants: dict[str, object], num_warps: int, reason: str, name: str = "") -> Variant:
+def _variant(kernel: Kernel, constants: Mapping[str, object], num_warps: int, reason: str, name: str = "") -> Variant:
     types = {
         **dict.fromkeys(("size", "stride", "num_tiles", "num_words"), "i32"),
         **dict.fromkeys(("rows_ptr", "starts_ptr", "positions_ptr", "token_ids_ptr"), "*i64"),
