@@ -78,7 +78,7 @@ _OF_THE_DEVICE = {
     "current_stream": _Stream,
     "stream": lambda _: contextlib.nullcontext(),
     "Event": _Event,
-    "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=4),
+    "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=4, major=9, minor=0),
     "is_current_stream_capturing": lambda: False,
 }
 """What `torch.cuda` has of it."""

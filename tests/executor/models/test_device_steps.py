@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import quire.ops
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
+from quire.ops.triton.launch import Kernel
 from tests.executor.models.test_left_out_fields import NATIVE
 from tests.executor.models.tiny_models import write_checkpoint
 from tests.executor.paged_driver import PagedDriver, load_model, read_spec
@@ -16,14 +20,19 @@ STEPS = [{0: [11], 1: [12]}, {0: [13], 1: [14]}]
 
 READING = {"cpmant", "qwen4_exp_text"}
 """Soft prompts of CPM-Ant have pages that the host finds, and it counts the tokens of Qwen4 that choose blocks."""
+GRAPHIC = [name for name in NATIVE if name not in READING]
 
 
-@pytest.mark.parametrize("model_type", [name for name in NATIVE if name not in READING])
-def test_a_decode_step_reads_nothing_from_the_device(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", GRAPHIC)
+def test_a_decode_step_reads_nothing_from_the_device(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In plain torch: the interpreter of kernels is slow, and they are compared elsewhere."""
     write_checkpoint(tmp_path, model_type)
     spec = read_spec(tmp_path)
     here = PagedDriver(load_model(spec, device="cpu"), 2, 64, device="cpu")
     expected = [here.step(tokens) for tokens in (PROMPTS, *STEPS)]
+    monkeypatch.setattr(quire.ops, "bind", lambda _: EagerBackend(PlainLinear()))
     with PretendDevice() as device:
         there = PagedDriver(load_model(spec, device="cuda"), 2, 64, device="cuda")
         got = [there.step(PROMPTS)]
@@ -33,3 +42,21 @@ def test_a_decode_step_reads_nothing_from_the_device(model_type: str, tmp_path: 
     for own, theirs in zip(got, expected, strict=True):
         for row, logits in own.items():
             torch.testing.assert_close(logits.as_subclass(torch.Tensor), theirs[row], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", GRAPHIC)
+def test_the_launches_of_a_decode_step_read_nothing_either(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are launched in the dtype that they serve, but do not run."""
+    launched: list[str] = []
+    monkeypatch.setattr(Kernel, "__call__", lambda self, *_, **__: launched.append(self.name))
+    write_checkpoint(tmp_path, model_type)
+    spec = read_spec(tmp_path, dtype="bfloat16")
+    with PretendDevice() as device:
+        there = PagedDriver(load_model(spec, device="cuda"), 2, 64, device="cuda")
+        there.step(PROMPTS)
+        launched.clear()
+        with device.without_reads():
+            there.launch(STEPS[0])
+    assert launched
