@@ -22,8 +22,15 @@ WARP_GROUP_PRODUCTS = {
     *("product", "multiply_few", "multiply_few_codes", "multiply_experts", "multiply_router", "prompt_attention"),
 }
 """Kernels whose products have 64 rows."""
-WITHOUT_WIDE_LOADS = {"sort_choices", "select_experts", "normalize_gated", "rotation_rows", "likeliest_of_rows"}
-"""Kernels that read single numbers, lists of ids or bytes here and there."""
+WITHOUT_WIDE_LOADS = {
+    "dequantize_codes",
+    "sort_choices",
+    "select_experts",
+    "normalize_gated",
+    "rotation_rows",
+    "likeliest_of_rows",
+}
+"""Kernels that read single numbers, lists of ids or bytes here and there, or 4 bytes of codes for 16 written."""
 WITHOUT_CONVERSIONS: set[str] = set()
 """Kernels of 4-bit weights that make numbers of codes by their bits."""
 
