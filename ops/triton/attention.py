@@ -53,8 +53,8 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: tor
     # Keys of half as many rows where they are long, so that tiles of keys and values stay as large.
     block_n = 32 if head_dim * dtype.itemsize > 256 else 64
     # More warps where a thread would hold too much: rows of many heads, and the places of rows that are read by four
-    # bytes, because scales lie between them.
-    is_large = block_m > 16 or cache_dtype in kv_rows.KINDS
+    # bytes, because scales lie between them. At 64 a head, where the compiler aims at three programs, four warps spill.
+    is_large = block_m > 16 or cache_dtype in kv_rows.KINDS or head_dim <= 64
     return Tiles(block_m, block_n, 8 if is_large else 4, 3 if block_m > 32 else 5)
 
 

@@ -128,9 +128,7 @@ def store_rows(
             places = offsets[:, None] + pairs[None, :]
             stored = mask[:, None] & (pairs < HEAD_DIM // 2)[None, :]
             codes = (low & 15) | ((high & 15) << 4)
-            size: tl.constexpr = HEAD_DIM // 2
-        else:
-            size: tl.constexpr = HEAD_DIM
+        size: tl.constexpr = HEAD_DIM // 2 if KIND == "int4" else HEAD_DIM
         tl.store(base_ptr + places, (codes & 255).to(tl.uint8), mask=stored)
         places_of_scales = (base_ptr + offsets + size).to(tl.pointer_type(tl.float32), bitcast=True)
         tl.store(places_of_scales, scales, mask=mask)

@@ -7,6 +7,7 @@ import torch
 
 from quire.ops.backend import AttentionForm
 from quire.ops.triton.attention import MAX_PART_BYTES, parts_that_wait
+from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.decode_attention import num_splits, split_len
 from tests.ops.test_attention import Step
 from tests.ops.triton.conftest import DEVICE
@@ -109,3 +110,7 @@ def test_a_sequence_has_at_most_the_splits_that_memory_is_made_for() -> None:
 
 def test_parts_take_no_more_memory_than_is_stated() -> None:
     assert 4 * 32 * (128 + 2) * parts_that_wait(512, num_splits(40960), 32, 128) <= MAX_PART_BYTES
+
+
+def test_scratch_of_the_memory_plan_holds_the_parts() -> None:
+    assert TritonBackend().scratch_bytes(torch.device("cuda"), 1, is_quantized=False) >= MAX_PART_BYTES
