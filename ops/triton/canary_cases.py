@@ -174,7 +174,12 @@ def _sampling(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
     masked = logits.clone()
     bitmask = np.full((1, -(-5000 // 32)), 0x55555555, dtype=np.int32)
     ops.sampling.apply_bitmask(masked, np.array([1]), bitmask)
-    return [*ops.sampling.likeliest(logits), *ops.sampling.draw(logits, starts, positions), masked]
+    kept = [
+        ops.sampling.keep_min_p(logits.clone(), np.full(3, -2.0, np.float32)),
+        ops.sampling.keep_top_k(logits.clone(), np.array([1, 50, 2000])),
+        ops.sampling.keep_top_p(logits.clone(), np.array([0.1, 0.5, 0.9])),
+    ]
+    return [*ops.sampling.likeliest(logits), *ops.sampling.draw(logits, starts, positions), masked, *kept]
 
 
 def _cases() -> Iterator[Case]:
