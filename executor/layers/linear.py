@@ -25,7 +25,8 @@ class ColumnLinear:
     def __init__(self, context: ModelContext, parts: list[LinearPart], in_features: int, *, bias: bool = False) -> None:
         self._ops = context.ops
         self._products = context.packing.products(lambda: _read_runs(context, parts, in_features, bias))
-        self._adapters = context.adapters and context.adapters.of_columns(parts, in_features)
+        place = context.adapters
+        self._adapters = None if place is None else place.of_columns(parts, in_features)
 
     def __call__(self, x: Tensor) -> Tensor:
         outputs = [self._ops.linear(x, packed) for packed in self._products]
@@ -126,7 +127,8 @@ class RowLinear:
                 context.read(f"{name}.bias", (out_features,)) if has_bias else None,
             )
         )
-        self._adapters = context.adapters and context.adapters.of_rows(name, out_features, shards)
+        place = context.adapters
+        self._adapters = None if place is None else place.of_rows(name, out_features, shards)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self.partial(x))
