@@ -24,6 +24,7 @@ class Binary(NamedTuple):
         scratch_bytes: scratch memory that each program needs.
         scratch_alignment: of that memory.
         profile_bytes: memory for a profiler that each program needs.
+        waits: its programs wait for the kernels before it, so it may start before their end (`chain.py`).
     """
 
     key: str
@@ -38,6 +39,7 @@ class Binary(NamedTuple):
     scratch_bytes: int
     scratch_alignment: int
     profile_bytes: int
+    waits: bool
 
 
 def store(folder: Path, binary: Binary, code: bytes) -> None:

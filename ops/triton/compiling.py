@@ -9,6 +9,7 @@ from triton.compiler import ASTSource
 
 from quire.ops.triton.arch import arch_of
 from quire.ops.triton.binaries import Binary, store
+from quire.ops.triton.chain import WAIT, compiling_for
 from quire.ops.triton.jobs import Job
 from quire.ops.triton.kernel_function import KernelFunction, is_pointer
 from quire.ops.triton.specialization import ALIGNMENT, CONSTANT, SCALARS, Specialization
@@ -37,7 +38,8 @@ def compile_kernel(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
         {(number,): [["tt.divisibility", ALIGNMENT]] for number in aligned},
     )
     options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages, "enable_fp_fusion": True}
-    compiled = triton.compile(source, target=GPUTarget(arch.backend, arch.target, arch.warp_size), options=options)
+    with compiling_for(arch.backend, arch.target):
+        compiled = triton.compile(source, target=GPUTarget(arch.backend, arch.target, arch.warp_size), options=options)
     metadata = compiled.metadata._asdict()
     num_hidden = _num_hidden_arguments(compiled.asm["ptx"], spec) if arch.backend == "cuda" else 0
     binary = Binary(
@@ -45,7 +47,7 @@ def compile_kernel(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
         entry=metadata["name"], shared_bytes=metadata["shared"], num_warps=metadata["num_warps"],
         num_hidden=num_hidden, scratch_bytes=metadata.get("global_scratch_size", 0),
         scratch_alignment=metadata.get("global_scratch_align", 1),
-        profile_bytes=metadata.get("profile_scratch_size", 0),
+        profile_bytes=metadata.get("profile_scratch_size", 0), waits=WAIT in compiled.asm.get("ptx", ""),
     )  # fmt: skip
     store(folder, binary, compiled.asm["cubin" if arch.backend == "cuda" else "hsaco"])
     return binary

@@ -18,6 +18,7 @@ from quire.ops.triton.attention_scores import (
     softmax_step,
     visible_range,
 )
+from quire.ops.triton.chain import start_next, wait_for_inputs
 from quire.ops.triton.kv_rows import PAGE_ALIGNMENT, load_rows
 from quire.ops.triton.launch import Kernel
 
@@ -98,6 +99,8 @@ def decode_attention(
     `BLOCK_ROWS` is at least `num_rows`, `BLOCK_M` at least `group`, the query heads of a KV head. Without `starts_ptr`,
     each row has one token; with it, rows that have another number are left out.
     """
+    start_next()
+    wait_for_inputs()
     row_ids = tl.arange(0, BLOCK_ROWS)
     is_row = row_ids < num_rows
     all_lens = tl.load(seq_lens_ptr + row_ids, mask=is_row, other=0)

@@ -10,6 +10,7 @@ _SHARED_MEMORY_CARVEOUT = 9
 _DEFAULT_SHARED_BYTES = 48 * 1024
 _INVALID_CONTEXT = 201
 _RELAXED_CAPTURE = 2
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class DriverError(RuntimeError):
@@ -94,6 +95,17 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", c_void_p),
         ("num_attributes", c_uint),
     ]
+
+
+class LaunchAttribute(ctypes.Structure):
+    """`CUlaunchAttribute` with a whole number as its value."""
+
+    _fields_ = [("name", c_uint), ("padding", c_uint), ("value", c_int), ("rest", ctypes.c_byte * 60)]
+
+
+def early_start() -> LaunchAttribute:
+    """The attribute of a kernel that may start before the end of the one before it."""
+    return LaunchAttribute(name=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
 
 
 def is_context_missing(result: int) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.ops.triton.binaries import Binary, code_path, find
 from quire.ops.triton.compiling import compile_kernel
-from quire.ops.triton.driver import Driver, DriverError, LaunchConfig, is_context_missing
+from quire.ops.triton.driver import Driver, DriverError, LaunchConfig, early_start, is_context_missing
 from quire.ops.triton.jobs import Job, cache_folder, job_of, shipped_folder
 from quire.ops.triton.kernel_function import KernelFunction, is_pointer
 from quire.ops.triton.specialization import ALIGNMENT, CONSTANT, POINTER_TYPES, SCALARS, Specialization
@@ -152,6 +152,10 @@ class LoadedKernel:
         self._config = LaunchConfig(
             block_x=32 * binary.num_warps, block_y=1, block_z=1, shared_bytes=binary.shared_bytes
         )
+        if binary.waits:
+            self._attribute = early_start()
+            self._config.attributes = ctypes.addressof(self._attribute)
+            self._config.num_attributes = 1
         self._addresses = (ctypes.addressof(self._config), function, ctypes.addressof(self._pointers), None)
         self._lock = threading.Lock()  # the driver reads the buffers during the launch
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.ops.backend import Activation
 from quire.ops.triton.arch import arch_of
+from quire.ops.triton.chain import LINE, prefetch, start_next, wait_for_inputs
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.outputs import Places, finish, weight_rows
 from quire.ops.triton.specialization import POINTER_TYPES
@@ -29,6 +30,7 @@ PlainWeight = tuple[Tensor, Tensor | None]
 FUSED: tuple[Activation, ...] = ("silu", "gelu_tanh")
 """The activations of gated layers in one kernel with their product. The others are rare, and kernels of their own."""
 
+PREFETCHED_LINES = tl.constexpr(8)
 _LARGEST_SPLIT = 8
 _PROGRAMS = 128
 MAX_PROGRAMS = 512
@@ -113,12 +115,15 @@ def multiply_few(
     """
     in_features, x_stride = in_features // 8 * 8, x_stride // 8 * 8  # so that the compiler knows
     part = tl.program_id(1)
+    start_next()
     rows = weight_rows(out_features, BLOCK_ROWS, ACTIVATION is not None)
     tokens, inputs = tl.arange(0, BLOCK_TOKENS), tl.arange(0, BLOCK_IN)
     weights = weight_ptr + rows.to(tl.int64)[:, None] * in_features + inputs[None, :]
     values = x_ptr + tokens[None, :] * x_stride + inputs[:, None]
     steps = tl.cdiv(in_features, BLOCK_IN)
     total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), tl.float32)
+    prefetch_weight(weight_ptr, rows, part * steps // split * BLOCK_IN, in_features)
+    wait_for_inputs()
     for step in range(part * steps // split, (part + 1) * steps // split):
         first = step * BLOCK_IN
         known = inputs < in_features - first
@@ -129,6 +134,13 @@ def multiply_few(
         total, rows, bias_ptr, out_ptr, partials_ptr, counters_ptr, num_tokens, out_stride, split, num_biases,
         ACTIVATION, BLOCK_TOKENS, BLOCK_ROWS,
     )  # fmt: skip
+
+
+@triton.jit
+def prefetch_weight(weight_ptr, rows, first, in_features):
+    """Fetches the beginning of this program's part of the weight, 1 kB of each row, while other kernels run."""
+    places = tl.minimum(first + tl.arange(0, PREFETCHED_LINES) * LINE, in_features - 1)
+    prefetch(weight_ptr + rows.to(tl.int64)[:, None] * in_features + places[None, :])
 
 
 def variants() -> Iterator[Variant]:

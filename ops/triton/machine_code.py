@@ -18,6 +18,9 @@ _FAMILIES = (
 )  # fmt: skip
 """Beginnings of the instructions that are counted."""
 
+_WAIT = "ACQBULK"
+_ACCESSES = ("LDG", "LD.", "LDGSTS", "STG", "ST.", "ATOM", "RED", "UTMA")
+
 _RESERVED_BYTES = 1024  # of shared memory, which the system takes for each program beside the limit
 
 
@@ -30,6 +33,8 @@ class MachineCode(NamedTuple):
         shared_bytes: of a program, static and dynamic.
         num_instructions: of all kinds.
         instructions: numbers of some kinds, such as `HGMMA` or `LDG.E.128`.
+        num_early_accesses: reads and writes of memory, other than prefetches, that stand before the wait for other
+            kernels (`chain.py`); 0 without a wait.
         programs_per_processor: programs that fit on a multiprocessor by registers and shared memory.
     """
 
@@ -38,6 +43,7 @@ class MachineCode(NamedTuple):
     shared_bytes: int
     num_instructions: int
     instructions: dict[str, int]
+    num_early_accesses: int
     programs_per_processor: int
 
 
@@ -56,7 +62,9 @@ def _disassemble(cubin: Path, binary: Binary) -> MachineCode:
     usage = _run(triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(cubin))
     taken = {name: int(number) for name, number in re.findall(r"(REG|STACK|SHARED):(\d+)", usage)}
     listing = _run(triton.knobs.nvidia.nvdisasm.path, "-c", str(cubin))
-    mnemonics = Counter(re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+ +)?([A-Z][A-Z0-9_.]*)", listing, re.MULTILINE))
+    sequence = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ +)?([A-Z][A-Z0-9_.]*)", listing, re.MULTILINE)
+    mnemonics = Counter(sequence)
+    early = sequence[: sequence.index(_WAIT)] if _WAIT in sequence else []
     counts = {
         family.rstrip("."): sum(mnemonics[each] for each in mnemonics if each.startswith(family))
         for family in _FAMILIES
@@ -70,6 +78,7 @@ def _disassemble(cubin: Path, binary: Binary) -> MachineCode:
         stack_bytes=taken["STACK"],
         shared_bytes=shared,
         num_instructions=mnemonics.total(),
+        num_early_accesses=sum(each.startswith(_ACCESSES) for each in early),
         instructions={family: count for family, count in counts.items() if count},
         programs_per_processor=min(by_registers, arch.max_shared_bytes // (shared + _RESERVED_BYTES), 2048 // threads),
     )

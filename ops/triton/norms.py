@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.triton.chain import start_next, wait_for_inputs
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.tiles import FLOATS, UNIT, USUAL, VECTOR, are_aligned, are_whole
 from quire.ops.triton.variants import Variant
@@ -26,6 +27,8 @@ def rms_norm_rows(
 
     `size` and the strides count vectors of `UNIT` numbers, here and below.
     """
+    start_next()
+    wait_for_inputs()
     rows, columns, mask, size = _tile(num_rows, size, BLOCK_ROWS, BLOCK)
     starts = _starts(rows, heads, token_stride, head_stride)
     x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)
@@ -40,6 +43,8 @@ def add_rms_norm_rows(
     BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Adds `x` to `residual`, in place, and normalizes the rounded sum."""
+    start_next()
+    wait_for_inputs()
     rows, columns, mask, size = _tile(num_rows, size, BLOCK_ROWS, BLOCK)
     x = tl.load(x_ptr + rows.to(tl.int64) * (stride * UNIT) + columns, mask=mask, other=0.0)
     residual_at = residual_ptr + rows.to(tl.int64) * (residual_stride * UNIT) + columns
@@ -57,6 +62,8 @@ def layer_norm_rows(
     BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Like `rms_norm_rows`; without a weight, its pointer is None, and so is that of the bias [size]."""
+    start_next()
+    wait_for_inputs()
     rows, columns, mask, size = _tile(num_rows, size, BLOCK_ROWS, BLOCK)
     starts = _starts(rows, heads, token_stride, head_stride)
     x = tl.load(x_ptr + starts + columns, mask=mask, other=0.0).to(tl.float32)

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.cache_rows import in_octets
+from quire.ops.triton.chain import start_next, wait_for_inputs
 from quire.ops.triton.kv_rows import (
     MAX_HEAD_DIM,
     PAGE_ALIGNMENT,
@@ -135,6 +136,8 @@ def rotate_and_store_heads(
     BLOCK_HEADS: tl.constexpr,
 ):
     """A program computes BLOCK_HEADS heads of one token: any of queries, keys and values."""
+    start_next()
+    wait_for_inputs()
     token, head = tl.program_id(0), tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     num_rotated = num_heads + num_kv_heads
     columns = tl.arange(0, BLOCK_D)

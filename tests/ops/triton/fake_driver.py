@@ -1,6 +1,7 @@
 """A library with the calls of CUDA's driver that a launcher makes. It computes nothing, and keeps what it is told."""
 
 import ctypes
+import struct
 from ctypes import c_char_p, c_int, c_uint, c_void_p
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ class CUlaunchConfig(ctypes.Structure):
 
 
 class Launch(NamedTuple):
-    """A launch; `arguments` are the addresses of the arguments' copies, 8 bytes each."""
+    """A launch. `slots` are the arguments' copies, 8 bytes each; `attributes` are names and values."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -34,6 +35,7 @@ class Launch(NamedTuple):
     shared_bytes: int
     stream: int
     slots: list[bytes]
+    attributes: list[tuple[int, int]]
 
 
 class FakeLibrary:
@@ -96,12 +98,16 @@ class FakeLibrary:
 
     def _launch(self, configs: Any, function: int, arguments: Any, extra: int | None) -> int:
         config = configs[0]
-        assert (config.attrs, config.numAttrs, extra) == (None, 0, None)
+        assert extra is None
+        read = [ctypes.string_at(config.attrs + 72 * number, 72) for number in range(config.numAttrs)]
+        attributes = [struct.unpack("<I4xi", each[:12]) for each in read]  # the name, and a whole number
         name = self._names[function - _FIRST_FUNCTION]
         slots = [ctypes.string_at(arguments[number], 8) for number in range(self.num_arguments[name])]
         result = self.results.pop(0) if self.results else SUCCESS
         if result == SUCCESS:
             grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
             block = (config.blockDimX, config.blockDimY, config.blockDimZ)
-            self.launches.append(Launch(name, grid, block, config.sharedMemBytes, config.hStream or 0, slots))
+            self.launches.append(
+                Launch(name, grid, block, config.sharedMemBytes, config.hStream or 0, slots, attributes)
+            )
         return result

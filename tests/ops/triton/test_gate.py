@@ -11,8 +11,9 @@ import pytest
 
 import quire.ops.triton
 from quire.ops.triton.arch import ARCHES
+from quire.ops.triton.binaries import Binary
 from quire.ops.triton.variants import Variant, all_variants
-from tests.ops.triton.compiled import VARIANTS, machine_code
+from tests.ops.triton.compiled import VARIANTS, compiled, machine_code
 
 SM_90 = ARCHES["sm_90"]
 WIDE_LOADS = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "UTMALDG")
@@ -31,6 +32,8 @@ WITHOUT_WIDE_LOADS = {
     "likeliest_of_rows",
 }
 """Kernels that read single numbers, lists of ids or bytes here and there, or 4 bytes of codes for 16 written."""
+CHAINED = {"multiply_few", "rms_norm_rows", "add_rms_norm_rows", "_rotate_and_store", "_decode_attention"}
+"""Kernels of a dense model's decode steps."""
 WITHOUT_CONVERSIONS: set[str] = set()
 """Kernels of 4-bit weights that make numbers of codes by their bits."""
 
@@ -58,6 +61,15 @@ def test_a_variant_fits_the_card_without_spills(number: int) -> None:
 @pytest.mark.parametrize("number", numbered({each.kernel.name for each in VARIANTS} - WITHOUT_WIDE_LOADS))
 def test_a_variant_reads_16_bytes_at_a_time(number: int) -> None:
     assert set(WIDE_LOADS) & set(machine_code(number).instructions)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", numbered(CHAINED))
+def test_a_kernel_that_may_start_early_waits_before_it_reads(number: int) -> None:
+    binary = compiled()[number]
+    assert isinstance(binary, Binary)
+    assert binary.waits
+    assert machine_code(number).num_early_accesses == 0
 
 
 @pytest.mark.timeout(600)

@@ -79,6 +79,21 @@ def test_large_shared_memory_is_asked_for(launcher: Launcher, library: FakeLibra
     assert ("product", 8, 81_920) in library.attributes  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
+def test_a_kernel_that_waits_may_start_early(library: FakeLibrary, tmp_path: Path) -> None:
+    def compile_one(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
+        waits = kernel is product
+        binary = Binary(job.key, kernel.name, "", job.arch, "3", kernel.name, 0, 4, HIDDEN, 0, 1, 0, waits)
+        store(folder, binary, b"\x7fELF")
+        return binary
+
+    launcher = Launcher(Driver(library), "sm_90", [tmp_path], place, compile_one)
+    rows = torch.zeros(64, 1024, dtype=torch.bfloat16)
+    launcher.launch(scale, (1,), (rows, rows, None, 8, 8, 1.0), 4, 1, {"BLOCK": 1024})
+    launcher.launch(product, (1,), (torch.zeros(64, 16), rows, rows, 256), 4, 4, dict(PRODUCT.constants))
+    # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert [launch.attributes for launch in library.launches] == [[], [(6, 1)]]
+
+
 def test_arguments_may_be_named_and_constants_not(launcher: Launcher, library: FakeLibrary) -> None:
     rows = torch.zeros(3, 1024, dtype=torch.bfloat16)
     launcher.launch(scale, (3,), (rows, rows, None, 8), 4, 1, {"factor": 2.0, "num_columns": 8, "BLOCK": 1024})
@@ -134,7 +149,7 @@ def test_a_variant_that_no_list_has_is_compiled_once_with_a_warning(
     def compile_one(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
         jobs.append(job)
         binary = Binary(
-            job.key, kernel.name, str(job.specialization), job.arch, "3", kernel.name, 0, 4, HIDDEN, 0, 1, 0
+            job.key, kernel.name, str(job.specialization), job.arch, "3", kernel.name, 0, 4, HIDDEN, 0, 1, 0, False
         )
         store(folder, binary, b"\x7fELF")
         return binary
@@ -172,7 +187,7 @@ def test_a_kernel_gets_the_scratch_memory_that_it_asks_for(
     monkeypatch.setattr("quire.ops.triton.launcher.torch.empty", empty)
 
     def compile_one(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
-        binary = Binary(job.key, kernel.name, "", job.arch, "3", kernel.name, 0, 4, HIDDEN, 256, 128, 0)
+        binary = Binary(job.key, kernel.name, "", job.arch, "3", kernel.name, 0, 4, HIDDEN, 256, 128, 0, False)
         store(folder, binary, b"\x7fELF")
         return binary
 
