@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +101,7 @@ class GroupedLinear:
             to[first : first + len(part), : part.shape[1]] = part
 
 
-def _own_tensors(weight: QuantizedWeight) -> dict[str, Tensor]:
+def _own_tensors(weight: QuantizedWeight) -> dict[str, Any]:
     """Returns the tensors of a quantized weight that each expert has for itself, by their names."""
     parts = weight._replace(table=None)._asdict().items()
     return {name: part for name, part in parts if isinstance(part, Tensor)}

@@ -217,8 +217,8 @@ def variants() -> Iterator[Variant]:
             types |= {"experts_ptr": "*i64"} if block is None else {"experts_ptr": "*i32", "members_ptr": "*i32"}
             constants = common | {"ACTIVATION": "silu" if is_gated else None, "IS_GATED": is_gated, **tiles.constants()}
             constants |= {"members_ptr": None} if block is None else {}
-            for name, kind in parts.items():
-                (constants if kind is None else types)[name] = kind
+            constants |= {name: None for name, kind in parts.items() if kind is None}
+            types |= {name: kind for name, kind in parts.items() if kind is not None}
             reason = "one choice" if block is None else f"{block} tokens of an expert"
             yield Variant(multiply_experts, types, constants, tiles.num_warps, tiles.num_stages, reason)
     for dtype in ("*bf16", "*fp16"):
@@ -287,9 +287,8 @@ def _multiply(
 ) -> Tensor:
     """Runs one linear layer of each choice's expert: [num_choices, outputs], of undefined values for the id -1."""
     weight = layer.weight
-    plain = weight if isinstance(weight, Tensor) else None
     codes = weight if isinstance(weight, QuantizedWeight) else None
-    elements = plain if codes is None else codes.codes
+    elements = weight.codes if isinstance(weight, QuantizedWeight) else weight
     num_rows, row_stride = elements.shape[1:]
     in_features = row_stride if codes is None or codes.table is None else 2 * row_stride
     in_features = min(in_features, x.shape[1])  # plain weights are padded

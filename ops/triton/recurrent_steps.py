@@ -287,13 +287,15 @@ def _factor(gate, ACTIVATION: tl.constexpr):
 def variants() -> Iterator[Variant]:
     """The forms of bfloat16 models with states of 64 or 128 keys, 16 elements a channel, and convolutions of 4."""
     rows = {"slots_ptr": "*i64", "is_new_ptr": "*u8"}
-    for bias in ({"bias_ptr": None}, {}):
-        constants = {"WIDTH": 4, "IS_ACTIVATED": True, "IS_EVEN": True, "CHANNELS": CHANNELS} | bias
+    absent: dict[str, object] = {"bias_ptr": None}
+    for bias in (absent, {}):
+        constants = {"WIDTH": 4, "IS_ACTIVATED": True, "IS_EVEN": True, "CHANNELS": CHANNELS, **bias}
         yield Variant(convolve_token, _types(convolve_token, constants, rows), constants, 1, 1, "16 bytes a thread")
-    delta, ssd = {"FORM": "delta", "d_ptr": None}, {"FORM": "ssd", "beta_ptr": None, "HAS_CHANNEL_DECAY": False}
+    delta: dict[str, object] = {"FORM": "delta", "d_ptr": None}
+    ssd: dict[str, object] = {"FORM": "ssd", "beta_ptr": None, "HAS_CHANNEL_DECAY": False}
     wide = dict.fromkeys(("a_ptr", "dt_bias_ptr", "d_ptr", "state_ptr"), "*fp32") | rows
     floats = dict.fromkeys(("low", "high", "beta_scale"), "fp32")
-    common = {"VALUES": VALUE_COLUMNS, "HAS_LEAST_DECAY": False, "IS_EVEN": True, "KEYS": 128}
+    common: dict[str, object] = {"VALUES": VALUE_COLUMNS, "HAS_LEAST_DECAY": False, "IS_EVEN": True, "KEYS": 128}
     for form in (delta | {"HAS_CHANNEL_DECAY": False}, delta | {"HAS_CHANNEL_DECAY": True}, ssd):
         types = _types(update_outer_products, common | form, wide | floats)
         yield Variant(update_outer_products, types, common | form, 4, 1, "32 numbers of the state a thread")
