@@ -28,13 +28,17 @@ class Part(NamedTuple):
 
 TESTS = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", "--tb=short", "--timeout=120"]
 
+COMPILED_ELSEWHERE = [f"--ignore=tests/ops/triton/test_{name}.py" for name in ("build", "canary", "gate", "report")]
+"""Tests that need no accelerator, and long."""
+
 PARTS = [
     Part("ceilings", 60, ["scripts/gpu/ceilings.py"]),
-    Part("kernel_tests", 100, [*TESTS, "-n", "12", "tests/ops/triton"]),
-    Part("kernels", 90, ["scripts/gpu/kernels.py"]),
-    Part("small", 90, ["scripts/gpu/engine.py", "qwen3-0.6b", "--requests", "1", "32", "256"]),
-    Part("large", 120, ["scripts/gpu/engine.py", "qwen3-8b", "--requests", "1", "64", "256", "--input-len", "1024"]),
-    Part("engine_tests", 200, [*TESTS, "-n", "8", "tests/gpu"]),
+    Part("small", 90, ["scripts/gpu/engine.py", "qwen3-0.6b", "--requests", "1", "32", "256", "--profile"]),
+    Part("kernels", 60, ["scripts/gpu/kernels.py"]),
+    Part("large", 90, ["scripts/gpu/engine.py", "qwen3-8b", "--requests", "1", "64", "256", "--input-len", "1024"]),
+    Part("random", 60, ["scripts/gpu/engine.py", "qwen3-0.6b", "--requests", "1", "256", "--temperature", "1"]),
+    Part("kernel_tests", 110, [*TESTS, "-n", "14", *COMPILED_ELSEWHERE, "tests/ops/triton"]),
+    Part("engine_tests", 120, [*TESTS, "-n", "8", "tests/gpu"]),
     Part("families", 300, [*TESTS, "-n", "12", "tests/executor/models"]),
     Part("formats", 200, [*TESTS, "-n", "12", "tests/executor/weights/test_quantized_checkpoints.py"]),
 ]

@@ -1,6 +1,8 @@
 """Output tokens a second of a whole engine with random weights, beside the floor of a decode step's bytes."""
 
 import argparse
+import gzip
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="Report the time of each kernel in decode steps, too.")
     args = parser.parse_args()
     results = Results.of_part()
     bytes_per_s = next((row["ceilings"]["copy_gb_s"] * 1e9 for row in results.read() if "ceilings" in row), 3.03e12)
@@ -35,6 +38,7 @@ def main() -> None:
             max_model_len=2 * (args.input_len + args.output_len),
             max_num_seqs=max(args.requests),
             enforce_eager=args.enforce_eager,
+            profiler_config={"profiler": "torch", "torch_profiler_dir": folder} if args.profile else None,
             enable_prefix_caching=False,
         ) as llm,
     ):
@@ -70,6 +74,26 @@ def main() -> None:
                 step_ms=step * 1e3,
                 floor_ms=floor * 1e3,
             )
+            if args.profile:
+                llm.start_profile()
+                seconds(num, 16)
+                llm.stop_profile()
+                [trace] = Path(folder).glob("*.json*")
+                results.add(profile=args.shape, requests=num, kernels=kernel_times(trace))
+                trace.unlink()
+
+
+def kernel_times(trace: Path) -> dict[str, list[float]]:
+    """Returns [launches, µs of all] of each kernel in a trace of torch's profiler, the longest first."""
+    text = gzip.decompress(trace.read_bytes()) if trace.suffix == ".gz" else trace.read_bytes()
+    times: dict[str, list[float]] = {}
+    for event in json.loads(text)["traceEvents"]:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            count_and_time = times.setdefault(event["name"][:60], [0, 0.0])
+            count_and_time[0] += 1
+            count_and_time[1] += event["dur"]
+    longest = sorted(times.items(), key=lambda each: -each[1][1])[:16]
+    return {name: [count, round(micros, 1)] for name, (count, micros) in longest}
 
 
 def _since(began: float) -> float:
