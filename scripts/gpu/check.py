@@ -28,7 +28,9 @@ class Part(NamedTuple):
 
 TESTS = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", "--tb=short", "--timeout=120"]
 
-COMPILED_ELSEWHERE = [f"--ignore=tests/ops/triton/test_{name}.py" for name in ("build", "canary", "gate", "report")]
+COMPILED_ELSEWHERE = [
+    f"--ignore=tests/ops/triton/test_{name}.py" for name in ("build", "canary", "gate", "kernel_report")
+]
 """Tests that need no accelerator, and long."""
 
 PARTS = [
