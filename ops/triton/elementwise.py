@@ -137,7 +137,7 @@ def scale(x: Tensor, factor: float, softcap: float) -> bool:
     if not _is_dense(x):
         return False
     if numel := x.numel():
-        cap((triton.cdiv(numel, _BLOCK),), x, numel // VECTOR, factor / softcap, softcap, BLOCK=_BLOCK)
+        cap((triton.cdiv(numel, _BLOCK),), x, numel // VECTOR, factor / softcap, float(softcap), BLOCK=_BLOCK)
     return True
 
 
@@ -174,7 +174,7 @@ def take_rows(x: Tensor, index: Tensor, factor: float) -> Tensor | None:
     if out.numel():
         take_scaled_rows(
             (len(index), triton.cdiv(x.shape[1], _BLOCK)), x, index, out, x.shape[1] // VECTOR, x.stride(0) // VECTOR,
-            factor, BLOCK=_BLOCK,
+            float(factor), BLOCK=_BLOCK,
         )  # fmt: skip
     return out
 
@@ -192,7 +192,7 @@ def rotation(positions: Tensor, frequencies: Tensor, factor: float, dtype: torch
         block_rows, block = _tile(half)
         rotation_rows(
             (triton.cdiv(num_tokens, block_rows),), positions, frequencies, cos, sin, num_tokens, half // VECTOR,
-            factor, BLOCK_ROWS=block_rows, BLOCK=block,
+            float(factor), BLOCK_ROWS=block_rows, BLOCK=block,
         )  # fmt: skip
     return cos, sin
 

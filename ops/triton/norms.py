@@ -195,7 +195,7 @@ def _launch(
     tile = tile_of(size)
     kernel(
         (triton.cdiv(num_rows, tile.rows),), *tensors, num_rows, size // VECTOR, *heads,
-        *(stride // VECTOR for stride in strides), eps,
+        *(stride // VECTOR for stride in strides), float(eps),
         BLOCK_ROWS=tile.rows, BLOCK=tile.block, num_warps=tile.num_warps,
     )  # fmt: skip
 
