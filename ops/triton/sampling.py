@@ -174,7 +174,10 @@ class TritonSampling(EagerSampling):
     def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         if not _are_rows(logits):
             return super().draw(logits, starts, positions)
-        there = to_device(np.stack((starts.view(np.int64), positions)), logits.device)
+        num_rows = len(starts)
+        numbers = np.zeros((2, num_rows + num_rows % 2), np.int64)  # the second row, too, begins where a pointer must
+        numbers[:, :num_rows] = starts.view(np.int64), positions
+        there = to_device(numbers, logits.device)[:, :num_rows]
         return self.draw_at(logits, there[0], there[1])
 
     def draw_at(self, logits: Tensor, starts: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
