@@ -145,7 +145,8 @@ def _attention(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: I
     places = [tables[row][each // _BLOCK_SIZE] * _BLOCK_SIZE + each % _BLOCK_SIZE for row, each in enumerate(positions)]
     cache = _pages(ops, make, 1 + int(counts.sum()))
     slots = make.place(np.concatenate(places), torch.int64)
-    ops.write_kv(*(make.normal(len(slots), _KV_HEADS, _HEAD_DIM) for _ in range(2)), cache, slots)
+    k, v = (make.normal(len(slots), _KV_HEADS, _HEAD_DIM) for _ in range(2))
+    ops.write_kv(k, v, cache, slots)
     ends = [each[-count:] for each, count in zip(places, query_lens, strict=True)]
     new = make.place(np.concatenate(ends), torch.int64)
     batch = ops.attention_batch(query_lens, seq_lens, tables, new, block_size=_BLOCK_SIZE)
