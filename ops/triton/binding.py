@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 
 import torch
@@ -19,7 +20,7 @@ def bind(*, serves: bool) -> TritonBackend:
     """The backend for torch's current device.
 
     If this process `serves` requests, operations whose kernels do not work on the card are left to plain torch. On the
-    first start, they are looked for beside the load of the weights, after kernels were compiled for the card.
+    first start, they are looked for beside the load of the weights, and all kernels are compiled in the background.
     `QUIRE_TRITON_CANARY=0` takes all of them to work.
     """
     wanted = os.environ.get("QUIRE_TRITON_CANARY", os.environ.get("VLLM_TRITON_CANARY", "1"))
@@ -28,7 +29,8 @@ def bind(*, serves: bool) -> TritonBackend:
     canary = Canary.of_this_card()
     if canary.is_decided:
         return TritonBackend(canary.broken_operations())
-    canary.start(_compile_ahead)
+    canary.start()
+    threading.Thread(target=_compile_ahead, name="compile kernels", daemon=True).start()
     return TritonBackend(find_broken=canary.broken_operations)
 
 
@@ -38,7 +40,8 @@ def _compile_ahead() -> None:
         return
     major, minor = torch.cuda.get_device_capability()
     started = time.monotonic()
-    built = build(all_variants(), f"sm_{major}{minor}", cache_folder(), known=[shipped_folder()])
+    num_processes = max(1, len(os.sched_getaffinity(0)) // 2)  # the others are for the load and the first requests
+    built = build(all_variants(), f"sm_{major}{minor}", cache_folder(), num_processes, known=[shipped_folder()])
     faults = [each for each in built if isinstance(each, VariantError)]
     logger.info("%d kernels are compiled, %.1f s", len(built) - len(faults), time.monotonic() - started)
     for fault in faults:

@@ -34,4 +34,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.nice(10)  # requests may be served meanwhile
     main(Path(sys.argv[1]))
