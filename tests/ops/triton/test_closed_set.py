@@ -96,7 +96,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]
     def pretend(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
         if not is_listed(kernel, job.specialization):
             unlisted.add(f"{kernel.name}{job.specialization}")
-        binary = Binary(job.key, kernel.name, "", job.arch, "3", kernel.name, 0, 4, 0, 0, 1, 0)
+        binary = Binary(job.key, kernel.name, "", job.arch, "3", kernel.name, 0, 4, 0, 0, 1, 0, False)
         store(folder, binary, b"\x7fELF")
         return binary
 
