@@ -157,11 +157,7 @@ class Worker:
         seconds = time.monotonic() - started
         logger.info("weights of %s, %s, loaded in %.1f s", spec.name, memory.describe(loaded.weights_bytes), seconds)
         if config.device != "cpu":
-            logger.info(
-                "%s runs torch's own operations, because Quire has no kernels for accelerators yet; quantized weights "
-                "are dequantized at each product, which saves memory and costs time",
-                device_name(self._device),
-            )
+            logger.info("operations run on %s", device_name(self._device))
         if self._speculator is not None or draft is not None:
             reads = DraftModel.reads if self._speculator is None else self._speculator.reads
             check_target(config, loaded.model, reads)

@@ -41,6 +41,8 @@ PARTS = [
     Part("random", 60, ["scripts/gpu/engine.py", "qwen3-0.6b", "--requests", "1", "256", "--temperature", "1"]),
     Part("kernel_tests", 110, [*TESTS, "-n", "14", *COMPILED_ELSEWHERE, "tests/ops/triton"]),
     Part("engine_tests", 120, [*TESTS, "-n", "8", "tests/gpu"]),
+    Part("first_start", 90, ["scripts/gpu/engine.py", "qwen3-0.6b", "--requests", "1", "--canary"]),
+    Part("second_start", 60, ["scripts/gpu/engine.py", "qwen3-0.6b", "--requests", "1", "--canary"]),
     Part("families", 300, [*TESTS, "-n", "12", "tests/executor/models"]),
     Part("formats", 200, [*TESTS, "-n", "12", "tests/executor/weights/test_quantized_checkpoints.py"]),
 ]
