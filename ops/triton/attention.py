@@ -58,15 +58,15 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: tor
     return Tiles(block_m, block_n, 8 if is_large else 4, 3 if block_m > 32 else 5)
 
 
-def prompt_tiles(num_lanes: int, group: int, head_dim: int, itemsize: int) -> Tiles:
+def prompt_tiles(num_lanes: int, group: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
     """Chooses the tiles for rows of at most `num_lanes` pairs of a token and a query head.
 
     128 rows use each tile of keys most, and two groups of four warps take 64 each, as a wide matrix unit wants. Few
     tokens, as of drafts, fill 64.
     """
-    if itemsize == 4:  # products without matrix units hold all operands in registers; larger heads would not fit
+    if dtype.itemsize == 4:  # products without matrix units hold all operands in registers; larger heads would not fit
         return Tiles(max(32, triton.next_power_of_2(group)), 32, 8, 2)
-    if head_dim > 128:  # 64 rows of four warps would not fit, nor would 64 keys
+    if head_dim > 128 or cache_dtype in kv_rows.KINDS:  # 64 rows of four warps would not fit, nor would 64 keys
         return Tiles(128, 32, 8, 3)
     return Tiles(64, 64, 4, 3) if max(num_lanes, group) <= 64 else Tiles(128, 64, 8, 3)
 
@@ -163,7 +163,7 @@ def _attend_prompts(
     num_rows, (num_tokens, num_heads, head_dim) = len(rows.seq_lens), q.shape
     num_kv_heads, _, row = kv_cache.shape[2:]
     group = num_heads // num_kv_heads
-    tiles = prompt_tiles(group * rows.max_query_len, group, head_dim, q.dtype.itemsize)
+    tiles = prompt_tiles(group * rows.max_query_len, group, head_dim, q.dtype, kv_cache.dtype)
     block_q = tiles.block_m // group
     prompt_attention(
         (num_kv_heads, num_blocks(num_tokens, num_rows, block_q)),
@@ -211,7 +211,7 @@ def variants() -> Iterator[Variant]:
         for starts in (None, "*i32"):  # in decode steps, and beside prompts
             yield _variant(decode_attention, name, head_dim, tiles, {**rows, "starts_ptr": starts, **form})
         for lanes in (64, 65):
-            yield _variant(prompt_attention, name, head_dim, prompt_tiles(lanes, 1, head_dim, dtype.itemsize), form)
+            yield _variant(prompt_attention, name, head_dim, prompt_tiles(lanes, 1, head_dim, dtype, dtype), form)
 
 
 def _variant(kernel: Kernel, name: str, head_dim: int, tiles: Tiles, form: dict[str, object]) -> Variant:
