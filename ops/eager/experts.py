@@ -112,7 +112,8 @@ def _expert(stacked: Tensor, index: int) -> Tensor:
 
 
 def _expert_weight(stacked: QuantizedWeight, index: int) -> QuantizedWeight:
-    return stacked._replace(**{name: _expert(part, index) for name, part in _own_tensors(stacked).items()})
+    parts: dict[str, Any] = {name: _expert(part, index) for name, part in _own_tensors(stacked).items()}
+    return stacked._replace(**parts)
 
 
 @dataclass(frozen=True)
