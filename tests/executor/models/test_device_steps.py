@@ -1,6 +1,7 @@
 """Decode steps on an accelerator that is not there: nothing is read from the device, so that a graph can hold them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import quire.ops
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
+from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.launch import Kernel
 from tests.executor.models.test_left_out_fields import NATIVE
 from tests.executor.models.tiny_models import write_checkpoint
@@ -60,3 +62,33 @@ def test_the_launches_of_a_decode_step_read_nothing_either(
         with device.without_reads():
             there.launch(STEPS[0])
     assert launched
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen3_moe"])
+def test_a_decode_step_can_be_captured(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With our kernels, no operation of the step needs the host: it reads nothing, and nothing is sent."""
+    write_checkpoint(tmp_path, model_type)
+    spec = read_spec(tmp_path)
+    with PretendDevice():
+        there = PagedDriver(load_model(spec, device="cuda"), 2, 64, device="cuda")
+        expected = [there.step(tokens) for tokens in (PROMPTS, *STEPS)]
+        there = PagedDriver(load_model(spec, device="cuda"), 2, 64, device="cuda")
+        assert isinstance(there.ops, TritonBackend)
+        attention, forward = there._attention, there.model.forward
+
+        def copied(*arguments: Any) -> list[Any]:
+            batches = attention(*arguments)
+            assert all(batch.rows is not None for batch in batches), "as before a recorded step"
+            return batches
+
+        def captured(*arguments: Any) -> torch.Tensor:
+            with there.ops._recorder._capturing():
+                return forward(*arguments)
+
+        got = [there.step(PROMPTS)]
+        monkeypatch.setattr(there, "_attention", copied)
+        monkeypatch.setattr(there.model, "forward", captured)
+        got += [there.step(tokens) for tokens in STEPS]
+    for own, theirs in zip(got, expected, strict=True):
+        for row, logits in own.items():
+            assert torch.equal(logits.as_subclass(torch.Tensor), theirs[row].as_subclass(torch.Tensor))
