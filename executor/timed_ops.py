@@ -121,6 +121,10 @@ def _timed_part(declared: ABCMeta, ops: object, run: Callable[..., Any]) -> Any:
     return type(f"Timed{declared.__name__}", (declared,), {name: in_span(name) for name in names})()
 
 
+_WHOLE = "recorded operations"
+"""The span of a recording whose operations cannot be told apart."""
+
+
 class _TimedRecording:
     """A recording whose operations are spans under the names that they were recorded with."""
 
@@ -135,7 +139,8 @@ class _TimedRecording:
     def run_timed(self) -> list[float]:
         begin = time.monotonic()
         ends = self._recording.run_timed()
-        for name, end in zip(self._names, ends, strict=True):
+        names = self._names if len(ends) == len(self._names) else [_WHOLE]
+        for name, end in zip(names, ends, strict=True):
             self._spans.add(name, begin, end)
             begin = end
         return ends

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire.ops.host_arrays import to_device
 
-_ALIGNMENT = 8
-"""Bytes that the start of each array in a packed copy is a multiple of."""
+_ALIGNMENT = 16
+"""Bytes that the start of each array in a packed copy is a multiple of: kernels read so many at a time."""
 
 
 class Transfer(Protocol):

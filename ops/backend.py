@@ -99,7 +99,10 @@ class Recording(Protocol):
         ...
 
     def run_timed(self) -> list[float]:
-        """Runs all operations; returns the CLOCK_MONOTONIC time in seconds at which each was done."""
+        """Runs all operations; returns the CLOCK_MONOTONIC time in seconds at which each was done.
+
+        One time is returned for all where they are launched as one.
+        """
         ...
 
 

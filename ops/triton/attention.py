@@ -25,8 +25,8 @@ MAX_DECODE_ROWS = 4096
 MAX_PART_BYTES = 64 << 20
 """The most memory of splits that wait to be merged; rows beyond it are not split, which changes no bits."""
 
-PROGRAMS_PER_PROCESSOR = 4
-"""Decode programs for each multiprocessor. Two are resident at 128 numbers a head, and the others follow."""
+PROGRAMS_PER_PROCESSOR = 2
+"""Decode programs for each multiprocessor: as many as are resident at 128 numbers a head."""
 
 INTERPRETER_PROGRAMS = 3
 ROW_BUCKETS = (512, MAX_DECODE_ROWS)

@@ -3,7 +3,6 @@
 import argparse
 import gzip
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -24,11 +23,8 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--enforce-eager", action="store_true")
-    parser.add_argument("--canary", action="store_true", help="Start as a server does on a new card.")
     parser.add_argument("--profile", action="store_true", help="Report the time of each kernel in decode steps, too.")
     args = parser.parse_args()
-    if not args.canary:  # its kernels and those compiled in the background would run beside what is measured
-        os.environ["QUIRE_TRITON_CANARY"] = "0"
     results = Results.of_part()
     bytes_per_s = next((row["ceilings"]["copy_gb_s"] * 1e9 for row in results.read() if "ceilings" in row), 3.03e12)
     began = time.monotonic()
@@ -59,9 +55,7 @@ def main() -> None:
             return time.monotonic() - start
 
         seconds(1, 1)
-        results.add(
-            part="start", shape=args.shape, canary=args.canary, ready_s=round(ready, 2), first_answer_s=_since(began)
-        )
+        results.add(part="start", shape=args.shape, ready_s=round(ready, 2), first_answer_s=_since(began))
         for num in args.requests:
             for _ in range(2):  # the second batch meets recorded steps
                 seconds(num, args.output_len)

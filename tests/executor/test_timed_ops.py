@@ -1,5 +1,9 @@
 """Operations with spans around them: the backend's results, and the names of the spans."""
 
+import time
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +13,8 @@ from quire.executor.timed_ops import timed
 from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
 
 
 def names(spans: SpanList) -> list[str]:
@@ -54,6 +60,33 @@ def test_a_recording_has_the_spans_that_it_was_made_with(spans: SpanList) -> Non
     assert names(spans) == ["rms_norm", "activate_and_mul"]
     ops.activate_and_mul(x)
     assert names(spans) == ["activate_and_mul"], "what comes later belongs to no recording"
+
+
+class LaunchedAsOne:
+    """A recording as a graph is one: its operations are launched together."""
+
+    def __init__(self, run: Callable[[], Tensor]) -> None:
+        self.run = run
+
+    def run_timed(self) -> list[float]:
+        self.run()
+        return [time.monotonic()]
+
+
+class GraphBackend(EagerBackend[Any]):
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Any]:
+        return run(), LaunchedAsOne(run)
+
+
+def test_a_recording_that_is_launched_as_one_is_one_span(spans: SpanList) -> None:
+    plain = GraphBackend(PlainLinear())
+    ops = timed(plain, spans)
+    x, weight = torch.randn(3, 8), torch.ones(8)
+    _, recording = ops.record(lambda: ops.activate_and_mul(ops.rms_norm(x, weight, 1e-6)))
+    assert recording is not None
+    spans.drain()
+    recording.run()
+    assert names(spans)[-1] == "recorded operations"
 
 
 def test_an_operation_that_the_backend_lacks_is_told_when_it_is_made() -> None:
