@@ -29,7 +29,10 @@ def main(folder: Path) -> None:
             answer = ""
         except Exception as error:  # whatever the compiler raises is one kernel's, and the answer
             answer = " ".join(f"{type(error).__name__}: {error}".split())[-2000:] or type(error).__name__
-        print(answer, file=answers, flush=True)
+        try:
+            print(answer, file=answers, flush=True)
+        except BrokenPipeError:  # the process that asked has ended
+            break
     os._exit(0)  # Triton reports objects that it never frees, at length, when a process ends as usual
 
 

@@ -112,8 +112,9 @@ def decode_attention(
         begins = tl.load(starts_ptr + row_ids, mask=is_row, other=0)
         is_row &= tl.load(starts_ptr + row_ids + 1, mask=is_row, other=0) - begins == 1
     splits = tl.where(is_row, splits, 0)
-    # A row that is at most a program's share of the work is one unit, and leaves no parts to merge.
-    is_whole = tl.num_programs(0) * splits.to(tl.int64) <= num_kv_heads * tl.sum(splits).to(tl.int64)
+    # A row that is at most two programs' share of the work, as half of them are resident, is one unit. It leaves no
+    # parts to merge.
+    is_whole = tl.num_programs(0) * splits.to(tl.int64) <= 2 * num_kv_heads * tl.sum(splits).to(tl.int64)
     parts = tl.where(is_whole | (splits == 1), 0, splits)
     part_ends = tl.cumsum(parts, 0)
     has_parts = (parts > 0) & (part_ends <= max_parts)
