@@ -10,6 +10,8 @@ from quire.ops.triton.variants import Variant, all_variants, some_of_each
 from tests.ops.triton.samples import product, scale
 
 FOLDER = cache_folder() / "tests"
+SAMPLES_FOLDER = cache_folder() / "tests_of_samples"
+"""A build waits for another into its folder, and that of all variants takes minutes, once."""
 SCALE = Variant(
     scale,
     {"out_ptr": "*bf16", "x_ptr": "*bf16", "row_stride": "i64", "num_columns": "i32", "factor": "fp32"},
@@ -30,15 +32,23 @@ MOST_OF_A_KERNEL = 4
 """So many variants of each kernel the gate compiles: those that a suite has time for."""
 
 
-HELD = some_of_each(all_variants(), MOST_OF_A_KERNEL)
+VARIANTS = some_of_each(all_variants(), MOST_OF_A_KERNEL)
 """The variants that the gate holds. `scripts/kernel_report` looks at all of them, and on all cards."""
-VARIANTS = [*HELD, SCALE, PRODUCT]
 
 
 @cache
 def compiled() -> dict[int, Binary | VariantError]:
     """The variants, compiled for sm_90, by their numbers."""
     return dict(enumerate(build(VARIANTS, "sm_90", FOLDER)))
+
+
+@cache
+def compiled_samples() -> tuple[Binary, Binary]:
+    """`SCALE` and `PRODUCT`, compiled for sm_90."""
+    scale, product = build([SCALE, PRODUCT], "sm_90", SAMPLES_FOLDER)
+    assert isinstance(scale, Binary)
+    assert isinstance(product, Binary)
+    return scale, product
 
 
 def machine_code(number: int) -> MachineCode:

@@ -10,28 +10,29 @@ from quire.ops.triton.binaries import Binary, code_path
 from quire.ops.triton.build import VariantError, build
 from quire.ops.triton.jobs import Job, job_of
 from quire.ops.triton.launch import Kernel
+from quire.ops.triton.machine_code import inspect_code
 from quire.ops.triton.variants import Variant
 from tests.ops.triton import samples
-from tests.ops.triton.compiled import FOLDER, PRODUCT, SCALE, compiled, machine_code
+from tests.ops.triton.compiled import PRODUCT, SAMPLES_FOLDER, SCALE, compiled_samples
 
 
 @pytest.mark.timeout(300)
 def test_kernels_are_compiled_for_a_card_that_is_not_here() -> None:
-    scale, product = build([SCALE, PRODUCT], "sm_90", FOLDER)
+    scale, product = build([SCALE, PRODUCT], "sm_90", SAMPLES_FOLDER)
     assert isinstance(scale, Binary)
     assert isinstance(product, Binary)
-    assert code_path(FOLDER, scale).read_bytes()[:4] == b"\x7fELF"
+    assert code_path(SAMPLES_FOLDER, scale).read_bytes()[:4] == b"\x7fELF"
     assert (scale.entry, scale.num_warps, scale.shared_bytes) == ("scale", 4, 0)
     assert product.shared_bytes == 4 * (64 + 16) * 128 * 2  # four stages of both blocks
     assert scale.num_hidden == 2
 
 
 def test_what_is_compiled_is_found_again(tmp_path: Path) -> None:
-    [binary] = build([SCALE], "sm_90", FOLDER)
+    [binary] = build([SCALE], "sm_90", SAMPLES_FOLDER)
     assert isinstance(binary, Binary)
-    written = code_path(FOLDER, binary).stat().st_mtime_ns
-    assert build([SCALE], "sm_90", FOLDER) == [binary]
-    assert code_path(FOLDER, binary).stat().st_mtime_ns == written
+    written = code_path(SAMPLES_FOLDER, binary).stat().st_mtime_ns
+    assert build([SCALE], "sm_90", SAMPLES_FOLDER) == [binary]
+    assert code_path(SAMPLES_FOLDER, binary).stat().st_mtime_ns == written
 
 
 @Kernel
@@ -88,7 +89,7 @@ def test_a_variant_that_lacks_a_parameter_is_refused() -> None:
 
 @pytest.mark.timeout(300)
 def test_instructions_are_counted() -> None:
-    *_, scale, product = compiled()
-    assert machine_code(scale).instructions["LDG.E.128"] == 1
-    assert machine_code(product).instructions["HGMMA"] == 8
-    assert machine_code(product).stack_bytes == 0
+    scale, product = (inspect_code(SAMPLES_FOLDER, each) for each in compiled_samples())
+    assert scale.instructions["LDG.E.128"] == 1
+    assert product.instructions["HGMMA"] == 8
+    assert product.stack_bytes == 0

@@ -13,7 +13,7 @@ from quire.ops.triton.driver import Driver, DriverError
 from quire.ops.triton.jobs import Job
 from quire.ops.triton.kernel_function import KernelFunction
 from quire.ops.triton.launcher import Launcher
-from tests.ops.triton.compiled import FOLDER, PRODUCT, SCALE, compiled
+from tests.ops.triton.compiled import PRODUCT, SAMPLES_FOLDER, SCALE, compiled_samples
 from tests.ops.triton.fake_driver import INVALID_CONTEXT, FakeLibrary
 from tests.ops.triton.samples import product, scale
 
@@ -32,13 +32,13 @@ def place() -> tuple[int, int]:
 
 @pytest.fixture
 def launcher(library: FakeLibrary) -> Launcher:
-    """Has the kernels of `compiled`, and compiles nothing."""
-    compiled()
+    """Has the kernels of `compiled_samples`, and compiles nothing."""
+    compiled_samples()
 
     def refuse(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
         raise AssertionError(f"{kernel.name}{job.specialization} is not compiled ahead")
 
-    return Launcher(Driver(library), "sm_90", [Path("/no/such/folder"), FOLDER], place, refuse)
+    return Launcher(Driver(library), "sm_90", [Path("/no/such/folder"), SAMPLES_FOLDER], place, refuse)
 
 
 def of(*values: tuple[str, Any]) -> list[bytes]:
