@@ -195,8 +195,10 @@ class DecodeInputs:
         """
         num_groups, rows = len(self._table.block_tables), (shape.num_rows,)
         table = (shape.num_rows, -(-shape.max_seq_len // self._table.block_size))
-        kinds = [*4 * [(torch.int64, rows)], (torch.bool, rows), (torch.int32, rows)]
-        kinds += num_groups * [(torch.int64, rows)] + num_groups * [(torch.int32, table)]
+        kinds: list[tuple[torch.dtype, tuple[int, ...]]] = [
+            *4 * [(torch.int64, rows)], (torch.bool, rows), (torch.int32, rows),
+            *num_groups * [(torch.int64, rows)], *num_groups * [(torch.int32, table)],
+        ]  # fmt: skip
         if self._table.adapters is not None:
             kinds.append((torch.int64, rows))
         columns: list[_Column] = []

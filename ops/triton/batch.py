@@ -33,9 +33,9 @@ class _HostArray:
 class TritonBatch(AttentionPlan):
     """One step's rows. Kernels take `rows`; operations in plain torch take the plan."""
 
-    query_lens = _HostArray()  # type: ignore[assignment]
-    seq_lens = _HostArray()  # type: ignore[assignment]
-    block_tables = _HostArray()  # type: ignore[assignment]
+    query_lens = _HostArray()
+    seq_lens = _HostArray()
+    block_tables = _HostArray()
 
     def __init__(
         self,

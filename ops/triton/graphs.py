@@ -35,8 +35,7 @@ class GraphRecorder:
 
     def __init__(self) -> None:
         self.is_capturing = False
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: tuple[int, int] | None = None
+        self._place: _Place | None = None
         self._broken: list[torch.cuda.CUDAGraph] = []  # the allocator may refer to a graph whose capture failed
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
@@ -51,21 +50,21 @@ class GraphRecorder:
         return _borrowed(result), recording
 
     def _capture(self, run: Callable[[], Tensor]) -> tuple[Tensor, torch.cuda.CUDAGraph]:
-        if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        if self._place is None:
+            self._place = _Place()
+        place, graph, current = self._place, torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        place.stream.wait_stream(current)
+        with torch.cuda.stream(place.stream):
             # Other threads may use the device meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=place.pool, capture_error_mode="thread_local")
             try:
                 with self._capturing():
                     result = run()
                 graph.capture_end()
             except Exception:
-                self._abandon(graph)
+                self._abandon(graph, place)
                 raise
-        current.wait_stream(self._stream)
+        current.wait_stream(place.stream)
         return result, graph
 
     @contextlib.contextmanager
@@ -77,14 +76,22 @@ class GraphRecorder:
         finally:
             self.is_capturing = False
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _abandon(self, graph: torch.cuda.CUDAGraph, place: "_Place") -> None:
         """Ends a capture that failed, so that later memory does not come from the graphs' pool."""
         self._broken.append(graph)
         try:
             graph.capture_end()
         except RuntimeError:
             with contextlib.suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), place.pool)
+
+
+class _Place:
+    """The stream in which steps are captured, and the memory that their graphs share."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
 
 
 class GraphRecording:

@@ -29,8 +29,8 @@ class Job(NamedTuple):
 
     def line(self) -> str:
         """The job as one line of text."""
-        constants = [[name, _written(value)] for name, value in self.specialization.constants]
-        return json.dumps([*self[:2], self.specialization._replace(constants=tuple(constants)), *self[3:]])
+        constants = tuple((name, _written(value)) for name, value in self.specialization.constants)
+        return json.dumps([*self[:2], self.specialization._replace(constants=constants), *self[3:]])
 
     @classmethod
     def read(cls, line: str) -> "Job":

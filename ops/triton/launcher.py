@@ -5,6 +5,7 @@ The buffer of a kernel's arguments is laid out once, and rewritten at each launc
 
 import ctypes
 import logging
+import math
 import struct
 import tempfile
 import threading
@@ -159,8 +160,10 @@ class LoadedKernel:
         self._addresses = (ctypes.addressof(self._config), function, ctypes.addressof(self._pointers), None)
         self._lock = threading.Lock()  # the driver reads the buffers during the launch
 
-    def launch(self, grid: tuple[int, int, int], values: list[Any], device: int, stream: int) -> None:
-        """Launches the kernel, unless the grid is empty; `values` are its arguments without those that are None.
+    def launch(self, grid: tuple[int, ...], values: list[Any], device: int, stream: int) -> None:
+        """Launches the kernel, unless the grid is empty.
+
+        `grid` has three sizes; `values` are the kernel's arguments without those that are None.
 
         Raises:
             DriverError: the driver refuses the launch.
@@ -271,8 +274,8 @@ def _slot(letter: str) -> str:
     return _SLOT.get(letter, letter)
 
 
-def _scratch(binary: Binary, grid: tuple[int, int, int]) -> list[Tensor]:
-    programs = grid[0] * grid[1] * grid[2]
+def _scratch(binary: Binary, grid: tuple[int, ...]) -> list[Tensor]:
+    programs = math.prod(grid)
     sizes = (programs * each for each in (binary.scratch_bytes, binary.profile_bytes))
     return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
 

@@ -57,4 +57,4 @@ def _is_compiled(value: Any) -> bool:
 
 def plain_function(value: Any) -> Callable[..., None]:
     """The Python function of a `triton.jit` function, which may be the interpreter's."""
-    return value.fn  # type: ignore[no-any-return]
+    return value.fn
