@@ -41,6 +41,19 @@ def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
+def rounded_once(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+    """The numbers in the order of the codes, where a device rounds the sum of a product and an offset to float32 once.
+
+    `dequantize` rounds the product as well. In float64 the product is exact.
+    """
+    scales, (rows, num_groups) = weight.scales.double(), weight.scales.shape
+    values = dequantize(weight._replace(scales=torch.ones_like(weight.scales), offsets=None, input_order=None))
+    numbers = values.double().view(rows, num_groups, -1) * scales[..., None]
+    if weight.offsets is not None:
+        numbers += weight.offsets.double()[..., None]
+    return numbers.float().view(weight.shape).to(dtype)
+
+
 @pytest.mark.parametrize("is_rich", [False, True], ids=["scales", "offsets and order"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_codes(ops: TritonBackend, kind: str, is_rich: bool) -> None:
@@ -49,7 +62,8 @@ def test_numbers_of_codes(ops: TritonBackend, kind: str, is_rich: bool) -> None:
     assert isinstance(layer, CodedLayer)
     assert layer.codes.kind == (KINDS[kind] or kind)
     found = dequantized(weight, layer.codes, torch.float16)
-    assert torch.equal(found, dequantize(weight._replace(input_order=None), torch.float16))
+    twice = dequantize(weight._replace(input_order=None), torch.float16)
+    assert ((found == twice) | (found == rounded_once(weight, torch.float16))).all()
 
 
 @pytest.mark.parametrize(("size", "group"), [(160, 16), (96, 32), (192, 64), (384, 128), (256, 256), (96, 96)])
