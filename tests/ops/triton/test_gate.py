@@ -32,7 +32,7 @@ WITHOUT_WIDE_LOADS = {
     "likeliest_of_rows",
 }
 """Kernels that read single numbers, lists of ids or bytes here and there, or 4 bytes of codes for 16 written."""
-CHAINED = {"multiply_few", "rms_norm_rows", "add_rms_norm_rows", "_rotate_and_store", "_decode_attention"}
+CHAINED = {"multiply_few", "rms_norm_rows", "add_rms_norm_rows", "rotate_and_store_heads", "decode_attention"}
 """Kernels of a dense model's decode steps."""
 MOST_STACK_BYTES = {"decode_attention": 8}
 """With Triton 3.9, and not with 3.6, one number of its form with sinks is stored and read once."""
@@ -48,6 +48,14 @@ def numbered(names: set[str] | None = None) -> list[object]:
         for number, each in enumerate(VARIANTS)
         if names is None or each.kernel.name in names
     ]
+
+
+@pytest.mark.parametrize(
+    "names", [WARP_GROUP_PRODUCTS, WITHOUT_WIDE_LOADS, CHAINED, set(MOST_STACK_BYTES), WITHOUT_CONVERSIONS]
+)
+def test_names_are_those_of_kernels(names: set[str]) -> None:
+    """No test is left without its kernel when one gets another name."""
+    assert names - {each.kernel.name for each in VARIANTS} == set()
 
 
 @pytest.mark.timeout(600)
