@@ -285,7 +285,7 @@ class Worker:
         if draft is None or config.draft_model is None:
             return None
         forward = Forward(draft.model, self._ops, caches, config.page_slots)
-        can_record = config.layout.num_workers == 1
+        can_record = config.layout.num_workers == 1 and not config.enforce_eager
         return DraftModel(
             forward,
             RecordedSteps(forward, self._ops, table.max_seq_len, enabled=can_record, is_paused=self._is_profiled),

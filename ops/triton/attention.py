@@ -22,6 +22,8 @@ MAX_TILE = 128 * 64
 """Query heads of a KV head, times numbers of a head: more would not fit a program's registers."""
 
 MAX_DECODE_ROWS = 4096
+MAX_BLOCKS = 65_535
+"""The most blocks of queries: programs along the second axis of a grid."""
 MAX_PART_BYTES = 64 << 20
 """The most memory of splits that wait to be merged; rows beyond it are not split, which changes no bits."""
 
@@ -78,6 +80,7 @@ def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) ->
     return (
         has_tiles(q, kv_cache)
         and len(rows.seq_lens) <= MAX_DECODE_ROWS
+        and len(q) + len(rows.seq_lens) <= MAX_BLOCKS
         and (q.dtype != torch.float32 or rows.max_query_len == 1 or (group <= 32 and block_d <= 64))
     )
 
@@ -101,6 +104,7 @@ class Attention:
 
     def __init__(self, device: torch.device) -> None:
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
+        self._outgrown: list[Tensor] = []
         self._num_programs = INTERPRETER_PROGRAMS
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -153,6 +157,7 @@ class Attention:
         device = self._counters.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return torch.zeros(count, dtype=torch.int32, device=device)  # the recording's own, and zeroed by it
+        self._outgrown.append(self._counters)  # recordings count in it
         self._counters = torch.zeros(max(1 << 16, count), dtype=torch.int32, device=device)
         return self._counters
 

@@ -25,7 +25,7 @@ import triton
 
 import quire.ops.eager
 import quire.ops.triton
-from quire.ops.triton.canary_cases import Case
+from quire.ops.triton.canary_cases import UNDECIDED, Case
 from quire.ops.triton.jobs import cache_folder
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,8 @@ class Canary:
                 if not self.is_decided:
                     prepare()
                     self._faults = self._run_cases()
+                    if any(fault.startswith(UNDECIDED) for fault in self._faults.values()):
+                        return  # the next start tests them again
                     scratch = self._path.with_suffix(".new")
                     scratch.write_text(json.dumps(self._faults, indent=1))
                     scratch.replace(self._path)

@@ -15,6 +15,9 @@ from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import Router, Routing
 from quire.ops.triton.backend import TritonBackend
 
+UNDECIDED = "undecided: "
+"""Begins a finding that is of the card's other work, and not of kernels."""
+
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 8, 2, 128, 16
 
 

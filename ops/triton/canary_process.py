@@ -14,18 +14,28 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from quire.ops.triton.canary_cases import Case, Inputs
+from quire.ops.triton.canary_cases import UNDECIDED, Case, Inputs
+
+_OCCUPIED = ("out of memory", "busy or unavailable")
+"""Parts of CUDA's messages about a card that other work occupies."""
 
 _TOLERANCES = {torch.bfloat16: 3e-2, torch.float16: 6e-3, torch.float32: 1e-4}
 
 
 def fault_of(case: Case, backend: Any, reference: Any, device: torch.device, dtype: torch.dtype) -> str:
-    """What is wrong with a case; empty if nothing is."""
+    """Returns what is wrong with a case; an empty text if nothing is.
+
+    What begins with `UNDECIDED` says nothing of the kernels: other work leaves no room on the card.
+    """
     try:
+        expected = [each.cpu() for each in case.run(reference, Inputs(device, dtype))]
         got = [each.cpu() for each in case.run(backend, Inputs(device, dtype))]
+    except torch.OutOfMemoryError as error:
+        return f"{UNDECIDED}{error}"
     except Exception as error:  # kernels and their compiler may raise anything
-        return f"{type(error).__name__}: {error}"
-    return difference(got, [each.cpu() for each in case.run(reference, Inputs(device, dtype))], _TOLERANCES[dtype])
+        occupied = any(text in str(error) for text in _OCCUPIED)
+        return f"{UNDECIDED if occupied else ''}{type(error).__name__}: {error}"
+    return difference(got, expected, _TOLERANCES[dtype])
 
 
 def difference(got: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> str:

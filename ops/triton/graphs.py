@@ -41,13 +41,21 @@ class GraphRecorder:
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         """Implements `Backend.record`. `run` has run before with the same shapes, so its kernels are loaded."""
         try:
-            result, graph = self._capture(run)
+            result, graph = self._capture_in_tight_memory(run)
         except Exception as error:  # the operations of a model, or CUDA, may raise anything
             logger.warning("decode steps run without CUDA graphs, because a step cannot be captured: %s", error)
             return run(), None
         recording = GraphRecording(graph)
         recording.run()
         return _borrowed(result), recording
+
+    def _capture_in_tight_memory(self, run: Callable[[], Tensor]) -> tuple[Tensor, torch.cuda.CUDAGraph]:
+        """Captures a step. The graphs' pool cannot use memory that torch keeps for other steps, unless it is freed."""
+        try:
+            return self._capture(run)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return self._capture(run)
 
     def _capture(self, run: Callable[[], Tensor]) -> tuple[Tensor, torch.cuda.CUDAGraph]:
         if self._place is None:

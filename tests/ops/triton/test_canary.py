@@ -52,6 +52,13 @@ def test_a_folder_that_cannot_be_written_costs_the_memory_only(tmp_path: Path) -
     assert lone.broken_operations() == {"rms_norm"}
 
 
+def test_a_card_without_room_is_tested_again_at_the_next_start(tmp_path: Path) -> None:
+    crowded = Canary(tmp_path, ["a card"], suite="tests.ops.triton.occupied_canary")
+    crowded.start()
+    assert crowded.broken_operations() == {"add"}
+    assert not Canary(tmp_path, ["a card"], suite="tests.ops.triton.occupied_canary").is_decided
+
+
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_the_kernels_of_this_tree_pass(case: Case) -> None:
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.ops.backend import AttentionForm
-from quire.ops.triton.attention import MAX_PART_BYTES, parts_that_wait
+from quire.ops.triton.attention import MAX_PART_BYTES, Attention, parts_that_wait
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.decode_attention import num_splits, split_len
 from tests.ops.test_attention import Step
@@ -114,3 +114,11 @@ def test_parts_take_no_more_memory_than_is_stated() -> None:
 
 def test_scratch_of_the_memory_plan_holds_the_parts() -> None:
     assert TritonBackend().scratch_bytes(torch.device("cuda"), 1, is_quantized=False) >= MAX_PART_BYTES
+
+
+def test_counters_that_recordings_use_outlive_larger_ones() -> None:
+    attention = Attention(torch.device(DEVICE))
+    address = attention._zeros(4).data_ptr()
+    assert attention._zeros(1 << 17).data_ptr() != address
+    others = [torch.empty(1 << 16, dtype=torch.int32, device=DEVICE) for _ in range(4)]
+    assert address not in {each.data_ptr() for each in others}

@@ -122,3 +122,20 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph(
     assert not recorder.is_capturing
     assert calls == (["begin", "end", "end", "drop"] if is_broken else ["begin", "end"])
     assert "without CUDA graphs" in caplog.text
+
+
+def test_a_capture_that_lacks_memory_is_tried_again_once_torch_has_freed_its_own(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("free"))
+    recorder = GraphRecorder()
+
+    def run() -> torch.Tensor:
+        if "free" not in calls:
+            raise torch.OutOfMemoryError
+        return x() + 1
+
+    result, recording = recorder.record(run)
+    assert recording is not None
+    assert result.tolist() == [1, 2, 3, 4]
+    assert calls == ["begin", "end", "free", "begin", "end", "replay"]
