@@ -80,9 +80,10 @@ class PagePool:
         return sum(1 for page in pages if not num_refs[page])
 
     def touch(self, pages: Iterable[int]) -> None:
-        """Moves `pages`, which are cached, to the end of the eviction order."""
+        """Moves those of `pages` that are cached to the end of the eviction order; others are in use."""
         for page in pages:
-            self._cached.move_to_end(page)
+            if page in self._cached:
+                self._cached.move_to_end(page)
 
     def share(self, pages: Iterable[int]) -> None:
         """Adds a reference to each of `pages`, which are in use or cached."""

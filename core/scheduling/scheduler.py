@@ -182,7 +182,7 @@ class Scheduler:
         return len(self._waiting) + len(self._loading)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
-        """StopConditions requests and frees what they hold at once; unknown and finished ids are skipped."""
+        """Stops requests and frees what they hold at once; unknown and finished ids are skipped."""
         deltas = []
         for request_id in request_ids:
             request = self._requests.get(request_id)
@@ -363,7 +363,8 @@ class Scheduler:
         preempted.
 
         Preempts from the end of `_running`. Those requests are not in the plan yet, which is built in priority order. A
-        request that is alone always fits, because `add` refuses requests that do not.
+        request that is alone fits, because `add` refuses requests that do not, unless a load still holds pages: then
+        it preempts itself.
         """
         while (added := self._kv.grow(request, num_tokens)) is None:
             victim = self._preempt_last()

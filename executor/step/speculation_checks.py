@@ -18,6 +18,11 @@ def check_layout(config: EngineConfig) -> None:
             "Drafts lie on the pipeline stage that samples, where the first stage does not find them: serve "
             "without drafts, or without --pipeline-parallel-size."
         )
+    if config.draft_model is not None and config.limits.num_lookahead_tokens < config.draft_model.num_tokens:
+        raise ModelLoadError(
+            f"A draft model that proposes {config.draft_model.num_tokens} tokens needs room for as many in each "
+            f"request's pages, got num_lookahead_tokens {config.limits.num_lookahead_tokens}."
+        )
     if config.draft_model is not None and (layout.sequence > 1 or layout.shares_experts):
         raise ModelLoadError(
             "A draft model runs where each rank has all tokens of its engine: serve without one, or without "

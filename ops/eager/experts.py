@@ -81,11 +81,18 @@ class GroupedLinear:
         return out if self.bias is None else out + self.bias[experts]
 
     def _multiply_quantized(self, x: Tensor, weight: QuantizedWeight, ends: Tensor, experts: Tensor) -> Tensor:
-        """Dequantizes some experts after another; each product has all rows, as only the device knows their places."""
+        """Dequantizes some experts after another.
+
+        Each product has all rows, as only the device knows their places. A host knows them, and skips experts without
+        rows.
+        """
         out = x.new_zeros(len(x), self.shape[0])
         count = max(1, PART // (self.shape[0] * self.shape[1]))
+        known = ends.tolist() if x.device.type == "cpu" else None
         for first in range(0, len(ends), count):
             part = ends[first : first + count]
+            if known is not None and known[first + len(part) - 1] == (known[first - 1] if first else 0):
+                continue
             dequantized = x.new_zeros(len(part) + 1, *self.shape)  # the first one is for the rows of earlier experts
             for index, numbers in enumerate(dequantized[1:], first):
                 self._place(dequantize(_expert_weight(weight, index), x.dtype), numbers)

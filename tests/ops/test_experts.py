@@ -208,6 +208,25 @@ def test_quantized_experts_of_an_accelerator_read_nothing_from_it(
     torch.testing.assert_close(got.as_subclass(Tensor), expected)
 
 
+def test_plain_torch_on_a_host_dequantizes_only_experts_with_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.ops.eager.experts.PART", 2 * 96 * 37)  # two experts of six at a time
+    experts = make_experts(6, 37, 48, torch.float32, is_int8=True)
+    ops, x = EagerBackend(PlainLinear()), torch.randn(3, 37)
+    packed, ids, weights = ops.pack_experts(experts, 6), torch.tensor([[5], [0], [5]]), torch.ones(3, 1)
+    shapes: list[torch.Size] = []
+
+    def counted(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+        shapes.append(weight.shape)
+        return dequantize(weight, dtype)
+
+    monkeypatch.setattr("quire.ops.eager.experts.dequantize", counted)
+    got = ops.experts(x, packed, ids, weights)
+    assert len(shapes) == 2 * 4, "both products of the experts 0, 1, 4 and 5"
+    torch.testing.assert_close(
+        got.double(), expected_output(ops, x, experts, ids, weights, "silu"), atol=1e-4, rtol=1e-4
+    )
+
+
 def _put(weight: QuantizedWeight) -> list[Tensor | None]:
     parts = (weight.codes, weight.scales, weight.table, weight.offsets, weight.input_order)
     return [None if part is None else part.to("cuda") for part in parts]

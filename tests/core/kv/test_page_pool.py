@@ -46,6 +46,18 @@ def test_evicts_the_least_recently_released_first() -> None:
     pool.check_invariants(pages)
 
 
+def test_a_touched_page_is_evicted_last_and_one_in_use_stays_so() -> None:
+    pool = PagePool(3)
+    pages = pool.allocate(3)
+    for page, content in zip(pages, "abc", strict=True):
+        pool.name(page, key(content))
+    pool.release(pages[:2])
+    pool.touch([pages[2], pages[0]])
+    assert pool.allocate(2) == [pages[1], pages[0]]
+    assert pool.find(key("c")) == pages[2]
+    pool.check_invariants(pages)
+
+
 def test_a_shared_page_is_in_use_until_its_last_holder_leaves() -> None:
     pool = PagePool(2)
     (page,) = pool.allocate(1)

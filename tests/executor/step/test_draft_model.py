@@ -148,6 +148,8 @@ def test_draft_models_that_cannot_serve_are_refused(
         Worker(with_draft_model(folder, small), Rank(), ParallelGroup()).load()
     with pytest.raises(ModelLoadError, match="cannot take a draft back"):
         Worker(with_draft_model(folder, hybrid("lfm2")), Rank(), ParallelGroup()).load()
+    with pytest.raises(ModelLoadError, match="room for as many in each request's pages, got num_lookahead_tokens 0"):
+        Worker(replace(with_draft_model(folder, folder), limits=LIMITS), Rank(), ParallelGroup()).load()
     config = with_draft_model(folder, folder, layout=Layout(pipeline=2), layers_by_stage=[1, 1], executor="mp")
     with pytest.raises(ModelLoadError, match="without --pipeline-parallel-size"):
         Worker(config, Rank(pipeline=1), ParallelGroup()).load()
