@@ -256,8 +256,9 @@ def test_masks_are_made_when_the_forward_pass_is_under_way(
     made = msgspec.structs.replace(made, vocabulary_path=str(tmp_path / "vocabulary"))
     new = NewSlot(0, [5, 6, 7], 3, [[0]], SamplingParams(temperature=0.0, seed=1), made)
     execute(worker, StepPlan(0, [], [new], [0], [0], [3], [1], []))
+    execute(worker, StepPlan(1, [], [], [0], [3], [1], [1], []))  # the first of its shape makes views of host memory
     watch.forget()
-    result = execute(worker, StepPlan(1, [], [], [0], [3], [1], [1], []))
+    result = execute(worker, StepPlan(2, [], [], [0], [4], [1], [1], []))
     spans = {name: (begin, end) for name, begin, end in result.spans}
     done = dict(zip(watch.events, watch.times, strict=True))
     assert watch.events[:2] == ["mask", "apply"]
