@@ -15,6 +15,10 @@ import torch
 from torch import Tensor, overrides
 from torch.overrides import TorchFunctionMode
 
+import quire.ops
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
+
 _CHOSEN = os.environ.get("QUIRE_TEST_DEVICE", "cpu")
 
 DEVICE = "cuda" if _CHOSEN == "pretend" else _CHOSEN
@@ -171,7 +175,16 @@ def enter_pretended_device() -> None:
     if _CHOSEN == "pretend":
         torch.__future__.set_overwrite_module_params_on_conversion(True)  # parameters' types are to change
         torch._C.DisableTorchFunction = _OtherModesOff  # type: ignore[misc]  # code that hides from a mode stays on it
+        quire.ops.bind = _bind_plain_torch
         PretendDevice().__enter__()
+
+
+_bind = quire.ops.bind
+
+
+def _bind_plain_torch(device: str, **options: Any) -> Any:
+    """Binds plain torch to the pretended device, on which Triton's interpreter would take minutes for a model."""
+    return EagerBackend(PlainLinear()) if device == "cuda" else _bind(device, **options)
 
 
 class _OtherModesOff:

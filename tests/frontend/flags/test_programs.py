@@ -22,7 +22,8 @@ def test_a_program_has_engine_options_beside_its_own() -> None:
     args = parser().parse_args([*words, "--structured-outputs-config.backend", "guidance"])
     assert (args.max_tokens, args.model, args.max_num_seqs, args.seed) == (3, "a-model", 12, 0)
     options = EngineArgs.from_cli_args(args)
-    given = {"structured_outputs_config": {"backend": "guidance"}, "enable_prefix_caching": False}
+    switches = {"enable_prefix_caching": False, "enforce_eager": True}
+    given = {"structured_outputs_config": {"backend": "guidance"}, **switches}
     assert options.grouped() == read_keywords({"model": "a-model", "max_num_seqs": 12, **given})
     assert not hasattr(options, "max_tokens")
 
