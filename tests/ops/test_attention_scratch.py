@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from quire.ops import bind
 from quire.ops.backend import AttentionForm
 from quire.ops.eager import attention_plan
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
 from tests.executor.pretend_device import PretendDevice
 
 GROUPS = {"MAX_SCORES": 1 << 17, "WORKSPACE_BYTES": 1 << 17, "MAX_KEPT_BIAS": 1 << 15, "MAX_KEPT_BIASES": 1 << 19}
@@ -52,7 +53,7 @@ def test_attention_takes_no_more_than_the_plan_counts(
     for name, value in GROUPS.items():
         monkeypatch.setattr(attention_plan, name, value)
     heads, rows = STEPS[step]
-    ops, block_size, head_dim, kv_heads = bind("cuda"), 16, 64, -(-heads // 4)
+    ops, block_size, head_dim, kv_heads = EagerBackend(PlainLinear()), 16, 64, -(-heads // 4)
     query_lens, seq_lens = (np.array(each) for each in zip(*rows, strict=True))
     num_pages = -(-int(seq_lens.max()) // block_size)
     tables = np.arange(len(seq_lens) * num_pages).reshape(len(seq_lens), num_pages)

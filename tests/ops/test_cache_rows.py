@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import LARGEST_CODE, SCALE_BYTES, decode, encode, row_size
 from quire.ops.eager import attention, attention_plan, backend, latent, selection
+from quire.ops.eager.backend import EagerBackend
+from quire.ops.eager.linear import PlainLinear
 from quire.ops.latent import Selection
 from tests.ops.test_attention import GARBAGE, MIXED, Step
 
@@ -156,7 +157,7 @@ def test_what_another_kind_of_layer_left_behind_does_no_harm(
 def test_what_is_decoded_at_once_stays_within_the_workspace(
     cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Step(bind("cuda"), [(1, 30)] * 24, dtype=torch.bfloat16, cache_dtype=cache_dtype)
+    step = Step(EagerBackend(PlainLinear()), [(1, 30)] * 24, dtype=torch.bfloat16, cache_dtype=cache_dtype)
     limit = 6 * 16 * 2 * 32 * 4  # bytes of six pages' keys in float32
     monkeypatch.setattr(attention_plan, "WORKSPACE_BYTES", limit)
     sizes = note_decoded(monkeypatch, cache_dtype)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops import bind
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import LARGEST_CODE, decode_parts, encode, in_octets, row_size
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager import attention_plan
+from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.latent import EagerLatent
+from quire.ops.eager.linear import PlainLinear
 from quire.ops.latent import CacheRows, Selection
 from tests.ops.test_attention import GARBAGE, garbage_memory
 from tests.ops.test_cache_rows import CODES, STEPS, note_decoded
@@ -455,7 +456,7 @@ def test_what_another_kind_of_layer_left_behind_does_no_harm(
 def test_what_is_decoded_at_once_stays_within_the_workspace(
     cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Sparse(bind("cuda"), [(2, 30)] * 24, dtype=torch.bfloat16, cache_dtype=cache_dtype)
+    step = Sparse(EagerBackend(PlainLinear()), [(2, 30)] * 24, dtype=torch.bfloat16, cache_dtype=cache_dtype)
     limit = 6 * 16 * 36 * 4  # bytes of six pages in float32
     monkeypatch.setattr(attention_plan, "WORKSPACE_BYTES", limit)
     sizes = note_decoded(monkeypatch, cache_dtype)
