@@ -1,8 +1,8 @@
 """Pages that leave the pool for a lower tier of memory, and loads that bring them back.
 
-The pool names content by keys. When it evicts a page, a lower tier may save the content under the same key, and a
+The pool names content by keys. When it evicts a page, a lower tier may save the content under the same key. A
 request that would continue from it waits until a load has put it into pages of the pool again. A load ends with cached
-pages: the request then finds them as it finds any prefix.
+pages, which the request finds as it finds any prefix.
 """
 
 from collections import defaultdict
@@ -94,7 +94,7 @@ class PageLoads:
         return self._pool.has(key) or self._tiers.find(key) is not None
 
     def save(self, page: int, key: PageKey) -> None:
-        """Has a lower tier save `page`, which the pool evicts, before the plan that is being built writes to it."""
+        """Saves an evicted `page` in a lower tier, before the plan that is being built writes to it."""
         place = self._tiers.save(key)
         if place is not None:
             self.moves.append(PageMove("device", [page], place.tier, [place.page]))

@@ -49,7 +49,7 @@ class TritonBackend(EagerBackend[PlainWeight]):
     def leave_to_torch(self, operations: Collection[str]) -> None:
         """Serves these operations by plain torch from now on.
 
-        `sampling` stands for all of its own, and `quantized` for layers with quantized weights.
+        `sampling` means all operations of sampling, `quantized` the layers with quantized weights.
         """
         for name in set(operations) - {"sampling", "quantized"}:
             setattr(self, name, getattr(EagerBackend, name).__get__(self))

@@ -235,7 +235,7 @@ def _type_name(kernel: KernelFunction, name: str, kind: Any) -> str:
 
 
 def _read_arguments(arguments: Iterable[Any]) -> tuple[tuple[Any, ...], list[Any]]:
-    """What a compiled form depends on of each argument, and the numbers to pass.
+    """Reads of each argument what a compiled form depends on, and the value to pass.
 
     Of a tensor, the former is its dtype, in a tuple if its address is no multiple of `ALIGNMENT`.
     """

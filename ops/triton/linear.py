@@ -77,7 +77,7 @@ def choose_tiles(num_tokens: int, out_features: int, shared_bytes: int) -> Tiles
 
 
 def choose_split(out_features: int, in_features: int, num_programs: int = _PROGRAMS) -> int:
-    """Chooses the parts of a weight's inputs, each of which is a program's, for so many programs or more.
+    """Chooses into how many parts a weight's inputs are split, for at least `num_programs` programs.
 
     They depend on the weight's shape alone, so that all numbers of tokens have the same sums. They are the fewest that
     give nearly every multiprocessor of a large card a program: more would only add partial sums.

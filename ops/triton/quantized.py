@@ -129,7 +129,7 @@ def variants() -> Iterator[Variant]:
 
 
 class TritonQuantized(DequantizedLinear[PlainWeight]):
-    """Products with quantized weights: of few tokens by codes, of many by the numbers that a kernel makes of them.
+    """Products with quantized weights: of few tokens by codes, of many by dequantized values.
 
     What no kernel takes is multiplied as by `DequantizedLinear`.
     """

@@ -226,7 +226,7 @@ def write_heads(
 
 
 def variants() -> Iterator[Variant]:
-    """The kernels of heads that most models have, all of whose numbers are rotated."""
+    """Lists the kernels for the usual heads, which are rotated whole."""
     for name, head_dim, has_norm in itertools.product(USUAL, (64, 128, 256), (False, True)):
         tensors = dict.fromkeys(("heads_ptr", "q_ptr", "cos_ptr", "sin_ptr", "cache_ptr", "weight_ptr"), f"*{name}")
         sizes = ("token_stride", "page_stride", "page_shift", "num_heads", "num_kv_heads")

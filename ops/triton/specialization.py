@@ -30,7 +30,7 @@ SCALARS = {"i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f", "fp64": 
 
 
 class Specialization(NamedTuple):
-    """What a compiled form of a kernel depends on, beside its source and the card.
+    """The conditions of a compiled form of a kernel, apart from its source and the card.
 
     Attributes:
         types: Triton's type of each parameter, in order; `constexpr` for those in `constants`.

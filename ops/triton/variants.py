@@ -36,7 +36,7 @@ class Variant(NamedTuple):
 
     @property
     def specialization(self) -> Specialization:
-        """What the compiled form depends on, beside the kernel's source and the card.
+        """The conditions of the compiled form, apart from the kernel's source and the card.
 
         Raises:
             ValueError: a parameter has neither a type nor a value, or there is no such parameter.

@@ -55,7 +55,7 @@ def main() -> None:
             return time.monotonic() - start
 
         seconds(1, 1)
-        results.add(part="start", shape=args.shape, ready_s=round(ready, 2), first_answer_s=_since(began))
+        results.add(start=args.shape, ready_s=round(ready, 2), first_answer_s=_since(began))
         for num in args.requests:
             for _ in range(2):  # the second batch meets recorded steps
                 seconds(num, args.output_len)

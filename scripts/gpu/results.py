@@ -52,6 +52,14 @@ def write_report(source: Path, target: Path) -> None:
                 f"| {row['engine']} | {row['case']} | {row['tokens_per_s']:.0f} | {row['step_ms']:.2f} | "
                 f"{row['floor_ms']:.2f} | {100 * row['floor_ms'] / row['step_ms']:.1f} % |"
             )
+    starts = [row for row in rows if "start" in row]
+    lines += [
+        "",
+        *(
+            f"- {row['start']}: ready after {row['ready_s']} s, answers after {row['first_answer_s']} s"
+            for row in starts
+        ),
+    ]
     target.write_text("\n".join(lines) + "\n")
 
 
