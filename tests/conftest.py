@@ -26,6 +26,7 @@ import httpx
 import pytest
 
 from quire.ops.cpu.compiler import cache_folder
+from tests import suite_report
 from tests.checkpoints import make_checkpoint
 from tests.servers import ServerProcess
 
@@ -44,9 +45,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    suite_report.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    suite_report.register(config)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of whole systems, which take long and wait much, come first: none begins when all else is done."""
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    """Files that take long come first, and then those of whole systems, which wait much: none begins when all else is
+    done."""
+    seconds = suite_report.seconds_by_file()
+
+    def place(item: pytest.Item) -> tuple[float, bool]:
+        return -seconds.get(suite_report.file_of(item.nodeid), 0.0), item.path.parent != Path(__file__).parent
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(tryfirst=True)
