@@ -5,6 +5,7 @@ from typing import Protocol
 
 from tokenizers import AddedToken
 
+from quire.frontend.text.pairs import PairCut, PairTokens
 from quire.frontend.text.pieces import PieceKind
 from quire.frontend.text.text_length import LengthBound
 
@@ -33,6 +34,9 @@ class TokenizerBackend(Protocol):
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text."""
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], cut: PairCut) -> list[PairTokens]:
+        """Token ids of each two texts as one input, with special tokens; `cut` says how many of either text to keep."""
 
     def offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int]] | None:
         """The begin and end of each token in the text, in characters; None if that is not known."""

@@ -1,11 +1,13 @@
 """Tokenizers that the `tokenizers` library runs."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 
 import tokenizers
 from tokenizers import AddedToken
 
+from quire.frontend.text.pairs import PairCut, PairTokens
 from quire.frontend.text.pieces import PieceKind
 from quire.frontend.text.text_length import LengthBound, find_bound
 
@@ -57,6 +59,19 @@ class FastBackend:
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], cut: PairCut) -> list[PairTokens]:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        found = dict(zip(texts, self._library.encode_batch_fast(texts, add_special_tokens=False), strict=True))
+        num_special = self._library.num_special_tokens_to_add(True)
+        joined = []
+        for pair in pairs:
+            encodings = [found[text] for text in pair]
+            kept = cut(*map(len, encodings), num_special)
+            parts = [_first_tokens(*each) for each in zip(encodings, kept, strict=True)]
+            whole = self._library.post_process(*parts, add_special_tokens=True)
+            joined.append(PairTokens(whole.ids, whole.type_ids))
+        return joined
+
     def offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int]]:
         return self._library.encode(text, add_special_tokens=add_special_tokens).offsets
 
@@ -74,3 +89,11 @@ class FastBackend:
 
     def vocab_size(self) -> int:
         return self._library.get_vocab_size(with_added_tokens=True)
+
+
+def _first_tokens(encoding: tokenizers.Encoding, num_tokens: int) -> tokenizers.Encoding:
+    """The encoding itself, or a copy with its first tokens."""
+    if len(encoding) > num_tokens:
+        encoding = copy.copy(encoding)
+        encoding.truncate(num_tokens)
+    return encoding

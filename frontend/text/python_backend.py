@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from quire.core.errors import TokenizerError
 from quire.frontend.text.pair_merging import quicken
+from quire.frontend.text.pairs import PairCut, PairTokens
 from quire.frontend.text.pieces import (
     PieceKind,
     byte_fallback_text,
@@ -100,6 +101,22 @@ class PythonBackend:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [self.encode(text, add_special_tokens) for text in texts]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], cut: PairCut) -> list[PairTokens]:
+        return [self._encode_pair(*pair, cut) for pair in pairs]
+
+    def _encode_pair(self, first: str, second: str, cut: PairCut) -> PairTokens:
+        texts = [self.encode(text, add_special_tokens=False) for text in (first, second)]
+        tokenizer = self._tokenizer
+        try:
+            kept = cut(*map(len, texts), tokenizer.num_special_tokens_to_add(pair=True))
+            ids = [text[:num_tokens] for text, num_tokens in zip(texts, kept, strict=True)]
+            return PairTokens(
+                tokenizer.build_inputs_with_special_tokens(*ids),
+                tokenizer.create_token_type_ids_from_sequences(*ids),
+            )
+        except Exception as error:  # of any kind: it is the tokenizer's code
+            raise _failure(tokenizer, first + second, error) from error
 
     def offsets(self, text: str, add_special_tokens: bool) -> None:
         return None

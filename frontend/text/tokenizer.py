@@ -9,6 +9,7 @@ from quire.core.config.model import TokenizerMode
 from quire.core.errors import ParameterError
 from quire.frontend.checkpoint.model_spec import read_json_if_present
 from quire.frontend.text.backend import TokenizerBackend
+from quire.frontend.text.pairs import PairCut, PairTokens
 from quire.frontend.text.pieces import byte_fallback_piece, byte_level_piece, fallback_byte
 from quire.frontend.text.text_length import LengthBound
 from quire.frontend.text.tokenizer_files import read_tokenizer_files
@@ -124,6 +125,22 @@ class Tokenizer:
         try:
             return self._backend.encode_batch(texts, add_special_tokens)
         except TypeError:
+            raise next(_surrogate_error(text) for text in texts if not _is_unicode(text)) from None
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], cut: PairCut) -> list[PairTokens]:
+        """Token ids of each two texts as one input, in the form that the checkpoint has for it.
+
+        Args:
+            cut: how many tokens of either text to keep, such as `PairLimits.cut`.
+
+        Raises:
+            ParameterError: a text is not valid Unicode.
+            TokenizerError: the tokenizer is code that fails on the texts.
+        """
+        try:
+            return self._backend.encode_pairs(pairs, cut)
+        except TypeError:
+            texts = (text for pair in pairs for text in pair)
             raise next(_surrogate_error(text) for text in texts if not _is_unicode(text)) from None
 
     def least_tokens(self, text: str) -> int:

@@ -32,15 +32,16 @@ class AddedTokens(NamedTuple):
 class Truncation(NamedTuple):
     """The maximum number of a prompt's tokens; -1 keeps what fits the context.
 
-    `side` is the end that is cut off. Without it, the last tokens of the text stay, and so do the tokens
-    that the tokenizer adds, as in vLLM and the `tokenizers` library. With it, added tokens are cut off like others.
+    `side` is the end that is cut off. Without it, the end `text_side` of the text is cut off, and the tokens that the
+    tokenizer adds stay, as in vLLM and the `tokenizers` library. With it, added tokens are cut off like others.
     """
 
     num_tokens: int
     side: Side | None = None
+    text_side: Side = "left"
 
-    def apply(self, tokens: list[T], *, room: int, added: AddedTokens = AddedTokens()) -> list[T]:
-        """The part of a prompt's tokens that is kept, or of a list with something for each of them.
+    def limit(self, *, room: int) -> int:
+        """The most tokens to keep.
 
         Args:
             room: the most tokens of a prompt that leave room for the requested output.
@@ -55,10 +56,23 @@ class Truncation(NamedTuple):
                 f"leave for the prompt; got {self.num_tokens}.",
                 param="truncate_prompt_tokens",
             )
+        return limit
+
+    def apply(self, tokens: list[T], *, room: int, added: AddedTokens = AddedTokens()) -> list[T]:
+        """The part of a prompt's tokens that is kept, or of a list with something for each of them.
+
+        Args:
+            room: as for `limit`.
+
+        Raises:
+            ParameterError: as for `limit`.
+        """
+        limit = self.limit(room=room)
         if len(tokens) <= limit:
             return tokens
-        if self.side == "right":
-            return tokens[:limit]
-        if self.side == "left" or sum(added) > limit:
-            return tokens[-limit:]
+        if self.side is not None or sum(added) > limit:
+            added = AddedTokens()
+        end = len(tokens) - added.behind
+        if (self.side or self.text_side) == "right":
+            return tokens[: limit - added.behind] + tokens[end:]
         return tokens[: added.before] + tokens[len(tokens) - limit + added.before :]

@@ -13,7 +13,7 @@ from quire.core.errors import ParameterError
 from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.fill_in_middle import AFTER, BEFORE, FORMATS, Format, fill_in_middle, find_format
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.frontend.text.truncation import AddedTokens, Truncation
+from quire.frontend.text.truncation import AddedTokens, Side, Truncation
 from tests.frontend.text import tokenizers_zoo
 
 
@@ -65,16 +65,17 @@ def test_what_is_kept_of_a_prompt(truncation: Truncation, kept: list[int]) -> No
     assert truncation.apply(list(range(10)), room=8) == kept
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("num_tokens", [2, 3, 5, 9])
 @pytest.mark.parametrize("single", ["<s> $A", "<s> $A </s>", "$A </s>", "$A"])
-def test_a_text_is_cut_as_the_library_cuts_it(num_tokens: int, single: str) -> None:
+def test_a_text_is_cut_as_the_library_cuts_it(num_tokens: int, single: str, side: Side) -> None:
     """vLLM has the `tokenizers` library cut texts, which leaves the tokens that it adds."""
     library = tokenizers.Tokenizer(WordLevel({"<s>": 0, "</s>": 1, **{word: 2 + ord(word) for word in "abcdefg"}}))
     library.pre_tokenizer = Whitespace()
     library.post_processor = TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
     token_ids, alone = library.encode("a b c d e f g").ids, library.encode("").ids
-    library.enable_truncation(num_tokens, direction="left")
-    kept = Truncation(num_tokens).apply(token_ids, room=10, added=AddedTokens.of(token_ids, alone))
+    library.enable_truncation(num_tokens, direction=side)
+    kept = Truncation(num_tokens, text_side=side).apply(token_ids, room=10, added=AddedTokens.of(token_ids, alone))
     assert kept == library.encode("a b c d e f g").ids
 
 

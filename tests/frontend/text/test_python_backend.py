@@ -13,6 +13,7 @@ from quire.core.errors import ConfigError, ParameterError, TokenizerError
 from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.http.errors import describe
+from quire.frontend.text.pairs import PairLimits
 from quire.frontend.text.token_stream import open_stream
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import python_tokenizers
@@ -45,6 +46,11 @@ def test_ids_and_texts_are_those_of_the_class(name: str, tmp_path: Path) -> None
     for text in _TEXTS:
         for special in (True, False):
             assert ours.encode(text, add_special_tokens=special) == theirs.encode(text, add_special_tokens=special)
+    pairs = [(_TEXTS[0], _TEXTS[1]), (_TEXTS[1], _TEXTS[0]), (_TEXTS[0], "")]
+    for pair, found in zip(pairs, ours.encode_pairs(pairs, PairLimits().cut), strict=True):
+        expected = theirs([pair], return_token_type_ids=True)
+        assert [found.token_ids] == expected["input_ids"]
+        assert [found.types] == expected["token_type_ids"]
     plain = [token_id for token_id in every if token_id not in ours.special_token_ids]
     for token_ids in [*map(theirs.encode, _TEXTS), plain[::-1], plain[7:] + plain[:7]]:
         for skip in (True, False):
