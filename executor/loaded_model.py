@@ -17,6 +17,7 @@ from quire.executor.memory.dry_build import dry_stages, held_bytes, packed_stage
 from quire.executor.memory.plan import DeviceMemory, check_weights
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
+from quire.executor.models.vector_heads import VectorHead, build_heads
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.formats import open_weights
@@ -44,6 +45,7 @@ class LoadedModel:
         experts: the division of whole experts over ranks; None: each rank has a part of each.
         sequences: the division of sequences' positions over ranks; None: each has all.
         adapters: the place of the layers' adapters; None: they take none.
+        vector_heads: of the last stage, those that requests for vectors may name.
     """
 
     config: EngineConfig
@@ -53,6 +55,7 @@ class LoadedModel:
     experts: ExpertParallel | None
     sequences: ContextParallel | None
     adapters: Adapters | None
+    vector_heads: dict[str, VectorHead]
 
 
 def load_models(
@@ -125,7 +128,7 @@ def load_model(
         with contextlib.closing(packed), torch.inference_mode():
             context = ModelContext.of(config, ops, group, device, packed, packed, context_group=context_group)
             stages = packed_stages(config, rank, context)
-            return _loaded(config, stages[rank.pipeline], packed.num_bytes, stages, context)
+            return _loaded(config, rank, stages[rank.pipeline], packed.num_bytes, stages, context)
     weights = open_weights(
         spec,
         config.load,
@@ -151,14 +154,16 @@ def load_model(
             logger.info("layers for multi-token prediction are not loaded: %d", num_mtp)
         model = build_model(spec, dataclasses.replace(context, layers=config.layers_of(rank.pipeline)))
         stages[rank.pipeline] = model
-        return _loaded(config, model, weights_bytes, stages, context)
+        return _loaded(config, rank, model, weights_bytes, stages, context)
 
 
 def _loaded(
-    config: EngineConfig, model: Model, weights_bytes: int, stages: list[Model], context: ModelContext
+    config: EngineConfig, rank: Rank, model: Model, weights_bytes: int, stages: list[Model], context: ModelContext
 ) -> LoadedModel:
     if context.experts is not None and context.experts.group.size == 1:
         logger.warning("--enable-expert-parallel has no effect on one worker, which has all experts")
+    is_last = rank.pipeline == config.layout.pipeline - 1
+    heads = build_heads(config.spec, config.pooling, context, model) if is_last else {}
     return LoadedModel(
-        config, model, weights_bytes, stages, context.experts, context.sequences, context.adapters
+        config, model, weights_bytes, stages, context.experts, context.sequences, context.adapters, heads
     )  # fmt: skip

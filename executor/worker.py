@@ -234,6 +234,7 @@ class Worker:
             has_peers=self.peers is not None,
             custom=self._processors,
             speculator=self._speculator or self._draft_model(table, caches[len(model.kv_layers) :], max_model_len),
+            vector_heads=self._models["target"].vector_heads,
             is_profiled=self._is_profiled,
         )
 

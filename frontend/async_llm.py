@@ -3,7 +3,7 @@
 `control/engine_control.py` has the methods on the engine alone.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -14,6 +14,7 @@ from quire.core.engine.client import EngineClient, OnPlaced
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
+from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -23,15 +24,16 @@ from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.metrics import Metrics
-from quire.frontend.outputs import RequestOutput
+from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.frontend.refusals.arguments import refuse
 from quire.frontend.refusals.methods import explain
 from quire.frontend.requests.beam_search import BeamSearch
+from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import PromptLike, with_text
 from quire.frontend.requests.request_intake import AfterReasoning, RequestIntake
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
-from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, Submission
+from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, PoolingSubmission, Submission
 from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
@@ -248,6 +250,53 @@ class AsyncLLM(EngineControl):
         finally:
             stream.close()
 
+    async def open_vectors(self, submission: PoolingSubmission) -> PoolingStream:
+        """Validates a request for vectors and submits it to the engine; result and errors are
+        `RequestIntake.open_vectors`'s."""
+        await self.start()
+        return await self._intake.open_vectors(submission)
+
+    async def encode(
+        self,
+        prompt: PromptLike,
+        pooling_params: PoolingParams | None,
+        request_id: str,
+        lora_request: object = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+        *,
+        data_parallel_rank: int | None = None,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Yields the one output of a request for vectors, classes or a score. Errors are those of `open_vectors`.
+
+        Closing the iterator, or cancelling the task that reads it, aborts the request.
+
+        Args:
+            prompt: a text, token ids, or a pair of texts (`PairPrompt`).
+            pooling_params: None for the model's defaults; its `task` is one of `get_supported_tasks`.
+            tokenization_kwargs: see `Tokenization.read`.
+        """
+        refuse(lora_request=lora_request, trace_headers=trace_headers, reasoning_ended=reasoning_ended)
+        tokenization = Tokenization.read(tokenization_kwargs)
+        submission = Submission(
+            prompt,
+            pooling_params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            add_special_tokens=tokenization.add_special_tokens,
+            truncation=tokenization.truncation,
+            data_parallel_rank=data_parallel_rank,
+        )
+        stream = await self.open_vectors(submission)
+        try:
+            yield await stream.output()
+        finally:
+            stream.close()
+
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Ends requests. Their streams end with an output with finish_reason "abort". Unknown ids are ignored.
 
@@ -273,7 +322,7 @@ class AsyncLLM(EngineControl):
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the model can do, by vLLM's names."""
-        return ("generate",)
+        return self._intake.pooling.tasks
 
     @property
     def tokenizer(self) -> Tokenizer | None:

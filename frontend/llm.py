@@ -13,6 +13,7 @@ from quire.frontend.offline.arguments import prompts_of
 from quire.frontend.offline.batch import Batch, BatchRunner
 from quire.frontend.offline.batch_builder import BatchBuilder, ContentChoice, Conversations, Params
 from quire.frontend.offline.engine import LLMEngine
+from quire.frontend.offline.vector_llm import VectorLLM
 from quire.frontend.outputs import RequestOutput
 from quire.frontend.progress import MakeBar, RequestProgress, open_progress
 from quire.frontend.refusals.arguments import refuse
@@ -25,7 +26,7 @@ from quire.frontend.text.chat_template import read_template
 T = TypeVar("T")
 
 
-class LLM:
+class LLM(VectorLLM):
     """A model for offline work.
 
         with LLM("Qwen/Qwen3-0.6B") as llm:
@@ -57,7 +58,7 @@ class LLM:
     ) -> None:
         template = None if chat_template is None else read_template(os.fspath(chat_template))
         options.setdefault("disable_log_stats", True)
-        self.llm_engine = LLMEngine(AsyncLLM.from_engine_args(usage="llm", model=model, **options))
+        super().__init__(LLMEngine(AsyncLLM.from_engine_args(usage="llm", model=model, **options)))
         self.model_config = self.llm_engine.model_config
         self._llm = self.llm_engine.async_llm
         self._builder = BatchBuilder(self._llm, template)

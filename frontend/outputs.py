@@ -1,7 +1,11 @@
-"""The output of a request: texts, token ids, log-probabilities and times, with vLLM's attribute names."""
+"""The output of a request: texts, token ids, log-probabilities and times, or vectors and scores, with vLLM's attribute
+names."""
 
+import sys
+from array import array
 from collections.abc import Iterable, Iterator, MutableSequence
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from msgspec import Struct
 
@@ -174,3 +178,191 @@ class RequestOutput(Struct, kw_only=True):
     prompt_token_id_logprobs: "np.ndarray | None" = None  # [scored positions, ids]; -inf where a row named no id
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache
     metrics: RequestTimes | None = None  # with DELTA, in the last output only
+
+
+# --------------------------------------------------------------------------------------------------- vectors and scores
+
+
+class PoolingOutput(Struct, frozen=True, eq=False):
+    """The vector of a text, or those of its tokens.
+
+    Attributes:
+        values: float32, little-endian, row by row.
+        shape: [width], or [number of vectors, width].
+    """
+
+    values: bytes
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[float]) -> "PoolingOutput":
+        """One vector of these numbers."""
+        values = array("f", rows)
+        return cls(_little_endian(values), (len(values),))
+
+    @property
+    def array(self) -> "np.ndarray":
+        """The values as a NumPy array of `shape`, read-only."""
+        import numpy as np  # imported here, because most servers do without
+
+        return np.frombuffer(self.values, "<f4").reshape(self.shape)
+
+    @property
+    def data(self) -> Any:
+        """The values as a tensor of torch, which is imported for it: a frontend itself does without."""
+        return resolve_name("torch:from_numpy")(self.array.copy())
+
+    def tolist(self) -> list[float]:
+        """All values, row by row."""
+        values = array("f", self.values)
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values.tolist()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PoolingOutput) and (self.values, self.shape) == (other.values, other.shape)
+
+    def __repr__(self) -> str:
+        return f"PoolingOutput(shape={list(self.shape)})"
+
+
+def _little_endian(values: "array[float]") -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+class EmbeddingOutput(Struct, frozen=True):
+    """The vector of a text."""
+
+    pooled: PoolingOutput
+
+    @classmethod
+    def from_base(cls, pooling_output: PoolingOutput) -> "EmbeddingOutput":
+        """Raises ValueError for several vectors."""
+        return cls(_one_vector(pooling_output))
+
+    @property
+    def embedding(self) -> list[float]:
+        """The vector's elements; made anew by each call."""
+        return self.pooled.tolist()
+
+    @property
+    def hidden_size(self) -> int:
+        return self.pooled.shape[0]
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
+
+class ClassificationOutput(Struct, frozen=True):
+    """The probabilities of a text's classes."""
+
+    probs: list[float]
+
+    @classmethod
+    def from_base(cls, pooling_output: PoolingOutput) -> "ClassificationOutput":
+        """Raises ValueError for those of several tokens."""
+        return cls(_one_vector(pooling_output).tolist())
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
+
+
+class ScoringOutput(Struct, frozen=True):
+    """How alike the texts of a pair are, or how well the second one answers the first."""
+
+    score: float
+
+    @classmethod
+    def from_base(cls, pooling_output: PoolingOutput) -> "ScoringOutput":
+        """Raises ValueError for more than one number."""
+        values = pooling_output.tolist()
+        if len(values) != 1:
+            raise ValueError(f"A score is one number, not {len(values)}.")
+        return cls(values[0])
+
+
+def _one_vector(output: PoolingOutput) -> PoolingOutput:
+    if len(output.shape) != 1:
+        raise ValueError(f"One vector is needed, not values of shape {list(output.shape)}.")
+    return output
+
+
+Pooled = TypeVar("Pooled", covariant=True)
+
+
+class PoolingRequestOutput(Struct, Generic[Pooled], kw_only=True):
+    """The output of one request for vectors, classes or a score; it is whole.
+
+    The class attributes are fields of vLLM's that are None for what Quire does.
+    """
+
+    error: ClassVar[None] = None
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+    late_chunking: "LateChunkingMetadata | None" = None
+
+    def with_outputs(self, kind: "type[AnyRequestOutput]", outputs: Any) -> "AnyRequestOutput":
+        """The same request's output in another form."""
+        return kind(
+            request_id=self.request_id,
+            outputs=outputs,
+            prompt_token_ids=self.prompt_token_ids,
+            num_cached_tokens=self.num_cached_tokens,
+            finished=self.finished,
+        )
+
+
+AnyRequestOutput = TypeVar("AnyRequestOutput", bound=PoolingRequestOutput[Any])
+
+
+class LateChunk(NamedTuple):
+    """The tokens of one chunk, and its characters if the prompt was a text: begin and end."""
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None = None
+
+
+class LateChunkingMetadata(Struct, frozen=True):
+    """The chunks of `LateChunkingParams`."""
+
+    chunk_size: int
+    input_tokens: int
+    chunks: list[LateChunk]
+    strategy: str = "fixed_tokens"
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput], kw_only=True):
+    """The vector of one text."""
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> "EmbeddingRequestOutput":
+        """Raises ValueError for several vectors."""
+        return request_output.with_outputs(cls, EmbeddingOutput.from_base(request_output.outputs))
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput], kw_only=True):
+    """The probabilities of one text's classes."""
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> "ClassificationRequestOutput":
+        """Raises ValueError for those of several tokens."""
+        return request_output.with_outputs(cls, ClassificationOutput.from_base(request_output.outputs))
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput], kw_only=True):
+    """The score of one pair."""
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> "ScoringRequestOutput":
+        """Raises ValueError for more than one number."""
+        return request_output.with_outputs(cls, ScoringOutput.from_base(request_output.outputs))

@@ -4,6 +4,7 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.core.wire.pooling_params import PoolingParams
     from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
     from quire.core.wire.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from quire.executor.sampling.custom import LogitsProcessor
@@ -14,7 +15,20 @@ if TYPE_CHECKING:
     from quire.frontend.flags.programs import CommandLineOptions as EngineArgs
     from quire.frontend.llm import LLM
     from quire.frontend.offline.engine import LLMEngine
-    from quire.frontend.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
+    from quire.frontend.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        FlatLogprobs,
+        Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from quire.frontend.requests.beam_params import BeamSearchParams
     from quire.frontend.requests.prompt import EmbedsPrompt, TextPrompt, TokensPrompt
     from quire.frontend.requests.prompt import PromptLike as PromptType
@@ -31,12 +45,21 @@ _LAZY = {
     "AsyncEngineArgs": "quire.frontend.flags.programs:CommandLineOptions",
     "SamplingParams": "quire.core.wire.sampling_params:SamplingParams",
     "RequestOutputKind": "quire.core.wire.sampling_params:RequestOutputKind",
+    "PoolingParams": "quire.core.wire.pooling_params:PoolingParams",
     "StructuredOutputsParams": "quire.core.wire.structured_outputs:StructuredOutputsParams",
     "GuidedDecodingParams": "quire.core.wire.structured_outputs:GuidedDecodingParams",
     "BeamSearchParams": "quire.frontend.requests.beam_params:BeamSearchParams",
     "LogitsProcessor": "quire.executor.sampling.custom:LogitsProcessor",
     "RequestOutput": "quire.frontend.outputs:RequestOutput",
     "CompletionOutput": "quire.frontend.outputs:CompletionOutput",
+    "PoolingOutput": "quire.frontend.outputs:PoolingOutput",
+    "PoolingRequestOutput": "quire.frontend.outputs:PoolingRequestOutput",
+    "EmbeddingOutput": "quire.frontend.outputs:EmbeddingOutput",
+    "EmbeddingRequestOutput": "quire.frontend.outputs:EmbeddingRequestOutput",
+    "ClassificationOutput": "quire.frontend.outputs:ClassificationOutput",
+    "ClassificationRequestOutput": "quire.frontend.outputs:ClassificationRequestOutput",
+    "ScoringOutput": "quire.frontend.outputs:ScoringOutput",
+    "ScoringRequestOutput": "quire.frontend.outputs:ScoringRequestOutput",
     "Logprob": "quire.frontend.outputs:Logprob",
     "FlatLogprobs": "quire.frontend.outputs:FlatLogprobs",
     "PromptType": "quire.frontend.requests.prompt:PromptLike",
@@ -51,7 +74,11 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EmbedsPrompt",
     "EngineArgs",
     "FlatLogprobs",
@@ -59,10 +86,15 @@ __all__ = [
     "LLMEngine",
     "LogitsProcessor",
     "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -70,11 +102,7 @@ __all__ = [
     "__version_tuple__",
     "register_model",
 ]
-_POOLING = "Quire's models generate text; none of them embeds, classifies or scores."
 _NOT_OFFERED = {
-    **dict.fromkeys(("PoolingParams", "PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput"), _POOLING),
-    **dict.fromkeys(("EmbeddingRequestOutput", "ClassificationOutput", "ClassificationRequestOutput"), _POOLING),
-    **dict.fromkeys(("ScoringOutput", "ScoringRequestOutput"), _POOLING),
     "ModelRegistry": "Quire's model families are listed in quire.executor.models.architectures.",
     "initialize_ray_cluster": "servers with distributed_executor_backend='ray' and nnodes start the nodes themselves.",
 }

@@ -66,7 +66,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "requests": "checkpoint metrics outputs text grammar",
         "control": "metrics refusals requests checkpoint",
         "async_llm": "checkpoint metrics outputs refusals launch text parsing requests control",
-        "offline": "metrics outputs refusals launch text requests async_llm",
+        "offline": "metrics outputs progress refusals launch text requests async_llm",
         "llm": "metrics outputs progress refusals launch text requests async_llm offline",
         "chat": "checkpoint refusals grammar metrics outputs text parsing requests async_llm",
         "http": "entry_store async_llm chat",

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from quire.core.config.pooling import PoolerConfig
 from quire.core.config.quantization import QuantizationConfig, QuantizationName
 
 ModelImplementation = Literal["auto", "quire", "transformers"]
@@ -102,6 +103,36 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             "library with Quire's parts, or auto: quire where it has the architecture with all settings."
         ),
     ] = "auto"
+    runner: Annotated[
+        Literal["auto", "generate", "pooling"],
+        Meta(
+            description="The model's output: generate is text, pooling is vectors, classes or scores; auto takes what "
+            "the checkpoint's class and its files of sentence-transformers say.",
+            extra={"refused": {"draft": "A draft model is named by the target's server."}},
+        ),
+    ] = "auto"
+    convert: Annotated[
+        Literal["auto", "none", "embed", "classify"],
+        Meta(
+            description="What a model with --runner pooling makes of its hidden states: embed (vectors), classify "
+            "(classes or scores), none (what its class says); auto chooses.",
+            extra={
+                "refused": {
+                    "reward": "Take classify, whose task token_classify gives a reward of each token.",
+                    "score": "Take classify.",
+                },
+            },
+        ),
+    ] = "auto"
+    pooler_config: Annotated[
+        PoolerConfig | None,
+        Meta(
+            description="How vectors are made: pooling_type (or seq_pooling_type CLS, LAST, MEAN and tok_pooling_type "
+            "ALL, STEP), use_activation, dimensions, task, enable_chunked_processing and max_embed_len, logit_mean and "
+            "logit_sigma, step_tag_id and returned_token_ids. What is left out is as the checkpoint says.",
+            extra={"parse": "json"},
+        ),
+    ] = None
     trust_remote_code: Annotated[
         bool,
         Meta(

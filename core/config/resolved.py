@@ -10,6 +10,7 @@ from quire.core.config.load import LoadConfig
 from quire.core.config.model import LogprobsMode, ModelImplementation
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig, ExpertPlacement
+from quire.core.config.pooling import PoolingSpec, SentenceModel
 from quire.core.config.quantization import Quantization
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace, Layout
@@ -23,6 +24,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     """
 
     path: str  # local folder
+    tokenizer_path: str = ""  # local folder
     name: str  # as the user wrote it
     architecture: str
     hf_config: dict[str, Any]
@@ -39,6 +41,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     implementation: ModelImplementation = "auto"
     trust_remote_code: bool = False  # code that the checkpoint brings may be imported
     model_class: str | None = None  # module:Class that a program or a package registered for the architecture
+    sentence: SentenceModel | None = None  # files of sentence-transformers beside the model
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):
@@ -91,6 +94,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     log_stats: bool = True
     aggregate_engine_logging: bool = False
     quantization: Quantization | None = None
+    pooling: PoolingSpec | None = None  # None: the model generates
     draft_model: DraftModelConfig | None = None
     expert_placement: ExpertPlacement | None = None  # of whole experts; None: each rank has a part of each
     cp_kv_cache_interleave_size: int = 1  # neighbouring positions that one of Layout.sequence ranks keeps

@@ -161,17 +161,22 @@ class Request:
         if self.pooling is None:
             has_scores = self.scores_prompt and start < self.num_prompt_tokens - 1  # the last token has no successor
             return OutputKind.PROMPT_LOGPROBS if has_scores else None
-        if self.pooling == "all":
-            return OutputKind.HIDDEN_STATES
-        # The last token's row is the only one that matters; a mean is summed up over all rows.
-        return OutputKind.POOLED if self.pooling == "mean" or end == self.num_prompt_tokens else None
+        match self.pooling.method:
+            case "all":
+                return OutputKind.HIDDEN_STATES
+            case "mean":  # is summed up over all rows
+                return OutputKind.POOLED
+            case "cls":  # is taken from the first row, and sent with the last
+                return OutputKind.POOLED if not start or end == self.num_prompt_tokens else None
+            case "last":
+                return OutputKind.POOLED if end == self.num_prompt_tokens else None
 
     @property
     def skips_prefix_cache(self) -> bool:
         """True if the request computes all its tokens, even those in the prefix cache."""
-        if self.pooling is not None:
-            return self.pooling != "last"
-        return self.scores_prompt or bool(self.sampling.skip_reading_prefix_cache)
+        if self.sampling.skip_reading_prefix_cache:
+            return True
+        return self.scores_prompt if self.pooling is None else self.pooling.method != "last"
 
     @property
     def watches_repetition(self) -> bool:

@@ -14,8 +14,9 @@ from msgspec import Meta, Struct
 
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.page_moves import PageMove
+from quire.core.wire.pooling import Pooling
 from quire.core.wire.rank import Rank
-from quire.core.wire.row_outputs import OutputKind, Pooling, PromptOutput, RequestFailure, RowOutput, TokenLogprobs
+from quire.core.wire.row_outputs import OutputKind, PromptOutput, RequestFailure, RowOutput, TokenLogprobs
 from quire.core.wire.sampling_params import SamplingParams
 
 # --------------------------------------------------------------------------------------------- frontend -> engine
@@ -81,6 +82,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     prompt_embeds: PromptEmbeds | None = None
     num_new_tokens: int = 0  # that the engine will have to compute before it samples, as the sender expects
     pooling: Pooling | None = None  # hidden states are the output: no token is sampled, and `sampling` has no effect
+    token_type_ids: list[int] | None = None  # the segment of each token of the prompt; None: all are of the first
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -281,6 +283,7 @@ class NewSlot(Struct, array_like=True):
     prompt_embeds: PromptEmbeds | None = None
     pooling: Pooling | None = None
     adapter: int = -1  # the number of the workers' adapter for the request's tokens; -1: none
+    token_type_ids: list[int] | None = None  # of the prompt
 
 
 class StepPlan(Struct, array_like=True, tag="step"):

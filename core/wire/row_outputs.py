@@ -6,7 +6,6 @@ with the request.
 """
 
 from enum import IntEnum
-from typing import Literal
 
 from msgspec import Struct
 
@@ -17,10 +16,6 @@ class OutputKind(IntEnum):
     PROMPT_LOGPROBS = 0  # of the row's part of a prompt: `SamplingParams.prompt_logprobs` and the fields beside it
     HIDDEN_STATES = 1  # of the row's tokens
     POOLED = 2  # of the whole prompt; comes with the row that ends it
-
-
-Pooling = Literal["last", "mean", "all"]
-"""The output of a request for hidden states: those of the prompt's last token, their mean, or those of each token."""
 
 
 class TokenLogprobs(Struct, array_like=True):
@@ -49,20 +44,22 @@ class PromptLogprobs(Struct, array_like=True, tag="prompt_logprobs"):
 
 
 class HiddenStates(Struct, array_like=True, tag="hidden_states"):
-    """The model's last hidden states, after the final norm, of the prompt's tokens from position `start` on.
+    """The vectors of the prompt's tokens from position `start` on: the model's last hidden states, after the final norm
+    and the request's head. A request may want the vectors of some tokens only.
 
     They are sent in parts as the prompt is computed, and again when a prompt is computed again.
     """
 
     start: int
     num_tokens: int
-    values: bytes  # [num_tokens, hidden] float32, little-endian
+    width: int  # elements of a vector
+    values: bytes  # [number of vectors, width] float32, little-endian
 
 
 class PooledVector(Struct, array_like=True, tag="pooled"):
     """One vector for the whole prompt."""
 
-    values: bytes  # [hidden] float32, little-endian
+    values: bytes  # [width] float32, little-endian
 
 
 class RequestFailure(Struct, array_like=True, tag="failure"):

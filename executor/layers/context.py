@@ -28,7 +28,7 @@ class ModelContext:
     whole over ranks; None: each rank has a part of each, as of any other weight. `sequences` divides the positions of
     sequences over ranks; None: each has all. `adapters` is the place where linear layers meet those of a step's tokens;
     None: the worker has no adapters. `cache_scales` are the checkpoint's scales of cached keys and values;
-    None: its format has none.
+    None: its format has none. A model that does not generate is built without its language-model head.
     """
 
     ops: Backend
@@ -44,6 +44,7 @@ class ModelContext:
     sequences: ContextParallel | None = None
     cache_scales: CacheScales | None = None
     adapters: Adapters | None = None
+    generates: bool = True
 
     @classmethod
     def of(
@@ -81,6 +82,7 @@ class ModelContext:
             sequences=ContextParallel.of(config, group, context_group),
             cache_scales=CacheScales.of(config),
             adapters=adapters and Adapters(adapters, ops, dtype, device),
+            generates=config.pooling is None,
         )
 
     @property

@@ -216,11 +216,11 @@ def vocabulary_ends(
     embed_name, head_name = "model.embed_tokens", "lm_head"
     if is_tied:
         embed_name, head_name = stored_ends(context, embed_name, head_name)
-    is_shared = embed_name == head_name
+    is_shared = embed_name == head_name and context.generates
     try:
         weight = VocabularyWeight(context, f"{embed_name}.weight", *size, bias=bias, is_shared=is_shared)
         embed = VocabEmbedding(context, weight, scale) if context.is_first_stage else AbsentEmbedding()
-        if context.layers.stop < spec.num_layers:
+        if context.layers.stop < spec.num_layers or not context.generates:
             return embed, AbsentHead()
         if not is_shared:
             weight = VocabularyWeight(context, f"{head_name}.weight", *size, bias=bias)

@@ -65,12 +65,13 @@ def _check_divided(spec: ModelSpec, model: Model, sequences: ContextParallel) ->
 def _build(spec: ModelSpec, context: ModelContext) -> Model:
     if spec.model_class is not None and spec.implementation == "auto":
         return _registered_class(spec)(spec, context)
-    has_file = spec.architecture in ARCHITECTURES
+    own = _own_architecture(spec)
+    has_file = own in ARCHITECTURES
     if spec.implementation == "transformers" or (spec.implementation == "auto" and not has_file):
         return _transformers_model(spec, context)
     if not has_file:
         raise ModelLoadError(explain_unsupported(spec, ARCHITECTURES))
-    module_name, class_name = ARCHITECTURES[_own_architecture(spec)]
+    module_name, class_name = ARCHITECTURES[own]
     module = importlib.import_module(f"quire.executor.models.{module_name}")  # lazy: only one family is needed
     model_class = getattr(module, class_name)
     check_supported(spec, getattr(model_class, "SIZES", SIZES))
@@ -90,9 +91,18 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
         return model
 
 
+_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForProcessRewardModel", "ForRewardModel", "Model")
+"""Endings of the names of classes that are a decoder with another head, or with none."""
+
+
 def _own_architecture(spec: ModelSpec) -> str:
-    """Returns the architecture whose file here reads the checkpoint."""
-    return UNDER_OTHER_NAMES.get(str(spec.hf_config.get("model_type")), spec.architecture)
+    """Returns the architecture whose file here reads the checkpoint: of a decoder with another head, the decoder's."""
+    own = UNDER_OTHER_NAMES.get(str(spec.hf_config.get("model_type")), spec.architecture)
+    if own in ARCHITECTURES:
+        return own
+    stem = next((own.removesuffix(head) for head in _HEADS if own.endswith(head)), own)
+    decoders = (f"{stem}ForCausalLM", f"{stem}LMHeadModel", f"{stem.removesuffix('Text')}ForCausalLM")
+    return next((name for name in decoders if name in ARCHITECTURES), own)
 
 
 def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:

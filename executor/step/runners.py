@@ -12,6 +12,7 @@ from quire.core.wire.row_outputs import OutputKind
 from quire.executor.layers.adapters import Adapters
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import LayerCache, Model
+from quire.executor.models.vector_heads import VectorHead
 from quire.executor.sampling.custom import CustomFeature
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
@@ -68,6 +69,7 @@ def build_runner(
     has_peers: bool,
     custom: Sequence[CustomFeature],
     speculator: Speculator | None,
+    vector_heads: Mapping[str, VectorHead],
     is_profiled: Callable[[], bool],
 ) -> ModelRunner | StageRunner:
     """Builds the runner of one rank: the last pipeline stage samples, others send to the next.
@@ -77,6 +79,7 @@ def build_runner(
         adapters: those of the model's linear layers, if any.
         has_peers: other engines run every step together with this one.
         custom: features of logits processors, in the stage that samples.
+        vector_heads: those that requests for vectors may name.
         is_profiled: called at each step, see `RecordedSteps`.
     """
     spec, table, max_num_seqs = config.spec, memory.table, config.limits.max_num_seqs
@@ -117,8 +120,8 @@ def build_runner(
     )
     heads: Heads = {
         OutputKind.PROMPT_LOGPROBS: PromptScorer(forward.compute_logits, spec.vocab_size, mode, transfers),
-        OutputKind.HIDDEN_STATES: TokenVectors(transfers),
-        OutputKind.POOLED: Pooler(transfers),
+        OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers),
+        OutputKind.POOLED: Pooler(vector_heads, transfers),
     }
     return ModelRunner(
         forward,

@@ -21,6 +21,7 @@ from quire.frontend.checkpoint.config_defaults import complete, stated_fields
 from quire.frontend.checkpoint.context_length import context_length
 from quire.frontend.checkpoint.overrides import override
 from quire.frontend.checkpoint.registered_models import find_model
+from quire.frontend.checkpoint.sentence_files import read_sentence_model
 
 # Our name, then the names that checkpoints use for it.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -127,6 +128,7 @@ def make_model_spec(
     facts["max_position_embeddings"] = context_length(config, facts["max_position_embeddings"], path)
     return ModelSpec(
         path=str(folder),
+        tokenizer_path=str(tokenizer_folder),
         name=model.model or folder.name,
         architecture=_architecture(config, path),
         hf_config=config,
@@ -138,6 +140,7 @@ def make_model_spec(
         implementation="quire" if model.model_impl == "vllm" else model.model_impl,
         trust_remote_code=model.trust_remote_code,
         model_class=find_model(_architecture(config, path)),
+        sentence=read_sentence_model(folder),
         **facts,
     )
 

@@ -125,6 +125,7 @@ def as_json(config: EngineConfig, plan: LoadPlan) -> dict[str, Any]:
         "model": spec.name,
         "architecture": spec.architecture,
         "implementation": "quire" if plan.is_native else "transformers",
+        "pooling": None if config.pooling is None else msgspec.to_builtins(config.pooling),
         "parameters": plan.num_parameters,
         "dtype": spec.dtype,
         "quantization": plan.quantization,
@@ -158,6 +159,8 @@ def as_text(config: EngineConfig, plan: LoadPlan) -> Iterator[str]:
     path = "native" if plan.is_native else "Transformers' class with Quire's layers"
     kept = f"{spec.dtype}, {plan.quantization}" if plan.quantization else spec.dtype
     yield f"model       {spec.name} ({spec.architecture}, {path})"
+    if config.pooling is not None:
+        yield f"output      {config.pooling.describe()}"
     yield f"parameters  {plan.num_parameters:,} in {kept}"
     yield f"device      {config.device}, workers: {len(ranks)}, each with {_size(ranks[0].free_bytes)} free"
     yield f"weights     {_each(rank.weights_bytes for rank in ranks)}"

@@ -76,7 +76,7 @@ class ModelConfig(_OptionGroup, frozen=True, kw_only=True):
     logits_processors: list[str]
     enable_prompt_embeds: bool
     skip_tokenizer_init: bool
-    runner_type: str = "generate"
+    runner_type: str
     is_multimodal_model: bool = False
     is_encoder_decoder: bool = False
     config: EngineConfig
@@ -182,6 +182,7 @@ def vllm_config(
             logits_processors=config.logits_processors,
             enable_prompt_embeds=model.takes_embeds,
             skip_tokenizer_init=tokenizer is None,
+            runner_type="generate" if config.pooling is None else "pooling",
             config=config,
             default_sampling=model.default_sampling,
         ),

@@ -127,6 +127,8 @@ class HttpServer:
         engines = f", engines: {len(config.served_engines)}" if config.layout.data > 1 else ""
         seconds = time.monotonic() - STARTED_AT
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
+        if config.pooling is not None:
+            logger.info("output      %s", config.pooling.describe())
         workers = f"workers: {config.layout.num_workers}{engines}"
         logger.info("device      %s, %s, %s", ready.device_name, config.spec.dtype, workers)
         logger.info(

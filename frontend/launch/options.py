@@ -9,6 +9,7 @@ from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.observability import ProfilerConfig
 from quire.core.config.parallel import EplbConfig
+from quire.core.config.pooling import PoolingSpec
 from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
@@ -24,6 +25,7 @@ from quire.frontend.launch.layout import (
     served_engines,
 )
 from quire.frontend.launch.pipeline_stages import divide_layers
+from quire.frontend.launch.pooling import resolve_pooling
 
 UsageContext = Literal["llm", "server"]
 DEFAULT_BLOCK_SIZE = 16
@@ -54,7 +56,8 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         check_sharing(args)
     check_heads(layout.tensor, spec.num_attention_heads)
     profiler = _absolute(args.observability.profiler_config)
-    max_model_len, fit = _max_model_len(args.model.max_model_len, spec)
+    pooling = resolve_pooling(args.model, spec)
+    max_model_len, fit = _max_model_len(args.model.max_model_len, spec, pooling)
     return EngineConfig(
         spec=spec,
         limits=_limits(args, _batch_defaults(usage, kind, layout.num_workers, gpu_bytes), max_model_len),
@@ -70,6 +73,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         fit_max_model_len=fit,
         seed=args.model.seed,
         quantization=_quantization(args),
+        pooling=pooling,
         expert_placement=expert_placement(args.parallel),
         cp_kv_cache_interleave_size=args.parallel.cp_kv_cache_interleave_size or 1,
         eplb=(args.parallel.eplb_config or EplbConfig()) if args.parallel.enable_eplb else None,
@@ -103,10 +107,13 @@ def _absolute(profiler: ProfilerConfig | None) -> ProfilerConfig:
     return msgspec.structs.replace(profiler, torch_profiler_dir=os.path.abspath(profiler.torch_profiler_dir))
 
 
-def _max_model_len(asked: int | None, spec: ModelSpec) -> tuple[int, bool]:
+def _max_model_len(asked: int | None, spec: ModelSpec, pooling: PoolingSpec | None) -> tuple[int, bool]:
     """(limit in tokens, whether the memory plan may lower it)."""
     if asked is None or asked == -1:
-        return spec.max_position_embeddings, asked == -1
+        most = spec.max_position_embeddings
+        if pooling is not None and spec.sentence is not None and spec.sentence.max_seq_length is not None:
+            most = min(most, spec.sentence.max_seq_length)
+        return most, asked == -1
     if asked > spec.max_position_embeddings and not envs.read_flag("ALLOW_LONG_MAX_MODEL_LEN"):
         raise ConfigError(
             f"--max-model-len {asked} exceeds the checkpoint's own limit of {spec.max_position_embeddings} tokens. "

@@ -89,6 +89,11 @@ class RequestMetrics:
         self.cached_tokens += num_cached_tokens
         self._ttft.observe(seconds)
 
+    def on_prompt(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Counts the prompt of a request whose output is no tokens."""
+        self.prompt_tokens += num_prompt_tokens
+        self.cached_tokens += num_cached_tokens
+
     def on_tokens(self, num_tokens: int, seconds: float) -> None:
         """Counts further output tokens of a sequence, `seconds` after the previous ones."""
         self.generation_tokens += num_tokens

@@ -5,29 +5,32 @@ import queue
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ParameterError
+from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.launch.engine_options import EngineOptions
 from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.metrics.reader import Metric
-from quire.frontend.outputs import RequestOutput
+from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.frontend.refusals.arguments import refuse
 from quire.frontend.refusals.methods import explain
+from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import PromptLike, with_text
 from quire.frontend.requests.request_fields import check_id
 from quire.frontend.requests.request_stream import RequestStream
-from quire.frontend.requests.submission import Submission
+from quire.frontend.requests.submission import GivenSubmission, PoolingSubmission, Submission
 from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-_News = queue.SimpleQueue[tuple[str, RequestOutput | Exception]]
+EngineOutput = RequestOutput | PoolingRequestOutput[PoolingOutput]
+_News = queue.SimpleQueue[tuple[str, EngineOutput | Exception]]
 """(request id, its next output, or the error that ended it)"""
 
 
@@ -101,7 +104,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptLike,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: object = None,
         tokenization_kwargs: dict[str, Any] | None = None,
@@ -115,7 +118,8 @@ class LLMEngine:
 
         Args:
             request_id: unique among unfinished requests.
-            params: `output_kind` says whether outputs are whole, parts, or the last one alone.
+            params: `output_kind` says whether outputs are whole, parts, or the last one alone. PoolingParams ask for
+                vectors.
             tokenization_kwargs: see `Tokenization.read`.
             priority: lower runs first, with `scheduling_policy="priority"`.
             prompt_text: the text that outputs show for a prompt of token ids.
@@ -135,25 +139,28 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptLike,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None,
         tokenization: Tokenization,
         priority: int,
     ) -> None:
-        stream = await self.async_llm.open_stream(
-            Submission(
-                prompt,
-                params,
-                request_id,
-                priority=priority,
-                add_special_tokens=tokenization.add_special_tokens,
-                truncation=tokenization.truncation,
-                arrival_time=arrival_time,
-            ),
+        submission: Submission[PromptLike, SamplingParams | PoolingParams] = Submission(
+            prompt,
+            params,
+            request_id,
+            priority=priority,
+            add_special_tokens=tokenization.add_special_tokens,
+            truncation=tokenization.truncation,
+            arrival_time=arrival_time,
         )
+        stream: RequestStream | PoolingStream
+        if isinstance(params, PoolingParams):
+            stream = await self.async_llm.open_vectors(cast("PoolingSubmission", submission))
+        else:
+            stream = await self.async_llm.open_stream(cast("GivenSubmission", submission))
         self._readers[request_id] = asyncio.create_task(_read(stream, self._news))
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[EngineOutput]:
         """The outputs that have come since the last call; waits for one. Without unfinished requests, none.
 
         Raises:
@@ -161,7 +168,7 @@ class LLMEngine:
         """
         if self._untold:
             raise self._untold.popleft()
-        outputs: list[RequestOutput] = []
+        outputs: list[EngineOutput] = []
         while self._readers and not outputs and not self._untold:
             self._take(self._news.get(), outputs)
             while not self._news.empty():
@@ -170,7 +177,7 @@ class LLMEngine:
             raise self._untold.popleft()
         return outputs
 
-    def _take(self, news: tuple[str, RequestOutput | Exception], outputs: list[RequestOutput]) -> None:
+    def _take(self, news: tuple[str, EngineOutput | Exception], outputs: list[EngineOutput]) -> None:
         request_id, what = news
         if request_id not in self._readers:  # aborted meanwhile
             return
@@ -273,7 +280,7 @@ class LLMEngine:
             raise AttributeError(explain(type(self), name))
 
 
-async def _read(stream: RequestStream, news: _News) -> None:
+async def _read(stream: RequestStream | PoolingStream, news: _News) -> None:
     """Hands the outputs of a stream to a thread. Knows no engine, which would never be collected otherwise."""
     try:
         async for output in stream:

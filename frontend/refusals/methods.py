@@ -4,7 +4,6 @@ A class of the Python API calls `explain` for an attribute that it lacks. So `ha
 a method reads the reason.
 """
 
-_POOLING = "Quire's models generate text; none of them embeds, classifies or scores."
 _SLEEP = "Quire keeps weights and KV cache in memory while it runs; end the engine to free them."
 _WEIGHTS = "Quire reads weights when it starts, and does not exchange them later; start another engine."
 _LORA = "Quire has no adapters; merge the adapter into the checkpoint."
@@ -13,7 +12,7 @@ _DATA_PARALLEL = "Quire runs one engine; start several servers for more."
 _MEDIA = "Quire's models read text alone, so there is no cache of media."
 
 _REASONS = {
-    **dict.fromkeys(("embed", "encode", "classify", "score", "reward"), _POOLING),
+    "score": "it comes with pairs of texts; take the cosine of two vectors of embed.",
     **dict.fromkeys(("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"), _SLEEP),
     **dict.fromkeys(("checkpoint_prepare", "checkpoint_restore"), _SLEEP),
     **dict.fromkeys(

@@ -32,11 +32,13 @@ class AsyncTokenizer:
     Args:
         tokenizer: None when the server runs on token ids alone.
         limit: the length of the model's context.
+        lower_case: read texts in lower case, for a model that was trained so.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, limit: ContextLimit) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, limit: ContextLimit, *, lower_case: bool = False) -> None:
         self._tokenizer = tokenizer
         self._limit = limit
+        self._lower_case = lower_case
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._large_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize-large")
 
@@ -63,6 +65,7 @@ class AsyncTokenizer:
         Raises:
             ParameterError: the text is far too long, or not valid Unicode.
         """
+        text = text.lower() if self._lower_case else text
         if len(text) <= INLINE_CHARACTERS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         await self.check_length(text, must_fit=must_fit)
@@ -72,6 +75,7 @@ class AsyncTokenizer:
 
     async def tokenize_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of many texts, on all cores."""
+        texts = [text.lower() for text in texts] if self._lower_case else texts
         return await self._tokenize_in(self._thread, texts, add_special_tokens)
 
     async def _tokenize_in(
@@ -98,18 +102,18 @@ class AsyncTokenizer:
         Raises:
             ParameterError: the text is too long; `param` names the field.
         """
-        num_characters, max_model_len = len(text), self._limit.max_model_len
-        if must_fit and num_characters >= max_model_len:
+        num_characters, longest = len(text), self._limit.longest_prompt
+        if must_fit and num_characters > longest:
             least = await asyncio.to_thread(self.tokenizer.least_tokens, text)
-            if least >= max_model_len:
+            if least > longest:
                 raise ParameterError(
-                    f"{param} has {num_characters} characters, which are at least {least} tokens; prompt and output "
-                    f"together are limited to {max_model_len} (max_model_len); shorten it.",
+                    f"{param} has {num_characters} characters, which are at least {least} tokens; {self._limit.rule}; "
+                    "shorten it.",
                     param=param,
                 )
         if num_characters > self.max_text_length:
             raise ParameterError(
                 f"{param} has {num_characters} characters; at most {self.max_text_length} are tokenized where "
-                f"max_model_len is {max_model_len}; shorten it.",
+                f"max_model_len is {self._limit.max_model_len}; shorten it.",
                 param=param,
             )

@@ -8,10 +8,21 @@ class ContextLimit:
 
     Args:
         max_model_len: the option's value; an engine that fits it to its memory reports the final number when ready.
+        generates: False for a model whose output is vectors: a prompt may fill the context.
     """
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, *, generates: bool = True) -> None:
         self.max_model_len = max_model_len
+        self._generates = generates
+
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt."""
+        return self.max_model_len - 1 if self._generates else self.max_model_len
+
+    def room(self, asked: int | None) -> int:
+        """The most tokens of a prompt that leave room for `asked` tokens of output; None: for one, if there is any."""
+        return self.max_model_len - asked if asked else self.longest_prompt
 
     def output_tokens(self, num_prompt_tokens: int, asked: int | None, *, fit_context: bool) -> int:
         """The most tokens of an output: the number asked for, or all that there is room for.
@@ -35,10 +46,16 @@ class ContextLimit:
             )
         return asked
 
+    @property
+    def rule(self) -> str:
+        """The limit, for messages on a prompt that is too long."""
+        what = "prompt and output together are" if self._generates else "prompts are"
+        return f"{what} limited to {self.max_model_len} (max_model_len)"
+
     def too_long(self, num_prompt_tokens: int) -> ParameterError:
-        """The error for a prompt that leaves no room for a single token."""
+        """The error for a prompt that is too long, or that leaves no room for a single token of output."""
         return ParameterError(
-            f"The prompt has {num_prompt_tokens} tokens, but prompt and output together are limited to "
-            f"{self.max_model_len} (max_model_len); shorten the prompt to at most {self.max_model_len - 1} tokens.",
+            f"The prompt has {num_prompt_tokens} tokens, but {self.rule}; shorten the prompt to at most "
+            f"{self.longest_prompt} tokens.",
             param="prompt",
         )

@@ -46,12 +46,16 @@ _KEYS = {key for kind in (TextPrompt, TokensPrompt, EmbedsPrompt) for key in kin
 
 
 class Prompt(NamedTuple):
-    """A prompt that has been read: its text, if it came as text, and its token ids, which are zeros for embeddings."""
+    """A prompt that has been read: its text, if it came as text, and its token ids, which are zeros for embeddings.
+
+    `token_type_ids` are the segments of its tokens, of a pair of texts; None: all are of the first.
+    """
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
     embeds: PromptEmbeds | None = None
+    token_type_ids: list[int] | None = None
 
 
 def split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str | None]:

@@ -44,7 +44,7 @@ class PromptReader:
         """
         if isinstance(prompt, Prompt):
             return self._checked(prompt)
-        if must_fit and isinstance(prompt, list) and len(prompt) >= self._limit.max_model_len:
+        if must_fit and isinstance(prompt, list) and len(prompt) > self._limit.longest_prompt:
             raise self._limit.too_long(len(prompt))
         text, token_ids, cache_salt = split_prompt(prompt)
         check_salt(cache_salt)
@@ -108,7 +108,7 @@ class PromptReader:
         has_special_tokens: bool,
     ) -> list[T]:
         """The part of a list with something for each token of `prompt`; arguments and errors are `truncate`'s."""
-        room = self._limit.max_model_len - (max_tokens or 1)
+        room = self._limit.room(max_tokens)
         if prompt.text is None or not has_special_tokens:
             return truncation.apply(tokens, room=room)
         return truncation.apply(tokens, room=room, added=self._tokenizer.added_tokens(prompt.token_ids))

@@ -3,11 +3,14 @@
 import hashlib
 import random
 
+from quire.core.wire.pooling import Pooling
+from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineRequest, Grammar, SequenceStart
+from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.requests.context_limit import ContextLimit
-from quire.frontend.requests.prompt import check_embeds
+from quire.frontend.requests.prompt import Prompt, check_embeds
 from quire.frontend.requests.sampling_input import SamplingInput, check_id_rows
-from quire.frontend.requests.submission import ResolvedSubmission
+from quire.frontend.requests.submission import ResolvedSubmission, Submission
 from quire.frontend.requests.time_slices import in_time_slices
 
 
@@ -66,6 +69,21 @@ class RequestBuilder:
             grammar,
             prompt.embeds,
         )
+
+
+def build_vector_request(submission: Submission[Prompt, PoolingParams], pooling: Pooling) -> EngineRequest:
+    """Builds the engine's request for vectors of a prompt."""
+    prompt = submission.prompt
+    return EngineRequest(
+        [SequenceStart(submission.request_id, 0)],
+        prompt.token_ids,
+        SamplingParams(skip_reading_prefix_cache=submission.params.skip_reading_prefix_cache),
+        submission.priority,
+        submission.cache_salt if submission.cache_salt is not None else prompt.cache_salt,
+        prompt_embeds=prompt.embeds,
+        pooling=pooling,
+        token_type_ids=prompt.token_type_ids,
+    )
 
 
 def child_seed(seed: int, index: int) -> int:

@@ -1,11 +1,15 @@
 """Takes requests in: reads the prompt, settles the sampling parameters, and hands the request to the engine."""
 
 from collections.abc import Awaitable, Callable
+from typing import cast
+
+from msgspec.structs import replace
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
 from quire.core.wire.kv_groups import needs_whole_prompts
+from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
@@ -14,6 +18,8 @@ from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch, check_beams
 from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.pooling_input import PoolingInput
+from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.prompt_reader import PromptReader, embeds_reader
 from quire.frontend.requests.request_builder import RequestBuilder
@@ -22,7 +28,7 @@ from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.running_requests import RunningRequests
 from quire.frontend.requests.sampling_input import SamplingInput
-from quire.frontend.requests.submission import BeamSubmission, GivenSubmission
+from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, PoolingSubmission, Submission
 from quire.frontend.text.tokenizer import Tokenizer
 
 AfterReasoning = Callable[[SamplingParams, str | None, list[int]], SamplingParams]
@@ -46,6 +52,7 @@ class RequestIntake:
         async_tokenizer: tokenizes texts, long ones outside the event loop.
         sampling_input: the checkpoint's defaults and the server's limits of sampling parameters.
         prompts: reads prompts in all their forms.
+        pooling: settles the parameters of requests for vectors.
         running: the requests that the engine works on.
     """
 
@@ -65,8 +72,10 @@ class RequestIntake:
         self._tokenizer = tokenizer
         self._log = log
         self._after_reasoning = after_reasoning
-        self.limit = ContextLimit(config.max_model_len)
-        self.async_tokenizer = AsyncTokenizer(tokenizer, self.limit)
+        self.limit = ContextLimit(config.max_model_len, generates=config.pooling is None)
+        lower_case = config.pooling is not None and config.pooling.do_lower_case
+        self.async_tokenizer = AsyncTokenizer(tokenizer, self.limit, lower_case=lower_case)
+        self.pooling = PoolingInput(config.pooling, model.name, lambda: client.ready[0].kv_groups)
         vocab_size = config.spec.vocab_size
         self.sampling_input = SamplingInput(model, tokenizer, vocab_size=vocab_size)
         self.prompts = PromptReader(
@@ -101,18 +110,43 @@ class RequestIntake:
             EngineError: the engine cannot take requests.
         """
         submission.check()
+        self.pooling.check_generates()
         sampling = self.sampling_input.default_params()
         if submission.params is not None:
             sampling = check_params(submission.params, SamplingParams)
-        special, truncation = submission.add_special_tokens, submission.truncation
-        must_fit = truncation is None
-        read = await self.prompts.read(submission.prompt, add_special_tokens=special, must_fit=must_fit)
-        if truncation is not None:
-            read = self.prompts.truncate(read, truncation, sampling.max_tokens, has_special_tokens=special)
+        read = await self._read(submission, sampling.max_tokens)
         if self._after_reasoning is not None and not submission.grammar_is_whole:
             sampling = self._after_reasoning(sampling, read.text, read.token_ids)
         engine = self._engine(submission.data_parallel_rank)
         return await self.running.open_stream(submission.resolved(read, sampling), engine=engine, log=self._log)
+
+    async def open_vectors(self, submission: PoolingSubmission) -> PoolingStream:
+        """Validates a request for vectors, classes or a score, and submits it to the engine.
+
+        Returns:
+            The stream with its output. Close a stream that is not read to its end: that aborts the request.
+
+        Raises:
+            ParameterError: a parameter or the prompt is wrong, by name, or the model does not serve the task.
+            EngineError: the engine cannot take requests.
+        """
+        submission.check()
+        params = PoolingParams() if submission.params is None else check_params(submission.params, PoolingParams)
+        pooling = self.pooling.resolve(params)
+        read = await self._read(submission, max_tokens=None)
+        if len(read.token_ids) > self.limit.longest_prompt:
+            raise self.limit.too_long(len(read.token_ids))
+        engine = self._engine(submission.data_parallel_rank)
+        resolved = cast("Submission[Prompt, PoolingParams]", replace(submission, prompt=read, params=params))
+        return await self.running.open_vectors(resolved, pooling, engine=engine, log=self._log)
+
+    async def _read(self, submission: GivenSubmission | PoolingSubmission, max_tokens: int | None) -> Prompt:
+        """Reads the prompt, and cuts it if the submission says so."""
+        special, truncation = submission.add_special_tokens, submission.truncation
+        read = await self.prompts.read(submission.prompt, add_special_tokens=special, must_fit=truncation is None)
+        if truncation is None:
+            return read
+        return self.prompts.truncate(read, truncation, max_tokens, has_special_tokens=special)
 
     def _engine(self, rank: int | None) -> int | None:
         """The index of the engine of a data-parallel rank among this frontend's engines; None for None."""
@@ -136,6 +170,7 @@ class RequestIntake:
             ParameterError: the rank or the prompt is wrong, the prompt too long for max_tokens, or the model reads
                 prompts otherwise than outputs.
         """
+        self.pooling.check_generates()
         if needs_whole_prompts(self._client.ready[0].kv_groups):
             raise ParameterError(
                 "Beam search submits outputs as parts of prompts, and this model reads prompts in both directions but "

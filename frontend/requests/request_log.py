@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.core.logging import get_logger
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_stream import RequestStream
 
@@ -38,7 +39,7 @@ class RequestLog:
                 *(request_id, self._cut(prompt.text), self._cut(prompt.token_ids)),
             )
 
-    def add_summary(self, stream: RequestStream) -> None:
+    def add_summary(self, stream: RequestStream | PoolingStream) -> None:
         """Logs the token counts and times of a request that has ended."""
         logger.info("%s", stream.summary())
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
-from quire.core.errors import EngineError, OverloadedError, ParameterError, QuireError
+from quire.core.errors import OverloadedError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire import row_outputs
 from quire.core.wire.protocol import FinishReason, RequestDelta
@@ -18,6 +18,7 @@ from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.request_metrics import FinishedRequest, RequestMetrics
 from quire.frontend.outputs import FlatLogprobs, PromptLogprobs, RequestOutput, RequestTimes
 from quire.frontend.requests.completion import Completion, Watch
+from quire.frontend.requests.failures import error_of
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.token_logprobs import PromptRows
 
@@ -137,15 +138,7 @@ class RequestStream:
     def _fail(self, failure: RequestFailure) -> None:
         if self._has_news and self._only_news:
             self._unread = self._take()
-        match failure.kind:
-            case "invalid":
-                self._error = ParameterError(failure.message)
-            case "overloaded":
-                self._error = OverloadedError(failure.message, retry_after_seconds=failure.retry_after_seconds)
-                if self._metrics is not None:
-                    self._metrics.on_rejected()
-            case _:
-                self._error = EngineError(failure.message)
+        self._error = error_of(failure, self._metrics)
         self._end_early(FinishReason.ERROR)
 
     def abort(self) -> None:

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
 from quire.core.logging import get_logger
+from quire.core.wire.pooling import Pooling
+from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineRequest
 from quire.core.wire.request_ids import reply_id_of
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -15,10 +17,12 @@ from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.grammar.output_length import check_min_tokens
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.completion import Completion
-from quire.frontend.requests.request_builder import RequestBuilder
+from quire.frontend.requests.pooling_stream import PoolingStream
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.request_builder import RequestBuilder, build_vector_request
 from quire.frontend.requests.request_log import LoggedStream, RequestLog
 from quire.frontend.requests.request_stream import RequestStream
-from quire.frontend.requests.submission import ResolvedSubmission
+from quire.frontend.requests.submission import AnyParams, ResolvedSubmission, Submission
 from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -56,7 +60,7 @@ class RunningRequests:
         self._tokenizer = tokenizer
         self._takes_priority = takes_priority
         self._metrics = metrics
-        self._streams: dict[str, RequestStream] = {}
+        self._streams: dict[str, RequestStream | PoolingStream] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -89,9 +93,7 @@ class RunningRequests:
         if constraint is not None:
             check_min_tokens(constraint, sampling.min_tokens)
             grammar = await self._grammars.compile(constraint)
-        if submission.priority and not self._takes_priority:
-            _say_once_that_priority_is_idle()
-            submission = replace(submission, priority=0)
+        submission = self._heed_priority(submission)
         request = await self._builder.build(submission, limit_logprobs=limit_logprobs, grammar=grammar)
         return await self._submit(submission, request, log, engine)
 
@@ -116,9 +118,7 @@ class RunningRequests:
             on_close=functools.partial(self._on_closed, log),
             arrival_time=submission.arrival_time,
         )
-        if request_id in self._streams:
-            raise ParameterError(f"request_id {request_id!r} is in use by a running request.", param="request_id")
-        self._streams[request_id] = stream
+        self._add(stream)
         try:
             engine = self._client.submit(request, stream.on_deltas, engine=engine)
         except BaseException:
@@ -128,7 +128,64 @@ class RunningRequests:
             stream.count_by(self._metrics.requests[engine])
         return stream
 
-    def _on_closed(self, log: RequestLog | None, stream: RequestStream) -> None:
+    async def open_vectors(
+        self,
+        submission: Submission[Prompt, PoolingParams],
+        pooling: Pooling,
+        *,
+        log: RequestLog | None = None,
+        engine: int | None = None,
+    ) -> PoolingStream:
+        """Hands a request for vectors to the engine.
+
+        Args:
+            submission: read and checked.
+            pooling: what it wants, in the workers' form.
+            log, engine: as for `open_stream`.
+
+        Raises:
+            ParameterError: the id is in use.
+            EngineError: the engine cannot take requests.
+        """
+        submission = self._heed_priority(submission)
+        prompt, request_id = submission.prompt, submission.request_id
+        if log is not None:
+            log.add(request_id, prompt, submission.params)
+        stream = PoolingStream(
+            request_id,
+            prompt,
+            pooling,
+            metrics=None if self._metrics is None else self._metrics.requests[0],
+            abort=self._client.abort,
+            on_close=functools.partial(self._on_closed, log),
+            arrival_time=submission.arrival_time,
+        )
+        request = build_vector_request(submission, pooling)
+        self._add(stream)
+        try:
+            engine = self._client.submit(request, [stream.on_delta], engine=engine)
+        except BaseException:
+            stream.close()
+            raise
+        if self._metrics is not None:
+            stream.count_by(self._metrics.requests[engine])
+        return stream
+
+    def _heed_priority(self, submission: "Submission[Prompt, AnyParams]") -> "Submission[Prompt, AnyParams]":
+        """The submission, without a priority where the engine heeds none."""
+        if not submission.priority or self._takes_priority:
+            return submission
+        _say_once_that_priority_is_idle()
+        return replace(submission, priority=0)
+
+    def _add(self, stream: RequestStream | PoolingStream) -> None:
+        if stream.request_id in self._streams:
+            raise ParameterError(
+                f"request_id {stream.request_id!r} is in use by a running request.", param="request_id"
+            )
+        self._streams[stream.request_id] = stream
+
+    def _on_closed(self, log: RequestLog | None, stream: RequestStream | PoolingStream) -> None:
         self._streams.pop(stream.request_id, None)
         if log is not None:
             log.add_summary(stream)

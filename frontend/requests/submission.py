@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.prompt import Prompt, PromptLike
@@ -12,7 +13,7 @@ from quire.frontend.requests.request_fields import check_arrival_time, check_id,
 from quire.frontend.text.truncation import Truncation
 
 AnyPrompt = TypeVar("AnyPrompt", bound=PromptLike | Prompt, covariant=True)
-AnyParams = TypeVar("AnyParams", bound=SamplingParams | BeamSearchParams | None, covariant=True)
+AnyParams = TypeVar("AnyParams", bound=SamplingParams | BeamSearchParams | PoolingParams | None, covariant=True)
 
 
 class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
@@ -64,4 +65,5 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
 
 GivenSubmission = Submission[PromptLike | Prompt, SamplingParams | None]
 BeamSubmission = Submission[PromptLike | Prompt, BeamSearchParams]
+PoolingSubmission = Submission[PromptLike | Prompt, PoolingParams | None]
 ResolvedSubmission = Submission[Prompt, SamplingParams]

@@ -22,7 +22,12 @@ CHAT = (
 PROFILE = "profile_prefix * delay_iterations max_iterations"
 RPC = "method timeout args kwargs"
 RESET = "reset_running_requests reset_connector"
-POOLING = {"encode": None, "embed": None, "classify": None, "score": None}
+POOLING = {
+    "encode": "prompts pooling_params * use_tqdm lora_request pooling_task tokenization_kwargs",
+    "embed": "prompts * use_tqdm pooling_params lora_request tokenization_kwargs",
+    "classify": "prompts * pooling_params use_tqdm lora_request tokenization_kwargs",
+    "score": None,
+}
 WEIGHTS = dict.fromkeys(
     (
         "init_weight_transfer_engine",
@@ -94,7 +99,9 @@ METHODS: dict[str, dict[str, str | None]] = {
         "do_log_stats": "",
         "check_health": "",
         "start_profile": PROFILE,
-        **dict.fromkeys(("from_vllm_config", "encode", "add_request", "get_num_queued_tokens", "check_admission")),
+        "encode": "prompt pooling_params request_id lora_request trace_headers priority tokenization_kwargs "
+        "reasoning_ended",
+        **dict.fromkeys(("from_vllm_config", "add_request", "get_num_queued_tokens", "check_admission")),
         **dict.fromkeys(("notify_kv_transfer_request_rejected", "pause_generation", "resume_generation", "is_paused")),
         **dict.fromkeys(("reset_encoder_cache", "is_sleeping", "checkpoint_prepare", "checkpoint_restore")),
         **dict.fromkeys(("compute_weight_checksums", "wait_for_requests_to_drain", "scale_elastic_ep", "handle_fault")),
@@ -198,6 +205,15 @@ EXPORTED = [
     "SamplingParams",
     "RequestOutput",
     "CompletionOutput",
+    "PoolingParams",
+    "ScoringRequestOutput",
+    "ScoringOutput",
+    "ClassificationRequestOutput",
+    "ClassificationOutput",
+    "EmbeddingRequestOutput",
+    "EmbeddingOutput",
+    "PoolingRequestOutput",
+    "PoolingOutput",
     "LLMEngine",
     "EngineArgs",
     "AsyncLLMEngine",
@@ -207,21 +223,14 @@ EXPORTED = [
 ]
 NOT_EXPORTED = [
     "ModelRegistry",
-    "PoolingOutput",
-    "PoolingRequestOutput",
-    "EmbeddingOutput",
-    "EmbeddingRequestOutput",
-    "ClassificationOutput",
-    "ClassificationRequestOutput",
-    "ScoringOutput",
-    "ScoringRequestOutput",
     "initialize_ray_cluster",
-    "PoolingParams",
 ]
 MODULES = {
     "sampling_params": "SamplingParams StructuredOutputsParams BeamSearchParams RequestOutputKind "
     "RepetitionDetectionParams GuidedDecodingParams",
-    "outputs": "RequestOutput CompletionOutput",
+    "outputs": "RequestOutput CompletionOutput PoolingOutput PoolingRequestOutput EmbeddingOutput "
+    "EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput",
+    "pooling_params": "PoolingParams",
     "logprobs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs",
     "inputs": "PromptType TextPrompt TokensPrompt EmbedsPrompt",
     "engine.arg_utils": "EngineArgs AsyncEngineArgs",

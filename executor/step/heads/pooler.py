@@ -1,6 +1,6 @@
-"""Heads for requests whose output is the model's hidden states: of each token, or one vector for the prompt."""
+"""Heads for requests whose output is vectors: one for each token, or one for the prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,49 +8,106 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.core.wire.pooling import Pooling
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.row_outputs import HiddenStates, PooledVector, RequestFailure, RowOutput
+from quire.executor.models.vector_heads import VectorHead, plain
 from quire.executor.sampling.token_table import TokenTable
 from quire.executor.step.heads.head import HeadRow, PendingOutput
-from quire.executor.transfers import Transfer, Transfers
+from quire.executor.transfers import Transfer, Transfers, to_device
 
 
 @dataclass(frozen=True)
 class PendingVectors:
-    """Hidden states of some tokens, or a pooled vector.
+    """The vectors of some tokens of one row, or the vector of its prompt.
 
     Attributes:
-        start: the position of the first token; None: a pooled vector.
-        values: one tensor [num_vectors, hidden] float32.
+        start: the position of the first token; None: one vector for the prompt.
+        num_tokens: those of the row.
+        place: the index of the row's vectors in `values`.
+        values: one tensor [num_vectors of several rows, width] float32.
     """
 
     row: int
     start: int | None
+    num_tokens: int
+    place: slice
     values: Transfer
 
     def read(self) -> RowOutput:
         [vectors] = self.values.values()
-        values = vectors.numpy()
+        values = vectors[self.place].numpy()
         if not np.isfinite(values).all():
             return RequestFailure("internal", "The model's hidden states were NaN or infinite for this request.")
         data = values.astype("<f4", copy=False).tobytes()
-        return PooledVector(data) if self.start is None else HiddenStates(self.start, len(values), data)
+        if self.start is None:
+            return PooledVector(data)
+        return HiddenStates(self.start, self.num_tokens, values.shape[1], data)
+
+
+class _Request(NamedTuple):
+    """A request for the vectors of tokens. `tagged` are the positions of those that it wants; None: all."""
+
+    pooling: Pooling
+    tagged: np.ndarray | None
 
 
 class TokenVectors:
-    """Returns the hidden states of all tokens of a row."""
+    """Computes the vectors of a row's tokens.
 
-    def __init__(self, transfers: Transfers) -> None:
+    Args:
+        heads: the model's, by name.
+    """
+
+    def __init__(self, heads: Mapping[str, VectorHead], transfers: Transfers) -> None:
+        self._heads = heads
         self._transfers = transfers
+        self._requests: dict[int, _Request] = {}  # by slot
+        self._unfinished: dict[
+            int, Tensor
+        ] = {}  # by slot, hidden states [num_tokens, hidden] of a chunk's first tokens
 
     def admit(self, request: NewSlot) -> None:
-        """Does nothing: no state is kept."""
+        """Notes which tokens the request wants."""
+        self.release([request.slot])
+        pooling = request.pooling
+        if pooling is not None and pooling.method == "all":
+            tagged = None
+            if pooling.step_tag_id is not None:
+                prompt = np.array(request.token_ids[: request.num_prompt_tokens])
+                tagged = np.flatnonzero(prompt == pooling.step_tag_id)
+            self._requests[request.slot] = _Request(pooling, tagged)
 
     def release(self, slots: list[int]) -> None:
-        """Does nothing."""
+        """Forgets the requests in these slots."""
+        for slot in slots:
+            self._requests.pop(slot, None)
+            self._unfinished.pop(slot, None)
 
     def launch(self, rows: Sequence[HeadRow], table: TokenTable) -> list[PendingOutput]:
-        return [PendingVectors(row.row, row.start, self._transfers.to_host([row.hidden.float()])) for row in rows]
+        return [self._launch(row, table) for row in rows]
+
+    def _launch(self, row: HeadRow, table: TokenTable) -> PendingOutput:
+        pooling, tagged = self._requests[row.slot]
+        hidden = row.hidden
+        if tagged is not None:
+            inside = tagged[(tagged >= row.start) & (tagged < row.end)] - row.start
+            hidden = hidden[to_device(inside, hidden.device)]
+        elif pooling.chunk_size is not None:
+            hidden = self._chunks(row, pooling.chunk_size, is_last=row.end == table.num_prompt_tokens[row.slot])
+        values = _through(self._heads, hidden.float(), pooling)
+        transfer = self._transfers.to_host([values])
+        return PendingVectors(row.row, row.start, row.end - row.start, slice(None), transfer)
+
+    def _chunks(self, row: HeadRow, size: int, *, is_last: bool) -> Tensor:
+        """Returns the means of the chunks that end in this row, and keeps the states of a chunk that goes on."""
+        states = row.hidden.float()
+        if row.start % size:
+            states = torch.cat([self._unfinished[row.slot], states])
+        num_whole = len(states) if is_last else len(states) // size * size
+        self._unfinished[row.slot] = states[num_whole:]
+        means = [chunk.mean(0) for chunk in states[:num_whole].split(min(size, max(num_whole, 1)))]
+        return torch.stack(means) if num_whole else states[:0]
 
 
 class _Sum(NamedTuple):
@@ -61,38 +118,77 @@ class _Sum(NamedTuple):
 
 
 class Pooler:
-    """Computes one vector for each prompt: its last token's hidden state, or the mean of all.
+    """Computes one vector for each prompt, from the hidden state of its first or last token, or from the mean of all.
 
-    A prompt's parts are summed up in its slot, from the row at position 0 to the row that ends the prompt.
+    What a prompt's parts have in common is kept in its slot, from the row at position 0 to the row that ends the
+    prompt: the sum of its hidden states, or the first one.
+
+    Args:
+        heads: the model's, by name.
     """
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, heads: Mapping[str, VectorHead], transfers: Transfers) -> None:
+        self._heads = heads
         self._transfers = transfers
+        self._poolings: dict[int, Pooling] = {}  # by slot
         self._sums: dict[int, _Sum] = {}  # by slot, of requests for means
+        self._firsts: dict[int, Tensor] = {}  # by slot, the first token's state [hidden] float32
 
     def admit(self, request: NewSlot) -> None:
-        """Begins a new sum if the request is for a mean."""
-        self._sums.pop(request.slot, None)
-        if request.pooling == "mean":
-            self._sums[request.slot] = _Sum(torch.zeros(()), 0)
+        """Notes what the request wants, and begins anew."""
+        self.release([request.slot])
+        if request.pooling is not None:
+            self._poolings[request.slot] = request.pooling
 
     def release(self, slots: list[int]) -> None:
-        """Drops the sums in these slots, which may be unfinished."""
+        """Forgets the requests in these slots, which may be unfinished."""
         for slot in slots:
-            self._sums.pop(slot, None)
+            for kept in (self._poolings, self._sums, self._firsts):
+                kept.pop(slot, None)
 
     def launch(self, rows: Sequence[HeadRow], table: TokenTable) -> list[PendingOutput]:
-        results: list[PendingOutput] = []
+        # Rows with the same parameters go through a head, and to the host, together.
+        groups: list[tuple[Pooling, list[int], list[Tensor]]] = []
         for row in rows:
-            vector = self._add(row) if row.slot in self._sums else row.hidden[-1].float()
-            if row.end == table.num_prompt_tokens[row.slot]:
-                results.append(PendingVectors(row.row, None, self._transfers.to_host([vector.unsqueeze(0)])))
+            pooling = self._poolings[row.slot]
+            vector = self._add(row, pooling)
+            if row.end != table.num_prompt_tokens[row.slot]:
+                continue
+            group = next((group for group in groups if group[0] == pooling), None)
+            if group is None:
+                groups.append(group := (pooling, [], []))
+            group[1].append(row.row)
+            group[2].append(vector)
+        results: list[PendingOutput] = []
+        for pooling, ended, vectors in groups:
+            values = self._transfers.to_host([_through(self._heads, torch.stack(vectors), pooling)])
+            results += [PendingVectors(row, None, 1, slice(at, at + 1), values) for at, row in enumerate(ended)]
         return results
 
-    def _add(self, row: HeadRow) -> Tensor:
-        """Adds a row to its slot's sum; returns the mean so far."""
-        before = self._sums[row.slot]
-        assert before.num_tokens == row.start, "a mean needs all tokens of a prompt, in order"
-        values = row.hidden.float().sum(0) if not row.start else before.values + row.hidden.float().sum(0)
+    def _add(self, row: HeadRow, pooling: Pooling) -> Tensor:
+        """Takes in a row; returns the vector of the prompt up to its end."""
+        match pooling.method:
+            case "mean":
+                return self._add_to_sum(row)
+            case "cls":
+                if not row.start:
+                    self._firsts[row.slot] = row.hidden[0].float()
+                return self._firsts[row.slot]
+            case _:
+                return row.hidden[-1].float()
+
+    def _add_to_sum(self, row: HeadRow) -> Tensor:
+        values = row.hidden.float().sum(0)
+        if row.start:
+            before = self._sums[row.slot]
+            assert before.num_tokens == row.start, "a mean needs all tokens of a prompt, in order"
+            values = before.values + values
         self._sums[row.slot] = _Sum(values, row.end)
         return values / row.end
+
+
+def _through(heads: Mapping[str, VectorHead], hidden: Tensor, pooling: Pooling) -> Tensor:
+    """Computes the output for vectors [n, hidden] float32."""
+    head = plain if pooling.head is None else heads[pooling.head]
+    values = head(hidden, pooling)
+    return values if pooling.columns is None else values[:, pooling.columns]

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from quire.core.errors import EngineError
+from quire.core.wire.pooling import Pooling
 from quire.core.wire.protocol import FinishReason, StepResult
 from quire.core.wire.row_outputs import OutputKind, PooledVector, RequestFailure, TokenLogprobs
 from tests.core.scheduling.fake_worker import EOS, FULL, NAN_MESSAGE, Harness, alone, is_nan, make_request
@@ -210,20 +211,20 @@ def test_logprobs_go_to_the_request_that_asked() -> None:
 
 def test_a_request_for_a_vector_may_fill_the_model_but_not_exceed_it() -> None:
     harness = Harness(max_model_len=8, max_num_batched_tokens=6)
-    wire = msgspec.structs.replace(make_request("a", 8), pooling="last")
+    wire = msgspec.structs.replace(make_request("a", 8), pooling=Pooling("last"))
     assert harness.offer(wire) is None
     plans = [harness.plan() for _ in range(3)]
     assert [(plan.num_wanted, plan.outputs) for plan in plans if plan] == [([0], []), ([0], [(0, OutputKind.POOLED)])]
     harness.run()
     assert harness.streams["a"].finish_reason is FinishReason.STOP
-    refused = harness.offer(msgspec.structs.replace(make_request("b", 9), pooling="last"))
+    refused = harness.offer(msgspec.structs.replace(make_request("b", 9), pooling=Pooling("last")))
     assert refused is not None
     assert (refused.kind, refused.message[:44]) == ("invalid", "The prompt has 9 tokens, but the model compu")
 
 
 def test_a_request_for_a_vector_that_was_preempted_before_its_result_ends_with_it() -> None:
     harness = Harness(depth=2)
-    assert harness.offer(msgspec.structs.replace(make_request("a", 8), pooling="mean")) is None
+    assert harness.offer(msgspec.structs.replace(make_request("a", 8), pooling=Pooling("mean"))) is None
     assert harness.plan() is not None
     harness.scheduler.reset_prefix_cache(preempt_running=True)
     [delta] = harness.result()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from quire.core.wire.pooling import Pooling, PoolingMethod
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
@@ -19,7 +20,7 @@ from quire.core.wire.protocol import (
     StepResult,
 )
 from quire.core.wire.rank import Rank
-from quire.core.wire.row_outputs import HiddenStates, OutputKind, PooledVector, Pooling, PromptLogprobs, PromptOutput
+from quire.core.wire.row_outputs import HiddenStates, OutputKind, PooledVector, PromptLogprobs, PromptOutput
 from quire.core.wire.sampling_params import SamplingParams
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
@@ -37,20 +38,22 @@ from tests.executor.step.test_model_runner import (
 PROMPTS = [prompt_of(3, 1), prompt_of(4, 16), prompt_of(5, 75), prompt_of(5, 80)]  # the last two begin alike
 
 
-def pool(name: str, prompt: list[int], pooling: Pooling) -> EngineRequest:
-    return EngineRequest([SequenceStart(name, 0)], prompt, SamplingParams(), pooling=pooling)
+def pool(name: str, prompt: list[int], method: PoolingMethod, **wanted: Any) -> EngineRequest:
+    return EngineRequest([SequenceStart(name, 0)], prompt, SamplingParams(), pooling=Pooling(method, **wanted))
 
 
 def vectors_of(outputs: list[PromptOutput | None]) -> np.ndarray:
     """[num_vectors, hidden]: a pooled vector, or the hidden states of all parts, which must follow one another."""
     rows: list[np.ndarray] = []
+    num_seen = 0
     for output in outputs:
         match output:
             case PooledVector(values=values):
                 rows.append(np.frombuffer(values, "<f4")[None])
-            case HiddenStates(start=start, num_tokens=num_tokens, values=values):
-                assert start == sum(map(len, rows))
-                rows.append(np.frombuffer(values, "<f4").reshape(num_tokens, -1))
+            case HiddenStates(start=start, num_tokens=num_tokens, width=width, values=values):
+                assert start == num_seen
+                num_seen += num_tokens
+                rows.append(np.frombuffer(values, "<f4").reshape(-1, width))
             case _:
                 raise AssertionError(output)
     return np.concatenate(rows)
@@ -91,12 +94,12 @@ def test_hidden_states_are_those_of_transformers(
 ) -> None:
     """Requests for vectors beside requests for tokens and for the log-probabilities of prompts, in chunks."""
     worker, groups = served
-    ways: list[Pooling] = ["last", "mean", "all"]
+    ways: list[PoolingMethod] = ["cls", "last", "mean", "all"]
     pooled = [pool(f"{way} {index}", prompt, way) for way in ways for index, prompt in enumerate(PROMPTS)]
     others = [*mixed_requests()[:4], request("scored", prompt_of(64, 50), prompt_logprobs=2)]
     got = generate(worker, [*pooled[::2], *others, *pooled[1::2]], **groups, **options)
     for index, states in enumerate(hidden):
-        expected = {"last": states[-1:], "mean": states.mean(0, keepdims=True), "all": states}
+        expected = {"cls": states[:1], "last": states[-1:], "mean": states.mean(0, keepdims=True), "all": states}
         for way in ways:
             deltas = got[f"{way} {index}"]
             np.testing.assert_allclose(vectors_of([each.output for each in deltas]), expected[way], atol=2e-5)
@@ -143,8 +146,8 @@ def test_every_kind_has_a_head_and_a_form_on_the_wire(served: tuple[Worker, dict
     prompt, tables = prompt_of(1, 6), len(options["kv_groups"])
     kinds: dict[OutputKind, tuple[type, dict[str, Any], Pooling | None]] = {
         OutputKind.PROMPT_LOGPROBS: (PromptLogprobs, {"prompt_logprobs": 1}, None),
-        OutputKind.HIDDEN_STATES: (HiddenStates, {}, "all"),
-        OutputKind.POOLED: (PooledVector, {}, "last"),
+        OutputKind.HIDDEN_STATES: (HiddenStates, {}, Pooling("all")),
+        OutputKind.POOLED: (PooledVector, {}, Pooling("last")),
     }
     assert set(kinds) == set(OutputKind), "a kind is not tested here"
     admitted = [

@@ -1,0 +1,152 @@
+"""Options: vectors, classes and scores as a model's output; and what was resolved of them and of the checkpoint."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from quire.core.wire.pooling import PoolingTask
+
+Runner = Literal["generate", "pooling"]
+Conversion = Literal["none", "embed", "classify"]
+SequencePooling = Literal["CLS", "LAST", "MEAN"]
+TokenPooling = Literal["ALL", "STEP"]
+
+
+class PoolerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How vectors are made of hidden states; what is left out is as the checkpoint says.
+
+    Raises:
+        ValueError: two fields contradict each other, or one has no use.
+    """
+
+    task: PoolingTask | None = None  # of requests that name none
+    pooling_type: SequencePooling | TokenPooling | None = None  # either of the next two
+    seq_pooling_type: SequencePooling | None = None
+    tok_pooling_type: TokenPooling | None = None
+    use_activation: bool | None = None  # of requests that do not say
+    dimensions: Annotated[int, Meta(ge=1)] | None = None  # of requests that do not say
+    enable_chunked_processing: bool = False  # inputs longer than the model's context become the mean of their parts'
+    max_embed_len: Annotated[int, Meta(ge=1)] | None = None  # tokens of such an input, at most
+    logit_mean: float | None = None
+    logit_sigma: float | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    enable_flash_late_interaction: bool = True  # token vectors are compared without a kernel of its own either way
+
+    def __post_init__(self) -> None:
+        if self.logit_sigma == 0:
+            raise ValueError("logit_sigma divides, and must not be 0")
+        if self.pooling_type is not None and (self.seq_pooling_type or self.tok_pooling_type):
+            raise ValueError("give pooling_type, or seq_pooling_type and tok_pooling_type")
+        if self.max_embed_len is not None and not self.enable_chunked_processing:
+            raise ValueError("max_embed_len needs enable_chunked_processing")
+
+    @property
+    def sequence(self) -> SequencePooling | None:
+        """The way to one vector for a text, if the user chose it."""
+        return self.pooling_type if self.pooling_type in ("CLS", "LAST", "MEAN") else self.seq_pooling_type
+
+    @property
+    def token(self) -> TokenPooling | None:
+        """The choice of tokens that get vectors, if the user made it."""
+        return self.pooling_type if self.pooling_type in ("ALL", "STEP") else self.tok_pooling_type
+
+
+class DenseLayer(Struct, frozen=True, kw_only=True):
+    """A linear layer behind the pooling, as sentence-transformers stores it."""
+
+    folder: str  # inside the checkpoint's
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: str  # a class of torch.nn.modules
+
+
+class SentenceModel(Struct, frozen=True, kw_only=True):
+    """The files of sentence-transformers in a checkpoint."""
+
+    kind: Literal["vectors", "token vectors", "scores"] = "vectors"
+    pooling: SequencePooling | None = None
+    pooling_fault: str | None = None  # why there is none, where the files ask for one
+    normalizes: bool = False
+    dense: list[DenseLayer] = []
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    prompts: dict[str, str] = {}  # texts before an input, by the name of its use
+    default_prompt_name: str | None = None
+    similarity: str = "cosine"
+
+
+class TokenScores(Struct, frozen=True, kw_only=True):
+    """Classes that are tokens of the vocabulary: a language-model head's rows make the logits.
+
+    Attributes:
+        token_ids: one class each; with `as_difference`, "no" and "yes", whose difference is the one logit.
+    """
+
+    token_ids: list[int]
+    as_difference: bool = False
+
+
+class PoolingSpec(Struct, frozen=True, kw_only=True):
+    """A model whose output is vectors: what it can do, and how.
+
+    Attributes:
+        tasks: those that the model serves, the first one for requests that name none.
+        sequence, token: the ways from hidden states to vectors; a `sequence` of None is CLS for an encoder, and else
+            LAST.
+        use_activation: for requests that do not say.
+        classes: the names of the classes, by number; empty for a model without.
+        score_activation: makes probabilities of logits: a class of torch.nn.modules, or "auto" for a sigmoid of one
+            class and a softmax of several.
+        token_scores: None: the checkpoint has a classifier.
+        joins_texts: a pair is one text, without the tokenizer's separating token.
+        embedding_size: elements of a vector.
+        matryoshka: the numbers of leading elements that are vectors too; None: none; empty: any.
+        sources: where the choices come from, for the log.
+    """
+
+    tasks: list[PoolingTask]
+    sequence: SequencePooling | None
+    token: TokenPooling = "ALL"
+    use_activation: bool = True
+    classes: list[str] = []
+    score_activation: str = "auto"
+    token_scores: TokenScores | None = None
+    joins_texts: bool = False
+    logit_mean: float | None = None
+    logit_sigma: float | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    embedding_size: int
+    matryoshka: list[int] | None = None
+    dimensions: int | None = None
+    dense: list[DenseLayer] = []
+    enable_chunked_processing: bool = False
+    max_embed_len: int | None = None
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
+    similarity: str = "cosine"
+    do_lower_case: bool = False
+    sources: dict[str, str] = {}
+
+    @property
+    def embeds(self) -> bool:
+        """True if the model makes vectors of texts or tokens, False if it makes classes."""
+        return "embed" in self.tasks or "token_embed" in self.tasks
+
+    def describe(self) -> str:
+        """One line for people."""
+        parts = [f"serves {', '.join(self.tasks)}"]
+        if self.sequence is not None:
+            parts.append(f"pooling {self.sequence}")
+        if self.token != "ALL":
+            parts.append(f"tokens {self.token}")
+        if self.embeds:
+            parts.append(f"vectors of {self.embedding_size}" + (", normalized" if self.use_activation else ""))
+        if self.classes:
+            parts.append(f"{len(self.classes)} classes" if len(self.classes) > 1 else "one score")
+        if self.prompts:
+            parts.append(f"prompts for {', '.join(self.prompts)}")
+        found = ", ".join(f"{name} from {source}" for name, source in self.sources.items())
+        return "; ".join(parts) + (f" ({found})" if found else "")

@@ -1,0 +1,36 @@
+"""What the workers compute of a prompt's hidden states, for a request that wants vectors instead of tokens."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin"]
+"""A vector for a text, probabilities of a text's classes, and both of these for each of its tokens."""
+
+PoolingMethod = Literal["last", "cls", "mean", "all"]
+"""The hidden states that become the output: those of the prompt's last token, of its first, their mean, or of each."""
+
+
+class Pooling(Struct, array_like=True, frozen=True):
+    """The output of a request for vectors.
+
+    Attributes:
+        head: the head of the model through which the hidden states go, such as `EMBED` or `CLASSIFY`; None: none.
+        activation: apply the head's activation: a vector's normalization, or the function that makes probabilities.
+        dimensions: keep a vector's first elements; None keeps all.
+        step_tag_id: with `all`, keep the vectors of tokens with this id; None keeps all.
+        columns: keep these elements of each vector, in this order; None keeps all.
+        chunk_size: with `all`, tokens whose mean is one vector; None: each token has its own.
+    """
+
+    method: PoolingMethod
+    head: str | None = None
+    activation: bool = True
+    dimensions: int | None = None
+    step_tag_id: int | None = None
+    columns: list[int] | None = None
+    chunk_size: int | None = None
+
+
+EMBED = "embed"
+CLASSIFY = "classify"

@@ -1,0 +1,121 @@
+"""Reads the files that sentence-transformers puts beside a model: its modules, the pooling, dense layers, prompts."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from quire.core.config.pooling import DenseLayer, SentenceModel, SequencePooling
+from quire.core.errors import ConfigError
+
+_TOKENIZED = (
+    *("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json"),
+    *("sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json"),
+    "sentence_xlnet_config.json",
+)
+"""Files that say how texts are cut and spelled, the usual one first."""
+
+_POOLINGS: dict[str, SequencePooling] = {"cls": "CLS", "lasttoken": "LAST", "mean": "MEAN"}
+_MODES: dict[str, SequencePooling] = {
+    "pooling_mode_cls_token": "CLS",
+    "pooling_mode_lasttoken": "LAST",
+    "pooling_mode_mean_tokens": "MEAN",
+}
+_KINDS: dict[str, Literal["scores"]] = {"CrossEncoder": "scores"}
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+
+def read_sentence_model(folder: Path) -> SentenceModel | None:
+    """What the files in a checkpoint's folder say; None if it has no modules.json.
+
+    Raises:
+        ConfigError: a file is damaged, or asks for a pooling that is not there.
+    """
+    path = folder / "modules.json"
+    modules = _read(path)
+    if isinstance(modules, dict):
+        modules = modules.get("modules")
+    if modules is None:
+        return None
+    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+        raise ConfigError(f"{path} must list modules, each with its type and path.")
+    own = _object(folder / "config_sentence_transformers.json")
+    texts: dict[str, Any] = next((found for name in _TOKENIZED if (found := _object(folder / name))), {})
+    dense, pooling, fault, normalizes, pools = [], None, None, False, False
+    for module in modules:
+        place = folder / str(module.get("path") or "") / "config.json"
+        match str(module.get("type")).rpartition(".")[2]:
+            case "Pooling":
+                pools = True
+                pooling, fault = _pooling(_object(place), place)
+            case "Dense":
+                dense.append(_dense(_object(place), str(module.get("path") or ""), place))
+            case "Normalize":
+                normalizes = True
+    kind = _KINDS.get(own.get("model_type", ""), "token vectors" if dense and not pools else "vectors")
+    similarity = own.get("similarity_fn_name")
+    return SentenceModel(
+        kind=kind,
+        pooling=pooling,
+        pooling_fault=fault,
+        normalizes=normalizes,
+        dense=dense,
+        max_seq_length=_positive(texts.get("max_seq_length"), "max_seq_length"),
+        do_lower_case=bool(texts.get("do_lower_case", False)),
+        prompts=_prompts(own.get("prompts"), folder),
+        default_prompt_name=own.get("default_prompt_name"),
+        similarity=similarity if similarity in _SIMILARITIES else "cosine",
+    )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    value = _read(path)
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
+    return value or {}
+
+
+def _pooling(config: dict[str, Any], path: Path) -> tuple[SequencePooling | None, str | None]:
+    """(the pooling, or None; why there is none)."""
+    chosen = [mode for mode, value in config.items() if mode.startswith("pooling_mode_") and value is True]
+    if isinstance(name := config.get("pooling_mode"), str):
+        chosen = [name]
+    ways = [_MODES.get(mode) or _POOLINGS.get(mode) for mode in chosen]
+    if len(ways) == 1 and ways[0] is not None:
+        return ways[0], None
+    return None, (
+        f"{path} asks for {' and '.join(chosen) or 'no pooling'}; one of {', '.join(get_args(SequencePooling))} is "
+        'there alone. Choose one with --pooler-config \'{"seq_pooling_type": "MEAN"}\'.'
+    )
+
+
+def _dense(config: dict[str, Any], folder: str, path: Path) -> DenseLayer:
+    sizes = {name: _positive(config.get(name), name) for name in ("in_features", "out_features")}
+    if None in sizes.values():
+        raise ConfigError(f"{path} must have in_features and out_features.")
+    activation = config.get("activation_function") or "torch.nn.modules.activation.Tanh"
+    return DenseLayer(folder=folder, bias=bool(config.get("bias", True)), activation=activation, **sizes)  # type: ignore[arg-type]
+
+
+def _positive(value: Any, name: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(
+            f"{name} in the files of sentence-transformers must be a positive whole number, got {value!r}."
+        )
+    return value
+
+
+def _prompts(prompts: Any, folder: Path) -> dict[str, str]:
+    if prompts is None:
+        return {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ConfigError(f"{folder / 'config_sentence_transformers.json'}: prompts must be texts by name.")
+    return prompts

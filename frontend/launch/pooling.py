@@ -1,0 +1,257 @@
+"""Resolves what a model's output is, tokens or vectors, from the options and the checkpoint."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.core.config.model import ModelConfig
+from quire.core.config.pooling import Conversion, PoolerConfig, PoolingSpec, TokenScores
+from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ConfigError
+from quire.core.wire.pooling import PoolingTask
+from quire.frontend.checkpoint.token_lookup import find_token_ids
+
+
+class _Kind(NamedTuple):
+    """What a class of models makes.
+
+    Attributes:
+        output: "none" is tokens.
+        by_token: an output for each token alone.
+        has_steps: the outputs that count are those of the tokens behind each step.
+        activates: logits become probabilities unless a request says otherwise.
+        num_classes: where config.json does not say.
+    """
+
+    output: Conversion
+    by_token: bool = False
+    has_steps: bool = False
+    activates: bool = True
+    num_classes: int = 2  # as in Transformers
+
+
+_KINDS: dict[str, _Kind] = {
+    "ForCausalLM": _Kind("none"),
+    "ForConditionalGeneration": _Kind("none"),
+    "ChatModel": _Kind("none"),
+    "LMHeadModel": _Kind("none"),
+    "ForTextEncoding": _Kind("embed"),
+    "EmbeddingModel": _Kind("embed"),
+    "ForMaskedLM": _Kind("embed"),
+    "ForSequenceClassification": _Kind("classify"),
+    "ForTokenClassification": _Kind("classify", by_token=True),
+    "ClassificationModel": _Kind("classify"),
+    "ForProcessRewardModel": _Kind("classify", by_token=True, has_steps=True),
+    "ForRewardModel": _Kind("classify", by_token=True, activates=False, num_classes=1),
+    "ForRewardModeling": _Kind("classify", activates=False, num_classes=1),
+    "RewardModel": _Kind("classify", by_token=True, activates=False, num_classes=1),
+    "Model": _Kind("embed"),
+}
+"""By the ending of a class's name, as Transformers' auto classes have it; the first that fits counts."""
+
+_EMBEDDING: list[PoolingTask] = ["embed", "token_embed"]
+_CLASSIFYING: list[PoolingTask] = ["classify", "token_classify"]
+_STEP_TAG = "<extra_0>"
+"""The token behind each step of a solution, where the checkpoint says nothing."""
+
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_BY_PROBLEM = {
+    "regression": _IDENTITY,
+    "single_label_classification": "auto",
+    "multi_label_classification": "torch.nn.modules.activation.Sigmoid",
+}
+
+
+def resolve_pooling(model: ModelConfig, spec: ModelSpec) -> PoolingSpec | None:
+    """How the model makes vectors, classes or scores; None for a model that generates.
+
+    Raises:
+        ConfigError: options that contradict each other or the checkpoint.
+    """
+    kind = _conversion(model, spec)
+    if kind == "none":
+        if model.pooler_config is not None and model.pooler_config != PoolerConfig():
+            raise ConfigError(
+                f"--pooler-config is for vectors, and {spec.name} generates text; add --runner pooling, or --convert "
+                "embed or classify."
+            )
+        return None
+    asked = model.pooler_config or PoolerConfig()
+    tasks = _tasks(spec, kind, asked)
+    sources = {"runner": "--runner" if model.runner == "pooling" else _source(model, spec)}
+    common = _common(spec, asked, sources)
+    if kind == "embed":
+        return PoolingSpec(tasks=tasks, sources=sources, **common | _embedding(spec, asked))
+    return PoolingSpec(tasks=tasks, sources=sources, **common | _classification(spec, asked))
+
+
+def _conversion(model: ModelConfig, spec: ModelSpec) -> Conversion:
+    """The model's output: vectors, classes, or "none" of these."""
+    own = _kind_of(spec).output
+    asked, sentence = model.convert, spec.sentence
+    if model.runner == "generate":
+        if asked in ("embed", "classify"):
+            raise ConfigError(f"--convert {asked} makes a model whose output is not text; use --runner pooling.")
+        return "none"
+    if asked in ("embed", "classify"):
+        return asked
+    if asked == "none":
+        if model.runner == "pooling" and own == "none":
+            raise ConfigError(
+                f"{spec.architecture} generates text; with --runner pooling, choose --convert embed or classify."
+            )
+        return own
+    if model.runner == "auto" and sentence is None and own == "none":
+        return "none"
+    if sentence is not None and sentence.kind == "scores":
+        return "classify"
+    if own == "none":
+        return "classify" if spec.config_json.get("classifier_from_token") is not None else "embed"
+    return own
+
+
+def _kind_of(spec: ModelSpec) -> _Kind:
+    return next((kind for ending, kind in _KINDS.items() if spec.architecture.endswith(ending)), _Kind("none"))
+
+
+def _source(model: ModelConfig, spec: ModelSpec) -> str:
+    if model.convert in ("embed", "classify"):
+        return "--convert"
+    return "modules.json" if spec.sentence is not None else "architectures"
+
+
+def _tasks(spec: ModelSpec, kind: Conversion, asked: PoolerConfig) -> list[PoolingTask]:
+    """What the model serves, the task of requests that name none first."""
+    tasks = [*(_EMBEDDING if kind == "embed" else _CLASSIFYING)]
+    if kind == "classify" and _kind_of(spec).by_token:
+        tasks = ["token_classify"]
+    if spec.sentence is not None and spec.sentence.kind == "token vectors":
+        tasks = ["token_embed"]
+    if asked.task is None:
+        return tasks
+    if asked.task not in tasks:
+        raise ConfigError(
+            f"--pooler-config names the task {asked.task}, and {spec.name} serves {', '.join(tasks)}; choose one of "
+            "these, or another --convert."
+        )
+    return [asked.task, *(task for task in tasks if task != asked.task)]
+
+
+def _common(spec: ModelSpec, asked: PoolerConfig, sources: dict[str, str]) -> dict[str, Any]:
+    """The fields of a `PoolingSpec` that all models have; notes in `sources` where choices come from."""
+    sentence = spec.sentence
+    sequence = asked.sequence
+    if sequence is not None:
+        sources["pooling"] = "--pooler-config"
+    elif sentence is not None and sentence.pooling is not None:
+        sequence, sources["pooling"] = sentence.pooling, "modules.json"
+    elif sentence is not None and sentence.pooling_fault is not None and sentence.kind == "vectors":
+        raise ConfigError(sentence.pooling_fault)
+    elif (stated := spec.config_json.get("classifier_pooling")) in ("cls", "mean"):
+        sequence, sources["pooling"] = "CLS" if stated == "cls" else "MEAN", "config.json"
+    found: dict[str, Any] = {"sequence": sequence, "token": asked.token or "ALL"}
+    if sentence is not None:
+        found |= {
+            "prompts": sentence.prompts,
+            "default_prompt_name": sentence.default_prompt_name,
+            "similarity": sentence.similarity,
+            "do_lower_case": sentence.do_lower_case,
+        }
+    return found
+
+
+def _embedding(spec: ModelSpec, asked: PoolerConfig) -> dict[str, Any]:
+    """The fields of a `PoolingSpec` of a model that makes vectors."""
+    for name in ("logit_mean", "logit_sigma", "returned_token_ids"):
+        if getattr(asked, name) is not None:
+            raise ConfigError(f"--pooler-config: {name} is for classes; use --convert classify.")
+    sentence, config = spec.sentence, spec.config_json
+    dense = [] if sentence is None else sentence.dense
+    normalizes = asked.use_activation
+    if normalizes is None:
+        normalizes = True if sentence is None or sentence.kind == "token vectors" else sentence.normalizes
+    matryoshka = config.get("matryoshka_dimensions") or ([] if config.get("is_matryoshka") else None)
+    size = dense[-1].out_features if dense else spec.hidden_size
+    if asked.dimensions is not None and (matryoshka is None or asked.dimensions > size):
+        raise ConfigError(
+            f"--pooler-config: {spec.name} has no vectors of {asked.dimensions} dimensions; leave dimensions out, or "
+            "say with --hf-overrides '{\"is_matryoshka\": true}' that parts of its vectors are vectors."
+        )
+    return {
+        "use_activation": normalizes,
+        "dense": dense,
+        "embedding_size": size,
+        "matryoshka": matryoshka,
+        "dimensions": asked.dimensions,
+        "step_tag_id": asked.step_tag_id,
+        "enable_chunked_processing": asked.enable_chunked_processing,
+        "max_embed_len": asked.max_embed_len,
+    }
+
+
+def _classification(spec: ModelSpec, asked: PoolerConfig) -> dict[str, Any]:
+    """The fields of a `PoolingSpec` of a model that makes scores or probabilities of classes."""
+    if asked.dimensions is not None or asked.enable_chunked_processing:
+        name = "dimensions" if asked.dimensions is not None else "enable_chunked_processing"
+        raise ConfigError(f"--pooler-config: {name} is for vectors; use --convert embed.")
+    config, tokenizer_folder = spec.config_json, Path(spec.tokenizer_path)
+    kind = _kind_of(spec)
+    steps = asked.token == "STEP" or (asked.token is None and kind.has_steps)
+    tag, scores = asked.step_tag_id, _token_scores(config, asked, tokenizer_folder)
+    if steps and tag is None and scores is None:
+        [tag] = find_token_ids(tokenizer_folder, [_STEP_TAG])
+    return {
+        "token": "STEP" if steps else "ALL",
+        "use_activation": kind.activates if asked.use_activation is None else asked.use_activation,
+        "classes": _classes(config, kind, scores, asked),
+        "score_activation": _score_activation(config),
+        "token_scores": scores,
+        "joins_texts": not config.get("use_sep_token", scores is None),
+        "embedding_size": spec.hidden_size,
+        "logit_mean": asked.logit_mean,
+        "logit_sigma": asked.logit_sigma,
+        "step_tag_id": tag,
+        "returned_token_ids": asked.returned_token_ids,
+    }
+
+
+def _token_scores(config: dict[str, Any], asked: PoolerConfig, tokenizer_folder: Path) -> TokenScores | None:
+    tokens = config.get("classifier_from_token")
+    if asked.returned_token_ids is not None:
+        return TokenScores(token_ids=asked.returned_token_ids)
+    if tokens is None:
+        return None
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
+        raise ConfigError(f'classifier_from_token must list tokens, such as ["no", "yes"]; got {tokens!r}.')
+    method = config.get("method")
+    if method is None and config.get("is_original_qwen3_reranker"):
+        method = "from_2_way_softmax"
+    if method not in (None, "from_2_way_softmax", "no_post_processing"):
+        raise ConfigError(f"method must be from_2_way_softmax or no_post_processing, got {method!r}.")
+    as_difference = method == "from_2_way_softmax"
+    if as_difference and len(tokens) != 2:
+        raise ConfigError(f"from_2_way_softmax takes two tokens in classifier_from_token, got {len(tokens)}.")
+    return TokenScores(token_ids=find_token_ids(tokenizer_folder, tokens), as_difference=as_difference)
+
+
+def _classes(config: dict[str, Any], kind: _Kind, scores: TokenScores | None, asked: PoolerConfig) -> list[str]:
+    if scores is not None:
+        if scores.as_difference:
+            return ["LABEL_0"]
+        return [str(name) for name in asked.returned_token_ids or config["classifier_from_token"]]
+    names, count = config.get("id2label"), config.get("num_labels")
+    if isinstance(names, dict) and names:
+        return [str(names[key]) for key in sorted(names, key=int)]
+    return [f"LABEL_{index}" for index in range(kind.num_classes if count is None else count)]
+
+
+def _score_activation(config: dict[str, Any]) -> str:
+    """The class of torch.nn.modules that makes probabilities of logits, or "auto"."""
+    problem = config.get("problem_type")
+    if problem in _BY_PROBLEM:
+        return _BY_PROBLEM[problem]
+    own = config.get("sentence_transformers")
+    name = own.get("activation_fn") if isinstance(own, dict) else None
+    name = name or config.get("sbert_ce_default_activation_function") or "auto"
+    if name != "auto" and not str(name).startswith("torch.nn.modules."):
+        raise ConfigError(f"config.json names the activation {name!r}; only classes of torch.nn.modules are there.")
+    return str(name)

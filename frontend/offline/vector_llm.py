@@ -1,0 +1,148 @@
+"""The methods of `LLM` for vectors, classes and scores."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.core.errors import ParameterError
+from quire.core.wire.pooling import PoolingTask
+from quire.core.wire.pooling_params import PoolingParams, check_task
+from quire.frontend.offline.arguments import one_each, prompts_of
+from quire.frontend.offline.engine import LLMEngine
+from quire.frontend.offline.vectors import VectorBatch, VectorRunner, VectorsOutput
+from quire.frontend.outputs import ClassificationRequestOutput, EmbeddingRequestOutput
+from quire.frontend.progress import MakeBar, open_progress
+from quire.frontend.refusals.arguments import refuse
+from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.requests.tokenization import Tokenization
+
+Prompts = PromptLike | Sequence[PromptLike]
+Params = PoolingParams | Sequence[PoolingParams] | None
+
+
+class VectorLLM:
+    """A model whose output is vectors, classes or scores: the part of `LLM` that a generating model refuses.
+
+    Args:
+        llm_engine: the engine, and the thread that talks to it.
+    """
+
+    def __init__(self, llm_engine: LLMEngine) -> None:
+        self.llm_engine = llm_engine
+        self._vectors = VectorRunner(llm_engine.async_llm)
+
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: Params = None,
+        *,
+        use_tqdm: bool | MakeBar | None = None,
+        lora_request: object = None,
+        pooling_task: PoolingTask | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[VectorsOutput]:
+        """The output of a task for each prompt, in the order of the prompts. Equal prompts are computed once.
+
+        Args:
+            prompts: one or many; each a text, a list of token ids, a `TextPrompt` or a `TokensPrompt`.
+            pooling_params: for all prompts, or one each.
+            pooling_task: one of `supported_tasks`; None for that of the parameters, or else the model's first.
+            use_tqdm: show a progress bar; None shows it only on a terminal.
+            tokenization_kwargs: see `Tokenization.read`.
+
+        Raises:
+            ParameterError: a prompt or parameter is wrong, or the model does not serve the task.
+        """
+        refuse(lora_request=lora_request)
+        check_task(pooling_task)
+        many = prompts_of(prompts)
+        if not many:
+            raise ParameterError("prompts must hold at least one prompt.", param="prompts")
+        params = one_each("pooling_params", pooling_params, PoolingParams, len(many), PoolingParams())
+        if pooling_task is not None:
+            params = [_for_task(each, pooling_task) for each in params]
+        return self._encode(VectorBatch(many, params, Tokenization.read(tokenization_kwargs)), use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        use_tqdm: bool | MakeBar | None = None,
+        pooling_params: Params = None,
+        lora_request: object = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput] | list[VectorsOutput]:
+        """The vector of each prompt. Of a model that makes vectors of tokens first, those, as `encode` returns them.
+
+        Arguments and errors are those of `encode`.
+        """
+        by_token = self._tasks[0] == "token_embed"
+        outputs = self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="token_embed" if by_token else "embed",
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        return outputs if by_token else [EmbeddingRequestOutput.from_base(output) for output in outputs]
+
+    def classify(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params = None,
+        use_tqdm: bool | MakeBar | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of the classes of each prompt; arguments and errors are those of `encode`."""
+        outputs = self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="classify",
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        return [ClassificationRequestOutput.from_base(output) for output in outputs]
+
+    def reward(
+        self,
+        prompts: Prompts,
+        pooling_params: Params = None,
+        *,
+        use_tqdm: bool | MakeBar | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[VectorsOutput]:
+        """The rewards of each prompt's tokens, or of those at the ends of steps; of a model that rewards whole texts,
+        that one. Arguments and errors are those of `encode`.
+        """
+        by_token = "token_classify" in self._tasks or "classify" not in self._tasks
+        return self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="token_classify" if by_token else "classify",
+            tokenization_kwargs=tokenization_kwargs,
+        )
+
+    @property
+    def _tasks(self) -> tuple[str, ...]:
+        return self.llm_engine.get_supported_tasks()
+
+    def _encode(self, batch: VectorBatch, use_tqdm: bool | MakeBar | None) -> list[VectorsOutput]:
+        with open_progress("Encoding", len(batch.prompts), use_tqdm) as progress:
+            return self.llm_engine.run(
+                self._vectors.run(batch, lambda output: progress.advance(len(output.prompt_token_ids)))
+            )
+
+
+def _for_task(params: PoolingParams, task: PoolingTask) -> PoolingParams:
+    """The parameters with a task. Raises ParameterError if they have another."""
+    if params.task not in (None, task):
+        raise ParameterError(f"pooling_params are for the task {params.task}, not {task}; leave it out.", param="task")
+    params = params.clone()
+    params.task = task
+    return params

@@ -1,0 +1,148 @@
+"""Settles the parameters of requests for vectors, by what the model serves."""
+
+from collections.abc import Callable, Sequence
+
+from quire.core.config.pooling import PoolingSpec
+from quire.core.errors import ParameterError
+from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.pooling import CLASSIFY, EMBED, Pooling, PoolingMethod, PoolingTask
+from quire.core.wire.pooling_params import PoolingParams
+
+_METHODS: dict[str, PoolingMethod] = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
+_FLAGS = {
+    "embed": "--convert embed",
+    "token_embed": "--convert embed",
+    "classify": "--convert classify",
+    "token_classify": "--convert classify",
+    "generate": "--runner generate",
+}
+_USED = {
+    "embed": ("use_activation", "dimensions"),
+    "classify": ("use_activation",),
+    "token_embed": ("use_activation", "dimensions", "late_chunking_params", "step_tag_id"),
+    "token_classify": ("use_activation", "step_tag_id", "returned_token_ids"),
+}
+_OPTIONAL = ("use_activation", "dimensions", "late_chunking_params", "step_tag_id", "returned_token_ids")
+
+
+def lacks_task(task: str, served: Sequence[str], model: str) -> ParameterError:
+    """The error for a request for a task that the model does not serve."""
+    flag = f"; start it with {_FLAGS[task]} for {task}" if task in _FLAGS else ""
+    return ParameterError(f"{model} serves {', '.join(served)}, and not {task}{flag}.", param="task")
+
+
+class PoolingInput:
+    """Makes complete and valid parameters for one model.
+
+    Args:
+        spec: how the model makes vectors; None: it generates.
+        model: its name, for messages.
+        kv_groups: tells the engine's KV groups, once it has started.
+    """
+
+    def __init__(self, spec: PoolingSpec | None, model: str, kv_groups: Callable[[], Sequence[KVGroupSpec]]) -> None:
+        self._spec = spec
+        self._model = model
+        self._kv_groups = kv_groups
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that the model serves, the usual one first."""
+        return ("generate",) if self._spec is None else tuple(self._spec.tasks)
+
+    def check_generates(self) -> None:
+        """Raises ParameterError if the model makes vectors instead of text."""
+        if self._spec is not None:
+            raise lacks_task("generate", self.tasks, self._model)
+
+    def task_of(self, params: PoolingParams) -> PoolingTask:
+        """The task of a request.
+
+        Raises:
+            ParameterError: the model does not serve it.
+        """
+        if self._spec is None or (params.task is not None and params.task not in self._spec.tasks):
+            raise lacks_task(params.task or "embed", self.tasks, self._model)
+        return params.task or self._spec.tasks[0]
+
+    def resolve(self, params: PoolingParams) -> Pooling:
+        """The parameters in the workers' form, with the model's defaults.
+
+        Raises:
+            ParameterError: the model does not serve the task, or a parameter has no use for it, by name.
+        """
+        task = self.task_of(params)
+        spec = self._spec
+        assert spec is not None
+        for name in _OPTIONAL:
+            if getattr(params, name) is not None and name not in _USED[task]:
+                raise ParameterError(f"{name} has no use for the task {task}; leave it out.", param=name)
+        activation = spec.use_activation if params.use_activation is None else params.use_activation
+        head = EMBED if spec.embeds else CLASSIFY
+        if task in ("embed", "classify"):
+            return Pooling(self._sequence(spec), head, activation, self._dimensions(spec, params))
+        chunks = params.late_chunking_params
+        step_tag_id = self._step_tag(spec, params)
+        if chunks is not None and step_tag_id is not None:
+            raise ParameterError(
+                "late_chunking_params need the vectors of all tokens; leave step_tag_id out.",
+                param="late_chunking_params",
+            )
+        return Pooling(
+            "all",
+            head,
+            activation,
+            self._dimensions(spec, params) if spec.embeds else None,
+            step_tag_id,
+            self._columns(spec, params),
+            None if chunks is None else chunks.chunk_size,
+        )
+
+    def _sequence(self, spec: PoolingSpec) -> PoolingMethod:
+        if spec.sequence is not None:
+            return _METHODS[spec.sequence]
+        return "last" if self._kv_groups() else "cls"  # an encoder keeps nothing of a sequence
+
+    def _dimensions(self, spec: PoolingSpec, params: PoolingParams) -> int | None:
+        asked = params.dimensions
+        if asked is None:
+            return spec.dimensions
+        if spec.matryoshka is None:
+            raise ParameterError(
+                f"{self._model} has vectors of {spec.embedding_size} dimensions alone; leave dimensions out. If parts "
+                "of its vectors are vectors too, start it with --hf-overrides '{\"is_matryoshka\": true}'.",
+                param="dimensions",
+            )
+        if not 1 <= asked <= spec.embedding_size:
+            raise ParameterError(
+                f"dimensions must be from 1 to {spec.embedding_size}, got {asked}.", param="dimensions"
+            )
+        if spec.matryoshka and asked not in spec.matryoshka:
+            known = ", ".join(map(str, spec.matryoshka))
+            raise ParameterError(f"dimensions must be one of {known}, got {asked}.", param="dimensions")
+        return asked
+
+    def _step_tag(self, spec: PoolingSpec, params: PoolingParams) -> int | None:
+        if spec.token != "STEP":
+            for name in ("step_tag_id", "returned_token_ids"):
+                if getattr(params, name) is not None:
+                    raise ParameterError(
+                        f'{name} needs STEP pooling: start with --pooler-config \'{{"tok_pooling_type": "STEP"}}\'.',
+                        param=name,
+                    )
+            return None
+        return spec.step_tag_id if params.step_tag_id is None else params.step_tag_id
+
+    def _columns(self, spec: PoolingSpec, params: PoolingParams) -> list[int] | None:
+        """The places of the tokens that a request names among those whose logits the model's head makes."""
+        asked = params.returned_token_ids
+        if asked is None or asked == spec.returned_token_ids:
+            return None
+        known = spec.returned_token_ids or []
+        if not set(asked) <= set(known):
+            made = f"the logits of {', '.join(map(str, known))}" if known else "no logits of tokens"
+            raise ParameterError(
+                f"The model makes {made}; name other tokens in returned_token_ids of --pooler-config.",
+                param="returned_token_ids",
+            )
+        return [known.index(token_id) for token_id in asked]

@@ -1,0 +1,135 @@
+"""Vectors of a decoder through `AsyncLLM.encode` on a real engine: the values are Transformers' own."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel
+
+from quire import AsyncLLM, PoolingParams, SamplingParams
+from quire.core.errors import EngineError, ParameterError
+from quire.frontend.launch.event_loop import EventLoopThread
+from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput
+
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "max_model_len": 64,
+    "max_num_batched_tokens": 16,
+    "num_gpu_blocks_override": 64,
+}
+PROMPTS = [[5], [7, 9, 11], [*range(20, 60)], [*range(20, 84)]]  # the last two begin alike, and need several steps
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    thread = EventLoopThread("tests")
+    yield thread.run
+    thread.close()
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Callable[..., Path], run: Run) -> Iterator[AsyncLLM]:
+    config = {"seq_pooling_type": "MEAN"}
+    llm = AsyncLLM.from_engine_args(model=str(checkpoint("llama")), runner="pooling", pooler_config=config, **OPTIONS)
+    yield llm
+    run(llm.aclose())
+    llm.shutdown()
+
+
+@pytest.fixture(scope="module")
+def hidden(checkpoint: Callable[..., Path]) -> list[np.ndarray]:
+    """Transformers' last hidden states of each prompt, [num_tokens, hidden] float32."""
+    reference = AutoModel.from_pretrained(checkpoint("llama"), dtype=torch.float32)
+    with torch.inference_mode():
+        return [reference(torch.tensor([prompt])).last_hidden_state[0].numpy() for prompt in PROMPTS]
+
+
+async def encode(
+    llm: AsyncLLM, name: str, prompt: Any, params: PoolingParams | None = None, **options: Any
+) -> PoolingRequestOutput[PoolingOutput]:
+    [output] = [each async for each in llm.encode(prompt, params, name, **options)]
+    return output
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def test_vectors_are_those_of_transformers(llm: AsyncLLM, run: Run, hidden: list[np.ndarray]) -> None:
+    async def work() -> None:
+        assert await llm.get_supported_tasks() == ("embed", "token_embed")
+        raw, tokens = PoolingParams(use_activation=False), PoolingParams(task="token_embed")
+        means = await asyncio.gather(*(encode(llm, f"mean {i}", prompt) for i, prompt in enumerate(PROMPTS)))
+        plain = await asyncio.gather(*(encode(llm, f"raw {i}", prompt, raw) for i, prompt in enumerate(PROMPTS)))
+        each = await asyncio.gather(*(encode(llm, f"all {i}", prompt, tokens) for i, prompt in enumerate(PROMPTS)))
+        for index, states in enumerate(hidden):
+            np.testing.assert_allclose(means[index].outputs.array, unit(states.mean(0)), atol=1e-5)
+            np.testing.assert_allclose(plain[index].outputs.array, states.mean(0), atol=2e-5)
+            np.testing.assert_allclose(each[index].outputs.data.numpy(), unit(states), atol=1e-5)
+            assert means[index].outputs.data.shape == (states.shape[1],)
+            assert means[index].prompt_token_ids == PROMPTS[index]
+
+    run(work())
+
+
+def test_a_text_is_tokenized_as_for_generation(llm: AsyncLLM, run: Run) -> None:
+    async def work() -> None:
+        by_text = await encode(llm, "text", "Hello there")
+        by_ids = await encode(llm, "ids", by_text.prompt_token_ids)
+        cut = await encode(llm, "cut", "Hello there", tokenization_kwargs={"truncate_prompt_tokens": 2})
+        assert by_text.outputs == by_ids.outputs
+        assert len(cut.prompt_token_ids) == 2
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "text"),
+    [
+        ([5] * 65, None, "The prompt has 65 tokens, but prompts are limited to 64"),
+        (
+            [5],
+            PoolingParams(task="classify"),
+            "serves embed, token_embed, and not classify; start it with --convert cl",
+        ),
+        ([5], PoolingParams(dimensions=8), "--hf-overrides"),
+        ([5], PoolingParams(step_tag_id=8), "step_tag_id has no use for the task embed"),
+        ([5], PoolingParams(task="token_embed", step_tag_id=8), "step_tag_id needs STEP pooling"),
+        ([5], SamplingParams(), "The parameters must be PoolingParams"),
+    ],
+)
+def test_a_wrong_request_is_refused(llm: AsyncLLM, run: Run, prompt: list[int], params: Any, text: str) -> None:
+    with pytest.raises(ParameterError, match=text):
+        run(encode(llm, "wrong", prompt, params))
+
+
+def test_text_is_refused_where_vectors_are_served(llm: AsyncLLM, run: Run) -> None:
+    async def work() -> None:
+        async for _ in llm.generate([5], SamplingParams(), "text"):
+            pass
+
+    with pytest.raises(ParameterError, match="serves embed, token_embed, and not generate; start it with --runner gen"):
+        run(work())
+
+
+def test_requests_are_counted_and_can_be_aborted(llm: AsyncLLM, run: Run) -> None:
+    async def work() -> None:
+        assert llm.metrics is not None
+        metrics = llm.metrics.requests[0]
+        before = metrics.prompt_tokens
+        await encode(llm, "counted", [5, 6, 7])
+        assert metrics.prompt_tokens == before + 3
+        task = asyncio.create_task(encode(llm, "aborted", [*range(10, 70)]))
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        await llm.abort("aborted")
+        with pytest.raises(EngineError, match="aborted"):
+            await task
+        assert not llm.num_unfinished
+
+    run(work())
