@@ -113,9 +113,13 @@ class RequestTable:
 
     def take(self, places: np.ndarray, there: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The token ids at `places` [n], which are `there` on the device: [n] int64 there, in `out` if it is given."""
-        on_host = self._on_host
-        found = self.token_ids.view(-1)[there] if on_host is None else torch.from_numpy(on_host[places])
-        return found.long() if out is None else out.copy_(found)
+        if self._on_host is None:
+            found = self.token_ids.view(-1)[there]
+            return found.long() if out is None else out.copy_(found)
+        if out is None:
+            return torch.from_numpy(self._on_host[places].astype(np.int64))
+        out.numpy()[:] = self._on_host[places]  # no call of torch, whose dispatch takes longer than these few ids
+        return out
 
     def write(
         self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor, there: torch.Tensor | None = None
