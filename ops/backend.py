@@ -106,6 +106,23 @@ class Recording(Protocol):
         ...
 
 
+class PairBias(NamedTuple):
+    """Biases of pairs of a query and a key, by the distance between them (disentangled attention, arXiv:2006.03654).
+
+    A score gets `of_queries[query, head, query_buckets[d]] + of_keys[key, head, key_buckets[d]]`, where d is the key's
+    position less the query's, plus `reach`.
+
+    Attributes:
+        of_queries: and `of_keys`: [num_tokens, num_heads, num_buckets], of the tokens of a step.
+        query_buckets: and `key_buckets`: [2 * reach + 1] int64; no distance is greater than `reach`.
+    """
+
+    of_queries: Tensor
+    of_keys: Tensor
+    query_buckets: Tensor
+    key_buckets: Tensor
+
+
 class AttentionForm(NamedTuple):
     """The keys that a layer's queries see, and the formula from their scores to weights.
 
@@ -113,7 +130,8 @@ class AttentionForm(NamedTuple):
 
     Attributes:
         scale: multiplies the products of queries and keys.
-        window: a token sees itself and the `window - 1` tokens before it; None: all tokens before it.
+        window: a token sees itself and the `window - 1` tokens before it; None: all tokens before it. Of tokens that
+            see each other, it also sees the `window - 1` after it, or all.
         chunk: sequences fall into chunks, the positions from one multiple of `chunk` to the next; None: no chunks.
         chunks: the chunks whose tokens a token sees: its own; or the previous one; or all earlier than that one.
         softcap: the score becomes `softcap * tanh(score / softcap)` (arXiv:2408.00118).
@@ -122,6 +140,7 @@ class AttentionForm(NamedTuple):
             arXiv:2108.12409).
         distance_bias: [num_heads, 2 * reach + 1] float32; the number of the key position less the query position, from
             -reach to reach, is added to a score. Greater distances count as those (arXiv:1910.10683).
+        pair_bias: for `sequence_attention` alone.
     """
 
     scale: float
@@ -132,6 +151,7 @@ class AttentionForm(NamedTuple):
     sinks: Tensor | None = None
     slopes: Tensor | None = None
     distance_bias: Tensor | None = None
+    pair_bias: PairBias | None = None
 
 
 LinearWeight = Tensor | QuantizedWeight
@@ -463,8 +483,8 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         `seq_lens` [num_rows] int64, on the host: tokens known after this step, the new ones included.
         `block_tables` [num_rows, max_blocks], on the host: page ids; entries past a row's last page are never used.
         `slot_mapping` [num_tokens] int64, on the device: as `AttentionBatch.slot_mapping`.
-        `prefix_lens` [num_rows] int64, on the host: so many leading tokens of each sequence all see each other, in
-            forms without window and chunks. Their keys are there as soon as one of them attends. None: none do.
+        `prefix_lens` [num_rows] int64, on the host: so many leading tokens of each sequence see each other, in forms
+            without chunks. Their keys are there as soon as one of them attends. None: none do.
         `there`: the rows on the device, without the prefixes. None: a backend that needs them copies them.
         """
 
@@ -475,6 +495,30 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
 
         The keys and values of the step's new tokens must have been written. Query head h reads KV head
         h // (num_heads / num_kv_heads). `form.chunks` is "own", so that each token sees itself.
+        """
+
+    @abstractmethod
+    def sequence_batch(self, lengths: np.ndarray, device: torch.device) -> Batch:
+        """Prepares `sequence_attention` for the sequences of a step, which follow one another on the `device`.
+
+        `lengths` [num_sequences] int64, on the host: the tokens of each, at least 1.
+        """
+
+    @abstractmethod
+    def sequence_attention(
+        self,
+        heads: Tensor,
+        num_kv_heads: int,
+        batch: Batch,
+        form: AttentionForm,
+        *,
+        rotation: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Attention in both directions within each sequence of `batch`, from `sequence_batch`, without a cache.
+
+        `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] has queries, keys and values, each head dense. With
+        a `rotation`, the cosines and sines of `rotary`, queries and keys are rotated. Nothing is padded, and a token's
+        result does not depend on other sequences. `form` has no chunks. Returns [num_tokens, num_heads, head_dim].
         """
 
     @abstractmethod

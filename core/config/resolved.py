@@ -42,6 +42,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False  # code that the checkpoint brings may be imported
     model_class: str | None = None  # module:Class that a program or a package registered for the architecture
     sentence: SentenceModel | None = None  # files of sentence-transformers beside the model
+    is_encoder: bool = False  # nothing is kept of a sequence from step to step, so that a step computes it whole
+    num_token_types: int = 1  # segments that the tokens of a prompt can be of
 
 
 class SchedulerLimits(Struct, frozen=True, kw_only=True):

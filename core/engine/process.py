@@ -100,6 +100,7 @@ class EngineProcess:
             max_model_len=ready.max_model_len,
             eos_token_ids=self._config.spec.eos_token_ids,
             num_stages=self._config.layout.pipeline,
+            num_token_types=self._config.spec.num_token_types,
         )
         self._engine = Engine(
             self._scheduler,

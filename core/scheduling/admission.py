@@ -24,6 +24,8 @@ class Admission:
         kv: knows how many pages a request of a given length takes.
         throughput: measured by the scheduler, read here.
         whole_prompts: a prompt is computed in one step, because its tokens see each other.
+        generates: the model can continue a sequence; False for an encoder.
+        num_token_types: segments that the tokens of a prompt can be of.
     """
 
     def __init__(
@@ -34,12 +36,16 @@ class Admission:
         kv: KVCacheManager,
         throughput: Throughput,
         whole_prompts: bool = False,
+        generates: bool = True,
+        num_token_types: int = 1,
     ) -> None:
         self._limits = limits
         self._max_model_len = max_model_len
         self._kv = kv
         self._throughput = throughput
         self._whole_prompts = whole_prompts
+        self._generates = generates
+        self._num_token_types = num_token_types
 
     def max_num_tokens(self, wire: EngineRequest) -> int:
         """The length, prompt included, at which a request ends."""
@@ -50,7 +56,9 @@ class Admission:
 
     def fault(self, wire: EngineRequest) -> RequestFailure | None:
         """The reason why a request can never be served here; None if it can."""
-        message = self._length_fault(wire) or self._memory_fault(wire) or self._step_fault(wire)
+        message = (
+            self._kind_fault(wire) or self._length_fault(wire) or self._memory_fault(wire) or self._step_fault(wire)
+        )
         return None if message is None else RequestFailure("invalid", message)
 
     def resume_fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
@@ -81,6 +89,19 @@ class Admission:
             f"Try again in {seconds} s."
         )
         return RequestFailure("overloaded", message, seconds)
+
+    def _kind_fault(self, wire: EngineRequest) -> str | None:
+        if not self._generates and wire.pooling is None:
+            return "This model is an encoder: it generates no text. Ask it for vectors, classes or scores."
+        types, num_prompt = wire.token_type_ids, len(wire.prompt_token_ids)
+        if types is not None and len(types) != num_prompt:
+            return f"token_type_ids has {len(types)} numbers for a prompt of {num_prompt} tokens; give one for each."
+        if types and not 0 <= min(types) <= max(types) < self._num_token_types:
+            return (
+                f"token_type_ids must be from 0 to {self._num_token_types - 1} for this model, got {min(types)} to "
+                f"{max(types)}."
+            )
+        return None
 
     def _length_fault(self, wire: EngineRequest) -> str | None:
         num_prompt = len(wire.prompt_token_ids)

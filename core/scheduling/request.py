@@ -27,12 +27,13 @@ class Prompt:
         block_hashes: chained hashes of the leading full blocks, as many as were needed so far.
     """
 
-    __slots__ = ("block_hashes", "cache_salt", "embeds", "token_ids")
+    __slots__ = ("block_hashes", "cache_salt", "embeds", "token_ids", "token_type_ids")
 
     def __init__(self, wire: EngineRequest) -> None:
         self.token_ids = wire.prompt_token_ids
         self.cache_salt = wire.cache_salt
         self.embeds = wire.prompt_embeds
+        self.token_type_ids = wire.token_type_ids
         self.block_hashes: list[bytes] = []
 
 
@@ -243,6 +244,7 @@ class Request:
             self.grammar,
             self.prompt.embeds,
             pooling=self.pooling,
+            token_type_ids=self.prompt.token_type_ids,
         )
 
     def last_delta(

@@ -44,7 +44,7 @@ from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy,
 from quire.core.scheduling.request import Prompt, Request, RequestStatus
 from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
-from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
+from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing, needs_whole_prompts
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.protocol import (
     EngineRequest,
@@ -70,6 +70,7 @@ class Scheduler:
         max_model_len: longest prompt plus output, tokens.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         num_stages: pipeline stages that divide the layers.
+        num_token_types: segments that the tokens of a prompt can be of.
         clock: seconds, monotonic.
         lower_tiers: save pages that the pool evicts; None: there are none.
     """
@@ -83,6 +84,7 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: Collection[int],
         num_stages: int = 1,
+        num_token_types: int = 1,
         clock: Callable[[], float] = time.monotonic,
         lower_tiers: LowerTiers | None = None,
     ) -> None:
@@ -128,6 +130,8 @@ class Scheduler:
             kv=self._kv,
             throughput=self._totals.throughput,
             whole_prompts=self._whole_prompts,
+            generates=not keeps_nothing(kv_groups),
+            num_token_types=num_token_types,
         )
 
     # ------------------------------------------------------------------------------------------- requests come and go

@@ -71,9 +71,17 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
         return min(num_blocks, -(-(span - 1) // block_size) + 1)
 
 
+def keeps_nothing(groups: Sequence[KVGroupSpec]) -> bool:
+    """Returns True for an encoder, which keeps nothing of a sequence from step to step."""
+    return not groups
+
+
 def needs_whole_prompts(groups: Sequence[KVGroupSpec]) -> bool:
-    """Returns True if a prompt must be computed in one step, and shares no prefix: a group is of the kind "prompt"."""
-    return any(group.kind == "prompt" for group in groups)
+    """Returns True if a prompt must be computed in one step, and shares no prefix.
+
+    The model is an encoder, or a group is of the kind "prompt".
+    """
+    return keeps_nothing(groups) or any(group.kind == "prompt" for group in groups)
 
 
 def shares_prefixes(groups: Sequence[KVGroupSpec]) -> bool:

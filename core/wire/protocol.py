@@ -41,8 +41,9 @@ class Grammar(Struct, array_like=True, frozen=True):
     vocabulary_path: str  # a file of the frontend's host that holds a `Vocabulary`, for as long as the frontend lives
 
 
-KVGroups = Annotated[list[KVGroupSpec], Meta(min_length=1)]
-"""A model's KV groups. A message that lists pages per KV group has those with block tables, in this order."""
+KVGroups = list[KVGroupSpec]
+"""A model's KV groups; an encoder has none. A message that lists pages per KV group has those with block tables, in
+this order."""
 
 ROW_DIGEST_BYTES = 32
 

@@ -25,13 +25,16 @@ class GatedMLP:
         activation: Activation,
         *,
         bias: bool = False,
+        down_bias: bool | None = None,
     ) -> None:
+        """Takes `down_bias` if the last layer differs from the others in having a bias."""
         shard = context.shard(0, intermediate_size, "intermediate (feed-forward) dimensions")
         self.activation_size = 3 * (shard.stop - shard.start)
+        down_bias = bias if down_bias is None else down_bias
         gate, up = (LinearPart(f"{name}.{part}", intermediate_size, shard) for part in ("gate_proj", "up_proj"))
         self._gate_up = GatedLinear(context, gate, up, hidden_size, activation, bias=bias)
         self._down = RowLinear(
-            context, f"{name}.down_proj", intermediate_size, hidden_size, Shard(1, shard.start, shard.stop), bias=bias
+            context, f"{name}.down_proj", intermediate_size, hidden_size, shard._replace(dim=1), bias=down_bias
         )
 
     def __call__(self, x: Tensor) -> Tensor:

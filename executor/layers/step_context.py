@@ -83,6 +83,7 @@ class StepContext:
         hands_over: a later stage continues with this one's result.
         taps: the outputs of layers that are read; None: no layer's is.
         selection: the tokens that the last layer with an indexer attended to, for layers that share its selection.
+        token_types: [num_tokens] int64, the segment of each token; None: all are of the first.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class StepContext:
         received: Tensor | None = None,
         hands_over: bool = False,
         taps: LayerTaps | None = None,
+        sequences: AttentionBatch | None = None,
+        token_types: Tensor | None = None,
     ) -> None:
         self.positions = positions
         self.caches = caches
@@ -111,6 +114,8 @@ class StepContext:
         self.hands_over = hands_over
         self.taps = taps
         self.selection: Selection | None = None
+        self.token_types = token_types
+        self._sequences = sequences
         self._rows = rows
         self._rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}
         self._wanted_rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}
@@ -120,6 +125,12 @@ class StepContext:
         """The step's rows, for recurrent layers."""
         assert self._rows is not None, "the model has a recurrent layer that it does not declare in state_layers"
         return self._rows
+
+    @property
+    def sequences(self) -> AttentionBatch:
+        """The step's sequences, for the layers of encoders (`Backend.sequence_attention`)."""
+        assert self._sequences is not None, "a model with a cache has a layer without one"
+        return self._sequences
 
     @property
     def wanted_positions(self) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.core.config.cache import CacheConfig
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.errors import ModelLoadError
-from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_layout import zeros
@@ -47,7 +47,7 @@ class StateLayout:
                 )
             return []
         interval = None
-        if limits.enable_prefix_caching and not needs_whole_prompts(paged):
+        if limits.enable_prefix_caching and not any(group.kind == "prompt" for group in paged):
             interval = cache.mamba_block_size or self._interval(paged, page_bytes, limits.block_size)
         layers = list(range(len(self._layers)))
         return [KVGroupSpec("recurrent", layers, page_bytes, state_bytes=self.state_bytes, interval=interval)]

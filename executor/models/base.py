@@ -26,7 +26,10 @@ __all__ = [
 
 
 class Model(Protocol):
-    """A decoder on one rank. All sizes are this rank's own."""
+    """A model on one rank. All sizes are this rank's own.
+
+    A model without `kv_layers` and `state_layers` is an encoder: a step computes a sequence whole, and keeps nothing.
+    """
 
     kv_layers: Sequence[AttentionKV]
     """The layers that keep keys and values of a sequence, in order."""

@@ -45,6 +45,11 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
 
 
 def _check_divided(spec: ModelSpec, model: Model, sequences: ContextParallel) -> None:
+    if not model.kv_layers and not model.state_layers:
+        raise ModelLoadError(
+            f"{spec.name}: {sequences.flag} is not there for encoders, whose tokens see each other; use "
+            "--tensor-parallel-size alone."
+        )
     if any(isinstance(kv, LatentKV) and (kv.window is not None or kv.rate > 1) for kv in model.kv_layers):
         raise ModelLoadError(
             f"{spec.name}: {sequences.flag} is not there for attention to rows of several tokens, or to a choice of "

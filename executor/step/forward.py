@@ -117,6 +117,8 @@ class Forward:
             rows=batch.rows,
             received=self._stage.receive(len(batch.token_ids)),
             hands_over=not self._stage.is_last,
+            sequences=self._ops.sequence_batch(batch.query_lens, batch.token_ids.device) if batch.is_uncached else None,
+            token_types=batch.token_types,
         )
 
     def _wanted(self, batch: InputBatch) -> Wanted:

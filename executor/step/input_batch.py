@@ -67,6 +67,7 @@ class InputBatch:
         wanted_places: like `wanted_tokens`, on the device; where the request table will have the tokens sampled there.
             None: they are not known on the device yet.
         adapters: [num_tokens] int64, on the device; each token's adapter, or -1. None: no token has one.
+        token_types: [num_tokens] int64, on the device; each token's segment. None: all tokens are of the first.
     """
 
     token_ids: torch.Tensor
@@ -83,6 +84,12 @@ class InputBatch:
     shape: StepShape | None = None
     wanted_places: torch.Tensor | None = None
     adapters: torch.Tensor | None = None
+    token_types: torch.Tensor | None = None
+
+    @property
+    def is_uncached(self) -> bool:
+        """True if nothing is kept of the rows: they are whole sequences of an encoder."""
+        return not self.pages and self.rows is None
 
 
 def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool = False) -> InputBatch:

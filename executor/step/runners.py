@@ -34,6 +34,7 @@ from quire.executor.step.stage import PipelineStage
 from quire.executor.step.stage_runner import StageRunner
 from quire.executor.step.state_rewind import StateRewind
 from quire.executor.step.step_inputs import StepInputs
+from quire.executor.step.token_types import TokenTypes
 from quire.executor.transfers import Transfers
 from quire.ops.backend import Backend
 
@@ -95,14 +96,17 @@ def build_runner(
         is_paused=is_profiled,
     )
     embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), table.device)
+    token_types = TokenTypes(table.device)
+    is_cached = bool(table.block_tables or memory.states)
 
     def inputs(*others: SlotState) -> StepInputs:
         return StepInputs(
             table,
             embedded,
-            [table, embedded, *others],
+            token_types,
+            [table, embedded, token_types, *others],
             _page_moves(memory, config.limits.block_size, may_outlast_steps=config.layout.num_workers == 1),
-            DecodeInputs(table, recorded.choose_shape) if sequences is None else None,
+            DecodeInputs(table, recorded.choose_shape) if sequences is None and is_cached else None,
             has_states=bool(memory.states),
         )
 

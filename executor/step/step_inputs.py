@@ -1,5 +1,6 @@
 """The inputs of a step: applies a plan to the slots, and builds the tensors of its rows."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from quire.executor.step.input_batch import InputBatch, build_input_batch
 from quire.executor.step.page_moves import PageMoves
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.slot_state import SlotState
+from quire.executor.step.token_types import TokenTypes
 from quire.executor.transfers import to_device
 
 
@@ -33,7 +35,8 @@ class StepInputs:
     """Owns the request table of one rank.
 
     Args:
-        slot_states: all objects that keep state of the requests in the slots, `table` and `embedded` included.
+        slot_states: all objects that keep state of the requests in the slots, `table`, `embedded` and `token_types`
+            included.
         moves: of pages between the rank's tiers of memory.
         decode_inputs: None where a rank computes or keeps a part of each sequence, whose inputs have no fixed place.
         has_states: the rank has recurrent layers.
@@ -43,6 +46,7 @@ class StepInputs:
         self,
         table: RequestTable,
         embedded: EmbeddedPrompts,
+        token_types: TokenTypes,
         slot_states: Sequence[SlotState],
         moves: PageMoves,
         decode_inputs: DecodeInputs | None = None,
@@ -51,6 +55,7 @@ class StepInputs:
     ) -> None:
         self.table = table
         self._embedded = embedded
+        self._token_types = token_types
         self._slot_states = slot_states
         self._moves = moves
         self._decode_inputs = decode_inputs
@@ -64,6 +69,8 @@ class StepInputs:
         decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
         input_embeds = self._embedded.rows(plan) if self._embedded.pending else None
         batch = decode or build_input_batch(plan, self.table, has_states=self._has_states)
+        if self._token_types.pending:
+            batch = dataclasses.replace(batch, token_types=self._token_types.rows(plan))
         return Inputs(batch, input_embeds, can_be_recorded=decode is not None and input_embeds is None)
 
     def finish(self, plan: StepPlan) -> list[int]:

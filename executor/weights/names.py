@@ -40,8 +40,15 @@ class HubNames:
         return False
 
 
+_LEGACY = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+"""The ends of names of BERT's first release, which its checkpoints on the hub still have."""
+
+
 def _candidates(name: str) -> Iterator[str]:
     yield name
+    for end, legacy in _LEGACY.items():
+        if name.endswith(end):
+            yield name.removesuffix(end) + legacy
     bare = name
     for prefix in ("model.", "transformer."):
         bare = bare.removeprefix(prefix)

@@ -9,7 +9,7 @@ _STATE_EXTENDED = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
 """Model types whose configurations give the extended length, for every kind of scaling."""
 
 _BEHIND_PADDING = (
-    "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    "camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
 """Model types whose sequences begin behind the position of padding, which has the number of its token."""
 

@@ -19,6 +19,7 @@ from quire.core.errors import ConfigError
 from quire.frontend.checkpoint import mistral_params
 from quire.frontend.checkpoint.config_defaults import complete, stated_fields
 from quire.frontend.checkpoint.context_length import context_length
+from quire.frontend.checkpoint.encoders import is_encoder
 from quire.frontend.checkpoint.overrides import override
 from quire.frontend.checkpoint.registered_models import find_model
 from quire.frontend.checkpoint.sentence_files import read_sentence_model
@@ -39,12 +40,13 @@ _FIELDS: dict[str, tuple[str, ...]] = {
         *("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "decoder_attention_heads"),
         "num_decoder_attention_heads",
     ),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_size"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_size", "dim"),
     "max_position_embeddings": (
         *("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len"),
         *("max_target_positions", "n_ctx", "model_max_length"),
     ),
 }
+_HEAD_DIM = ("head_dim", "d_kv")
 _UNSTATED = 2048
 """Tokens of a sequence where positions are relative and config.json says nothing, as of BLOOM."""
 _UNBOUNDED = 2**20
@@ -123,7 +125,7 @@ def make_model_spec(
         raise ConfigError(
             f"{path}: num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})."
         )
-    if config.get("head_dim") is None and facts["hidden_size"] % heads:
+    if all(config.get(name) is None for name in _HEAD_DIM) and facts["hidden_size"] % heads:
         raise ConfigError(f"{path}: hidden_size ({facts['hidden_size']}) is not a multiple of the {heads} heads.")
     facts["max_position_embeddings"] = context_length(config, facts["max_position_embeddings"], path)
     return ModelSpec(
@@ -135,7 +137,9 @@ def make_model_spec(
         config_json=stated,
         dtype=_dtype(config, model, folder, path),
         num_kv_heads=kv_heads,
-        head_dim=_positive_int(config, ("head_dim",), path, default=facts["hidden_size"] // heads),
+        head_dim=_positive_int(config, _HEAD_DIM, path, default=facts["hidden_size"] // heads),
+        is_encoder=is_encoder(config, _architecture(config, path)),
+        num_token_types=config.get("type_vocab_size") or 1,
         eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder),
         implementation="quire" if model.model_impl == "vllm" else model.model_impl,
         trust_remote_code=model.trust_remote_code,

@@ -18,7 +18,7 @@ from quire.core.engine.gc_tuning import tune_garbage_collector
 from quire.core.errors import EngineDeadError
 from quire.core.logging import get_logger
 from quire.core.process_start import STARTED_AT
-from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
+from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing, needs_whole_prompts
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.entry_store.access import StoredEntries
@@ -131,14 +131,18 @@ class HttpServer:
             logger.info("output      %s", config.pooling.describe())
         workers = f"workers: {config.layout.num_workers}{engines}"
         logger.info("device      %s, %s, %s", ready.device_name, config.spec.dtype, workers)
-        logger.info(
-            "KV cache    %s tokens, room for %.1f requests of %s tokens%s%s",
-            f"{num_tokens:,}",
-            num_requests,
-            f"{ready.max_model_len:,}",
-            "".join(map(_state_text, ready.kv_groups)),
-            "; no prefix is cached, as all of a prompt sees its end" if needs_whole_prompts(ready.kv_groups) else "",
-        )
+        if keeps_nothing(ready.kv_groups):
+            logger.info("KV cache    none; a step computes texts of up to %s tokens whole", f"{ready.max_model_len:,}")
+        else:
+            whole = "; no prefix is cached, as all of a prompt sees its end"
+            logger.info(
+                "KV cache    %s tokens, room for %.1f requests of %s tokens%s%s",
+                f"{num_tokens:,}",
+                num_requests,
+                f"{ready.max_model_len:,}",
+                "".join(map(_state_text, ready.kv_groups)),
+                whole if needs_whole_prompts(ready.kv_groups) else "",
+            )
         url = url_of(self._listener, self._server)
         logger.info("ready       %s after %.1f s", url, seconds)
         if self._greet:

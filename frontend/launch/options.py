@@ -60,7 +60,12 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec, pooling)
     return EngineConfig(
         spec=spec,
-        limits=_limits(args, _batch_defaults(usage, kind, layout.num_workers, gpu_bytes), max_model_len),
+        limits=_limits(
+            args,
+            _batch_defaults(usage, kind, layout.num_workers, gpu_bytes),
+            max_model_len,
+            is_encoder=spec.is_encoder,
+        ),
         load=args.load,
         cache=args.cache,
         device=kind,
@@ -124,14 +129,15 @@ def _max_model_len(asked: int | None, spec: ModelSpec, pooling: PoolingSpec | No
     return asked, False
 
 
-def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int) -> SchedulerLimits:
+def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int, *, is_encoder: bool) -> SchedulerLimits:
     asked = args.scheduler
     default_tokens, default_seqs = defaults
     chunked = asked.enable_chunked_prefill is not False
     max_num_seqs = asked.max_num_seqs or default_seqs
     tokens = asked.max_num_batched_tokens
     if tokens is None:
-        tokens = default_tokens if chunked else max(default_tokens, max_model_len)
+        is_whole = is_encoder or not chunked  # a step computes a prompt of full length
+        tokens = max(default_tokens, max_model_len) if is_whole else default_tokens
         tokens = max(1, min(tokens, max_num_seqs * max_model_len))
     if asked.max_num_seqs is None:
         max_num_seqs = min(max_num_seqs, tokens)

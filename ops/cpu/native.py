@@ -40,6 +40,7 @@ from quire.ops.cpu.sampling import NativeSampling
 from quire.ops.cpu.streams import NativeStreams
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantized import QuantizedLayer
+from quire.ops.eager.sequences import attend_sequences, batch_of_sequences
 from quire.ops.latent import Selection
 from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import Router
@@ -365,6 +366,20 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         out = self._attend(q, kv_cache, batch, form, None)
         return self._fallbacks.run(self._eager.attention, q, kv_cache, batch, form) if out is None else out
 
+    def sequence_batch(self, lengths: np.ndarray, device: torch.device) -> NativePlan:
+        return batch_of_sequences(self, lengths, device)
+
+    def sequence_attention(
+        self,
+        heads: Tensor,
+        num_kv_heads: int,
+        batch: NativePlan,
+        form: AttentionForm,
+        *,
+        rotation: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        return attend_sequences(self, heads, num_kv_heads, batch, form, rotation)
+
     def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
         return self._eager.selected_attention(q, kv_cache, selection, scale=scale)
 
@@ -388,8 +403,8 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         _, _, num_kv_heads, block_size, row_size = kv_cache.shape
         group = num_heads // num_kv_heads
         prefix_lens = batch.prefix_lens if batch.sees_ahead else None
-        if prefix_lens is not None and (form.window is not None or form.chunk is not None):
-            return None  # plain torch raises the error
+        if form.pair_bias is not None or (prefix_lens is not None and form.chunk is not None):
+            return None  # plain torch computes the former, and raises the error of the latter
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in DTYPES:
             out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
             reach = 0 if form.distance_bias is None else form.distance_bias.shape[1] // 2

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.backend import AttentionForm
+from quire.ops.backend import AttentionForm, PairBias
 from quire.ops.cache_rows import decode, decoded_bytes, in_octets
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group, VisibleRange
@@ -113,6 +113,8 @@ def _products(
         scores += _by_head(form.slopes, shape) * group.distances(begin, begin + shape[3])
     if form.distance_bias is not None:
         scores += _by_distance(form.distance_bias, group.distances(begin, begin + shape[3]), shape)
+    if form.pair_bias is not None:
+        scores += _by_pair(form.pair_bias, group, begin, shape)
     if lse is not None:
         lse.copy_(scores.logsumexp(dim=-1))
     # Each step frees the result of the one before: scores are the largest part of attention's memory.
@@ -134,6 +136,27 @@ def _by_distance(values: Tensor, distances: Tensor, shape: torch.Size) -> Tensor
     reach = values.shape[1] // 2
     index = distances.squeeze(1).clamp(-reach, reach).long() + reach
     return values[:, index].unflatten(0, (shape[0], shape[2])).transpose(1, 2)
+
+
+def _by_pair(bias: PairBias, group: Group, begin: int, shape: torch.Size) -> Tensor:
+    """`PairBias` of the group's queries from `begin` on; pages are tokens → [num_kv_heads, R, heads a KV head, queries,
+    keys].
+    """
+    end = begin + shape[3]
+    reach = len(bias.query_buckets) // 2
+    index = group.distances(begin, end).squeeze(1).clamp(-reach, reach).long() + reach  # [R, queries, keys]
+    queries = group.query_tokens.view(group.num_rows, -1)[:, begin:end]
+    keys = group.pages.view(group.num_rows, -1)
+    by_query = _pick(bias.of_queries[queries], bias.query_buckets[index])
+    by_key = _pick(bias.of_keys[keys], bias.key_buckets[index.transpose(1, 2)]).transpose(2, 3)
+    total = by_query.float() + by_key.float()  # [R, heads, queries, keys]
+    return total.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
+
+
+def _pick(rows: Tensor, index: Tensor) -> Tensor:
+    """`rows` [R, N, heads, buckets] at `index` [R, N, M] → [R, heads, N, M]."""
+    num_heads = rows.shape[2]
+    return rows.transpose(1, 2).gather(3, index.unsqueeze(1).expand(-1, num_heads, -1, -1))
 
 
 def _by_head(values: Tensor, shape: torch.Size) -> Tensor:

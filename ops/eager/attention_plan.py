@@ -130,6 +130,13 @@ class Group:
             self._heads[num_kv_heads] = (heads + self.pages * (2 * num_kv_heads)).view(-1)
         return self._heads[num_kv_heads]
 
+    @property
+    def query_tokens(self) -> Tensor:
+        """[R * Q] int64: the queries' flat indices."""
+        if isinstance(self.tokens, Tensor):
+            return self.tokens
+        return torch.arange(self.tokens.start, self.tokens.stop, device=self.pages.device)
+
     def clear_unseen(self, numbers: Tensor) -> Tensor:
         """Zeros the elements of `numbers` [.. * R, L, size], rows of the group's pages, that no query sees.
 
@@ -164,7 +171,9 @@ class Group:
         seen = self.visible.end(queries)
         if self.prefix is not None:
             prefix = self.prefix.view(-1, 1, 1)
-            seen = torch.where(queries < prefix, prefix, seen)
+            window = self.visible.window
+            ahead = prefix if window is None else torch.minimum(prefix, queries + window)
+            seen = torch.where(queries < prefix, ahead, seen)
         hidden = keys >= seen
         if self.visible.window is not None or self.visible.chunk is not None:
             hidden |= keys < self.visible.first(queries)
@@ -210,10 +219,10 @@ class AttentionPlan:
         """Returns groups that together contain each query once; `page_bytes` is the size of one page's keys once read.
 
         Raises:
-            ValueError: a limited visible range, and tokens that see later ones.
+            ValueError: chunks, and tokens that see later ones.
         """
-        if self.sees_ahead and visible != VisibleRange(None, None):
-            raise ValueError("a prefix whose tokens see each other has neither window nor chunks")
+        if self.sees_ahead and visible.chunk is not None:
+            raise ValueError("a prefix whose tokens see each other has no chunks")
         key = (visible, num_heads, page_bytes)
         if key not in self._groups:
             self._groups[key] = [self._group(part, visible) for part in self._split(*key)]

@@ -37,6 +37,7 @@ from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.routing import route
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.eager.selection import attend_tokens
+from quire.ops.eager.sequences import attend_sequences, batch_of_sequences
 from quire.ops.eager.streams import EagerStreams
 from quire.ops.latent import Selection
 from quire.ops.quantized import QuantizedWeight, dequantize
@@ -274,6 +275,20 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
         return attend(q, kv_cache, batch, form)
+
+    def sequence_batch(self, lengths: np.ndarray, device: torch.device) -> AttentionPlan:
+        return batch_of_sequences(self, lengths, device)
+
+    def sequence_attention(
+        self,
+        heads: Tensor,
+        num_kv_heads: int,
+        batch: AttentionPlan,
+        form: AttentionForm,
+        *,
+        rotation: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        return attend_sequences(self, heads, num_kv_heads, batch, form, rotation)
 
     def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
         return attend_tokens(q, kv_cache, self.read_kv, selection, scale)

@@ -17,12 +17,12 @@ _LOG2_E = tl.constexpr(LOG2_E)
 def visible_range(position, prefix_len, window, chunk, CHUNKS: tl.constexpr):
     """The first key that a token at `position` sees, and the one after the last, as `AttentionForm` says.
 
-    The first `prefix_len` tokens see each other; without prefixes it is 0.
+    The first `prefix_len` tokens see each other, within the window; without prefixes it is 0.
     """
     first = tl.maximum(position + 1 - window, 0)
     end = position + 1
     if CHUNKS == "none":
-        end = tl.where(position < prefix_len, prefix_len, end)
+        end = tl.where(position < prefix_len, tl.minimum(prefix_len, position + window), end)
     else:
         start = position - position % chunk
         if CHUNKS == "own":

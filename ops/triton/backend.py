@@ -188,7 +188,9 @@ class TritonBackend(EagerBackend[PlainWeight]):
         self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm, lse: Tensor | None = None
     ) -> Tensor | None:
         """The output of the kernels, or None if they do not compute this attention."""
-        if not isinstance(batch, TritonBatch) or not covers(q, kv_cache, batch.rows, form):
+        if form.pair_bias is not None or not isinstance(batch, TritonBatch):
+            return None
+        if not covers(q, kv_cache, batch.rows, form):
             return None
         if self._attention is None:
             self._attention = Attention(q.device)

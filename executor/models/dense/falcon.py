@@ -1,16 +1,13 @@
 """Falcon (arXiv:2311.16867)."""
 
-import math
 from dataclasses import replace
-
-import torch
-from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.grouped_query import Attention, AttentionShape, LayerPlace
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import Norm, NormStyle
+from quire.executor.layers.positions.alibi import alibi_slopes
 from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.models.blocks import ParallelLayer, ResidualLayer
 from quire.executor.models.decoder import Decoder, activation_of, layer_places, vocabulary_ends
@@ -19,17 +16,6 @@ from quire.executor.weights.rearranged import Piece, RearrangedWeights, fused
 from quire.ops.backend import AttentionForm
 
 _ENDS = {"model.embed_tokens": "transformer.word_embeddings", "model.norm": "transformer.ln_f"}
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """Computes the slopes [num_heads] float32 as the paper's code does (arXiv:2108.12409).
-
-    They are a geometric sequence. Heads beyond a power of two get every other member of the next finer sequence.
-    """
-    power = 2 ** math.floor(math.log2(num_heads))
-    coarse = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    fine = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * (num_heads - power), 2)]
-    return torch.tensor(coarse + fine)
 
 
 class FalconForCausalLM(Decoder):

@@ -21,7 +21,7 @@ struct AttentionCall {
     const int64_t* query_lens;    // [num_rows]
     const int64_t* seq_lens;      // [num_rows]
     const int32_t* block_tables;  // [num_rows, table_stride]
-    const int64_t* prefix_lens;   // [num_rows], or null; not with a window or chunks
+    const int64_t* prefix_lens;   // [num_rows], or null; not with chunks
     const float *sinks, *slopes;  // [num_kv_heads * group], or null
     const float* distance_bias;   // [num_kv_heads * group, 2 * reach + 1], or null
     float* lse;                   // [num_tokens, num_kv_heads * group], or null

@@ -48,7 +48,10 @@ inline long first_seen(const AttentionCall& call, long position) {
 
 // The key after the last that a query at `position` sees; 0 if it sees none. It never falls from one query to the next.
 inline long end_seen(const AttentionCall& call, long position, long prefix) {
-    if (call.chunks == OWN) return position < prefix ? prefix : position + 1;
+    if (call.chunks == OWN) {
+        if (position >= prefix) return position + 1;
+        return call.window ? std::min(prefix, position + (long)call.window) : prefix;
+    }
     return std::max(0L, position - position % call.chunk - (call.chunks == EARLIER ? call.chunk : 0));
 }
 

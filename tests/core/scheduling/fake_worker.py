@@ -130,6 +130,7 @@ class FakeWorker:
         self.limits = limits
         self.max_model_len = max_model_len
         self.kv_groups = [group for group in kv_groups if not group.is_recurrent]
+        self.whole_prompts = needs_whole_prompts(kv_groups)
         self.recurrent = next((group for group in kv_groups if group.is_recurrent), None)
         self.states: dict[int, int] = {}  # by slot; never cleared
         self.num_restored = self.num_snapshots = 0
@@ -242,7 +243,7 @@ class FakeWorker:
             assert row.num_computed in (-1, start), "a position was computed twice or skipped"
             assert start + count <= len(row.identities), "a token was computed before it was known or drafted"
             assert start + count <= row.max_num_computed, "computed past the length limit"
-            if needs_whole_prompts(self.kv_groups):
+            if self.whole_prompts:
                 assert start >= len(row.prompt) or start + count >= len(row.prompt) > start == 0, "a prompt was cut"
             for group, table in enumerate(row.page_ids):
                 ahead = start + count + self.limits.num_lookahead_tokens
@@ -369,6 +370,7 @@ class Harness:
         eos_token_ids: tuple[int, ...] = (EOS,),
         drafter: FakeDrafter | None = None,
         num_stages: int = 1,
+        num_token_types: int = 1,
         lower_tiers: LowerTiers | None = None,
         **limits: Any,
     ) -> None:
@@ -383,6 +385,7 @@ class Harness:
             eos_token_ids=eos_token_ids,
             kv_groups=kv_groups,
             num_stages=num_stages,
+            num_token_types=num_token_types,
             clock=self.clock,
             lower_tiers=lower_tiers,
         )

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing, needs_whole_prompts, shares_prefixes
 from quire.core.wire.protocol import KVGroups
 
 
@@ -27,12 +27,17 @@ def test_a_snapshot_takes_whole_pages() -> None:
     assert KVGroupSpec("recurrent", [0], 64, state_bytes=1).snapshot_pages == 0
 
 
-def test_a_model_declares_at_least_one_group() -> None:
+def test_an_encoder_declares_no_groups() -> None:
     decoder = msgspec.msgpack.Decoder(KVGroups)
     groups = [KVGroupSpec("full", [5], 64), KVGroupSpec("window", [0, 1], 64, 8)]
     assert decoder.decode(msgspec.msgpack.encode(groups)) == groups
-    with pytest.raises(msgspec.ValidationError):
-        decoder.decode(msgspec.msgpack.encode([]))
+    assert decoder.decode(msgspec.msgpack.encode([])) == []
+    assert keeps_nothing([])
+    assert needs_whole_prompts([])
+    assert not shares_prefixes([])
+    assert not keeps_nothing(groups)
+    states = [KVGroupSpec("recurrent", [0], 64, state_bytes=1, interval=16)]
+    assert (keeps_nothing(states), needs_whole_prompts(states), shares_prefixes(states)) == (False, False, True)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 30])

@@ -79,6 +79,7 @@ def generate(
     kv_groups: Sequence[KVGroupSpec] = (KVGroupSpec("full", [0, 1], page_bytes=0),),
     num_stages: int = 1,
     max_model_len: int = MAX_MODEL_LEN,
+    num_token_types: int = 1,
     **limits: Any,
 ) -> dict[str, list[RequestDelta]]:
     """Runs requests to their ends with `depth` plans made ahead; deltas by request id."""
@@ -89,6 +90,7 @@ def generate(
         max_model_len=max_model_len,
         eos_token_ids=[2],
         num_stages=num_stages,
+        num_token_types=num_token_types,
     )
     for request in requests:
         assert scheduler.add(request) == []

@@ -1,0 +1,112 @@
+"""The encoder of T5 (arXiv:1910.10683), mT5 (2010.11934) and UMT5 (2304.09151)."""
+
+from collections.abc import Callable
+
+import torch
+from msgspec.structs import replace
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.attention.sequence import SequenceAttention
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.mlp import MLP, GatedMLP
+from quire.executor.layers.norm import Norm, NormStyle
+from quire.executor.models.decoder import FeedForward, activation_of, size_of
+from quire.executor.models.encoders.encoder import (
+    Encoder,
+    EncoderEmbedding,
+    PreNormLayer,
+    encoder_shape,
+    relative_bias,
+    renamed,
+)
+from quire.executor.models.encoders.heads import WORDS, HeadForms, Heads, read_words
+from quire.executor.weights.rearranged import Piece
+from quire.ops.backend import AttentionForm, PlainActivation
+
+_PIECES = {
+    "attention_norm": Piece("layer.0.layer_norm"),
+    "self_attn.q_proj": Piece("layer.0.SelfAttention.q"),
+    "self_attn.k_proj": Piece("layer.0.SelfAttention.k"),
+    "self_attn.v_proj": Piece("layer.0.SelfAttention.v"),
+    "self_attn.o_proj": Piece("layer.0.SelfAttention.o"),
+    "distances": Piece("layer.0.SelfAttention.relative_attention_bias"),
+    "mlp_norm": Piece("layer.1.layer_norm"),
+    "mlp.down_proj": Piece("layer.1.DenseReluDense.wo"),
+}
+_PLAIN = {"mlp.up_proj": Piece("layer.1.DenseReluDense.wi")}
+_GATED = {
+    "mlp.gate_proj": Piece("layer.1.DenseReluDense.wi_0"),
+    "mlp.up_proj": Piece("layer.1.DenseReluDense.wi_1"),
+}
+_ENDS = {WORDS: "shared", "norm": "encoder.final_layer_norm"}
+
+
+class T5EncoderModel(Encoder):
+    """Norms before blocks, no biases, unscaled scores with biases by distance. All layers share those of the first."""
+
+    SIZES = ("d_ff",)
+    has_shared_distances = True
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        config, size = spec.hf_config, spec.hidden_size
+        is_gated, activation = _feed_forward(spec)
+        context = renamed(context, (), "encoder.block.{}", _PIECES | (_GATED if is_gated else _PLAIN), _ENDS)
+        style = NormStyle(config.get("layer_norm_epsilon", 1e-6))
+        words = read_words(spec, context, HeadForms(None), size)
+        form_of = self._forms(spec, context)
+
+        def norm(name: str) -> Norm:
+            return style.layer(context, name, size)
+
+        def layer(index: int) -> PreNormLayer:
+            name = f"model.layers.{index}"
+            attention = SequenceAttention(
+                context, f"{name}.self_attn", encoder_shape(spec), bias=False, output_bias=False, form=form_of(index)
+            )
+            inner, mlp_name = size_of(spec, "d_ff"), f"{name}.mlp"
+            mlp: FeedForward = (
+                GatedMLP(context, mlp_name, size, inner, activation)
+                if is_gated
+                else MLP(context, mlp_name, size, inner, activation, bias=False)
+            )
+            return PreNormLayer(
+                context.ops, norm(f"{name}.attention_norm"), attention, norm(f"{name}.mlp_norm"), mlp
+            )  # fmt: skip
+
+        super().__init__(
+            EncoderEmbedding(context, words),
+            [layer(index) for index in range(spec.num_layers)],
+            Heads(),
+            norm("norm"),
+        )
+
+    def _forms(self, spec: ModelSpec, context: ModelContext) -> Callable[[int], AttentionForm]:
+        """Returns what makes the form of a layer's attention."""
+        config = spec.hf_config
+        count = config.get("relative_attention_num_buckets", 32)
+        reach = config.get("relative_attention_max_distance", 128)
+
+        def form(index: int) -> AttentionForm:
+            table = context.read(
+                f"model.layers.{index}.distances.weight", (count, spec.num_attention_heads), dtype=torch.float32
+            )
+            return AttentionForm(1.0, distance_bias=relative_bias(table, context.max_model_len, reach))
+
+        shared = form(0) if self.has_shared_distances else None
+        return form if shared is None else lambda index: shared
+
+
+class UMT5EncoderModel(T5EncoderModel):
+    """Each layer has biases by distance of its own."""
+
+    has_shared_distances = False
+
+
+def _feed_forward(spec: ModelSpec) -> tuple[bool, PlainActivation]:
+    """Returns whether the feed-forward block is gated, and its activation."""
+    stated = str(spec.hf_config.get("feed_forward_proj", "relu"))
+    name = stated.removeprefix("gated-")
+    is_gated = name != stated
+    # Of a gated block, the library's "gelu" is the approximation by tanh.
+    own = "gelu_new" if is_gated and name == "gelu" else name
+    return is_gated, activation_of(replace(spec, hf_config={"feed_forward_proj": own}), "feed_forward_proj")

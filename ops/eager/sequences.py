@@ -1,0 +1,41 @@
+"""Attention in both directions within the sequences of a step, as attention to pages of one token each.
+
+Keys and values of a projection lie token by token, as pages do. So those that are not rotated are read where they are.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.backend import AttentionBatch, AttentionForm, Backend
+
+Batch = TypeVar("Batch", bound=AttentionBatch)
+
+
+def batch_of_sequences(ops: Backend[Batch, object, object], lengths: np.ndarray, device: torch.device) -> Batch:
+    """Runs `Backend.sequence_batch`: page i of a step is its token i."""
+    lengths = np.asarray(lengths, np.int64)
+    starts = np.cumsum(lengths) - lengths
+    tables = (starts[:, None] + np.arange(lengths.max())).astype(np.int32)
+    slots = torch.arange(int(lengths.sum()), device=device)
+    return ops.attention_batch(lengths, lengths, tables, slots, block_size=1, prefix_lens=lengths)
+
+
+def attend_sequences(
+    ops: Backend[Batch, object, object],
+    heads: Tensor,
+    num_kv_heads: int,
+    batch: Batch,
+    form: AttentionForm,
+    rotation: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """Runs `Backend.sequence_attention` by the backend's operations on pages."""
+    num_tokens, num_all, head_dim = heads.shape
+    if rotation is None:
+        q, kv = heads.split((num_all - 2 * num_kv_heads, 2 * num_kv_heads), dim=1)
+        return ops.attention(q, kv.unflatten(1, (2, num_kv_heads)).unsqueeze(3), batch, form)
+    pages = heads.new_empty(num_tokens, 2, num_kv_heads, 1, head_dim)
+    q = ops.rotate_and_store(heads, *rotation, pages, batch.slot_mapping)
+    return ops.attention(q, pages, batch, form)
