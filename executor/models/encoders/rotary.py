@@ -210,7 +210,7 @@ class RotaryBertModel(Encoder):
         )
 
     def pieces(self, size: int, inner: int) -> dict[str, Piece]:
-        """Returns the places of a layer's tensors, with a hidden `size` and an `inner` one of the feed-forward block."""
+        """Returns the places of a layer's tensors. `inner` is the size of the feed-forward block."""
         raise NotImplementedError
 
     def ends(self) -> dict[str, str]:
