@@ -6,13 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from quire.core.wire.pooling import Pooling
 from quire.core.wire.protocol import EngineRequest, FinishReason
 from quire.core.wire.row_outputs import RequestFailure
 from tests.core.scheduling.fake_worker import Harness, make_request
 
 
 def encode(name: str, num_tokens: int, **fields: Any) -> EngineRequest:
-    return msgspec.structs.replace(make_request(name, num_tokens), pooling="last", **fields)
+    return msgspec.structs.replace(make_request(name, num_tokens), pooling=Pooling("last"), **fields)
 
 
 def encoder(**options: Any) -> Harness:
