@@ -122,7 +122,7 @@ class AsyncLLM(EngineControl):
         cls,
         setup: EngineSetup,
         *,
-        visits: Sequence[BorrowingLauncher] | None = None,
+        borrowed: Sequence[BorrowingLauncher] | None = None,
         known: Sequence[EngineReady] = (),
         on_placed: OnPlaced | None = None,
         max_log_len: int | None = None,
@@ -132,7 +132,7 @@ class AsyncLLM(EngineControl):
         """Like `from_engine_args`, with resolved options and an engine that may have been launched already.
 
         Args:
-            visits: engines that another process launches, keeps and counts; None for those of `setup`.
+            borrowed: engines that another process launches, keeps and counts; None for those of `setup`.
             known: what these can do, if they ran before; see `EngineClient`.
             on_placed: tells other processes which prompts go to which engine; see `EngineClient`.
 
@@ -148,12 +148,12 @@ class AsyncLLM(EngineControl):
         model = ServedModel.from_args(args, setup.folder)
         metrics = None
         if config.log_stats:
-            metrics = Metrics(model.name, config.max_model_len, config.served_engines, counts_engines=visits is None)
+            metrics = Metrics(model.name, config.max_model_len, config.served_engines, counts_engines=borrowed is None)
         client = EngineClient(
-            setup.launchers if visits is None else visits,
+            setup.launchers if borrowed is None else borrowed,
             num_slots=config.limits.max_num_seqs,
             on_stats=metrics.on_stats if metrics else None,
-            restarts=RestartPolicy if visits is None else FollowsOwner,
+            restarts=RestartPolicy if borrowed is None else FollowsOwner,
             known=known,
             coupled=config.layout.shares_experts,
             on_placed=on_placed,

@@ -53,14 +53,17 @@ class NodeListener(Protocol):
         workers have failed, or lost those of another node. No call follows."""
 
 
-class EngineListener(Protocol):
-    """Receives news of one node's engines."""
+class ClusterListener(Protocol):
+    """Receives the joins, the losses and the news of all nodes of a cluster."""
 
-    def on_engine(self, news: EngineNews) -> None:
-        """Handles the node's news of one of its engines."""
+    def on_joined(self, node: "NodeLink") -> None:
+        """Handles a node that has joined, and has sent nothing yet."""
 
-    def on_lost(self, error: EngineError) -> None:
-        """Handles the loss of the node, as `NodeListener.on_lost` does."""
+    def on_engine(self, node: "NodeLink", news: EngineNews) -> None:
+        """Handles a node's news of one of its engines."""
+
+    def on_node_lost(self, node: "NodeLink", error: EngineError) -> None:
+        """Handles the loss of a node, as `NodeListener.on_lost` does."""
 
 
 class NodeLink:
@@ -68,14 +71,12 @@ class NodeLink:
 
     Attributes:
         listener: hears the node's workers from now on.
-        engine_listener: hears of the node's engines from now on.
         loss: why the node is lost.
     """
 
     def __init__(self, facts: NodeFacts, identity: bytes, channel: Channel) -> None:
         self.facts = facts
         self.listener: NodeListener | None = None
-        self.engine_listener: EngineListener | None = None
         self.heartbeat = HeartbeatMonitor()
         self.is_gone = False
         self.loss: EngineError | None = None
@@ -101,14 +102,13 @@ class NodeLink:
             self._opened.set_result(init_method)
 
     def on_lost(self, error: EngineError) -> None:
-        """Marks the node as lost, and reports the error to its listeners and to a waiting `open_rendezvous`."""
+        """Marks the node as lost, and reports the error to its listener and to a waiting `open_rendezvous`."""
         self.is_gone = True
         self.loss = error
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(error)
-        for listener in (self.listener, self.engine_listener):
-            if listener is not None:
-                listener.on_lost(error)
+        if self.listener is not None:
+            self.listener.on_lost(error)
 
     def tell(self, message: ToNode) -> None:
         """Sends a message to the node, unless it is gone."""
@@ -140,14 +140,14 @@ class ClusterCoordinator:
     """Admits nodes until all have joined, and watches them until `close`. Use from one event loop.
 
     Args:
-        on_joined: called with each node that has joined, before it is heard.
+        listener: receives news of all nodes; None: nobody does.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
 
-    def __init__(self, start: CoordinatorStart, on_joined: Callable[[NodeLink], None] = lambda node: None) -> None:
-        self._on_joined = on_joined
+    def __init__(self, start: CoordinatorStart, listener: ClusterListener | None = None) -> None:
+        self._listener = listener
         self._facts = start.facts
         self._elsewhere = set(start.elsewhere)
         self._address = start.address
@@ -262,8 +262,8 @@ class ClusterCoordinator:
                 if node is not None:
                     node.on_opened(init_method)
             case EngineStarted() | EngineEnded() | EngineWanted() as news:
-                if node is not None and node.engine_listener is not None:
-                    node.engine_listener.on_engine(news)
+                if node is not None and self._listener is not None:
+                    self._listener.on_engine(node, news)
 
     def _on_join(self, identity: bytes, join: Join) -> None:
         facts = join.facts
@@ -286,7 +286,8 @@ class ClusterCoordinator:
         self._nodes[identity] = node = NodeLink(facts, identity, self._channel)
         node.tell(Joined())
         logger.info("%s has joined", facts)
-        self._on_joined(node)
+        if self._listener is not None:
+            self._listener.on_joined(node)
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
@@ -348,4 +349,7 @@ class ClusterCoordinator:
         node.tell(Ended("node 0 takes this node for lost."))
         name = str(node.facts)
         kind = {"host": HostLostError, "peer": PeerLostError}.get(cause, EngineError)
-        node.on_lost(kind(f"{name[0].upper()}{name[1:]} is lost: {reason}"))
+        error = kind(f"{name[0].upper()}{name[1:]} is lost: {reason}")
+        node.on_lost(error)
+        if self._listener is not None:
+            self._listener.on_node_lost(node, error)

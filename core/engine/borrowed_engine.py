@@ -6,76 +6,65 @@ from msgspec import Struct
 
 from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.restart_policy import Fault, RestartPolicy
-from quire.core.errors import EngineDeadError, QuireError
-from quire.core.wire.channel import CurveKeys
+from quire.core.engine.running_engine import EngineAddress, RunningEngine
+from quire.core.errors import EngineDeadError, PeerLostError
 
 
-class EngineAddress(Struct, array_like=True, frozen=True):
-    """The address of a running engine, and its keys."""
+class EngineReport(Struct, array_like=True, tag="engine"):
+    """The state of the engine with a number, from its owner to those who borrow it.
 
-    address: str
-    keys: CurveKeys | None
-    pid: int | None  # None for a process on another host
+    Attributes:
+        engine: the running engine, once it is ready.
+        end: why the last engine has ended; another follows unless `is_gone`.
+        has_lost_peer: it ended because of another one.
+        waits_for: the resource for which the next engine waits; None: nothing.
+    """
+
+    number: int
+    engine: EngineAddress | None = None
+    end: str = ""
+    has_lost_peer: bool = False
+    is_gone: bool = False
+    waits_for: str | None = None
 
 
-class BorrowedEngine:
-    """A handle on an engine that its owner ends."""
+class BorrowedEngine(RunningEngine):
+    """An engine that its owner ends. `kill` and `end` end its use alone."""
+
+    is_owned = False
+    was_killed = True  # its owner reports reasons, and no exit codes
 
     def __init__(self, engine: EngineAddress) -> None:
-        self.address = engine.address
-        self.keys = engine.keys
-        self.pid = engine.pid
-        self.is_owned = False
-        self._end: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
+        super().__init__(engine.address, engine.keys, engine.pid)
+        self._ended = asyncio.Event()
 
-    async def wait(self) -> int:
-        """Waits for the engine's end. Raises the error that the owner reports for it."""
-        if (end := await asyncio.shield(self._end)) is not None:
-            raise end
+    async def _exit_code(self) -> int:
+        await self._ended.wait()
         return 0
 
-    def kill(self) -> None:
-        """Stops using the engine, which goes on for others."""
-        self.end(None)
-
-    async def wait_freed(self, seconds: float) -> None:
-        """Returns at once, because the engine does not end with its use."""
-
-    def join(self) -> None:
-        """Returns at once, because the engine does not end with its use."""
-
-    def end(self, end: QuireError | None) -> None:
-        """Ends this use with the engine's error; None: the user stops by itself."""
-        if not self._end.done():
-            self._end.set_result(end)
+    def _kill(self) -> None:
+        self._ended.set()
 
 
 class BorrowingLauncher:
-    """Waits for the engines with one number, which their owner announces. Use from one event loop."""
+    """Waits for the engines with one number, whose owner reports them. Use from one event loop."""
 
     def __init__(self) -> None:
-        self.waits_for: str | None = None  # as the owner last reported
-        self._engine: EngineAddress | None = None
-        self._gone: str | None = None
+        self._report = EngineReport(0)  # the latest
         self._changed = asyncio.Event()
-        self._visit: BorrowedEngine | None = None
+        self._borrowed: BorrowedEngine | None = None
 
-    def on_started(self, engine: EngineAddress) -> None:
-        """Handles an engine that is ready."""
-        self._engine = engine
+    @property
+    def waits_for(self) -> str | None:
+        return self._report.waits_for
+
+    def on_report(self, report: EngineReport) -> None:
+        """Handles a change. Ends the use of an engine that has ended."""
+        has_ended = self._report.engine not in (None, report.engine)
+        self._report = report
         self._changed.set()
-
-    def on_ended(self, end: QuireError) -> None:
-        """Handles the end of that engine; PeerLostError: another engine was the cause."""
-        self._engine = None
-        if self._visit is not None:
-            self._visit.end(end)
-
-    def on_gone(self, reason: str) -> None:
-        """Handles the news that no engine follows."""
-        self._gone = reason
-        self.on_ended(EngineDeadError(reason))
-        self._changed.set()
+        if has_ended and self._borrowed is not None:
+            self._borrowed.end((PeerLostError if report.has_lost_peer else EngineDeadError)(report.end))
 
     async def launch(self) -> BorrowedEngine:
         """The running engine, or the next one.
@@ -83,13 +72,13 @@ class BorrowingLauncher:
         Raises:
             NoMoreEnginesError: there will be none.
         """
-        while self._engine is None:
-            if self._gone is not None:
-                raise NoMoreEnginesError(self._gone)
+        while self._report.engine is None:
+            if self._report.is_gone:
+                raise NoMoreEnginesError(self._report.end)
             self._changed.clear()
             await self._changed.wait()
-        self._visit = BorrowedEngine(self._engine)
-        return self._visit
+        self._borrowed = BorrowedEngine(self._report.engine)
+        return self._borrowed
 
     def retire(self) -> None:
         """Does nothing: the owner retires the engine."""

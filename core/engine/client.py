@@ -15,12 +15,12 @@ from itertools import chain
 from msgspec import Struct
 from msgspec.structs import replace
 
-from quire.core.engine.engine_handle import EngineLink
+from quire.core.engine.engine_link import EngineLink
 from quire.core.engine.engine_selection import make_selector
-from quire.core.engine.fleet_status import FleetStatus, agreed
+from quire.core.engine.fleet import Fleet, agreed
+from quire.core.engine.fleet_status import EngineStatus, FleetStatus
 from quire.core.engine.launcher import Launcher
 from quire.core.engine.restart_policy import RestartPolicy
-from quire.core.engine.supervisor import EngineStatus
 from quire.core.errors import PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.routing.router import RoutingRules
@@ -95,9 +95,9 @@ class EngineClient:
         self._on_stats = on_stats or (lambda engine, stats: None)
         self._tracked: dict[str, _Tracked] = {}
         self._known = list(known)
-        self._coupled = coupled
         self.ready: list[EngineReady] = []
         self._links = [EngineLink(number, each, self, restarts()) for number, each in enumerate(launchers)]
+        self._fleet = Fleet([link.engine for link in self._links], coupled=coupled)
         self._selector = make_selector(self._links, num_slots, rules)
 
     async def start(self) -> EngineReady:
@@ -109,25 +109,11 @@ class EngineClient:
             EngineDeadError: an engine ended without saying why.
         """
         if self._known:
-            await self._start_one()
+            await self._fleet.start_one()
             self.ready = self._known
         else:
-            self.ready = await asyncio.gather(*(link.start() for link in self._links))
+            self.ready = await self._fleet.start()
         return agreed(self.ready)
-
-    async def _start_one(self) -> None:
-        """Returns when one engine serves; raises when all are gone for good."""
-        starts = {asyncio.create_task(link.start()) for link in self._links}
-        try:
-            while starts:
-                done, starts = await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
-                failures = [task.exception() for task in done]
-                if None in failures:
-                    return
-            self.check_health()
-        finally:
-            for task in starts:
-                task.cancel()
 
     @property
     def num_unfinished(self) -> int:
@@ -138,7 +124,7 @@ class EngineClient:
     def engine_pids(self) -> list[int | None]:
         """Process ids of the running engines, by number. An id changes after a crash, and is None while no engine
         runs."""
-        return [link.pid for link in self._links]
+        return [engine.pid for engine in self._fleet.engines]
 
     def submit(self, request: EngineRequest, on_deltas: Sequence[OnDelta], *, engine: int | None = None) -> int:
         """Submits a request. `on_deltas` has a callback for each sequence. A callback gets its sequence's deltas in
@@ -194,7 +180,7 @@ class EngineClient:
         """
         await self.start()
         self.check_health()
-        links = [link for link in self._links if not link.is_dead]
+        links = [link for link in self._links if not link.engine.is_dead]
         answers = await asyncio.gather(*(link.reset_prefix_cache(preempt_running=preempt_running) for link in links))
         for link in links:
             self._selector.on_empty(link)
@@ -221,29 +207,25 @@ class EngineClient:
 
     def check_health(self) -> None:
         """Raises EngineDeadError when all engines are gone for good. An engine that is being restarted is healthy."""
-        if all(link.is_dead for link in self._links):
-            self._links[0].check_alive()
+        self._fleet.check_health()
 
     def status(self) -> FleetStatus:
         """The state of all engines, and of each."""
-        return FleetStatus.of([link.status() for link in self._links])
+        return self._fleet.status()
 
     def status_of(self, number: int) -> EngineStatus:
         """The state of the engine with a number."""
-        return self._links[number].status()
+        return self._fleet.engines[number].status()
 
     async def close(self) -> None:
         """Fails unfinished requests and stops the engines: serving ones in order, all others by force."""
         self._fail(self._tracked, "The server shut down while the request ran.")
-        await asyncio.gather(*(link.close() for link in self._links))
+        await self._fleet.close()
 
     def kill(self) -> None:
         """Kills the engines, and waits a few seconds for the processes of this host. For interpreter exit, and for use
         outside an event loop."""
-        for link in self._links:
-            link.close_nowait()
-        for link in self._links:
-            link.join()
+        self._fleet.kill()
 
     # -------------------------------------------------------------------------------- callbacks of the engines' links
 
@@ -275,15 +257,11 @@ class EngineClient:
         self._evacuate(link)
 
     def on_dead(self, link: EngineLink, error: QuireError) -> None:
-        if all(each.is_dead for each in self._links):
+        if self._fleet.is_dead:
             self._fail(self._tracked, f"The engine is gone: {error}")
             return
-        if self._coupled:
-            for other in self._links:
-                other.give_up(error)
-            return
-        if not self.ready:
-            return  # `start` raises it
+        if self._fleet.give_up_with(error) or not self.ready:
+            return  # each engine reports its own end, or `start` raises this one
         logger.error("engine %d is gone for good, and the others serve on: %s", link.number, error)
         self._evacuate(link)
 
@@ -292,7 +270,7 @@ class EngineClient:
     def _place(self, submitted: _Submitted, request: EngineRequest) -> None:
         """Assigns a request, or its unfinished part, to its engine. `on_ready` sends it if the engine is not ready."""
         submitted.link.place(request)
-        if submitted.link.is_ready:
+        if submitted.link.engine.is_ready:
             self._send(submitted, request)
 
     def _send(self, submitted: _Submitted, request: EngineRequest) -> None:
@@ -307,10 +285,10 @@ class EngineClient:
     def _evacuate(self, link: EngineLink) -> None:
         """Moves the requests of an engine that does not run to other engines. Requests for which no engine has room
         wait for the next engine; if there will be none, they move all the same."""
-        if self._coupled:
+        if self._fleet.is_coupled:
             return
         for submitted, sequences in self._unfinished_on(link):
-            if link.is_dead:
+            if link.engine.is_dead:
                 refuge = self._selector.refuge(submitted.blocks, len(sequences), even_full=True)
                 refuge = refuge or self._selector.choose(submitted.blocks)
             else:

@@ -1,233 +1,261 @@
-"""One engine, seen from a frontend: the requests sent to it and the answers that it owes.
+"""The handle on one engine, wherever it runs: launches it, notices its end, and launches the next one.
 
-The link has the engine's supervisor, counts the sequences that are placed on the engine, and sends each grammar once.
-Its user holds the requests, and chooses an engine for each.
+The handle knows nothing of requests. Its user holds them, and hears when an engine is ready, when one crashes, and when
+no other follows. An engine that fails ends alone: the handle goes on until `close`, or until `RestartPolicy` finds
+another start hopeless. If the handle itself fails, it reports the engine as dead, never as healthy.
 """
 
 import asyncio
-from pathlib import Path
+import os
+import time
 from typing import Protocol
 
-from quire.core.engine.engine_clock import EngineClock
-from quire.core.engine.launcher import Launcher
-from quire.core.engine.pending_answers import PendingAnswers
-from quire.core.engine.restart_policy import RestartPolicy
-from quire.core.engine.sent_grammars import SentGrammars
-from quire.core.engine.supervisor import EngineMessage, EngineStatus, EngineSupervisor
-from quire.core.errors import EngineError, QuireError
-from quire.core.routing.engine_load import EngineLoad
+from quire.core import envs
+from quire.core.engine.engine_life import EngineLife, EngineMessage
+from quire.core.engine.failures import explain, fault_of, is_external
+from quire.core.engine.fleet_status import EngineStatus
+from quire.core.engine.launcher import Launcher, NoMoreEnginesError
+from quire.core.engine.restart_policy import Fault, RestartPolicy
+from quire.core.engine.running_engine import EngineAddress, RunningEngine
+from quire.core.errors import EngineDeadError, QuireError
+from quire.core.logging import get_logger
 from quire.core.wire import protocol
-from quire.core.wire.protocol import EngineReady, EngineRequest, RequestDelta, SchedulerStats
+from quire.core.wire.protocol import EngineReady
+
+logger = get_logger(__name__)
+
+CLOSE_SECONDS = 5.0
+FREE_SECONDS = 10.0
+"""Limit of the next engine's wait for the killed processes of the one before. With much memory that takes seconds."""
 
 
-class LinkUser(Protocol):
-    """The owner of the requests that the engine runs."""
+class EngineUser(Protocol):
+    """The object on whose behalf engines run."""
 
-    def on_ready(self, link: "EngineLink", ready: EngineReady) -> None:
+    def has_work(self, engine: "EngineHandle") -> bool:
+        """Returns True if the engine holds requests."""
+
+    def on_ready(self, engine: "EngineHandle", ready: EngineReady) -> None:
         """Handles an engine that is ready, and holds no request yet."""
 
-    def on_deltas(self, deltas: list[RequestDelta]) -> None:
-        """Handles the deltas of a step."""
+    def on_message(self, engine: "EngineHandle", message: EngineMessage) -> None:
+        """Handles a message of the engine. An exception ends that engine, because the message is lost."""
 
-    def on_stats(self, link: "EngineLink", stats: SchedulerStats) -> None:
-        """Handles the engine's statistics."""
-
-    def on_crash(self, link: "EngineLink", end: QuireError) -> None:
+    def on_crash(self, engine: "EngineHandle", end: QuireError) -> None:
         """Handles the end of an engine that was ready. Its requests are lost."""
 
-    def on_dead(self, link: "EngineLink", error: QuireError) -> None:
-        """Handles the end of the last engine: no other follows."""
+    def on_dead(self, engine: "EngineHandle", error: QuireError) -> None:
+        """Handles the final end: no engine runs, and none will be started."""
 
 
-class EngineLink:
-    """A frontend's link to one engine after another with the same number. Use from one event loop.
+class EngineHandle:
+    """One engine after another with the same number. Use from one event loop.
 
     Args:
-        number: the engine's number among the frontend's engines, from 0.
-
-    Attributes:
-        load: how busy the engine is.
-        holds_requests: whether an engine may hold requests that were sent to it: from its readiness to its end.
+        number: the engine's number among those of its user, from 0.
+        launcher: starts the engine, the first time and after a crash.
+        user: gets the engine's messages, and hears when it starts and ends.
+        restarts: decides whether an engine that ended is followed by another.
     """
 
-    def __init__(self, number: int, launcher: Launcher, user: LinkUser, restarts: RestartPolicy) -> None:
+    def __init__(self, number: int, launcher: Launcher, user: EngineUser, restarts: RestartPolicy) -> None:
         self.number = number
-        self.load = EngineLoad()
-        self.holds_requests = False
+        self._process_id = os.getpid()
+        self._launcher = launcher
         self._user = user
-        self._grammars = SentGrammars()
-        self._clock = EngineClock()  # of an engine on another host
-        self._num_calls = 0
-        self._calls: dict[int, asyncio.Future[list[bytes]]] = {}  # of the workers, by their number
-        self._profiles: PendingAnswers[protocol.Profiled] = PendingAnswers()
-        self._cache_resets: PendingAnswers[protocol.PrefixCacheReset] = PendingAnswers()
-        self._supervisor = EngineSupervisor(launcher, self, restarts)
-
-    # ------------------------------------------------------------------------------------------------------------ life
+        self._restarts = restarts
+        self._started: asyncio.Future[EngineReady] | None = None
+        self._task: asyncio.Task[QuireError] | None = None
+        self._life: EngineLife | None = None
+        self._engine: RunningEngine | None = None  # the last one that was launched
+        self._heard_at: float | None = None  # from engines before
+        self._last_end: QuireError | None = None
+        self._dead: QuireError | None = None
+        self._silence_limit_seconds = envs.read_float("ENGINE_HEARTBEAT_TIMEOUT_S")
 
     async def start(self) -> EngineReady:
-        return await self._supervisor.start()
+        """Starts the engine, once; later calls wait for the same start. A failed first start is repeated only if
+        another engine was at fault, or a host was lost.
+
+        Raises:
+            ConfigError: the launcher says that a setting is at fault.
+            ModelLoadError: the engine says that the checkpoint or the memory is at fault.
+            EngineDeadError: the engine ended without saying why.
+        """
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._supervise(self._started))
+            self._task.add_done_callback(self._on_supervision_ended)
+        return await asyncio.shield(self._started)
 
     @property
     def is_ready(self) -> bool:
-        """True if the engine takes messages now."""
-        return self._supervisor.is_ready
+        """True if an engine takes messages now."""
+        return self._life is not None and self._life.is_ready
+
+    @property
+    def address(self) -> EngineAddress:
+        """The address of the running engine, for other processes; another one after a crash."""
+        assert self._life is not None
+        engine = self._life.engine
+        return EngineAddress(engine.address, engine.keys, engine.pid)
 
     @property
     def pid(self) -> int | None:
         """Process id of the running engine, which changes after a crash. None while none runs, or on another host."""
-        return self._supervisor.pid
+        return self._life.engine.pid if self._life is not None else None
 
-    @property
-    def _is_elsewhere(self) -> bool:
-        """True if the running engine is on another host."""
-        return self.pid is None
+    def send(self, message: protocol.EngineInput) -> None:
+        """Sends a message to the engine, which must be ready. The message is lost if the engine dies meanwhile."""
+        assert self._life is not None
+        self._life.send(message)
 
     @property
     def is_dead(self) -> bool:
         """True if the engine is gone for good."""
-        return self._supervisor.is_dead
+        return self._dead is not None
 
     def check_alive(self) -> None:
         """Raises EngineDeadError when the engine is gone for good. An engine being restarted is alive."""
-        self._supervisor.check_alive()
+        if self._dead is not None:
+            raise EngineDeadError(f"The engine is gone: {self._dead} Restart the server.")
 
     def status(self) -> EngineStatus:
-        """The engine's state, and the time since its last message."""
-        return self._supervisor.status()
+        """The engine's state at this moment."""
+        life = self._life
+        heard_at = life.heard_at if life is not None and life.is_heard else self._heard_at
+        silent = None if heard_at is None else round(time.monotonic() - heard_at, 3)
+        if self._dead is not None:
+            return EngineStatus("dead", silent, str(self._dead))
+        if self.is_ready:
+            return EngineStatus("serving", silent)
+        end = life.end if life is not None and life.end is not None else self._last_end
+        waits_for = self._launcher.waits_for if life is None else life.waits_for
+        if self._started is not None and self._started.done():
+            return EngineStatus("restarting", silent, str(end), waits_for)
+        return EngineStatus("starting", silent, None if end is None else str(end), waits_for)
 
     def give_up(self, reason: QuireError) -> None:
-        self._supervisor.give_up(reason)
+        """Ends the engine by force, and starts no other. Harmless when it is gone for good."""
+        self._dead = self._dead or reason
+        if self._life is not None:
+            self._life.engine.kill()
 
     async def close(self) -> None:
-        await self._supervisor.close()
+        """Stops the engine: in order if it serves, by force while it loads or does not answer. Returns when a process
+        of this host has ended."""
+        self._dead = self._dead or EngineDeadError("the engine was shut down.")
+        try:
+            if self._task is not None and self.is_ready and self._life is not None and self._life.engine.is_owned:
+                self.send(protocol.Shutdown())
+                await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+        finally:
+            self.close_nowait()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._engine is not None:
+            await self._engine.wait_freed(CLOSE_SECONDS)
 
     def close_nowait(self) -> None:
-        self._supervisor.close_nowait()
+        """Ends the engine by force, without waiting for anything."""
+        if os.getpid() != self._process_id:  # a fork inherits this object, and not the engine
+            return
+        self.give_up(EngineDeadError("the engine was shut down."))
+        self._launcher.close()
 
     def join(self) -> None:
-        self._supervisor.join()
+        """Blocks, after `close_nowait`, until the processes have ended: see `RunningEngine.join`."""
+        if os.getpid() == self._process_id and self._engine is not None:
+            self._engine.join()
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # ----------------------------------------------------------------------------------------- one engine after another
 
-    def place(self, request: EngineRequest) -> None:
-        """Counts the sequences of a request as the engine's. `remove` takes them out, all at once or one by one."""
-        self.load.add(len(request.sequences))
-        self._grammars.add_user(request)
+    async def _supervise(self, started: "asyncio.Future[EngineReady]") -> QuireError:
+        """Runs one engine after another. Returns the reason for the last one's end."""
+        while True:
+            self._last_end = end = await self._run_one_engine()
+            if self._dead is not None or not (started.done() or is_external(end)):
+                return end
+            if (why := self._restarts.why_hopeless) is not None:
+                logger.error("%s The engine is not restarted any more: %s", end, why)
+                return EngineDeadError(f"{end} {why}")
+            pause = self._restarts.pause_seconds
+            logger.error("%s The engine is restarted in %.1f s.", end, pause)
+            await asyncio.sleep(pause)
+            if self._dead is not None:  # closed meanwhile
+                return end
 
-    def send(self, request: EngineRequest) -> None:
-        """Sends a request that was placed here to the engine, which must be ready."""
-        self.load.send(len(request.sequences), request.num_new_tokens)
-        if self._is_elsewhere and (path := self._grammars.unknown_file(request)) is not None:
-            self._supervisor.send(protocol.LentFile(path, Path(path).read_bytes()))
-        self._supervisor.send(self._grammars.without_known(request))
-
-    def remove(self, request: EngineRequest, num_sequences: int, *, is_last: bool) -> None:
-        """Takes out sequences that have ended or move to another engine.
-
-        Args:
-            is_last: no sequence of the request is left here.
-        """
-        self.load.remove(num_sequences)
-        if is_last and (unused := self._grammars.remove_user(request)) is not None and self.is_ready:
-            self._supervisor.send(protocol.DropGrammars([unused]))
-
-    def abort(self, request_ids: list[str]) -> None:
-        """Makes the engine forget sequences."""
-        if self.is_ready:
-            self._supervisor.send(protocol.AbortRequests(request_ids))
-
-    def abort_replies(self, reply_ids: list[str]) -> None:
-        """Makes the engine end requests of any frontend."""
-        if self.is_ready:
-            self._supervisor.send(protocol.AbortReplies(reply_ids))
-
-    # ------------------------------------------------------------------------------------------------------- questions
-
-    async def reset_prefix_cache(self, *, preempt_running: bool) -> bool:
-        self.check_alive()
-        if not self.is_ready:
-            return True  # the next engine's cache is empty
-        answer = self._cache_resets.expect()
-        self._supervisor.send(protocol.ResetPrefixCache(preempt_running))
-        return (await answer).is_empty
-
-    async def profile(self, active: bool) -> str | None:
-        self.check_alive()
-        if not self.is_ready:
-            raise EngineError("The engine is being restarted, and records no timeline; try again when it is up.")
-        answer = self._profiles.expect()
-        self._supervisor.send(protocol.Profile(active))
-        done = await answer
-        if done.error is not None:
-            raise EngineError(done.error)
-        return done.path
-
-    async def call_workers(self, name: str, payload: bytes) -> list[bytes]:
-        self.check_alive()
-        if not self.is_ready:
-            raise EngineError("The engine is being restarted; call its workers again when it is up.")
-        self._num_calls += 1
-        call_id = self._num_calls
-        self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._supervisor.send(protocol.CallWorkers(call_id, name, payload))
+    async def _run_one_engine(self) -> QuireError:
+        """Launches an engine, waits for its end and returns why it ended. Any error ends this engine alone."""
         try:
-            return await self._calls[call_id]
+            self._life = life = await self._launch()
+        except NoMoreEnginesError as error:
+            self._dead = self._dead or error
+            return self._dead
+        except Exception as error:
+            failure = explain(error)
+            self._restarts.add(ready_seconds=None, had_work=False, had_output=False, fault=fault_of(failure))
+            return failure
+        end: QuireError = EngineDeadError("the engine was shut down.")
+        fault: Fault = "own"
+        try:
+            end = await life.until_end(self._silence_limit_seconds)
+            fault = fault_of(end)
+        except Exception as error:
+            end = life.end or explain(error)
+            fault = "elsewhere" if is_external(error) else "own"  # not as the engine says, but as is known
         finally:
-            del self._calls[call_id]
+            self._bury(life, end, fault)
+        await life.engine.wait_freed(FREE_SECONDS)  # or the next engine finds its memory and devices taken
+        return end
 
-    # ------------------------------------------------------------------------------- callbacks of the supervisor
+    async def _launch(self) -> EngineLife:
+        if self._launcher.waits_for is not None:
+            self._restarts.acquit()
+        self._engine = engine = await self._launcher.launch()
+        try:
+            if self._dead is not None:  # closed meanwhile
+                raise self._dead
+            return EngineLife(engine, self._on_message)
+        except BaseException:
+            engine.kill()
+            await engine.wait_freed(CLOSE_SECONDS)
+            raise
 
-    @property
-    def has_work(self) -> bool:
-        return self.load.num_own > 0
+    def _bury(self, life: EngineLife, end: QuireError, fault: Fault) -> None:
+        """Frees the resources of an engine that ended, and reports its end to the user."""
+        ready_seconds = None if life.ready_at is None else time.monotonic() - life.ready_at
+        had_work, had_output = self._user.has_work(self), life.had_output
+        self._restarts.add(ready_seconds=ready_seconds, had_work=had_work, had_output=had_output, fault=fault)
+        self._life, self._last_end = None, end
+        self._heard_at = life.heard_at if life.is_heard else self._heard_at
+        life.close()
+        if ready_seconds is not None:
+            self._user.on_crash(self, end)
 
-    def on_ready(self, ready: EngineReady) -> None:
-        self.holds_requests = True
-        self._user.on_ready(self, ready)
+    def _on_supervision_ended(self, task: "asyncio.Task[QuireError]") -> None:
+        """Marks the engine as dead, however the supervision ended, because its end would go unnoticed from now on."""
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            logger.error("the supervision of the engine failed, so the engine is given up", exc_info=failure)
+        if self._dead is None:
+            failed = task.cancelled() or failure is not None
+            self._dead = EngineDeadError("its supervision failed; the log tells why.") if failed else task.result()
+        if self._life is not None:
+            self._life.engine.kill()
+        assert self._started is not None
+        if not self._started.done():
+            self._started.set_exception(self._dead)
+            self._started.exception()  # perhaps nobody waits for it any more
+        self._launcher.retire()
+        self._user.on_dead(self, self._dead)
 
-    def on_message(self, message: EngineMessage) -> None:
-        match message:
-            case protocol.StepOutputs():
-                if self._is_elsewhere:
-                    self._clock.hear(message.timestamp)
-                    self._clock.translate(message.deltas)
-                self._user.on_deltas(message.deltas)
-                self._report(message.stats)
-            case protocol.Heartbeat():
-                self._report(message.stats)
-            case protocol.Profiled():
-                self._profiles.give(message)
-            case protocol.PrefixCacheReset():
-                self._cache_resets.give(message)
-            case protocol.WorkersAnswered():
-                self._answer_call(message)
-
-    def on_crash(self, end: QuireError) -> None:
-        self.holds_requests = False
-        self._clock = EngineClock()  # the next engine's host may have been started anew
-        self.load.forget()
-        self._profiles.give_all(protocol.Profiled(error="The engine ended while it recorded a timeline."))
-        self._cache_resets.give_all(protocol.PrefixCacheReset(is_empty=True))
-        for call_id in self._calls:
-            self._answer_call(
-                protocol.WorkersAnswered(call_id, [], error="The engine ended before its workers answered.")
-            )
-        self._grammars.forget_sent()
-        self._user.on_crash(self, end)
-
-    def on_dead(self, error: QuireError) -> None:
-        self._user.on_dead(self, error)
-
-    def _report(self, stats: SchedulerStats) -> None:
-        self.load.report(stats)
-        self._user.on_stats(self, stats)
-
-    def _answer_call(self, answer: protocol.WorkersAnswered) -> None:
-        waiter = self._calls.get(answer.call_id)
-        if waiter is None or waiter.done():  # the caller is gone
+    def _on_message(self, message: EngineMessage | EngineReady) -> None:
+        if not isinstance(message, EngineReady):
+            self._user.on_message(self, message)
             return
-        if answer.error is None:
-            waiter.set_result(answer.results)
-        else:
-            waiter.set_exception(EngineError(answer.error))
+        assert self._started is not None
+        if not self._started.done():
+            self._started.set_result(message)
+        self._user.on_ready(self, message)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.core.engine.engine_handle import EngineLink
+from quire.core.engine.engine_link import EngineLink
 from quire.core.routing.prompt_blocks import prompt_blocks
 from quire.core.routing.router import FULL, Router, RoutingRules
 from quire.core.wire.protocol import EngineReady, EngineRequest
@@ -104,15 +104,15 @@ class RoutedEngineSelector:
     def choose(self, blocks: Sequence[int]) -> EngineLink:
         while (choice := self._router.choose(blocks)) is not None:
             link = self._links[choice.engine]
-            if link.is_ready:
+            if link.engine.is_ready:
                 return link
             self._router.set_load(link.number, FULL)  # it is about to end
-        return min(self._links, key=lambda link: (link.is_dead, link.load.num_own))
+        return min(self._links, key=lambda link: (link.engine.is_dead, link.load.num_own))
 
     def refuge(self, blocks: Sequence[int], num_sequences: int, *, even_full: bool) -> EngineLink | None:
         link = self.choose(blocks)
         has_room = even_full or link.load.num_sequences + num_sequences <= self._num_slots
-        return link if link.is_ready and has_room else None
+        return link if link.engine.is_ready and has_room else None
 
     def add_prompt(self, link: EngineLink, blocks: Sequence[int]) -> int:
         return self._router.add_prompt(link.number, blocks)
@@ -125,7 +125,7 @@ class RoutedEngineSelector:
         self.on_load(link)
 
     def on_load(self, link: EngineLink) -> None:
-        self._router.set_load(link.number, link.load.value if link.is_ready else FULL)
+        self._router.set_load(link.number, link.load.value if link.engine.is_ready else FULL)
 
     def on_empty(self, link: EngineLink) -> None:
         self._router.forget(link.number)

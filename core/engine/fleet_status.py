@@ -1,13 +1,18 @@
-"""The state and capacity of several engines as one."""
+"""The state of an engine, and of several engines as one, for health checks."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from quire.core.engine.supervisor import EngineStatus
-from quire.core.errors import ModelLoadError
-from quire.core.wire.protocol import EngineReady
+
+class EngineStatus(Struct, frozen=True, omit_defaults=True):
+    """The state of one engine."""
+
+    state: Literal["starting", "serving", "restarting", "dead"]
+    silent_seconds: float | None  # since an engine's last message; a healthy engine sends one at least every 2 s
+    reason: str | None = None  # why the engine is dead, or why it is being restarted
+    waits_for: str | None = None  # what is missing before it can start, such as a node
 
 
 class FleetStatus(Struct, frozen=True):
@@ -35,25 +40,3 @@ class FleetStatus(Struct, frozen=True):
 
 
 _ORDER = ("serving", "restarting", "starting", "dead")
-
-
-def agreed(engines: Sequence[EngineReady]) -> EngineReady:
-    """The joint capacity of engines. Requests may move between them, so the shortest limit holds for all.
-
-    Raises:
-        ModelLoadError: they are not of one kind.
-    """
-    first, *others = engines
-    for number, other in enumerate(others, start=1):
-        if other.block_size != first.block_size or len(other.kv_groups) != len(first.kv_groups):
-            raise ModelLoadError(
-                f"Engine {number} has other KV groups than engine 0. All engines must load the same checkpoint with "
-                "the same options and version of Quire."
-            )
-    return replace(
-        first,
-        num_pages=sum(each.num_pages for each in engines),
-        max_model_len=min(each.max_model_len for each in engines),
-        weights_bytes=sum(each.weights_bytes for each in engines),
-        kv_cache_bytes=sum(each.kv_cache_bytes for each in engines),
-    )

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import quire
-from quire.core.engine.supervisor import EngineStatus
+from quire.core.engine.fleet_status import EngineStatus
 from quire.core.errors import EngineDeadError, ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.answers import documented, documented_empty, json_answer

@@ -17,7 +17,8 @@ from quire.core import envs
 from quire.core.cluster.addresses import listen
 from quire.core.cluster.messages import CoordinatorStart
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ConfigError, PeerLostError
+from quire.core.engine.running_engine import RunningEngine
+from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.core.processes import is_ending, members, names_of_living, until_ended, wait_ended
 from quire.core.wire.channel import CurveKeys
@@ -32,37 +33,13 @@ JOIN_SECONDS = 5.0
 logger = get_logger(__name__)
 
 
-class EngineSubprocess:
-    """A running engine process, seen from its parent.
-
-    Attributes:
-        was_killed: `kill` has ended it, and not something else before.
-    """
+class EngineSubprocess(RunningEngine):
+    """A running engine process, seen from its parent."""
 
     def __init__(self, process: subprocess.Popen, address: str, keys: CurveKeys | None) -> None:
+        super().__init__(address, keys, process.pid)
         self._process = process
-        self.address = address
-        self.keys = keys
-        self.pid: int | None = process.pid
-        self.is_owned = True
-        self.was_killed = False
-        self._is_over = self._is_gone = False
-        self._reason: PeerLostError | None = None
-
-    async def wait(self) -> int:
-        """Waits for the exit code; negative is the signal that ended the process. Raises PeerLostError if `end` has
-        ended it."""
-        code = await self._exit_code()
-        if self._reason is not None:
-            raise self._reason
-        return code
-
-    def end(self, reason: PeerLostError) -> None:
-        """Kills the engine for `reason`, which `wait` raises unless the engine has ended or was killed before."""
-        is_first = not self._is_over
-        self.kill()
-        if is_first and self.was_killed:
-            self._reason = reason
+        self._is_gone = False
 
     async def _exit_code(self) -> int:
         if (code := self._process.poll()) is not None:
@@ -70,12 +47,9 @@ class EngineSubprocess:
         await until_ended(self._process.pid)
         return self._process.wait()
 
-    def kill(self) -> None:
+    def _kill(self) -> None:
         """Kills the engine and, through its process group, its workers. Kills once only, because the system reuses ids.
         Does not wait: a process with much memory takes seconds to end, and this event loop serves others."""
-        if self._is_over:
-            return
-        self._is_over = True
         self.was_killed = self._process.poll() is None and not is_ending(self._process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ from msgspec import to_builtins
 from quire.core import envs
 from quire.core.cluster.addresses import check_host, interface_of, named_host, own_addresses, resolve
 from quire.core.cluster.check_messages import CheckStart, GPUMemory, NodeReport
+from quire.core.cluster.engine_hosts import EngineHosts
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import CoordinatorStart, NodeStart
 from quire.core.cluster.node_compatibility import NodeFacts
@@ -19,7 +20,7 @@ from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig, get_logger
 from quire.frontend.launch.layout import engine_places, hosts_of_engine
 from quire.frontend.launch.peer_servers import CoordinatorServer, ParticipantServer
-from quire.frontend.launch.shared_experts import EngineHosts, EpochCoordinator, Epochs
+from quire.frontend.launch.shared_experts import EpochCoordinator, Epochs
 
 logger = get_logger(__name__)
 

@@ -9,6 +9,7 @@ import asyncio
 from functools import partial
 
 from quire.core.cluster.coordinator import ClusterCoordinator, NodeLink
+from quire.core.cluster.engine_hosts import EngineHosts
 from quire.core.cluster.messages import (
     CoordinatorStart,
     EngineNews,
@@ -19,7 +20,7 @@ from quire.core.cluster.messages import (
     RendezvousReady,
     WaitsFor,
 )
-from quire.core.cluster.node_compatibility import NodeFacts, name_ranks
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.cluster.participant import Participant
 from quire.core.errors import ConfigError, EngineError, PeerLostError, QuireError
 from quire.core.logging import get_logger
@@ -31,35 +32,22 @@ logger = get_logger(__name__)
 _GIVEN_UP = "this server has given up its engines."
 
 
-class CoordinatorServer:
+class CoordinatorServer(EngineHosts):
     """The server with engine 0, which starts epochs. The other servers join from the first `wait_for_hosts` on."""
 
     has_other_hosts = True
-    has_engines_here = True
 
     def __init__(self, start: CoordinatorStart) -> None:
-        self.address = start.facts.address
-        self._start = start
+        super().__init__(start, release="its engines have ended.")
         self._epochs = EpochCoordinator(self)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._coordinator: ClusterCoordinator | None = None
         self._servers: set[NodeLink] = set()
         self._answers: dict[tuple[NodeLink, int], asyncio.Task[None]] = {}  # by server, and number of the engine
         self._is_closed = False
 
-    @property
-    def waits_for(self) -> str | None:
-        own = self._start.facts
-        missing = self._coordinator.missing if self._coordinator else sorted(set(range(own.num_ranks)) - set(own.ranks))
-        return f"the server of engine {name_ranks(missing)}" if missing else None
-
     async def wait_for_hosts(self, number: int) -> None:
         """Waits for all servers. Raises ConfigError if servers cannot join at the address."""
-        self._open_coordinator()
+        self._open()
         await self._epochs.wait_for_hosts(number)
-
-    async def all_joined(self) -> None:
-        await self._open_coordinator().all_joined()
 
     def epoch_of(self, number: int) -> Epoch:
         return self._epochs.epoch_of(number)
@@ -71,40 +59,43 @@ class CoordinatorServer:
     def close(self) -> None:
         self._is_closed = True
         self._epochs.close()
-        if self._loop is not None and not self._loop.is_closed():  # perhaps from another thread, as the program ends
-            self._loop.call_soon_threadsafe(self._close_coordinator)
+        super().close()
 
-    def _open_coordinator(self) -> ClusterCoordinator:
+    def _open(self) -> ClusterCoordinator:
         if self._is_closed:
             raise PeerLostError(_GIVEN_UP)
-        if self._coordinator is None:  # here, because a head needs the running loop
-            self._loop = asyncio.get_running_loop()
-            self._coordinator = ClusterCoordinator(self._start, self._on_joined)
-        return self._coordinator
+        return super()._open()
 
-    def _close_coordinator(self) -> None:
-        head, self._coordinator = self._coordinator, None
+    def _close(self, coordinator: ClusterCoordinator) -> None:
         for answer in self._answers.values():
             answer.cancel()
-        if head is not None:
-            head.close("its engines have ended.")
+        super()._close(coordinator)
 
     # ---------------------------------------------------------------------------------------------- the other servers
 
-    def _on_joined(self, server: NodeLink) -> None:
-        server.engine_listener = _Server(self, server)
-        self._servers.add(server)
+    def on_joined(self, node: NodeLink) -> None:
+        self._servers.add(node)
+        self._tell_what_is_missing()
+
+    def on_engine(self, node: NodeLink, news: EngineNews) -> None:
+        """Answers a server that is about to start one of its engines."""
+        if not isinstance(news, EngineWanted) or news.data not in node.facts.ranks:
+            return
+        if (before := self._answers.get((node, news.data))) is not None:
+            before.cancel()
+        self._answers[node, news.data] = asyncio.create_task(self._answer(node, news.data))
+
+    def on_node_lost(self, node: NodeLink, error: EngineError) -> None:
+        """Ends the epoch, because a server is lost, and no other process would end its engines' peers."""
+        self._servers.discard(node)
+        for place in [place for place in self._answers if place[0] is node]:
+            self._answers.pop(place).cancel()
+        self._epochs.end(PeerLostError(str(error)))
         self._tell_what_is_missing()
 
     def _tell_what_is_missing(self) -> None:
         for server in self._servers:
             server.tell(WaitsFor(self.waits_for))
-
-    def on_wanted(self, server: NodeLink, number: int) -> None:
-        """Answers a server that is about to start an engine."""
-        if (before := self._answers.get((server, number))) is not None:
-            before.cancel()
-        self._answers[server, number] = asyncio.create_task(self._answer(server, number))
 
     async def _answer(self, server: NodeLink, number: int) -> None:
         try:
@@ -118,29 +109,6 @@ class CoordinatorServer:
         assert method is not None  # this host has the port
         server.tell(RendezvousReady(number, method))
         epoch.add(_PeerEngine(server, number))
-
-    def on_lost(self, server: NodeLink, error: EngineError) -> None:
-        """Ends the epoch, because a server is lost, and no other process would end its engines' peers."""
-        self._servers.discard(server)
-        for place in [place for place in self._answers if place[0] is server]:
-            self._answers.pop(place).cancel()
-        self._epochs.end(PeerLostError(str(error)))
-        self._tell_what_is_missing()
-
-
-class _Server:
-    """Listens to one of the other servers."""
-
-    def __init__(self, first: CoordinatorServer, server: NodeLink) -> None:
-        self._first = first
-        self._server = server
-
-    def on_engine(self, news: EngineNews) -> None:
-        if isinstance(news, EngineWanted) and news.data in self._server.facts.ranks:
-            self._first.on_wanted(self._server, news.data)
-
-    def on_lost(self, error: EngineError) -> None:
-        self._first.on_lost(self._server, error)
 
 
 class _PeerEngine:

@@ -6,6 +6,7 @@ import socket
 from typing import Protocol
 
 from quire.core.cluster.addresses import listen
+from quire.core.cluster.engine_hosts import EngineHosts
 from quire.core.errors import PeerLostError
 from quire.core.wire.rendezvous import Rendezvous, endpoint_of, listening_rendezvous
 
@@ -15,25 +16,6 @@ class StartedEngine(Protocol):
 
     def end(self, reason: PeerLostError) -> None:
         """Ends the engine at once. Does nothing when it has ended."""
-
-
-class EngineHosts(Protocol):
-    """The other hosts whose engines share experts with this host's.
-
-    Attributes:
-        address: of this host, for the others.
-        has_engines_here: whether this host runs some, too.
-    """
-
-    address: str
-    has_engines_here: bool
-
-    @property
-    def waits_for(self) -> str | None:
-        """A description of the hosts that have not joined; None if all have."""
-
-    async def all_joined(self) -> None:
-        """Waits until all hosts have joined."""
 
 
 class RendezvousFile:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import Metric
 
-from quire.core.engine.supervisor import EngineStatus
+from quire.core.engine.fleet_status import EngineStatus
 from quire.core.wire.protocol import SchedulerStats
 from quire.frontend.metrics.families import Labelled
 from quire.frontend.metrics.histogram import Histogram

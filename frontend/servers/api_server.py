@@ -9,9 +9,9 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from quire.core.engine.borrowed_engine import BorrowingLauncher
+from quire.core.engine.borrowed_engine import BorrowingLauncher, EngineReport
 from quire.core.engine.launcher import NoMoreEnginesError
-from quire.core.errors import EngineDeadError, PeerLostError, UnavailableError
+from quire.core.errors import UnavailableError
 from quire.core.logging import configure, get_logger
 from quire.core.processes import leave
 from quire.frontend.async_llm import AsyncLLM
@@ -25,10 +25,6 @@ from quire.frontend.servers.messages import (
     AskedOfParent,
     AskedOfServer,
     ControlLink,
-    EngineEnded,
-    EngineGone,
-    EngineStarted,
-    EngineWaits,
     Placed,
     ReadPage,
     ServerStart,
@@ -85,12 +81,12 @@ class ApiServer:
 
     def __init__(self, link: ControlLink[ToServer], start: ServerStart, listener: socket.socket) -> None:
         self._link = link
-        self._visits = [BorrowingLauncher() for _ in start.config.served_engines]
+        self._borrowed = [BorrowingLauncher() for _ in start.config.served_engines]
         setup = EngineSetup(start.args, Path(start.folder), Path(start.tokenizer_folder), start.config, [])
         server = start.server
         self._engine = engine = AsyncLLM.from_setup(
             setup,
-            visits=self._visits,
+            borrowed=self._borrowed,
             known=start.known,
             on_placed=PlacedPrompts(link.send).add,
             max_log_len=server.max_log_len,
@@ -137,15 +133,8 @@ class ApiServer:
 
     def _on_message(self, message: ToServer) -> None:
         match message:
-            case EngineStarted():
-                self._visits[message.number].on_started(message.engine)
-            case EngineEnded():
-                kind = PeerLostError if message.has_lost_peer else EngineDeadError
-                self._visits[message.number].on_ended(kind(message.reason))
-            case EngineWaits():
-                self._visits[message.number].waits_for = message.waits_for
-            case EngineGone():
-                self._visits[message.number].on_gone(message.reason)
+            case EngineReport():
+                self._borrowed[message.number].on_report(message)
             case TakeSnapshot():
                 self._link.send(self._snapshot(message.scrape_id))
             case AskedOfServer():

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
-from quire.core.engine.borrowed_engine import EngineAddress
+from quire.core.engine.borrowed_engine import EngineReport
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.entry_store.access import MakerQuestion
 from quire.frontend.entry_store.store import Entry, Replaces
@@ -30,35 +30,6 @@ class ServerStart(Struct, array_like=True, tag="start"):
     greets: bool
     import_path: list[str]  # the parent's, for the user's own modules
     known: list[EngineReady]  # what each engine can do, once all have started
-
-
-class EngineStarted(Struct, array_like=True, tag="engine_started"):
-    """An engine is ready."""
-
-    number: int
-    engine: EngineAddress
-
-
-class EngineEnded(Struct, array_like=True, tag="engine_ended"):
-    """That engine has ended; another may follow."""
-
-    number: int
-    reason: str
-    has_lost_peer: bool  # it ended because of another one
-
-
-class EngineWaits(Struct, array_like=True, tag="engine_waits"):
-    """The resource for which the next engine with a number waits; None: nothing any more."""
-
-    number: int
-    waits_for: str | None
-
-
-class EngineGone(Struct, array_like=True, tag="engine_gone"):
-    """No engine with this number follows."""
-
-    number: int
-    reason: str
 
 
 class TakeSnapshot(Struct, array_like=True, tag="take_snapshot"):
@@ -136,8 +107,7 @@ class Answer(Struct, array_like=True, tag="answer"):
 
 _encode = msgspec.msgpack.Encoder().encode
 
-_OfEngines = EngineStarted | EngineEnded | EngineWaits | EngineGone
-ToServer = ServerStart | _OfEngines | TakeSnapshot | AskedOfServer | Answer | Placed
+ToServer = ServerStart | EngineReport | TakeSnapshot | AskedOfServer | Answer | Placed
 
 
 class Serving(Struct, array_like=True, tag="serving"):

@@ -11,16 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+from msgspec.structs import replace
 from prometheus_client import disable_created_metrics
 from prometheus_client.core import Metric
 
 from quire.core import envs
-from quire.core.engine.borrowed_engine import EngineAddress
-from quire.core.engine.engine_owner import EngineOwner
+from quire.core.engine.borrowed_engine import EngineReport
+from quire.core.engine.engine_handle import EngineHandle
+from quire.core.engine.engine_life import EngineMessage
+from quire.core.engine.fleet import Fleet
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import EngineDeadError, PeerLostError, QuireError
 from quire.core.logging import get_logger
-from quire.core.wire.protocol import EngineReady, SchedulerStats
+from quire.core.wire.protocol import EngineReady, Heartbeat, SchedulerStats, StepOutputs
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.http.cache_facts import cache_facts
 from quire.frontend.http.server_config import ServerConfig
@@ -34,10 +37,6 @@ from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
     Answer,
     AskedOfParent,
-    EngineEnded,
-    EngineGone,
-    EngineStarted,
-    EngineWaits,
     Placed,
     ServerStart,
     Serving,
@@ -79,11 +78,12 @@ class ServerGroup:
         self._hash_seed = {"PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
         model_name = ServedModel.from_args(setup.args, setup.folder).name
         self._statistics = [EngineStatistics(Labelled(model_name, engine)) for engine in setup.config.served_engines]
-        self._owners = [EngineOwner(number, each, self) for number, each in enumerate(setup.launchers)]
-        for statistics, owner in zip(self._statistics, self._owners, strict=True):
-            statistics.status = owner.status
-        self._engines: dict[int, EngineStarted | EngineGone] = {}  # what a new server must know
-        self._waits: dict[int, EngineWaits] = {}
+        engines = [EngineHandle(number, each, self, RestartPolicy()) for number, each in enumerate(setup.launchers)]
+        for statistics, engine in zip(self._statistics, engines, strict=True):
+            statistics.status = engine.status
+        self._fleet = Fleet(engines, coupled=setup.config.layout.shares_experts)
+        self._loads = [SchedulerStats() for _ in engines]  # as each engine last reported
+        self._reports = [EngineReport(engine.number) for engine in engines]
         self._servers: dict[int, ServerProcess] = {}
         self._metrics = SharedMetrics(self._ask, self._own_families)
         self._known: list[EngineReady] = []  # what each engine can do, once all have started
@@ -115,7 +115,7 @@ class ServerGroup:
 
     async def _keep_engines(self) -> None:
         """Runs the engines. Never returns; raises when all engines are gone."""
-        self._known = await asyncio.gather(*(owner.start() for owner in self._owners))
+        self._known = await self._fleet.start()
         logging_stats = None
         if self._setup.config.log_stats:
             log = StatsLog(self._statistics, aggregate=self._setup.config.aggregate_engine_logging)
@@ -129,37 +129,43 @@ class ServerGroup:
     async def _look(self) -> None:
         """Reports to the servers what engines wait for, which they cannot ask the engines. Never returns."""
         while True:
-            for number, owner in enumerate(self._owners):
-                waits = EngineWaits(number, owner.status().waits_for)
-                if waits != self._waits.setdefault(number, EngineWaits(number, None)):
-                    self._waits[number] = waits
-                    self._tell(waits)
+            for engine in self._fleet.engines:
+                self._report(engine, waits_for=engine.status().waits_for)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
-        self._statistics[number].cache_info = cache_facts(self._setup.config, ready)
-        self._engines[number] = EngineStarted(number, engine)
-        self._tell(self._engines[number])
+    def _report(self, of: EngineHandle, **changes: Any) -> None:
+        """Reports changes of an engine's state to the servers."""
+        before = self._reports[of.number]
+        if (report := replace(before, **changes)) != before:
+            self._reports[of.number] = report
+            self._tell(report)
 
-    def on_ended(self, number: int, end: QuireError) -> None:
-        self._engines.pop(number, None)
-        self._tell(EngineEnded(number, str(end), has_lost_peer=isinstance(end, PeerLostError)))
+    def has_work(self, engine: EngineHandle) -> bool:
+        load = self._loads[engine.number]
+        return load.num_running + load.num_waiting > 0
 
-    def on_gone(self, number: int, error: QuireError) -> None:
-        self._engines[number] = EngineGone(number, str(error))
-        self._tell(self._engines[number])
-        if not all(owner.is_dead for owner in self._owners):
-            if self._setup.config.layout.shares_experts:
-                for owner in self._owners:
-                    owner.give_up(error)
+    def on_ready(self, engine: EngineHandle, ready: EngineReady) -> None:
+        self._statistics[engine.number].cache_info = cache_facts(self._setup.config, ready)
+        self._report(engine, engine=engine.address)
+
+    def on_message(self, engine: EngineHandle, message: EngineMessage) -> None:
+        if isinstance(message, StepOutputs | Heartbeat):
+            self._loads[engine.number] = message.stats
+            self._statistics[engine.number].on_stats(message.stats)
+
+    def on_crash(self, engine: EngineHandle, end: QuireError) -> None:
+        self._loads[engine.number] = SchedulerStats()
+        self._report(engine, engine=None, end=str(end), has_lost_peer=isinstance(end, PeerLostError))
+
+    def on_dead(self, engine: EngineHandle, error: QuireError) -> None:
+        self._report(engine, engine=None, end=str(error), has_lost_peer=False, is_gone=True)
+        if not self._fleet.is_dead:
+            self._fleet.give_up_with(error)
         elif not self._all_gone.done() and not self._stopping.is_set():
             if envs.read_flag("KEEP_ALIVE_ON_ENGINE_DEATH"):
                 logger.error("the engines are gone; every request is answered 503: %s", error)
             else:
                 self._all_gone.set_exception(EngineDeadError(f"The engines are gone: {error}"))
-
-    def on_stats(self, number: int, stats: SchedulerStats) -> None:
-        self._statistics[number].on_stats(stats)
 
     # ---------------------------------------------------------------------------------------------------------- servers
 
@@ -200,8 +206,8 @@ class ServerGroup:
         )
         server = await ServerProcess.launch(start, self._listener, self._hash_seed)
         self._announced = self._announced or announces
-        for news in (*self._engines.values(), *self._waits.values()):
-            server.link.send(news)
+        for report in self._reports:
+            server.link.send(report)
         return server
 
     async def _listen(self, number: int, server: ServerProcess) -> None:
@@ -263,4 +269,4 @@ class ServerGroup:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *running, return_exceptions=True)
-        await asyncio.gather(*(owner.close() for owner in self._owners))
+        await self._fleet.close()

@@ -2,46 +2,54 @@
 
 import asyncio
 
-from quire.core.engine.borrowed_engine import BorrowingLauncher, EngineAddress, FollowsOwner
+from quire.core.engine.borrowed_engine import BorrowingLauncher, EngineReport, FollowsOwner
 from quire.core.engine.client import EngineClient
-from quire.core.engine.engine_owner import EngineOwner
-from quire.core.errors import EngineDeadError, PeerLostError, QuireError
-from quire.core.wire.protocol import EngineReady, FinishReason, SchedulerStats
+from quire.core.engine.engine_handle import EngineHandle
+from quire.core.engine.engine_life import EngineMessage
+from quire.core.engine.restart_policy import RestartPolicy
+from quire.core.engine.running_engine import EngineAddress
+from quire.core.errors import QuireError
+from quire.core.wire.protocol import EngineReady, FinishReason, Heartbeat, SchedulerStats, StepOutputs
 from quire.frontend.launch.launcher import EngineLauncher
 from tests.core.engine.null_engine import NULL_WORKER, Stream, engine_config
 
 
 class Told:
-    """Remembers what an owner tells."""
+    """Owns engines, and remembers their starts and ends."""
 
     def __init__(self) -> None:
         self.engines: list[EngineAddress] = []
         self.ends: list[object] = []
         self.stats = SchedulerStats()
 
-    def on_started(self, number: int, engine: EngineAddress, ready: EngineReady) -> None:
-        self.engines.append(engine)
+    def has_work(self, engine: EngineHandle) -> bool:
+        return self.stats.num_running > 0
 
-    def on_ended(self, number: int, end: QuireError) -> None:
-        self.ends.append(number)
+    def on_ready(self, engine: EngineHandle, ready: EngineReady) -> None:
+        self.engines.append(engine.address)
 
-    def on_gone(self, number: int, error: QuireError) -> None:
+    def on_message(self, engine: EngineHandle, message: EngineMessage) -> None:
+        assert isinstance(message, StepOutputs | Heartbeat)
+        self.stats = message.stats
+
+    def on_crash(self, engine: EngineHandle, end: QuireError) -> None:
+        self.ends.append(engine.number)
+
+    def on_dead(self, engine: EngineHandle, error: QuireError) -> None:
         self.ends.append(error)
-
-    def on_stats(self, number: int, stats: SchedulerStats) -> None:
-        self.stats = stats
 
 
 def test_a_visitor_starts_with_the_engines_that_run_and_leaves_them_running() -> None:
     async def scenario() -> None:
         told = Told()
-        owner = EngineOwner(0, EngineLauncher(engine_config(), worker_factory=NULL_WORKER), told)
+        launcher = EngineLauncher(engine_config(), worker_factory=NULL_WORKER)
+        owner = EngineHandle(0, launcher, told, RestartPolicy())
         ready = await owner.start()
         try:
             for _ in range(2):
                 visits = [BorrowingLauncher(), BorrowingLauncher()]  # of the second engine, nothing is heard
                 client = EngineClient(visits, num_slots=8, restarts=FollowsOwner, known=[ready, ready])
-                visits[0].on_started(told.engines[0])
+                visits[0].on_report(EngineReport(0, told.engines[0]))
                 async with asyncio.timeout(60):
                     assert (await client.start()).num_pages == 2 * ready.num_pages
                 assert [each.state for each in client.status().engines] == ["serving", "starting"]
@@ -52,7 +60,7 @@ def test_a_visitor_starts_with_the_engines_that_run_and_leaves_them_running() ->
                 while told.stats.num_steps < 6 or told.stats.num_running:
                     await asyncio.sleep(0.01)
             assert (len(told.engines), told.ends) == (1, [])
-            visits[1].on_gone("it was given up")
+            visits[1].on_report(EngineReport(1, end="it was given up", is_gone=True))
             late = EngineClient(visits[1:], num_slots=8, restarts=FollowsOwner)
             failed = await asyncio.gather(late.start(), return_exceptions=True)
             assert "it was given up" in str(failed[0])
@@ -68,21 +76,22 @@ def test_a_visitor_is_told_whether_an_engine_ended_because_of_another_one() -> N
 
     async def scenario() -> None:
         told, visit = Told(), BorrowingLauncher()
-        owner = EngineOwner(0, EngineLauncher(engine_config(max_model_len=100_000), worker_factory=NULL_WORKER), told)
+        launcher = EngineLauncher(engine_config(max_model_len=100_000), worker_factory=NULL_WORKER)
+        owner = EngineHandle(0, launcher, told, RestartPolicy())
         await owner.start()
         client = EngineClient([visit], num_slots=8, restarts=FollowsOwner)
-        visit.on_started(told.engines[0])
+        visit.on_report(EngineReport(0, told.engines[0]))
         try:
             await client.start()
             stream = Stream(client, "long", [1], 90_000)
-            for kind in (PeerLostError, PeerLostError, EngineDeadError, EngineDeadError):
+            for has_lost_peer in (True, True, False, False):
                 assert stream.last is None
-                visit.on_ended(kind("the host is gone."))
+                visit.on_report(EngineReport(0, end="the host is gone.", has_lost_peer=has_lost_peer))
                 async with asyncio.timeout(60):
                     while client.status().engine.state == "serving":
                         await asyncio.sleep(0.01)
                     assert client.status().engine.reason == "the host is gone."
-                    visit.on_started(told.engines[0])
+                    visit.on_report(EngineReport(0, told.engines[0]))
                     while client.status().engine.state != "serving":
                         await asyncio.sleep(0.01)
             assert await stream.finish_reason() is FinishReason.ERROR

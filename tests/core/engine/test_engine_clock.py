@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from quire.core.engine.engine_handle import EngineLink
+from quire.core.engine.engine_link import EngineLink
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.wire.protocol import EngineReady, RequestDelta, SchedulerStats, StepOutputs
 from quire.frontend.launch.launcher import EngineLauncher
@@ -34,7 +34,8 @@ def test_times_of_an_engine_on_another_host_are_told_by_this_hosts_clock(ahead: 
 
     def say(seconds_ago: float, *deltas: RequestDelta) -> None:
         """A message that was sent so long ago."""
-        link.on_message(StepOutputs(list(deltas), SchedulerStats(), time.monotonic() + ahead - seconds_ago))
+        message = StepOutputs(list(deltas), SchedulerStats(), time.monotonic() + ahead - seconds_ago)
+        link.on_message(link.engine, message)
 
     say(0.0)
     now = time.monotonic()
@@ -42,7 +43,7 @@ def test_times_of_an_engine_on_another_host_are_told_by_this_hosts_clock(ahead: 
     say(2.0, delta, RequestDelta("b", []))  # it was under way for longer
     assert [each.queued_at for each in user.deltas] == [pytest.approx(now - 5.0, abs=1.0), 0.0]
     assert [each.scheduled_at for each in user.deltas] == [pytest.approx(now - 3.0, abs=1.0), 0.0]
-    link.on_crash(RuntimeError("the host is gone"))
+    link.on_crash(link.engine, RuntimeError("the host is gone"))
     ahead += 1e6
     say(0.0, RequestDelta("c", [7], queued_at=now + ahead - 1.0))
     assert user.deltas[-1].queued_at == pytest.approx(now - 1.0, abs=1.0)

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from quire.core.engine.launcher import EngineHandle
-from quire.core.wire.channel import CurveKeys
+from quire.core.engine.borrowed_engine import BorrowedEngine
+from quire.core.engine.running_engine import EngineAddress, RunningEngine
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.core.wire.request_ids import engine_id
 from quire.frontend.launch.launcher import EngineLauncher
@@ -11,36 +11,12 @@ from quire.frontend.metrics.metrics import Metrics
 from tests.core.engine.null_engine import NULL_WORKER, Stream, client_of, engine_config
 
 
-class _Visitor:
-    """A handle on an engine that somebody else launched and will end."""
-
-    def __init__(self, engine: EngineHandle) -> None:
-        self.address: str = engine.address
-        self.keys: CurveKeys | None = engine.keys
-        self.pid = engine.pid
-        self.is_owned = False
-        self._left = asyncio.Event()
-
-    async def wait(self) -> int:
-        await self._left.wait()
-        return 0
-
-    def kill(self) -> None:
-        self._left.set()
-
-    async def wait_freed(self, seconds: float) -> None:
-        """Its host ends it."""
-
-    def join(self) -> None:
-        """Its host ends it."""
-
-
 class _HostLauncher(EngineLauncher):
     """Remembers its engine, for others to visit."""
 
-    engine: EngineHandle
+    engine: RunningEngine
 
-    async def launch(self) -> EngineHandle:
+    async def launch(self) -> RunningEngine:
         self.engine = await super().launch()
         return self.engine
 
@@ -51,8 +27,9 @@ class _VisitingLauncher:
     def __init__(self, host: _HostLauncher) -> None:
         self._host = host
 
-    async def launch(self) -> EngineHandle:
-        return _Visitor(self._host.engine)
+    async def launch(self) -> RunningEngine:
+        engine = self._host.engine
+        return BorrowedEngine(EngineAddress(engine.address, engine.keys, engine.pid))
 
     def retire(self) -> None:
         """Its host's own supervisor says so."""

@@ -172,8 +172,8 @@ def test_an_engine_may_end_before_its_start_was_noticed() -> None:
             member = Member(address, 2)
             starting = asyncio.create_task(nodes.start(engine(2)))
             assert await member.told_to_start() == 2
-            nodes.on_engine(next(iter(nodes._nodes)), EngineStarted(2, "tcp://127.0.0.3:1"))
-            nodes.on_engine(next(iter(nodes._nodes)), EngineEnded(2, 7))
+            nodes.on_engine(nodes._engines[2].node, EngineStarted(2, "tcp://127.0.0.3:1"))
+            nodes.on_engine(nodes._engines[2].node, EngineEnded(2, 7))
             assert await (await starting).wait() == 7
             await member.close()
 

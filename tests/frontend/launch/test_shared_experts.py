@@ -4,23 +4,21 @@ import asyncio
 
 import pytest
 
+from quire.core.cluster.engine_hosts import EngineHosts
+from quire.core.cluster.join_token import JoinToken
+from quire.core.cluster.messages import CoordinatorStart
+from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.errors import PeerLostError
 from quire.frontend.launch.shared_experts import EpochCoordinator
 
-
-class OtherHosts:
-    """They run all engines, and are there."""
-
-    address = "127.0.0.1"
-    has_engines_here = False
-    waits_for = None
-
-    async def all_joined(self) -> None: ...
+KEYS = JoinToken("t" * 32).keys()
+ALONE = NodeFacts("engines", [], 2, "127.0.0.1", "here", "1.0", {}, "d")
+"""Node 0 without engines."""
 
 
 def test_engines_meet_on_the_host_of_the_first_and_are_told_if_that_ends_before() -> None:
     async def run() -> None:
-        together = EpochCoordinator(OtherHosts())
+        together = EpochCoordinator(EngineHosts(CoordinatorStart("127.0.0.1:29501", KEYS, ALONE), release=""))
         first = together.epoch_of(1).port
         assert await first.for_remote_engine() is None  # the host of engine 1 opens a port
         waiting = asyncio.create_task(together.epoch_of(0).port.for_remote_engine())

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.core.engine.supervisor import EngineStatus
+from quire.core.engine.fleet_status import EngineStatus
 from quire.core.wire.protocol import FinishReason, SchedulerStats
 from quire.frontend.metrics.histogram import Histogram
 from quire.frontend.metrics.metrics import Metrics

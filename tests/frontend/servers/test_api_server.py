@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.core.engine.borrowed_engine import EngineReport
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.setup import EngineSetup
-from quire.frontend.servers.messages import EngineGone, EngineWaits, ServerStart, ToServer
+from quire.frontend.servers.messages import ServerStart, ToServer
 from quire.frontend.servers.server_process import ServerProcess
 
 DEMO_MODEL = Path(__file__).parents[3] / "quire" / "demo_model"
@@ -48,14 +49,14 @@ def test_a_server_leaves_it_to_others_to_say_what_is_served_and_why_there_is_no_
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     config = ServerConfig(enable_auto_tool_choice=True)
-    assert launch(EngineGone(0, "the weights do not fit."), server=config) == 0
+    assert launch(EngineReport(0, end="the weights do not fit.", is_gone=True), server=config) == 0
     log = capfd.readouterr().err
     assert "Traceback" not in log
     assert "calls of functions are read as" not in log, "another server has said the same"
 
 
 def test_a_server_that_cannot_handle_what_its_parent_says_ends(capfd: pytest.CaptureFixture[str]) -> None:
-    launch(EngineWaits(7, "an engine that nobody has"))
+    launch(EngineReport(7, waits_for="an engine that nobody has"))
     assert "IndexError" in capfd.readouterr().err
 
 
@@ -71,4 +72,4 @@ class Middleware:
 def test_a_server_ends_though_a_thread_is_busy(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(BUSY)
     config = ServerConfig(middleware=["busy.Middleware"])
-    assert launch(EngineGone(0, "it ends."), server=config, import_path=[str(tmp_path)]) == 0
+    assert launch(EngineReport(0, end="it ends.", is_gone=True), server=config, import_path=[str(tmp_path)]) == 0
