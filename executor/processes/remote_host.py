@@ -1,4 +1,4 @@
-"""The workers of one engine on another host: messages go unchanged to the node's agent and back."""
+"""The workers of one engine on another host: messages go unchanged to the node's process and back."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ class RemoteHost:
         self._node.tell(self._start)
 
     def send(self, message: bytes) -> None:
-        """Sends one copy to the node, whose agent writes it into the ring there."""
+        """Sends one copy to the node, which writes it into the ring there."""
         self._node.send_to_workers(message)
 
     def share(self, path: str) -> None:
@@ -36,5 +36,5 @@ class RemoteHost:
         await asyncio.sleep(SILENCE_SECONDS + 2 * BEAT_SECONDS)
 
     async def close(self, *, hung: bool) -> None:
-        """Asks the agent to end the workers. The agent also does so when it no longer hears this host."""
+        """Asks the node to end the workers. It also does so when it no longer hears this host."""
         self._node.tell(Ended("the engine hangs." if hung else "the engine has ended."))

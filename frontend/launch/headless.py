@@ -7,11 +7,12 @@ import sys
 import msgspec
 import uvloop
 
+from quire.core.cluster.node import Node
 from quire.core.config.engine_args import EngineArgs
 from quire.core.logging import get_logger
 from quire.frontend.checkpoint import model_source
-from quire.frontend.launch.engine_node import EngineNode
 from quire.frontend.launch.layout import divide_engines, hosts_of_engine
+from quire.frontend.launch.node_engines import NodeEngines
 from quire.frontend.launch.nodes import engines_node_start, node_start
 
 logger = get_logger(__name__)
@@ -35,7 +36,7 @@ def ignored_options(args: EngineArgs) -> list[str]:
 def run_node(args: EngineArgs) -> None:
     """Finds the checkpoint, and serves node 0 until a signal ends this process.
 
-    With workers of an engine, this process is replaced by their agent, which keeps its process id.
+    With workers of an engine, this process is replaced by another with the same process id.
 
     Raises:
         ConfigError: the options or the checkpoint are wrong, or node 0 refuses this node.
@@ -45,13 +46,14 @@ def run_node(args: EngineArgs) -> None:
         logger.info("node 0 decides what this node ignores on its own command line: %s", ", ".join(ignored))
     parallel = divide_engines(args.parallel)
     if parallel.data_parallel_size > 1 and hosts_of_engine(parallel) == 1:
-        uvloop.run(EngineNode(engines_node_start(parallel, folder, args.observability.logging)).run())
+        start = engines_node_start(parallel, folder, args.observability.logging)
+        uvloop.run(Node(start, NodeEngines).run_until_signal())
         return
     start = node_start(parallel, folder, args.observability.logging)
     fd = os.memfd_create("quire-node")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.msgpack.encode(start))
     os.set_inheritable(fd, True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))  # until the agent has its handlers
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))  # until the node has its handlers
     command = [sys.executable, "-P", "-m", "quire.executor.processes.node_process", str(fd)]
     os.execv(sys.executable, command)

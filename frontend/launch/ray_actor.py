@@ -1,4 +1,4 @@
-"""A Ray actor that runs the agent of one headless node in a separate process.
+"""A Ray actor that runs one headless node in a separate process.
 
 That process is `quire serve --headless` in all but its start: it joins node 0 over Quire's own sockets with the join
 token. Ray carries its options and the token to it, and nothing else.
@@ -32,14 +32,14 @@ class NodeActor:
         self._secret = secret
 
     def run(self) -> int:
-        """The agent's exit code, when it ends. The agent is killed when the actor dies."""
+        """Returns the exit code of the node's process, which is killed when the actor dies."""
         environment = os.environ | {"QUIRE_JOIN_TOKEN": self._secret}
         command = [sys.executable, "-P", "-m", "quire.frontend.launch.ray_actor", str(os.getpid())]
         return subprocess.run(command, input=self._message, env=environment).returncode
 
 
 def main() -> None:
-    """The agent's process: reads its options, then becomes the agent."""
+    """The node's process: reads its options, then becomes the node."""
     from quire.frontend.launch.headless import run_node  # imported here: an actor needs none of it
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # holds for what this process becomes, too

@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import CoordinatorStart, NodeStart, OpenRendezvous, Order, RendezvousOpened
+from quire.core.cluster.node import Node
 from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.cluster.participant import Participant
 from quire.core.errors import EngineError, HostLostError, ModelLoadError
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace, Layout
 from quire.executor.processes.multiproc import MultiProcExecutor
-from quire.executor.processes.node_agent import NodeAgent
+from quire.executor.processes.node_workers import NodeWorkers
 from quire.executor.processes.placement import SeveralHosts
 from tests.executor.doubles import make_config, results_of, submit, token_of
 from tests.servers import free_port
@@ -220,7 +221,8 @@ def test_a_node_that_cannot_open_the_meeting_says_so_on_both_sides(
         engine, here = second_engine(address), facts(2, 4)
         starting = asyncio.create_task(engine.start())
         elsewhere = replace(here, address="192.0.2.1")
-        agents = [NodeAgent(NodeStart(address, KEYS, each, "", LoggingConfig())) for each in (elsewhere, facts(3, 4))]
+        starts = [NodeStart(address, KEYS, each, "", LoggingConfig()) for each in (elsewhere, facts(3, 4))]
+        agents = [Node(start, NodeWorkers) for start in starts]
         running = [asyncio.create_task(agent.run()) for agent in agents]
         try:
             with pytest.raises(EngineError, match=r"Node 2 .* is lost: .*Cannot assign requested address"):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from quire.core.cluster.join_token import JoinToken
 from quire.core.cluster.messages import CoordinatorStart, EngineEnded, EngineStarted, NodeStart, Order, StartEngine
+from quire.core.cluster.node import Node
 from quire.core.cluster.node_compatibility import NodeFacts
 from quire.core.cluster.participant import Participant
 from quire.core.config.resolved import EngineConfig
@@ -19,8 +20,8 @@ from quire.core.logging import LoggingConfig
 from quire.core.wire.channel import bind_router
 from quire.core.wire.protocol import Heartbeat, SchedulerStats, encoder
 from quire.core.wire.rank import EnginePlace, Layout
-from quire.frontend.launch.engine_node import EngineNode
 from quire.frontend.launch.launcher import EngineLauncher
+from quire.frontend.launch.node_engines import NodeEngines
 from quire.frontend.launch.remote_engines import RemoteLauncher, RemoteNodes
 from tests.core.engine.null_engine import NULL_WORKER, client_of, engine_config, kill_late
 from tests.servers import free_port
@@ -62,7 +63,7 @@ async def server() -> AsyncIterator[tuple[RemoteNodes, str]]:
 async def server_with_node(*engines: int) -> AsyncIterator[RemoteNodes]:
     """The same, and a node that can start other engines."""
     async with server() as (nodes, address):
-        node = EngineNode(NodeStart(address, KEYS, facts(*engines), "", LoggingConfig()))
+        node = Node(NodeStart(address, KEYS, facts(*engines), "", LoggingConfig()), NodeEngines)
         serving = asyncio.create_task(node.run())
         yield nodes
         node.close()
@@ -135,7 +136,7 @@ def test_engines_of_a_lost_server_have_ended_when_their_node_waits_again(
     async def test() -> None:
         before = set(psutil.Process().children())
         async with server() as (nodes, address):
-            node = EngineNode(NodeStart(address, KEYS, facts(3), "", LoggingConfig()))
+            node = Node(NodeStart(address, KEYS, facts(3), "", LoggingConfig()), NodeEngines)
             serving = asyncio.create_task(node.run())
             await nodes.start(replace(engine_config(), place=EnginePlace(3)))
         while "It waits for node 0 again." not in caplog.text:

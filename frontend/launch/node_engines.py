@@ -1,7 +1,6 @@
-"""A headless node with whole engines: joins node 0, and starts engines by its orders."""
+"""The whole engines on a headless node: starts and ends them by node 0's orders."""
 
 import asyncio
-import signal
 
 from msgspec.structs import replace
 
@@ -20,65 +19,24 @@ END_SECONDS = 10.0
 """Limit of the wait for killed engines' processes. With much memory their end takes seconds."""
 
 
-class EngineNode:
-    """Joins node 0 again and again. When node 0 is gone, this node's engines end, and the node joins anew."""
+class NodeEngines:
+    """The work of a node with engines. Implements `quire.core.cluster.node.NodeWork`."""
 
-    def __init__(self, start: NodeStart) -> None:
+    def __init__(self, start: NodeStart, participant: Participant) -> None:
         self._start = start
-        self._session: _Session | None = None
-        self._is_closing = False
-
-    async def run(self) -> None:
-        """Serves node 0 until a signal ends this process.
-
-        Raises:
-            ConfigError: node 0 refuses this node as it was started.
-        """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.close)
-        while not self._is_closing:
-            self._session = _Session(self._start)
-            reason = await self._session.run()
-            if not self._is_closing:
-                logger.warning("this node has ended its work: %s It waits for node 0 again.", reason)
-
-    def close(self) -> None:
-        """Makes `run` end the engines, report to node 0, and return."""
-        self._is_closing = True
-        if self._session is not None:
-            self._session.leave("it was told to stop.")
-
-
-class _Session:
-    """One session as a participant, and the engines that run during it."""
-
-    def __init__(self, start: NodeStart) -> None:
-        self._start = start
-        self._participant = Participant(start.head, start.keys, start.facts, self)
+        self._participant = participant
         self._engines: dict[int, EngineSubprocess] = {}  # by number
         self._former: dict[int, EngineSubprocess] = {}  # by number: the one before
         self._starts: dict[int, asyncio.Task[None]] = {}  # by number of the engine
         self._watches: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> str:
-        """Joins and serves. Returns why that ended. Raises ConfigError if node 0 refuses this node."""
-        try:
-            return await self._participant.run()
-        finally:
-            for task in (*self._starts.values(), *self._watches):
-                task.cancel()
-            for engine in self._engines.values():
-                engine.kill()
-            self._participant.close()
-            ending = (*self._engines.values(), *self._former.values())
-            await asyncio.gather(
-                *(engine.wait_freed(END_SECONDS) for engine in ending)
-            )  # the next ones find memory free
-
-    def leave(self, reason: str) -> None:
-        """Ends `run`."""
-        self._participant.leave(reason, "host")
+    async def end(self) -> None:
+        for task in (*self._starts.values(), *self._watches):
+            task.cancel()
+        for engine in self._engines.values():
+            engine.kill()
+        ending = (*self._engines.values(), *self._former.values())
+        await asyncio.gather(*(engine.wait_freed(END_SECONDS) for engine in ending))
 
     def on_input(self, message: bytes) -> None:
         """Ignores the message: workers' messages stay within their engine."""

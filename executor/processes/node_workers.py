@@ -1,9 +1,9 @@
-"""The agent of a headless node: joins node 0, starts workers at its request, and forwards their messages.
+"""The workers of an engine on a headless node: starts them at node 0's request, and forwards their messages.
 
-    engine --ZeroMQ--> agent --ring--> workers
-    engine <--ZeroMQ-- agent <--rings-- workers
+    engine --ZeroMQ--> node --ring--> workers
+    engine <--ZeroMQ-- node <--rings-- workers
 
-When node 0 is gone or releases the node, the agent ends the workers and joins again, as long as it runs.
+The node's host is a `LocalHost`, as for workers beside their engine.
 """
 
 import os
@@ -16,68 +16,31 @@ from quire.core.cluster.messages import NodeStart, OpenRendezvous, Order, Rendez
 from quire.core.cluster.participant import Participant
 from quire.core.errors import EngineError, PeerLostError
 from quire.core.logging import get_logger
-from quire.core.wire.protocol import FailureCause, FileCopy, encoder
+from quire.core.wire.protocol import FileCopy, encoder
 from quire.core.wire.rendezvous import Rendezvous, endpoint_of, listening_rendezvous
 from quire.executor.processes.worker_host import LocalHost
 
 logger = get_logger(__name__)
 
 
-class NodeAgent:
-    """Runs one participant after another. Use from one event loop."""
+class NodeWorkers:
+    """The work of a node with workers. Implements `quire.core.cluster.node.NodeWork`."""
 
-    def __init__(self, start: NodeStart) -> None:
-        self._start = start
-        self._session: _Session | None = None
-        self._is_closing = False
-
-    async def run(self) -> int:
-        """Serves node 0 until `close`. Returns the process's exit code.
-
-        Raises:
-            ConfigError: node 0 refuses this node as it was started.
-        """
-        while not self._is_closing:
-            self._session = session = _Session(self._start)
-            reason = await session.run()
-            if not self._is_closing:
-                logger.warning("this node has ended its work: %s It waits for node 0 again.", reason)
-        return 0
-
-    def close(self) -> None:
-        """Makes `run` end the workers, send node 0 the reason, and return 0."""
-        self._is_closing = True
-        if self._session is not None:
-            self._session.leave("it was told to stop.", "host")
-
-
-class _Session:
-    """One participant, and its workers."""
-
-    def __init__(self, start: NodeStart) -> None:
+    def __init__(self, start: NodeStart, participant: Participant) -> None:
         self._start = start
         self._encoder = encoder()
-        self._participant = Participant(start.head, start.keys, start.facts, self)
+        self._participant = participant
         self._host: LocalHost | None = None
         self._copies: list[int] = []  # descriptors
         self._listener: socket.socket | None = None  # the rendezvous of all workers of the engine, if it is here
 
-    async def run(self) -> str:
-        """Joins and serves. Returns why that ended. Raises ConfigError if node 0 refuses this node."""
-        try:
-            return await self._participant.run()
-        finally:
-            if self._host is not None:
-                await self._host.close(hung=False)
-            self._participant.close()
-            if self._listener is not None:
-                self._listener.close()
-            for fd in self._copies:
-                os.close(fd)
-
-    def leave(self, reason: str, cause: FailureCause) -> None:
-        """Ends `run`."""
-        self._participant.leave(reason, cause)
+    async def end(self) -> None:
+        if self._host is not None:
+            await self._host.close(hung=False)
+        if self._listener is not None:
+            self._listener.close()
+        for fd in self._copies:
+            os.close(fd)
 
     # ------------------------------------------------------------------------------------ messages of node 0
 
@@ -131,4 +94,4 @@ class _Session:
         self._participant.send_output(message)
 
     def on_lost(self, error: EngineError) -> None:
-        self.leave(str(error), "peer" if isinstance(error, PeerLostError) else "other")
+        self._participant.leave(str(error), "peer" if isinstance(error, PeerLostError) else "other")
