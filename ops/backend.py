@@ -84,11 +84,17 @@ class RecordingRules(NamedTuple):
         max_seq_lens: ascending bounds on the lengths of sequences; a recording serves one of them. Empty: a recording
             serves all lengths.
         interval: the least number of steps from one recording to the next, because a recording delays its step.
+        max_rows: steps with more rows are not recorded; None: all are.
+        shared_bytes: memory that recordings share, beside a step's activations and logits.
+        each_bytes: memory of each recording.
     """
 
     row_counts: Sequence[int] = ()
     max_seq_lens: Sequence[int] = ()
     interval: int = 1
+    max_rows: int | None = None
+    shared_bytes: int = 0
+    each_bytes: int = 0
 
 
 class Recording(Protocol):
@@ -496,6 +502,25 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         The keys and values of the step's new tokens must have been written. Query head h reads KV head
         h // (num_heads / num_kv_heads). `form.chunks` is "own", so that each token sees itself.
         """
+
+    def rotate_and_attend(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        batch: Batch,
+        form: AttentionForm,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        scales: Tensor | None = None,
+    ) -> Tensor:
+        """`rotate_and_store`, and `attention` of all tokens of the step: [num_tokens, num_heads, head_dim].
+
+        A backend may have one kernel for both.
+        """
+        q = self.rotate_and_store(heads, cos, sin, kv_cache, batch.slot_mapping, norm=norm, scales=scales)
+        return self.attention(q, kv_cache, batch, form)
 
     @abstractmethod
     def sequence_batch(self, lengths: np.ndarray, device: torch.device) -> Batch:

@@ -3,7 +3,20 @@
 from abc import ABC, abstractmethod
 
 import numpy as np
+import torch
 from torch import Tensor
+
+_ALIGNMENT = 16  # bytes; kernels read and write so many at a time
+
+
+def new_tokens(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Uninitialized ids [num_rows] int64, and whether each is usable [num_rows] bool, in one piece of memory.
+
+    So one copy brings both to the host.
+    """
+    start = -(-8 * num_rows // _ALIGNMENT) * _ALIGNMENT
+    memory = torch.empty(start + num_rows, dtype=torch.uint8, device=device)
+    return memory[: 8 * num_rows].view(torch.int64), memory[start:].view(torch.bool)
 
 
 class SamplingOperations(ABC):

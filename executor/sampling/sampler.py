@@ -25,6 +25,7 @@ from quire.executor.sampling.top_k_top_p import TopK, TopP
 from quire.executor.transfers import HostTransfers, Transfers, to_device
 from quire.ops.backend import Backend
 from quire.ops.random import start_of
+from quire.ops.sampling import new_tokens
 
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -233,8 +234,7 @@ class Sampler:
         if not wanted & self._greedy:
             return self._ops.draw(logits, self._starts[batch.slots], batch.positions)
         greedy = self._wanted[batch.slots] & self._greedy != 0
-        token_ids = torch.empty(len(greedy), dtype=torch.int64, device=logits.device)
-        usable = torch.empty(len(greedy), dtype=torch.bool, device=logits.device)
+        token_ids, usable = new_tokens(len(greedy), logits.device)
         rows = np.flatnonzero(greedy)
         index = _index(rows, logits)
         token_ids[index], usable[index] = self._ops.likeliest(logits[index])

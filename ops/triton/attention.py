@@ -9,11 +9,14 @@ import triton
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm
+from quire.ops.cache_rows import in_octets
 from quire.ops.triton import kv_rows
 from quire.ops.triton.attention_scores import LOG2_E, NO_WINDOW
-from quire.ops.triton.decode_attention import decode_attention, num_splits
+from quire.ops.triton.decode_attention import decode_attention, rotate_and_attend
+from quire.ops.triton.decode_units import MAX_PART_BYTES, num_splits
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.prompt_attention import num_blocks, prompt_attention
+from quire.ops.triton.rotate_store import aligned
 from quire.ops.triton.rows import PagedRows
 from quire.ops.triton.tiles import FLOATS, USUAL
 from quire.ops.triton.variants import Variant
@@ -24,9 +27,6 @@ MAX_TILE = 128 * 64
 MAX_DECODE_ROWS = 4096
 MAX_BLOCKS = 65_535
 """The most blocks of queries: programs along the second axis of a grid."""
-MAX_PART_BYTES = 64 << 20
-"""The most memory of splits that wait to be merged; rows beyond it are not split, which changes no bits."""
-
 PROGRAMS_PER_PROCESSOR = 4
 """Decode programs for each multiprocessor. Two are resident at 128 numbers a head, and the others follow: with two in
 all, steps of 256 short sequences took 8 % longer on an H200."""
@@ -85,6 +85,21 @@ def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) ->
     )
 
 
+def covers_rotation(heads: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) -> bool:
+    """Returns True if `Attention.rotate_and_attend` takes the heads [num_tokens, heads and KV heads, head_dim].
+
+    In a prefix, a row's last split may be without its new key.
+    """
+    q = heads[:, : heads.shape[1] - 2 * kv_cache.shape[2]]
+    return (
+        rows.max_query_len == 1
+        and rows.prefix_lens is None
+        and len(heads) == len(rows.seq_lens)
+        and form.chunks == "own"
+        and covers(q, kv_cache, rows, form)
+    )
+
+
 def has_tiles(q: Tensor, kv_cache: Tensor) -> bool:
     """Returns True if queries and pages are such that kernels read them, and fit the registers."""
     group, head_dim = q.shape[1] // kv_cache.shape[2], q.shape[2]
@@ -128,6 +143,42 @@ class Attention:
         self, q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm, out: Tensor, lse: Tensor | None
     ) -> None:
         """Computes the rows of one token."""
+        work = self._work(q, kv_cache, rows, form)
+        decode_attention(
+            work.grid,
+            q, kv_cache, out, lse, None if rows.max_query_len == 1 else rows.query_starts,
+            rows.seq_lens, rows.prefix_lens, rows.block_tables, *work.tensors, *work.numbers, **work.constants,
+        )  # fmt: skip
+
+    def rotate_and_attend(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        rows: PagedRows,
+        form: AttentionForm,
+        norm: tuple[Tensor, float] | None,
+        scales: Tensor | None,
+    ) -> Tensor:
+        """Runs `Backend.rotate_and_attend` for rows of one token, of which none has a prefix."""
+        heads = aligned(heads)
+        num_heads, head_dim = heads.shape[1] - 2 * kv_cache.shape[2], heads.shape[2]
+        out = torch.empty(len(heads), num_heads, head_dim, dtype=heads.dtype, device=heads.device)
+        if not len(heads):
+            return out
+        work = self._work(out, kv_cache, rows, form)
+        weight, eps = norm or (None, 0.0)
+        rotate_and_attend(
+            work.grid,
+            heads, cos.contiguous(), sin.contiguous(), rows.slot_mapping, weight, scales, kv_cache, in_octets(kv_cache),
+            out, rows.seq_lens, rows.block_tables, *work.tensors, heads.stride(0), float(eps), *work.numbers,
+            ROTARY_DIM=cos.shape[-1], **work.constants,
+        )  # fmt: skip
+        return out
+
+    def _work(self, q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) -> "_Work":
+        """Chooses grid and tiles for rows of one token, and allocates the memory of their splits."""
         num_rows, (_, num_heads, head_dim) = len(rows.seq_lens), q.shape
         num_kv_heads, _, row = kv_cache.shape[2:]
         group = num_heads // num_kv_heads
@@ -136,18 +187,19 @@ class Attention:
         max_parts = parts_that_wait(num_rows, splits, num_heads, head_dim)
         parts = q.new_empty(max_parts * num_heads * head_dim, dtype=torch.float32)
         part_sums = q.new_empty(max_parts * num_heads * 2, dtype=torch.float32)
-        decode_attention(
+        return _Work(
             (min(self._num_programs, num_rows * num_kv_heads * splits),),
-            q, kv_cache, out, lse, None if rows.max_query_len == 1 else rows.query_starts,
-            rows.seq_lens, rows.prefix_lens, rows.block_tables,
-            form.sinks, form.slopes, form.distance_bias, parts, part_sums, self._zeros(num_rows * num_kv_heads),
-            num_rows, num_kv_heads, group, rows.block_tables.stride(0), kv_cache.stride(0),
-            kv_rows.page_shift(kv_cache), max_parts,
-            *form_numbers(form),
-            **form_constants(form), HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim),
-            BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
-            BLOCK_ROWS=next(size for size in ROW_BUCKETS if size >= num_rows), ROW=row,
-            KIND=kv_rows.kind_of(kv_cache.dtype), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            (form.sinks, form.slopes, form.distance_bias, parts, part_sums, self._zeros(num_rows * num_kv_heads)),
+            (
+                num_rows, num_kv_heads, group, rows.block_tables.stride(0), kv_cache.stride(0),
+                kv_rows.page_shift(kv_cache), max_parts, *form_numbers(form),
+            ),
+            dict(
+                **form_constants(form), HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim),
+                BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
+                BLOCK_ROWS=next(size for size in ROW_BUCKETS if size >= num_rows), ROW=row,
+                KIND=kv_rows.kind_of(kv_cache.dtype), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            ),
         )  # fmt: skip
 
     def _zeros(self, count: int) -> Tensor:
@@ -160,6 +212,21 @@ class Attention:
         self._outgrown.append(self._counters)  # recordings count in it
         self._counters = torch.zeros(max(1 << 16, count), dtype=torch.int32, device=device)
         return self._counters
+
+
+class _Work(NamedTuple):
+    """What the launches of decode kernels have in common.
+
+    Attributes:
+        tensors: of the form, then the memory of splits that wait, and counters.
+        numbers: sizes, strides, and those of the form.
+        constants: the kernel's, its warps and stages.
+    """
+
+    grid: tuple[int]
+    tensors: tuple[Tensor | None, ...]
+    numbers: tuple[int | float, ...]
+    constants: dict[str, Any]
 
 
 def _attend_prompts(
@@ -216,19 +283,24 @@ def variants() -> Iterator[Variant]:
         rows = {"BLOCK_ROWS": ROW_BUCKETS[0]}
         for starts in (None, "*i32"):  # in decode steps, and beside prompts
             yield _variant(decode_attention, name, head_dim, tiles, {**rows, "starts_ptr": starts, **form})
+        for norm in (None,) if form else (None, f"*{name}"):
+            rotated = {**rows, "weight_ptr": norm, "ROTARY_DIM": head_dim, **form}
+            yield _variant(rotate_and_attend, name, head_dim, tiles, rotated)
         for lanes in (64, 65):
             yield _variant(prompt_attention, name, head_dim, prompt_tiles(lanes, 1, head_dim, dtype, dtype), form)
 
 
 def _variant(kernel: Kernel, name: str, head_dim: int, tiles: Tiles, form: dict[str, object]) -> Variant:
-    scalars = dict.fromkeys(("scale", "softcap"), "fp32")
-    pointers = dict.fromkeys(("q_ptr", "cache_ptr", "out_ptr"), f"*{name}")
+    scalars = dict.fromkeys(("scale", "softcap", "eps"), "fp32")
+    tensors = ("q_ptr", "heads_ptr", "cos_ptr", "sin_ptr", "cache_ptr", "octets_ptr", "out_ptr")
+    pointers = {**dict.fromkeys(tensors, f"*{name}"), "slots_ptr": "*i64"}
     ids = dict.fromkeys(("starts_ptr", "seq_lens_ptr", "tables_ptr", "counters_ptr"), "*i32")
     types: dict[str, Any] = {**scalars, **pointers, **ids, **dict.fromkeys(("parts_ptr", "part_sums_ptr"), "*fp32")}
+    absent = ("lse_ptr", "prefix_lens_ptr", "scales_ptr", "sinks_ptr", "slopes_ptr", "bias_ptr")
     constants: dict[str, object] = {
         "HEAD_DIM": head_dim, "BLOCK_D": head_dim, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
         "ROW": head_dim, "KIND": "plain", "CHUNKS": "none", "HAS_SOFTCAP": False,
-        **dict.fromkeys(("lse_ptr", "prefix_lens_ptr", "sinks_ptr", "slopes_ptr", "bias_ptr")),
+        **dict.fromkeys(each for each in absent if each in kernel.parameters),
     }  # fmt: skip
     for key, value in form.items():
         if isinstance(value, str):
@@ -237,5 +309,5 @@ def _variant(kernel: Kernel, name: str, head_dim: int, tiles: Tiles, form: dict[
         else:
             constants[key] = value
     typed = {each: types.get(each, "i32") for each in kernel.parameters if each not in constants}
-    reason = "16 rows hold a KV head's query heads" if kernel is decode_attention else "64 rows for each four warps"
+    reason = "64 rows for each four warps" if kernel is prompt_attention else "16 rows hold a KV head's query heads"
     return Variant(kernel, typed, constants, tiles.num_warps, tiles.num_stages, reason)

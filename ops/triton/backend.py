@@ -18,7 +18,7 @@ from quire.ops.eager.sampling import EagerSampling
 from quire.ops.latent import Selection
 from quire.ops.routing import Router
 from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing, selected_attention
-from quire.ops.triton.attention import Attention, covers
+from quire.ops.triton.attention import Attention, covers, covers_rotation
 from quire.ops.triton.batch import TritonBatch
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 from quire.ops.triton.quantized import TritonQuantized
@@ -44,6 +44,7 @@ class TritonBackend(EagerBackend[PlainWeight]):
         self.recurrent = TritonRecurrent()
         self.sampling = TritonSampling()
         self._find_broken = find_broken
+        self._is_one_kernel = True  # `rotate_and_attend`
         self.leave_to_torch(without)
 
     def leave_to_torch(self, operations: Collection[str]) -> None:
@@ -53,6 +54,8 @@ class TritonBackend(EagerBackend[PlainWeight]):
         """
         for name in set(operations) - {"sampling", "quantized"}:
             setattr(self, name, getattr(EagerBackend, name).__get__(self))
+        if not {"rotate_and_store", "attention"}.isdisjoint(operations):
+            self._is_one_kernel = False
         if "linear" in operations:
             self._linear_layers = PlainLinear()
         if not {"linear", "quantized"}.isdisjoint(operations):
@@ -169,6 +172,28 @@ class TritonBackend(EagerBackend[PlainWeight]):
         out = self._attend(q, kv_cache, batch, form)
         return super().attention(q, kv_cache, batch, form) if out is None else out
 
+    def rotate_and_attend(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        batch: AttentionPlan,
+        form: AttentionForm,
+        *,
+        norm: tuple[Tensor, float] | None = None,
+        scales: Tensor | None = None,
+    ) -> Tensor:
+        is_covered = (
+            self._is_one_kernel
+            and isinstance(batch, TritonBatch)
+            and rotate_store.covers(heads, kv_cache)
+            and covers_rotation(heads, kv_cache, batch.rows, form)
+        )
+        if not is_covered:
+            return super().rotate_and_attend(heads, cos, sin, kv_cache, batch, form, norm=norm, scales=scales)
+        return self._attention_of(heads).rotate_and_attend(heads, cos, sin, kv_cache, batch.rows, form, norm, scales)
+
     def partial_attention(
         self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm
     ) -> tuple[Tensor, Tensor]:
@@ -192,9 +217,13 @@ class TritonBackend(EagerBackend[PlainWeight]):
             return None
         if not covers(q, kv_cache, batch.rows, form):
             return None
+        return self._attention_of(q).attend(q, kv_cache, batch.rows, form, lse)
+
+    def _attention_of(self, x: Tensor) -> Attention:
+        """Attention on the device of `x`."""
         if self._attention is None:
-            self._attention = Attention(q.device)
-        return self._attention.attend(q, kv_cache, batch.rows, form, lse)
+            self._attention = Attention(x.device)
+        return self._attention
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         return self._recorder.record(run)

@@ -19,6 +19,7 @@ UNDECIDED = "undecided: "
 """Begins a finding that is of the card's other work, and not of kernels."""
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 8, 2, 128, 16
+_DECODE = [(1, 1), (1, 300), (1, 37)]
 
 
 class Case(NamedTuple):
@@ -137,7 +138,21 @@ def _write_kv(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
     return list(ops.read_kv(cache, slots))
 
 
-def _attention(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+class _Rows(NamedTuple):
+    """A step over pages that have been written.
+
+    Attributes:
+        cache: keys and values of all tokens.
+        batch: of `Backend.attention_batch`.
+        slots: of the new tokens.
+    """
+
+    cache: Tensor
+    batch: Any
+    slots: Tensor
+
+
+def _rows(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: Inputs) -> _Rows:
     """Each row has new tokens, and as many in all."""
     query_lens, seq_lens = (np.array(each, dtype=np.int64) for each in zip(*rows, strict=True))
     counts = -(-seq_lens // _BLOCK_SIZE)
@@ -152,10 +167,28 @@ def _attention(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: I
     ops.write_kv(k, v, cache, slots)
     ends = [each[-count:] for each, count in zip(places, query_lens, strict=True)]
     new = make.place(np.concatenate(ends), torch.int64)
-    batch = ops.attention_batch(query_lens, seq_lens, tables, new, block_size=_BLOCK_SIZE)
-    q = make.normal(len(new), _HEADS, _HEAD_DIM)
-    forms = AttentionForm(_HEAD_DIM**-0.5), AttentionForm(_HEAD_DIM**-0.5, window=20, softcap=30.0)
-    return [ops.attention(q, cache, batch, form) for form in forms]
+    return _Rows(cache, ops.attention_batch(query_lens, seq_lens, tables, new, block_size=_BLOCK_SIZE), new)
+
+
+_FORMS = AttentionForm(_HEAD_DIM**-0.5), AttentionForm(_HEAD_DIM**-0.5, window=20, softcap=30.0)
+
+
+def _attention(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    step = _rows(rows, ops, make)
+    q = make.normal(len(step.slots), _HEADS, _HEAD_DIM)
+    return [ops.attention(q, step.cache, step.batch, form) for form in _FORMS]
+
+
+def _rotate_and_attend(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    results: list[Tensor] = []
+    for form in _FORMS:
+        step = _rows(_DECODE, ops, make)
+        heads = make.normal(len(_DECODE), _HEADS + 2 * _KV_HEADS, _HEAD_DIM)
+        norm = make.normal(_HEADS + _KV_HEADS, _HEAD_DIM), 1e-6
+        turns = _turns(ops, make, len(_DECODE))
+        results += [ops.rotate_and_attend(heads, *turns, step.cache, step.batch, form, norm=norm)]
+        results += ops.read_kv(step.cache, step.slots)
+    return results
 
 
 def _route(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
@@ -201,7 +234,8 @@ def _cases() -> Iterator[Case]:
     yield Case("write_kv", ("write_kv",), _write_kv)
     yield Case("rotate_and_store", ("rotate_and_store",), _rotate_and_store)
     attention = ("attention", "partial_attention", "merge_attention")
-    yield Case("decode attention", attention, partial(_attention, [(1, 1), (1, 300), (1, 37)]))
+    yield Case("decode attention", attention, partial(_attention, _DECODE))
+    yield Case("rotation and decode attention", ("rotate_and_attend",), _rotate_and_attend)
     yield Case("prompt attention", attention, partial(_attention, [(40, 40), (1, 90), (7, 70)]))
     yield Case("route", ("route",), _route)
     for num_tokens in (1, 40):

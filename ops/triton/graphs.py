@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from quire.ops.backend import Recording, RecordingRules
+from quire.ops.triton.decode_units import MAX_PART_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,9 @@ RULES = RecordingRules(
     # A kernel's grid covers the longest sequence, so a bound far above it starts programs that find nothing to do.
     max_seq_lens=(512, 2048, 8192, 32768, 131072),
     interval=20,
+    shared_bytes=MAX_PART_BYTES,
+    # An estimate: a kernel in a graph takes some kilobytes of the card, and a step has hundreds.
+    each_bytes=4 << 20,
 )
 
 

@@ -10,27 +10,16 @@ from torch import Tensor
 
 from quire.ops.cache_rows import in_octets
 from quire.ops.triton.chain import start_next, wait_for_inputs
-from quire.ops.triton.kv_rows import (
-    MAX_HEAD_DIM,
-    PAGE_ALIGNMENT,
-    PLAIN_KINDS,
-    has_kernels,
-    kind_of,
-    page_shift,
-    store_rows,
-)
+from quire.ops.triton.kv_rows import MAX_HEAD_DIM, PLAIN_KINDS, has_kernels, kind_of, page_shift, store_rows
 from quire.ops.triton.launch import Kernel
+from quire.ops.triton.rotation import TOKEN_ALIGNMENT, cache_rows, rotated_heads
 from quire.ops.triton.tiles import USUAL
 from quire.ops.triton.variants import Variant
 
 BLOCK_HEADS = 4
 """Heads of a program: a request of 48 heads is 12 programs, and no program computes much in turn."""
 
-TOKEN_ALIGNMENT = 8
-"""Elements to whose multiples the stride from token to token is aligned."""
-
 _TOKEN_ALIGNMENT = tl.constexpr(TOKEN_ALIGNMENT)
-_PAGE_ALIGNMENT = tl.constexpr(PAGE_ALIGNMENT)
 
 
 def covers(x: Tensor, kv_cache: Tensor) -> bool:
@@ -51,7 +40,7 @@ def rotate_and_store(
 ) -> Tensor:
     """Runs `Backend.rotate_and_store`. Slots below 0 are not written."""
     num_tokens, num_all, head_dim = heads.shape
-    heads = _aligned(heads)
+    heads = aligned(heads)
     num_kv_heads = kv_cache.shape[2]
     num_heads = num_all - 2 * num_kv_heads
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
@@ -74,7 +63,7 @@ def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scale
     num_tokens, num_kv_heads, head_dim = k.shape
     if not num_tokens:
         return
-    k, v = _aligned(k), _aligned(v)
+    k, v = aligned(k), aligned(v)
     write_heads(
         (num_tokens, triton.cdiv(num_kv_heads, BLOCK_HEADS), 2),
         k, v, in_octets(kv_cache), slot_mapping, scales,
@@ -89,26 +78,10 @@ def num_warps(head_dim: int) -> int:
     return max(1, BLOCK_HEADS * triton.next_power_of_2(head_dim) // (8 * 32))
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """Copies heads that do not lie as the kernels say: side by side, where wide loads start."""
     is_dense = x.stride()[1:] == (x.shape[2], 1)
     return x if is_dense and x.stride(0) % TOKEN_ALIGNMENT == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
-
-
-@triton.jit
-def _cache_rows(slot, kv_head, page_stride, page_shift, ROW: tl.constexpr):
-    """Offsets of the rows of a slot; values lie behind keys in the page, so that their heads are further ones."""
-    page, offset = slot >> page_shift, slot & ((1 << page_shift) - 1)
-    page_stride = tl.multiple_of(page_stride.to(tl.int64), _PAGE_ALIGNMENT)
-    return page * page_stride + ((kv_head.to(tl.int64) << page_shift) + offset) * ROW
-
-
-@triton.jit
-def _normed(x, inverse, weight_ptr, places, mask):
-    """`x` times each row's `inverse` and the weight, rounded where plain torch rounds."""
-    weight = tl.load(weight_ptr + places, mask=mask, other=0.0)
-    normed = (x.to(tl.float32) * inverse[:, None]).to(weight.dtype).to(tl.float32)
-    return (normed * weight.to(tl.float32)).to(weight.dtype).to(x.dtype)
 
 
 @Kernel
@@ -141,45 +114,19 @@ def rotate_and_store_heads(
     token, head = tl.program_id(0), tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     num_rotated = num_heads + num_kv_heads
     columns = tl.arange(0, BLOCK_D)
-    mask = (head < num_rotated + num_kv_heads)[:, None] & (columns < HEAD_DIM)[None, :]
-    is_rotated = (head < num_rotated)[:, None]
-    half: tl.constexpr = ROTARY_DIM // 2
-    if IS_INTERLEAVED:
-        own = tl.where(columns < half, 2 * columns, 2 * (columns - half) + 1)
-        own = tl.where(columns < ROTARY_DIM, own, columns)
-        other = tl.where(columns < half, own + 1, own - 1)[None, :]
-        own = tl.where(is_rotated, own[None, :], columns[None, :])  # values keep their order
-    else:
-        own = columns[None, :]
-        other = tl.where(columns < half, columns + half, columns - half)
-        if half % 8 == 0:
-            other = tl.max_contiguous(tl.multiple_of(other, 8), 8)
-        other = other[None, :]
+    is_head = head < num_rotated + num_kv_heads
     row_ptr = heads_ptr + token.to(tl.int64) * tl.multiple_of(token_stride.to(tl.int64), _TOKEN_ALIGNMENT)
-    row_ptr += head[:, None] * HEAD_DIM
-    x = tl.load(row_ptr + own, mask=mask, other=0.0)
-    turned = (columns < ROTARY_DIM)[None, :] & is_rotated & mask
-    swapped = tl.load(row_ptr + other, mask=turned, other=0.0)
-    plain = x
-    if weight_ptr is not None:
-        full = x.to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(full * full, axis=1) / HEAD_DIM + eps)
-        x = _normed(x, inverse, weight_ptr, head[:, None] * HEAD_DIM + own, mask & is_rotated)
-        swapped = _normed(swapped, inverse, weight_ptr, head[:, None] * HEAD_DIM + other, turned)
-    if ROTARY_DIM > 0:
-        places = token * ROTARY_DIM + columns
-        cos = tl.load(cos_ptr + places, mask=columns < ROTARY_DIM, other=0.0)[None, :].to(tl.float32)
-        sin = tl.load(sin_ptr + places, mask=columns < ROTARY_DIM, other=0.0)[None, :].to(tl.float32)
-        product = (x.to(tl.float32) * cos).to(x.dtype).to(tl.float32)
-        x = tl.where(turned, (product + swapped.to(tl.float32) * sin).to(x.dtype), x)
-    x = tl.where(is_rotated, x, plain)
+    x = rotated_heads(
+        row_ptr, head, is_head, head < num_rotated, token, cos_ptr, sin_ptr, weight_ptr, eps,
+        HEAD_DIM, BLOCK_D, ROTARY_DIM, IS_INTERLEAVED,
+    )  # fmt: skip
     q_places = (token.to(tl.int64) * num_heads + head)[:, None] * HEAD_DIM + columns[None, :]
-    tl.store(q_ptr + q_places, x, mask=mask & (head < num_heads)[:, None])
+    tl.store(q_ptr + q_places, x, mask=(head < num_heads)[:, None] & (columns < HEAD_DIM)[None, :])
     if (tl.program_id(1) + 1) * BLOCK_HEADS > num_heads:
         slot = tl.load(slots_ptr + token)
         kv_head = head - num_heads  # values lie behind keys, in the token's heads and in the page
         is_stored = (kv_head >= 0) & (kv_head < tl.where(slot >= 0, 2 * num_kv_heads, 0))
-        rows = _cache_rows(slot, kv_head, page_stride, page_shift, ROW)
+        rows = cache_rows(slot, kv_head, page_stride, page_shift, ROW)
         fixed = tl.full((BLOCK_HEADS,), 1.0, tl.float32)
         if scales_ptr is not None:
             fixed = tl.load(scales_ptr + kv_head, mask=is_stored, other=1.0)
@@ -217,7 +164,7 @@ def write_heads(
         x = tl.load(row_ptr + head[:, None] * HEAD_DIM + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     slot = tl.load(slots_ptr + token)
     kv_head = head + tl.program_id(2) * num_kv_heads
-    rows = _cache_rows(slot, kv_head, page_stride, page_shift, ROW)
+    rows = cache_rows(slot, kv_head, page_stride, page_shift, ROW)
     fixed = tl.full((BLOCK_HEADS,), 1.0, tl.float32)
     if scales_ptr is not None:
         fixed = tl.load(scales_ptr + kv_head, mask=is_head, other=1.0)

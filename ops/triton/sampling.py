@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.host_arrays import to_device
+from quire.ops.sampling import new_tokens
 from quire.ops.triton import likely_tokens
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.tiles import FLOATS, UNIT, USUAL, VECTOR, are_aligned, are_whole
@@ -210,9 +211,9 @@ class TritonSampling(EagerSampling):
 
 
 def _tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Uninitialized outputs: ids, and whether each is usable."""
-    size, device = len(logits), logits.device
-    return torch.empty(size, dtype=torch.int64, device=device), torch.empty(size, dtype=torch.int8, device=device)
+    """Uninitialized outputs: ids, and whether each is usable, as bytes."""
+    token_ids, usable = new_tokens(len(logits), logits.device)
+    return token_ids, usable.view(torch.int8)
 
 
 def _sizes(logits: Tensor) -> tuple[int, int]:

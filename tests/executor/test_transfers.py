@@ -1,9 +1,11 @@
 """Copies between host and device, on an accelerator that is not there."""
 
 import numpy as np
+import pytest
 import torch
 
 from quire.executor.transfers import CudaTransfers, Mirror, PinnedRing, to_device_together
+from quire.ops.sampling import new_tokens
 from tests.executor.pretend_device import PretendDevice
 
 
@@ -61,3 +63,26 @@ def test_results_arrive_in_memory_that_is_used_again() -> None:
         assert transfers.to_host(()).values() == []
         [large] = transfers.to_host([torch.ones(1 << 19, device="cuda")]).values()
         assert large.sum() == 1 << 19
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_tokens_in_one_memory_arrive_in_one_copy(num_rows: int) -> None:
+    with PretendDevice() as device:
+        token_ids, usable = new_tokens(num_rows, torch.device("cuda"))
+        token_ids.copy_(torch.arange(num_rows, device="cuda"))
+        usable.fill_(True)
+        usable[0] = False
+        device.num_copies.clear()
+        got = CudaTransfers().to_host((token_ids, usable)).values()
+    assert device.num_copies == {"out": 1}
+    assert [each.tolist() for each in got] == [[*range(num_rows)], [False] + [True] * (num_rows - 1)]
+
+
+def test_parts_of_one_memory_that_lie_apart_are_copied_alone() -> None:
+    with PretendDevice() as device:
+        memory = torch.arange(100, device="cuda")
+        for parts in ((memory[:2], memory[90:]), (memory[::2], memory[1:4])):
+            device.num_copies.clear()
+            got = CudaTransfers().to_host(parts).values()
+            assert device.num_copies == {"out": 2}
+            assert [each.tolist() for each in got] == [each.tolist() for each in parts]

@@ -98,6 +98,7 @@ class Attention:
         self._head_dim = head_dim
         self._num_heads = context.share(shape.num_heads, "attention heads")
         self._form = own_form(context, form or AttentionForm(head_dim**-0.5))
+        self._is_plain = type(self)._store is Attention._store and type(self)._attend is Attention._attend
         kv_shard = kv_head_shard(context, shape.num_kv_heads, head_dim)
         kv_heads = range(kv_shard.start // head_dim, kv_shard.stop // head_dim)
         self.kv = LayerKV(len(kv_heads), head_dim, kept_tokens(self._form))
@@ -131,14 +132,9 @@ class Attention:
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
-        pages, group = step.caches[self._place.number]
         projected = self._project(x)
         heads = projected[:, : self._qkv_size].unflatten(1, (-1, self._head_dim))
-        q = self._store(heads, step, pages, step.attention[group].slot_mapping)
-        wanted = step.wanted if self._place.is_last else None
-        if wanted is not None:
-            q = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:])
-        out = self._attend(q, step, wanted).flatten(1)
+        out = self._mix(heads, step).flatten(1)
         if self._is_gated:
             gate = self.outputs_of(projected[:, self._qkv_size :], step)
             out = self._ops.recurrent.multiply_gate(out, gate, "sigmoid")
@@ -151,6 +147,20 @@ class Attention:
         if adapter is not None:
             twin._project = AdaptedLinear(self._ops, self._project, adapter)
         return twin
+
+    def _mix(self, heads: Tensor, step: StepContext) -> Tensor:
+        """Stores keys and values of `heads`, and attends: [num_outputs, num_heads, head_dim]."""
+        pages, group = step.caches[self._place.number]
+        wanted = step.wanted if self._place.is_last else None
+        if wanted is None and self._is_plain and step.shard_view is None:
+            return self._ops.rotate_and_attend(
+                heads, *self._rotation(step), pages, step.attention[group], self._form,
+                norm=self._qk_norm, scales=self._cache_scales,
+            )  # fmt: skip
+        q = self._store(heads, step, pages, step.attention[group].slot_mapping)
+        if wanted is not None:
+            q = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:])
+        return self._attend(q, step, wanted)
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
         """Normalizes and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""

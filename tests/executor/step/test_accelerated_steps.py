@@ -18,6 +18,8 @@ from quire.executor.worker import Worker
 from quire.ops.backend import AttentionForm
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
+from quire.ops.eager.sampling import EagerSampling
+from quire.ops.sampling import new_tokens
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.graphs import RULES
 from tests.executor.pretend_device import PretendDevice
@@ -49,6 +51,16 @@ class Again:
         self.result.copy_(self._run())
 
 
+class PackedSampling(EagerSampling):
+    """Plain torch, whose results are in one memory, as those of kernels."""
+
+    def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = new_tokens(len(logits), logits.device)
+        for packed, one in zip(tokens, super().likeliest(logits), strict=True):
+            packed.copy_(one)
+        return tokens
+
+
 class PaddedBackend(EagerBackend[Any]):
     """Plain torch, with the rules of the backend for accelerators."""
 
@@ -56,6 +68,7 @@ class PaddedBackend(EagerBackend[Any]):
 
     def __init__(self) -> None:
         super().__init__(PlainLinear())
+        self.sampling = PackedSampling()
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Any]:
         recording = Again(run)
@@ -99,10 +112,11 @@ def test_tokens_are_those_of_the_cpu(
     assert Again.count > 10
 
 
+@pytest.mark.parametrize(("num_requests", "max_num_seqs"), [(9, 32), (14, 4)], ids=["leaving", "joining"])
 def test_decode_steps_send_one_buffer_and_read_nothing(
-    folder: Path, device: PretendDevice, monkeypatch: pytest.MonkeyPatch
+    folder: Path, device: PretendDevice, monkeypatch: pytest.MonkeyPatch, num_requests: int, max_num_seqs: int
 ) -> None:
-    """With rows that leave; the results of a step are two small copies, its tokens and whether they are usable."""
+    """While rows leave, and others join; one copy brings a step's results."""
     monkeypatch.setattr(PaddedBackend, "attention_batch", TritonBackend.attention_batch)
     monkeypatch.setattr(PaddedBackend, "attention", attend)
     monkeypatch.setattr(PaddedBackend, "_recorder", SimpleNamespace(is_capturing=True), raising=False)
@@ -122,9 +136,11 @@ def test_decode_steps_send_one_buffer_and_read_nothing(
         return step
 
     monkeypatch.setattr(worker, "launch", counted)
-    generate(worker, [request(str(i), prompt_of(i, 3 + i), max_tokens=40 + 4 * i) for i in range(9)])
-    assert {num_rows for num_rows, _, _ in copies} == set(range(1, 10))
-    assert all(copied == {"in": 1, "out": 2} for _, copied, _ in copies), copies
+    requests = [request(str(i), prompt_of(i, 3 + i), max_tokens=40 + 4 * i) for i in range(num_requests)]
+    generate(worker, requests, max_num_seqs=max_num_seqs)
+    assert {num_rows for num_rows, _, _ in copies} == set(range(1, min(num_requests, max_num_seqs) + 1))
+    assert max_num_seqs > num_requests or len(copies) > 100
+    assert all(copied == {"in": 1, "out": 1} for _, copied, _ in copies), copies
     assert sum(pinned for _, _, pinned in copies) < 20, "pinned memory is used again"
 
 

@@ -8,7 +8,7 @@ import torch
 from quire.ops.backend import AttentionForm
 from quire.ops.triton.attention import MAX_PART_BYTES, Attention, parts_that_wait
 from quire.ops.triton.backend import TritonBackend
-from quire.ops.triton.decode_attention import num_splits, split_len
+from quire.ops.triton.decode_units import num_splits, split_len
 from tests.ops.test_attention import Step
 from tests.ops.triton.conftest import DEVICE
 from tests.ops.triton.paged import ATTENTION, EAGER, FORMS, assert_equal_to_eager, rows_of, run

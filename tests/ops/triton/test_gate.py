@@ -32,7 +32,10 @@ WITHOUT_WIDE_LOADS = {
     "likeliest_of_rows",
 }
 """Kernels that read single numbers, lists of ids or bytes here and there, or 4 bytes of codes for 16 written."""
-CHAINED = {"multiply_few", "rms_norm_rows", "add_rms_norm_rows", "rotate_and_store_heads", "decode_attention"}
+CHAINED = {
+    *("multiply_few", "rms_norm_rows", "add_rms_norm_rows", "rotate_and_store_heads", "decode_attention"),
+    "rotate_and_attend",
+}
 """Kernels of a dense model's decode steps."""
 MOST_STACK_BYTES = {"decode_attention": 8}
 """With Triton 3.9, and not with 3.6, one number of its form with sinks is stored and read once."""
