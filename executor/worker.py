@@ -178,7 +178,7 @@ class Worker:
         )
         if self._rank.is_first:
             logger.info("KV cache: %s", "; ".join([str(held.pages), *describe_states(held.groups)]))
-        plan = held.plan(config, free)
+        plan = held.plan(config, memory.still_free(free, held.needs.weights_bytes, self._device))
         return WorkerReady(
             rank=self._rank,
             num_pages=plan.num_pages,
@@ -289,7 +289,14 @@ class Worker:
         can_record = config.layout.num_workers == 1 and not config.enforce_eager
         return DraftModel(
             forward,
-            RecordedSteps(forward, self._ops, table.max_seq_len, enabled=can_record, is_paused=self._is_profiled),
+            RecordedSteps(
+                forward,
+                self._ops,
+                table.max_seq_len,
+                graphs=config.graphs,
+                enabled=can_record,
+                is_paused=self._is_profiled,
+            ),
             table,
             num_drafts=config.draft_model.num_tokens,
             vocab_size=config.spec.vocab_size,

@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from quire.core.config.cache import CacheConfig, HashAlgorithm
+from quire.core.config.graphs import GraphConfig
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import LogprobsMode, ModelImplementation
 from quire.core.config.observability import ProfilerConfig
@@ -107,6 +108,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     is_restart: bool = False  # an engine with these options ran before
     is_led_from_afar: bool = False  # failures are reported on another host, so they are logged here, too
     enforce_eager: bool = False  # no decode step comes from a recording
+    graphs: GraphConfig = GraphConfig()
     trace_folder: str | None = None  # where timelines are written; None records none
     torch_profile: ProfilerConfig | None = None  # of torch's profiler, with an absolute folder; None: no such profiles
     allow_insecure_serialization: bool = False  # workers run functions that the program sends

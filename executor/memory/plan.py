@@ -6,17 +6,19 @@ budget = device memory * its share - weights - workspace - states unless the opt
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from quire.core import envs
 from quire.core.config.cache import CacheConfig
-from quire.core.config.resolved import ModelSpec, SchedulerLimits
+from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ModelLoadError
 from quire.core.ram import available_ram
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.models.base import Model
+from quire.executor.recordings import largest_step, num_recordings, rules_for
+from quire.ops.backend import RecordingRules
 
 GIB = 2**30
 DEFAULT_CPU_CACHE_BYTES = 4 * GIB
@@ -25,7 +27,10 @@ DEFAULT_CPU_CACHE_BYTES = 4 * GIB
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """Bytes that one worker needs: `page_bytes` for a page of the pool, `state_bytes` for each sequence beside it."""
+    """Bytes that one worker needs: `page_bytes` for a page of the pool, `state_bytes` for each sequence beside it.
+
+    The workspace is that of the largest step, and of CUDA graphs.
+    """
 
     weights_bytes: int
     workspace_bytes: int
@@ -163,6 +168,23 @@ def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, scra
     return num_tokens * per_token + scratch_bytes + 4 * rows * spec.vocab_size * 4
 
 
+def graph_bytes(spec: ModelSpec, model: Model, config: EngineConfig, rules: RecordingRules) -> int:
+    """Counts the bytes of CUDA graphs of one rank's `model`: the memory that all share, and that of each.
+
+    All share the activations and the logits of the largest step. A backend without padded steps has no graphs, only
+    lists of launches.
+    """
+    limits = config.limits
+    is_recorded = config.layout.num_workers == 1 and config.graphs.is_enabled and not config.enforce_eager
+    if not rules.row_counts or not is_recorded:
+        return 0
+    rules = rules_for(rules, config.graphs)
+    rows, size = largest_step(rules, limits.max_num_seqs), dtype_bytes(spec.dtype)
+    step = rows * ((4 * spec.hidden_size + model.activation_size) * size + spec.vocab_size * size)
+    number = num_recordings(rules, limits.max_num_seqs, config.max_model_len)
+    return step + rules.shared_bytes + number * rules.each_bytes
+
+
 def longest_row_bytes(spec: ModelSpec, model: Model, max_model_len: int) -> int:
     """Counts the bytes of the keys and values of one full-length request in one layer, in the model's dtype."""
     kv_size = max((layer.size for layer in model.kv_layers), default=0)
@@ -181,6 +203,15 @@ def device_memory(device: torch.device, num_ranks: int) -> DeviceMemory:
         return DeviceMemory(total, free)
     free = available_ram() // num_ranks
     return DeviceMemory(free, free)
+
+
+def still_free(before: DeviceMemory, weights_bytes: int, device: torch.device) -> DeviceMemory:
+    """Returns what was free `before` the load of the weights, less what other processes have taken of it since."""
+    if device.type != "cuda":
+        return before
+    torch.cuda.empty_cache()
+    now, _ = torch.cuda.mem_get_info(device)
+    return replace(before, free_bytes=min(before.free_bytes, now + weights_bytes))
 
 
 def _asked_bytes(cache: CacheConfig, device: str) -> int | None:

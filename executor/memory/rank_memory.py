@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
+from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_dtypes import layer_dtypes
@@ -17,6 +18,8 @@ from quire.executor.memory.plan import (
     DeviceMemory,
     MemoryNeeds,
     RequestPages,
+    describe,
+    graph_bytes,
     longest_row_bytes,
     plan_cache,
     workspace_bytes,
@@ -69,6 +72,7 @@ class RankMemory:
             row = longest_row_bytes(other.spec, companion[1], config.max_model_len)
             scratch = ops.scratch_bytes(device, row, is_quantized=isinstance(pages, KVLayout) and pages.is_quantized)
             workspace = max(workspace, workspace_bytes(other.spec, companion[1], limits, scratch))
+        workspace += graph_bytes(spec, model, config, ops.recording_rules)
         return cls(states, pages, groups, MemoryNeeds(weights_bytes, workspace, pages.page_bytes, states.state_bytes))
 
     @property
@@ -77,8 +81,19 @@ class RankMemory:
         return sum(not group.is_recurrent for group in self.groups)
 
     def allocate_pages(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
-        """Allocates by `KVLayout.allocate`; the caches' groups are those of the whole model."""
-        tensors, caches = self.pages.allocate(num_pages)
+        """Allocates by `KVLayout.allocate`; the caches' groups are those of the whole model.
+
+        Raises:
+            ModelLoadError: memory that was planned has been taken meanwhile.
+        """
+        try:
+            tensors, caches = self.pages.allocate(num_pages)
+        except torch.OutOfMemoryError:
+            size = describe(num_pages * self.pages.page_bytes)
+            raise ModelLoadError(
+                f"The KV cache of {size} no longer fits on the device: another process took memory since it was "
+                "planned. Start again, or lower --gpu-memory-utilization."
+            ) from None
         numbers = group_numbers(self.pages.groups, self.groups)
         return tensors, [cache._replace(group=numbers[cache.group]) for cache in caches]
 

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from quire.core.wire.protocol import StepPlan
+from quire.executor.recordings import MAX_ROWS
 from quire.executor.step.input_batch import GroupPages, InputBatch, StepShape
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import Mirror
 from quire.ops.backend import DeviceRows
 from quire.ops.recurrent import StateRows
-
-MAX_ROWS = 512
-
 
 _ALIGNMENT = 128
 """Bytes that the start of each column is a multiple of."""

@@ -6,19 +6,17 @@ computes logits from the current inputs. Steps with prompts hardly ever repeat a
 share is negligible.
 """
 
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from quire.core.config.graphs import GraphConfig
+from quire.executor.recordings import MAX_RECORDINGS, round_up, rules_for
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import InputBatch, StepShape
 from quire.ops.backend import Backend, Recording
-
-MAX_RECORDINGS = 128
-"""The most recordings, of the shapes used last. One takes about 100 kB for a model with 28 layers."""
 
 
 class _Recorded(NamedTuple):
@@ -31,6 +29,7 @@ class RecordedSteps:
 
     Args:
         max_seq_len: of all sequences.
+        graphs: the user's choice of steps, where recordings are CUDA graphs.
         can_pad: a step may have rows of padding.
         is_paused: called at each step; while it returns True, no recording is made or used.
     """
@@ -41,6 +40,7 @@ class RecordedSteps:
         ops: Backend,
         max_seq_len: int,
         *,
+        graphs: GraphConfig = GraphConfig(),
         enabled: bool = True,
         can_pad: bool = True,
         is_paused: Callable[[], bool] = lambda: False,
@@ -48,10 +48,10 @@ class RecordedSteps:
         self._forward = forward
         self._ops = ops
         self._max_seq_len = max_seq_len
-        self._enabled = enabled
+        self._rules = rules_for(ops.recording_rules, graphs)
+        self._enabled = enabled and graphs.is_enabled
         self._can_pad = can_pad
         self._is_paused = is_paused
-        self._rules = ops.recording_rules
         self._steps_since = self._rules.interval  # the last recording was made
         self._records_adapters = True
         # By shape and `Forward.variant`; None: seen once, not recorded.
@@ -62,8 +62,8 @@ class RecordedSteps:
         if not self._enabled:
             return StepShape(num_rows, self._max_seq_len)
         row_counts = self._rules.row_counts if self._can_pad else ()
-        max_seq_len = _round_up(longest, self._rules.max_seq_lens, self._max_seq_len)
-        return StepShape(_round_up(num_rows, row_counts, num_rows), min(max_seq_len, self._max_seq_len))
+        max_seq_len = round_up(longest, self._rules.max_seq_lens, self._max_seq_len)
+        return StepShape(round_up(num_rows, row_counts, num_rows), min(max_seq_len, self._max_seq_len))
 
     def logits(self, batch: InputBatch) -> torch.Tensor | None:
         """Returns [num_rows, vocab_size] for a batch of `DecodeInputs`, padding included, valid until the next call;
@@ -74,6 +74,8 @@ class RecordedSteps:
         if not self._enabled or self._is_paused():
             return None
         assert batch.shape is not None
+        if self._rules.max_rows is not None and batch.shape.num_rows > self._rules.max_rows:
+            return None
         variant = self._forward.variant(batch)
         if variant and not self._records_adapters:
             return None
@@ -105,9 +107,3 @@ class RecordedSteps:
         self._seen.move_to_end(key)
         if len(self._seen) > MAX_RECORDINGS:
             self._seen.popitem(last=False)
-
-
-def _round_up(number: int, steps: Sequence[int], beyond: int) -> int:
-    """Returns the least of `steps` that is no less than `number`; `beyond` if all are less."""
-    place = bisect_left(steps, number)
-    return steps[place] if place < len(steps) else beyond

@@ -91,6 +91,7 @@ def build_runner(
         forward,
         ops,
         table.max_seq_len,
+        graphs=config.graphs,
         enabled=can_record,
         can_pad=not memory.states,  # padding has no state
         is_paused=is_profiled,

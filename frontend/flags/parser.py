@@ -86,6 +86,9 @@ class CommandParser(OptionParser):
                 continue
             name = normalize(name)
             base = name.split(".")[0].removesuffix("+")
+            if name not in self.flags and base in self.flags:  # keys of an option's short flag
+                long = next((each for each in self.flags[base].option_strings if each in self.fields), base)
+                name, base = long + name.removeprefix(base), long
             if equals:
                 rest.appendleft(value)
             if name not in self.flags and base in self.fields and self.fields[base].is_json:

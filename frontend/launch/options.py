@@ -15,6 +15,7 @@ from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch import device
+from quire.frontend.launch.graphs import check_attention_backend, resolve_graphs
 from quire.frontend.launch.layout import (
     check_heads,
     check_sharing,
@@ -55,17 +56,15 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     if layout.shares_experts:
         check_sharing(args)
     check_heads(layout.tensor, spec.num_attention_heads)
+    check_attention_backend(args.device.attention_backend, kind)
     profiler = _absolute(args.observability.profiler_config)
     pooling = resolve_pooling(args.model, spec)
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec, pooling)
+    defaults = _batch_defaults(usage, kind, layout.num_workers, gpu_bytes)
+    limits = _limits(args, defaults, max_model_len, is_encoder=spec.is_encoder)
     return EngineConfig(
         spec=spec,
-        limits=_limits(
-            args,
-            _batch_defaults(usage, kind, layout.num_workers, gpu_bytes),
-            max_model_len,
-            is_encoder=spec.is_encoder,
-        ),
+        limits=limits,
         load=args.load,
         cache=args.cache,
         device=kind,
@@ -85,6 +84,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         log_stats=not args.observability.disable_log_stats,
         aggregate_engine_logging=args.observability.aggregate_engine_logging,
         enforce_eager=args.device.enforce_eager,
+        graphs=resolve_graphs(args.device, kind, limits.max_num_batched_tokens),
         logprobs_mode=args.model.logprobs_mode,
         logits_processors=args.model.logits_processors or [],
         allow_insecure_serialization=args.parallel.allow_insecure_serialization
@@ -131,7 +131,8 @@ def _max_model_len(asked: int | None, spec: ModelSpec, pooling: PoolingSpec | No
 
 def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int, *, is_encoder: bool) -> SchedulerLimits:
     asked = args.scheduler
-    default_tokens, default_seqs = defaults
+    factor = 2 if args.device.performance_mode == "throughput" else 1
+    default_tokens, default_seqs = (factor * default for default in defaults)
     chunked = asked.enable_chunked_prefill is not False
     max_num_seqs = asked.max_num_seqs or default_seqs
     tokens = asked.max_num_batched_tokens

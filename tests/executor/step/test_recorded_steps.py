@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from quire.core.config.graphs import GraphConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import EngineConfig
+from quire.executor.recordings import rules_for
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.ops.backend import RecordingRules
@@ -151,3 +153,35 @@ def test_steps_are_not_recorded_on_request(
     for _ in range(2):
         assert tokens_of(generate(worker, mixed_requests())) == expected
     assert not launched
+
+
+@pytest.mark.parametrize(
+    ("graphs", "row_counts", "max_rows"),
+    [
+        (GraphConfig(), [1, 4, 40], None),
+        (GraphConfig(sizes=[2, 8]), [2, 8], 8),
+        (GraphConfig(max_size=20), [1, 4, 20], 20),
+        (GraphConfig(max_size=4), [1, 4], 4),
+        (GraphConfig(sizes=[2, 8], max_size=8, is_fine=True), [2, 8], 8),
+        (GraphConfig(is_fine=True), [*range(1, 33), 40], None),
+    ],
+)
+def test_the_user_chooses_the_steps_that_have_graphs(
+    graphs: GraphConfig, row_counts: list[int], max_rows: int | None
+) -> None:
+    rules = rules_for(RecordingRules(row_counts=(1, 4, 40), interval=7), graphs)
+    assert (list(rules.row_counts), rules.max_rows, rules.interval) == (row_counts, max_rows, 7)
+    assert rules_for(RecordingRules(), graphs) == RecordingRules(), "lists of launches are no graphs"
+
+
+def test_steps_beyond_the_greatest_size_are_not_recorded(
+    folder: Path, launched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if load_kernels() is None:
+        pytest.skip("plain torch cannot be recorded")
+    monkeypatch.setattr(NativeBackend, "recording_rules", PADDED)
+    worker = start_worker(replace(bf16_config(folder), graphs=GraphConfig(sizes=[2])))
+    for number in (3, 3, 1, 1):
+        launched.clear()
+        generate(worker, [request(str(i), [5, 6, 7], max_tokens=12) for i in range(number)])
+        assert bool(launched) == (number <= 2)

@@ -56,7 +56,7 @@ NEUTRAL = [
     *("--quantization none", "-q None", "--task generate", "--runner generate"),
     *("--convert none", "--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
     *("--no-enable-lora", "--no_enable_lora", "--no-jit-monitor-verbose", "--jit-monitor-verbose"),
-    *("-O0", "-O 0", "-O=0", "-O2", "--compilation-config {}", "-cc.mode 0", "--speculative-config None"),
+    "--speculative-config None",
     *("--limit-mm-per-prompt '{\"image\": 0}'", "--limit-mm-per-prompt.video 0", "--no-disable-sliding-window"),
     *("--disable-log-requests", "--use-v2-block-manager", "--tokenizer-pool-size 4", "--guided-decoding-backend auto"),
 ]
@@ -76,9 +76,7 @@ def test_a_flag_that_asks_for_nothing_is_taken(words: str) -> None:
         ("--swap-space 16", "KV cache"),
         ("--no-disable-log-requests", "--enable-log-requests"),
         ("--speculative-config.method ngram", "Speculative"),
-        ("--compilation-config '{\"mode\": 3}'", "drop this flag"),
-        ("-O3", "drop this flag"),
-        ("-O 3", "drop this flag"),
+        ("--cuda-graph-sizes 4", "--cudagraph-capture-sizes"),
         ("--guided-decoding-backend outlines", "--structured-outputs-config.backend"),
         ("--rope-theta 1e6", "--hf-overrides.rope_theta"),
         ('--rope-scaling \'{"rope_type": "yarn"}\'', "--hf-overrides.rope_scaling"),
@@ -127,7 +125,6 @@ def test_keywords_that_ask_for_nothing_are_left_out() -> None:
     neutral |= {
         "quantization": "none",
         "pipeline_parallel_size": 1,
-        "compilation_config": {},
         "limit_mm_per_prompt": {"image": 0},
     }
     assert read_keywords({"model": "m", **neutral}) == EngineArgs.from_flat(model="m")
