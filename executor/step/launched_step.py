@@ -1,6 +1,6 @@
 """A step between its launch and its result."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.executor.step.heads.head import PendingOutput
 from quire.executor.step.row_sampler import SampledRows
@@ -18,6 +18,7 @@ class LaunchedStep:
         outputs: of heads.
         moved: ids of moves of pages that are done once the step is.
         end: a transfer of no values, queued after all others.
+        failed: rows of the plan for which the device has no memory.
     """
 
     step_id: int
@@ -26,6 +27,7 @@ class LaunchedStep:
     outputs: list[PendingOutput]
     moved: list[int]
     end: Transfer
+    failed: set[int] = field(default_factory=set)
 
     @property
     def is_done(self) -> bool:

@@ -3,6 +3,7 @@
 import time
 
 import torch
+from torch.nn.functional import pad
 
 from quire.core.trace import NO_SPANS, Spans
 from quire.core.wire.protocol import StepPlan, StepResult
@@ -13,6 +14,7 @@ from quire.executor.step.input_batch import without_padding
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.row_sampler import RowSampler, SampledRows
+from quire.executor.step.short_memory import NO_MEMORY, StepInParts
 from quire.executor.step.speculator import ForwardPass, ForwardReads
 from quire.executor.step.state_rewind import StateRewind
 from quire.executor.step.step_inputs import Inputs, StepInputs
@@ -24,6 +26,8 @@ class ModelRunner:
 
     `launch` queues a step's work on the device, and `collect` reads its result later. The next step may be launched in
     between, because the tokens of this one are on the device.
+
+    `parts` computes a step for which there is too little memory; None: such a step ends the engine.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class ModelRunner:
         spans: Spans = NO_SPANS,
         reads: ForwardReads = ForwardReads(),
         rewind: StateRewind | None = None,
+        parts: StepInParts | None = None,
     ) -> None:
         self._forward = forward
         self._recorded_steps = recorded_steps
@@ -47,6 +52,7 @@ class ModelRunner:
         self._spans = spans
         self._reads = reads
         self._rewind = rewind
+        self._parts = parts
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -58,18 +64,19 @@ class ModelRunner:
         began = time.monotonic()
         rows: SampledRows | None = None
         outputs: list[PendingOutput] = []
+        failed: set[int] = set()
         with self._spans.span("inputs"):
             inputs = self._inputs.build(plan)
         if inputs is not None:
             saved = None if self._rewind is None else self._rewind.save(plan)
             if plan.outputs or self._reads.needs_hidden:
-                rows, outputs = self._launch_heads(plan, inputs)
+                rows, outputs, failed = self._launch_heads(plan, inputs)
             else:
-                rows = self._launch_plain(plan, inputs)
+                rows, failed = self._launch_plain(plan, inputs)
             if self._rewind is not None and saved is not None and rows is not None:
                 self._rewind.settle(plan, saved, rows.num_tokens())
         moved = self._inputs.finish(plan)
-        return LaunchedStep(plan.step_id, began, rows, outputs, moved, self._transfers.to_host(()))
+        return LaunchedStep(plan.step_id, began, rows, outputs, moved, self._transfers.to_host(()), failed)
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """Reads the result of a step, waiting for it if necessary. Steps are collected in order."""
@@ -78,23 +85,37 @@ class ModelRunner:
             if step.rows is not None:
                 self._rows.collect(step.rows, result)
             result.outputs += [(output.row, output.read()) for output in step.outputs]
+            if step.failed:
+                kept = [(row, output) for row, output in result.outputs if row not in step.failed]
+                result.outputs = kept + [(row, NO_MEMORY) for row in sorted(step.failed)]
         self._spans.add("step", step.launched_at, time.monotonic())
         result.spans = self._spans.drain()
         return result
 
-    def _launch_plain(self, plan: StepPlan, inputs: Inputs) -> SampledRows | None:
+    def _launch_plain(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, set[int]]:
         with self._spans.span("forward"):
+            logits, failed = self._compute_logits(plan, inputs)
+        return self._sample(ForwardPass(plan, inputs.batch, logits)), failed
+
+    def _compute_logits(self, plan: StepPlan, inputs: Inputs) -> tuple[torch.Tensor, set[int]]:
+        """Returns the logits of the wanted tokens, and the rows of the plan for which there is no memory."""
+        try:
             logits = self._recorded_steps.logits(inputs.batch) if inputs.can_be_recorded else None
             if logits is None:
                 logits = self._forward.logits(inputs.batch, inputs.input_embeds)
-        return self._sample(ForwardPass(plan, inputs.batch, without_padding(logits, inputs.batch)))
+            return without_padding(logits, inputs.batch), set()
+        except torch.OutOfMemoryError:
+            if self._parts is None or inputs.input_embeds is not None:
+                raise
+        self._parts.release()  # not before: the error holds the step's memory
+        return self._parts.logits(plan)
 
-    def _launch_heads(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[PendingOutput]]:
+    def _launch_heads(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[PendingOutput], set[int]]:
         """Launches a step in which heads or the speculator read the hidden states of all tokens."""
         batch, layers = inputs.batch, self._reads.layers
         with self._spans.span("forward"):
             taps = LayerTaps(layers) if layers else None
-            padded = self._forward.hidden(batch, inputs.input_embeds, taps)
+            padded, failed = self._compute_hidden(plan, inputs, taps)
             logits = self._forward.wanted_logits(padded, batch) if len(batch.wanted_slots) else padded[:0]
         hidden, outputs_of = without_padding(padded, batch), {} if taps is None else taps.outputs
         seen = {layer: without_padding(output, batch) for layer, output in outputs_of.items()}
@@ -103,7 +124,18 @@ class ModelRunner:
         for kind, wanting in rows_by_kind(plan, hidden).items():
             with self._spans.span("score"):
                 outputs += self._heads[kind].launch(wanting, self._inputs.table)
-        return rows, outputs
+        return rows, [output for output in outputs if output.row not in failed], failed
+
+    def _compute_hidden(self, plan: StepPlan, inputs: Inputs, taps: LayerTaps | None) -> tuple[torch.Tensor, set[int]]:
+        """Returns the hidden states of all tokens, and the rows of the plan for which there is no memory."""
+        try:
+            return self._forward.hidden(inputs.batch, inputs.input_embeds, taps), set()
+        except torch.OutOfMemoryError:
+            if self._parts is None or inputs.input_embeds is not None or taps is not None:
+                raise
+        self._parts.release()
+        values, failed = self._parts.hidden(plan)
+        return pad(values, (0, 0, 0, len(inputs.batch.token_ids) - len(values))), failed
 
     def _sample(self, forward: ForwardPass) -> SampledRows | None:
         with self._spans.span("sample"):

@@ -28,6 +28,7 @@ from quire.executor.step.page_tiers import CachePages, PageTier, SlotStates
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
+from quire.executor.step.short_memory import StepInParts
 from quire.executor.step.slot_state import SlotState
 from quire.executor.step.speculator import ForwardReads, Speculator
 from quire.executor.step.stage import PipelineStage
@@ -138,7 +139,16 @@ def build_runner(
         spans,
         ForwardReads() if speculator is None else speculator.reads,
         None if speculator is None or not memory.states else StateRewind(forward, memory.states, table),
+        _parts(config, memory, forward) if sequences is None and not has_peers else None,
     )
+
+
+def _parts(config: EngineConfig, memory: RequestMemory, forward: Forward) -> StepInParts | None:
+    """Returns what runs a step in parts, or None where other ranks would have to know of it."""
+    if config.layout.num_workers > 1:
+        return None
+    spec = config.spec
+    return StepInParts(forward, memory.table, spec.vocab_size, spec.hidden_size, can_repeat=not memory.states)
 
 
 def _page_moves(memory: RequestMemory, block_size: int, *, may_outlast_steps: bool) -> PageMoves:

@@ -1,0 +1,156 @@
+"""Runs a step in parts, where its device has too little memory left for the whole, perhaps because another process took
+some.
+
+A part that does not fit is halved, by tokens: a request's tokens may be computed one after another, because their keys
+and values stay in the pages. A single token that does not fit fails its request. All others go on.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.core.wire.protocol import StepPlan
+from quire.core.wire.row_outputs import RequestFailure
+from quire.executor.step.forward import Forward
+from quire.executor.step.input_batch import InputBatch, build_input_batch
+from quire.executor.step.request_table import RequestTable
+
+logger = logging.getLogger(__name__)
+
+NO_MEMORY = RequestFailure(
+    "internal",
+    "The device has no memory left for this request. Free memory there, or lower --gpu-memory-utilization or "
+    "--max-num-batched-tokens.",
+)
+
+
+class _Span(NamedTuple):
+    """Tokens of a row: `count` of them, from the one at `start` among those that the plan has of it."""
+
+    row: int
+    start: int
+    count: int
+
+
+class PartedStep(NamedTuple):
+    """What a step in parts computed.
+
+    Attributes:
+        values: in the order of the whole step's; NaN for rows without memory.
+        failed: rows of the plan.
+    """
+
+    values: Tensor
+    failed: set[int]
+
+
+class StepInParts:
+    """Computes steps of one rank in parts.
+
+    Args:
+        vocab_size: logits of a token.
+        hidden_size: hidden states of a token.
+        can_repeat: a part that ran out of memory may run again. Recurrent layers may have changed their states already.
+    """
+
+    def __init__(
+        self, forward: Forward, table: RequestTable, vocab_size: int, hidden_size: int, *, can_repeat: bool
+    ) -> None:
+        self._forward = forward
+        self._table = table
+        self._vocab_size = vocab_size
+        self._hidden_size = hidden_size
+        self._can_repeat = can_repeat
+
+    def logits(self, plan: StepPlan) -> PartedStep:
+        """Computes the logits of all wanted tokens, [num_wanted, vocab_size]."""
+        return self._compute(plan, self._forward.logits, self._vocab_size, plan.num_wanted)
+
+    def hidden(self, plan: StepPlan) -> PartedStep:
+        """Computes the hidden states of all tokens, [num_tokens, hidden_size]."""
+        return self._compute(plan, self._forward.hidden, self._hidden_size, plan.num_scheduled)
+
+    def _compute(
+        self, plan: StepPlan, run: Callable[[InputBatch], Tensor], size: int, counts: Sequence[int]
+    ) -> PartedStep:
+        """Runs a step, of which each row has as many values as `counts` says, those of its last tokens."""
+        found: list[list[Tensor]] = [[] for _ in plan.slots]
+        failed: set[int] = set()
+        waiting = [[_Span(row, 0, count) for row, count in enumerate(plan.num_scheduled)]]
+        if not self._can_repeat:
+            failed, waiting = set(range(len(plan.slots))), []
+        while waiting:
+            part = [span for span in waiting.pop() if span.row not in failed]
+            if not part:
+                continue
+            wanted = [_num_wanted(span, plan.num_scheduled[span.row], counts[span.row]) for span in part]
+            values = self._attempt(plan, part, wanted, run)
+            if values is None:
+                halves = _halve(part)
+                failed.update(() if halves else {part[0].row})
+                waiting += reversed(halves)
+                continue
+            for span, own in zip(part, values.split(wanted), strict=True):
+                if len(own):
+                    found[span.row].append(own)
+        logger.warning(
+            "a step ran in parts, because the device has little memory left; %d requests failed", len(failed)
+        )
+        return PartedStep(self._join(found, failed, size, counts), failed)
+
+    def _attempt(
+        self, plan: StepPlan, part: list[_Span], wanted: list[int], run: Callable[[InputBatch], Tensor]
+    ) -> Tensor | None:
+        """The values of a part, or None if the memory does not suffice."""
+        columns = (
+            [plan.slots[span.row] for span in part],
+            [plan.num_computed[span.row] + span.start for span in part],
+            [span.count for span in part],
+        )
+        try:
+            values = run(build_input_batch(StepPlan(plan.step_id, [], [], *columns, wanted, []), self._table))
+            return values[: sum(wanted)]
+        except torch.OutOfMemoryError:
+            pass  # the error holds the memory of the part, so it is let go first
+        self.release()
+        return None
+
+    def release(self) -> None:
+        """Returns memory to the device that torch keeps and nothing uses."""
+        if self._table.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _join(self, found: list[list[Tensor]], failed: set[int], size: int, counts: Sequence[int]) -> Tensor:
+        """Puts the rows' values together."""
+        like = next((own for row in found for own in row), None)
+        for row in failed:
+            missing = torch.full((counts[row], size), torch.nan, device=self._table.device)
+            found[row] = [missing if like is None else missing.to(like.dtype)]
+        values = [own for row in found for own in row if len(own)]
+        return torch.cat(values) if values else torch.empty(0, size, device=self._table.device)
+
+
+def _num_wanted(span: _Span, num_tokens: int, count: int) -> int:
+    """Counts the tokens of a span that are among the last `count` of its row's `num_tokens`."""
+    end = span.start + span.count
+    return max(0, end - max(span.start, num_tokens - count))
+
+
+def _halve(part: list[_Span]) -> list[list[_Span]]:
+    """Cuts a part in two with equally many tokens; empty for a single token."""
+    rest = sum(span.count for span in part) // 2
+    if not rest:
+        return []
+    first: list[_Span] = []
+    second: list[_Span] = []
+    for span in part:
+        count = min(span.count, rest)
+        rest -= count
+        if count:
+            first.append(span._replace(count=count))
+        if count < span.count:
+            second.append(_Span(span.row, span.start + count, span.count - count))
+    return [first, second]

@@ -1,0 +1,167 @@
+"""Steps whose memory does not suffice: they run in parts, with the tokens of whole steps; one request alone fails."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.wire.protocol import FinishReason, RequestDelta
+from quire.executor.layers.mlp import GatedMLP
+from quire.executor.step.short_memory import _halve, _num_wanted, _Span
+from quire.executor.worker import Worker
+from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
+from tests.executor.step.test_model_runner import (
+    engine_config,
+    generate,
+    mixed_requests,
+    prompt_of,
+    request,
+    start_worker,
+    tokens_of,
+)
+from tests.executor.step.test_sameness import start
+
+
+class Shortage:
+    """A layer that raises what torch raises, for steps of more tokens than memory suffices for.
+
+    Attributes:
+        most: tokens of a step; None: any number.
+        sizes: tokens of the steps that were computed.
+    """
+
+    def __init__(self) -> None:
+        self.most: int | None = None
+        self.sizes: list[int] = []
+        self.num_raised = 0
+
+    def check(self, x: Tensor) -> None:
+        if self.most is not None and len(x) > self.most:
+            self.num_raised += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        self.sizes.append(len(x))
+
+
+@pytest.fixture
+def shortage(monkeypatch: pytest.MonkeyPatch) -> Shortage:
+    shortage, call = Shortage(), GatedMLP.__call__
+
+    def checked(self: GatedMLP, x: Tensor) -> Tensor:
+        shortage.check(x)
+        return call(self, x)
+
+    monkeypatch.setattr(GatedMLP, "__call__", checked)
+    return shortage
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Callable[..., Path]) -> Path:
+    return checkpoint("qwen3")
+
+
+@pytest.fixture
+def worker(folder: Path) -> Worker:
+    return start_worker(engine_config(folder))
+
+
+@pytest.mark.parametrize("most", [40, 3])
+def test_steps_in_parts_have_the_tokens_of_whole_steps(worker: Worker, shortage: Shortage, most: int) -> None:
+    requests = mixed_requests()[:8]
+    expected = tokens_of(generate(worker, requests))
+    shortage.most, shortage.sizes = most, []
+    assert tokens_of(generate(worker, requests, enable_prefix_caching=False)) == expected
+    assert shortage.num_raised
+    assert max(shortage.sizes) <= most
+
+
+def test_memory_that_comes_back_is_used_again(worker: Worker, shortage: Shortage) -> None:
+    shortage.most = 4
+    one = [request("a", prompt_of(1, 30), max_tokens=4)]
+    first = tokens_of(generate(worker, one, enable_prefix_caching=False))
+    shortage.most, shortage.sizes = None, []
+    assert tokens_of(generate(worker, one, enable_prefix_caching=False)) == first
+    assert 30 in shortage.sizes
+
+
+class Greedy:
+    """Runs out of memory whenever one request takes part."""
+
+    def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch, token: int) -> None:
+        forward = worker._runner._forward
+        for name in ("logits", "hidden"):
+            monkeypatch.setattr(forward, name, self._guarded(getattr(forward, name), token))
+
+    def _guarded(self, run: Callable[..., Tensor], token: int) -> Callable[..., Tensor]:
+        def guarded(batch: Any, *arguments: Any) -> Tensor:
+            if (batch.token_ids == token).any():
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return run(batch, *arguments)
+
+        return guarded
+
+
+def failures(deltas: list[RequestDelta]) -> list[str]:
+    return [delta.failure.message for delta in deltas if delta.failure is not None]
+
+
+@pytest.mark.parametrize("place", [0, 20, 39])
+def test_one_request_fails_and_the_others_go_on(worker: Worker, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    token = 97
+    prompts = [[each if each != token else 98 for each in prompt_of(number, 40)] for number in range(3)]
+    others = [request(str(number), prompt) for number, prompt in enumerate(prompts)]
+    expected = tokens_of(generate(worker, others))
+    assert not any(token in tokens for tokens in expected.values())
+    Greedy(worker, monkeypatch, token)
+    offending = prompts[0].copy()
+    offending[place] = token
+    deltas = generate(worker, [*others[:1], request("bad", offending), *others[1:]], enable_prefix_caching=False)
+    assert ["no memory left for this request" in message for message in failures(deltas["bad"])] == [True]
+    assert deltas.pop("bad")[-1].finish_reason is FinishReason.ERROR
+    assert tokens_of(deltas) == expected
+
+
+def test_values_of_whole_prompts_are_computed_in_parts(worker: Worker, shortage: Shortage) -> None:
+    def scored() -> list[Any]:
+        one = request("a", prompt_of(4, 50), max_tokens=3, prompt_logprobs=2)
+        deltas = generate(worker, [one], enable_prefix_caching=False)["a"]
+        return [(each.token_ids, each.output) for each in deltas]
+
+    expected = scored()
+    shortage.most = 7
+    got = scored()
+    assert shortage.num_raised
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    for (_, one), (_, other) in zip(got, expected, strict=True):
+        assert (one is None) == (other is None)
+
+
+def test_a_part_is_halved_by_tokens() -> None:
+    part = [_Span(0, 0, 5), _Span(2, 3, 4), _Span(3, 0, 1)]
+    assert _halve(part) == [[_Span(0, 0, 5)], [_Span(2, 3, 4), _Span(3, 0, 1)]]
+    assert _halve(part[1:2]) == [[_Span(2, 3, 2)], [_Span(2, 5, 2)]]
+    assert _halve([_Span(1, 0, 1), _Span(2, 0, 2)]) == [[_Span(1, 0, 1)], [_Span(2, 0, 2)]]
+    assert _halve([_Span(3, 7, 1)]) == []
+
+
+def test_a_span_has_the_last_of_its_row_s_wanted_tokens() -> None:
+    assert [_num_wanted(_Span(0, *span), 10, 3) for span in ((0, 10), (0, 8), (8, 2), (0, 7), (9, 1))] == [
+        3,
+        1,
+        2,
+        0,
+        1,
+    ]
+
+
+def test_recurrent_layers_have_changed_their_states_so_a_step_s_requests_fail(
+    hybrid: Callable[[str], Path],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = start(hybrid("lfm2"), caching=False)
+    Greedy(served.worker, monkeypatch, 97)
+    assert failures(served.generate([request("bad", [97, 5])])["bad"])
+    good = served.generate([request("good", [5, 6], max_tokens=3)])
+    assert len(tokens_of(good)["good"]) == 3
