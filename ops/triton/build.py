@@ -1,6 +1,7 @@
 """Compiles variants of kernels without a device, in parallel processes, into a folder whose keys are contents.
 
 `python -m quire.ops.triton.build [--arch sm_90] [--folder FOLDER]` compiles every variant ahead, for the cards named.
+With `--archive ops/triton/compiled.zip`, a wheel that is built afterwards brings them.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quire.ops.triton.arch import ARCHES
-from quire.ops.triton.binaries import Binary, find_in
+from quire.ops.triton.binaries import Binary, find_in, pack
 from quire.ops.triton.jobs import Job, cache_folder, job_of
 from quire.ops.triton.variants import Variant, all_variants
 
@@ -95,14 +96,19 @@ def main() -> None:
     parser.add_argument("--arch", choices=ARCHES, action="append", help="default: sm_90; may be repeated")
     parser.add_argument("--folder", type=Path, default=cache_folder(), help="default: %(default)s")
     parser.add_argument("--processes", type=int, help="default: one for each processor")
+    parser.add_argument("--archive", type=Path, help="also write the kernels into this zip file")
     arguments = parser.parse_args()
-    variants = all_variants()
+    variants, made = all_variants(), []
     for arch in arguments.arch or ["sm_90"]:
         built = build(variants, arch, arguments.folder, arguments.processes)
         faults = [each for each in built if isinstance(each, VariantError)]
+        made += [each for each in built if isinstance(each, Binary)]
         print(f"{arch}: {len(built) - len(faults)} of {len(built)} kernels in {arguments.folder}")
         for fault in faults:
             print(f"  {fault}")
+    if arguments.archive is not None:
+        pack(arguments.folder, made, arguments.archive)
+        print(f"{arguments.archive}: {arguments.archive.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,6 @@ def cache_folder() -> Path:
     return cache_root() / "triton_kernels"
 
 
-def shipped_folder() -> Path:
-    """The folder of kernels that an installed wheel brings."""
-    return Path(__file__).parent / "compiled"
+def shipped_archive() -> Path:
+    """The archive of kernels that an installed wheel may bring."""
+    return Path(__file__).with_name("compiled.zip")

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.triton.binaries import Binary, code_path, find
+from quire.ops.triton.binaries import Binary, code_of, find
 from quire.ops.triton.compiling import compile_kernel
 from quire.ops.triton.driver import Driver, DriverError, LaunchConfig, early_start, is_context_missing
-from quire.ops.triton.jobs import Job, cache_folder, job_of, shipped_folder
+from quire.ops.triton.jobs import Job, cache_folder, job_of, shipped_archive
 from quire.ops.triton.kernel_function import KernelFunction, is_pointer
 from quire.ops.triton.specialization import ALIGNMENT, CONSTANT, POINTER_TYPES, SCALARS, Specialization
 from quire.ops.triton.variants import is_listed
@@ -38,8 +38,9 @@ Compile = Callable[[KernelFunction, Job, Path], Binary]
 class Launcher:
     """Launches kernels of one kind of card.
 
-    A kernel is found in `folders`, in their order. One that is in none is compiled into the last one: at the first
-    start with a new version, or where a form is asked for that no list of variants has. The log says so.
+    A kernel is found in `folders`, which may be archives, in their order. One that is in none is compiled into the
+    last: at the first start with a new version, or where a form is asked for that no list of variants has. The log
+    says so.
 
     Attributes:
         num_compiled: kernels that were compiled at their first launch. It stays as it is while requests run.
@@ -67,7 +68,7 @@ class Launcher:
     def of_this_card(cls) -> "Launcher":
         """The launcher for torch's current device."""
         major, minor = torch.cuda.get_device_capability()
-        return cls(Driver(), f"sm_{major}{minor}", (shipped_folder(), _writable(cache_folder())), _current_stream)
+        return cls(Driver(), f"sm_{major}{minor}", (shipped_archive(), _writable(cache_folder())), _current_stream)
 
     def launch(
         self,
@@ -120,7 +121,7 @@ class Launcher:
         for folder in self._folders:
             binary = find(folder, job.key)
             if binary is not None:
-                return binary, code_path(folder, binary).read_bytes()
+                return binary, code_of(folder, binary)
         started = time.monotonic()
         binary = self._compile(kernel, job, self._folders[-1])
         self.num_compiled += 1
@@ -133,7 +134,7 @@ class Launcher:
                 "the next start will find it",
                 *(kernel.name, specialization, seconds),
             )
-        return binary, code_path(self._folders[-1], binary).read_bytes()
+        return binary, code_of(self._folders[-1], binary)
 
 
 class LoadedKernel:

@@ -53,6 +53,7 @@ PARTS = [
     ),
     Part("families", 300, [*TESTS, "-n", "12", "tests/executor/models"]),
     Part("formats", 200, [*TESTS, "-n", "12", "tests/executor/weights/test_quantized_checkpoints.py"]),
+    Part("sanitizer", 250, ["scripts/gpu/sanitizer.py"]),
 ]
 
 

@@ -52,6 +52,7 @@ def write_report(source: Path, target: Path) -> None:
                 f"| {row['engine']} | {row['case']} | {row['tokens_per_s']:.0f} | {row['step_ms']:.2f} | "
                 f"{row['floor_ms']:.2f} | {100 * row['floor_ms'] / row['step_ms']:.1f} % |"
             )
+    lines += [f"- {row['sanitizer']}: {row['outcome_of_tool']}" for row in rows if "sanitizer" in row]
     starts = [row for row in rows if "start" in row]
     lines += [
         "",

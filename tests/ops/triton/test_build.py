@@ -6,7 +6,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from quire.ops.triton.binaries import Binary, code_path
+from quire.ops.triton.binaries import Binary, code_of, code_path, find_in, pack
 from quire.ops.triton.build import VariantError, build
 from quire.ops.triton.jobs import Job, job_of
 from quire.ops.triton.launch import Kernel
@@ -93,3 +93,19 @@ def test_instructions_are_counted() -> None:
     assert scale.instructions["LDG.E.128"] == 1
     assert product.instructions["HGMMA"] == 8
     assert product.stack_bytes == 0
+
+
+@pytest.mark.timeout(300)
+def test_an_archive_is_read_as_its_folder_is(tmp_path: Path) -> None:
+    binaries = compiled_samples()
+    archive = tmp_path / "kernels.zip"
+    pack(SAMPLES_FOLDER, binaries, archive)
+    for binary in binaries:
+        assert find_in([tmp_path, archive], binary.key) == binary
+        assert code_of(archive, binary) == code_of(SAMPLES_FOLDER, binary)
+    assert build([SCALE, PRODUCT], "sm_90", tmp_path / "new", known=[archive]) == list(binaries)
+    assert not (tmp_path / "new").exists(), "nothing had to be compiled"
+    assert find_in([archive], "0" * 32) is None
+    assert find_in([tmp_path / "absent.zip"], binaries[0].key) is None
+    (tmp_path / "broken.zip").write_bytes(b"PK")
+    assert find_in([tmp_path / "broken.zip"], binaries[0].key) is None
