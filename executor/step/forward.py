@@ -50,6 +50,11 @@ class Forward:
         layers = zip(model.kv_layers, caches, strict=True)
         self._prompt_groups = {cache.group for layer, cache in layers if layer.sees_prompt}
 
+    @property
+    def sees_prompts(self) -> bool:
+        """True if tokens of a prompt see later ones, so that a step has all of a prompt."""
+        return bool(self._prompt_groups)
+
     def hidden(
         self, batch: InputBatch, input_embeds: InputEmbeds | None = None, taps: LayerTaps | None = None
     ) -> torch.Tensor:

@@ -105,10 +105,10 @@ class ModelRunner:
                 logits = self._forward.logits(inputs.batch, inputs.input_embeds)
             return without_padding(logits, inputs.batch), set()
         except torch.OutOfMemoryError:
-            if self._parts is None or inputs.input_embeds is not None:
+            if self._parts is None:
                 raise
         self._parts.release()  # not before: the error holds the step's memory
-        return self._parts.logits(plan)
+        return self._parts.logits(plan, is_plain=_is_plain(inputs))
 
     def _launch_heads(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[PendingOutput], set[int]]:
         """Launches a step in which heads or the speculator read the hidden states of all tokens."""
@@ -131,12 +131,17 @@ class ModelRunner:
         try:
             return self._forward.hidden(inputs.batch, inputs.input_embeds, taps), set()
         except torch.OutOfMemoryError:
-            if self._parts is None or inputs.input_embeds is not None or taps is not None:
+            if self._parts is None or taps is not None:
                 raise
         self._parts.release()
-        values, failed = self._parts.hidden(plan)
+        values, failed = self._parts.hidden(plan, is_plain=_is_plain(inputs))
         return pad(values, (0, 0, 0, len(inputs.batch.token_ids) - len(values))), failed
 
     def _sample(self, forward: ForwardPass) -> SampledRows | None:
         with self._spans.span("sample"):
             return self._rows.launch(forward)
+
+
+def _is_plain(inputs: Inputs) -> bool:
+    """Returns True if token ids and positions are all that a step reads."""
+    return inputs.input_embeds is None and inputs.batch.token_types is None

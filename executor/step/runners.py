@@ -139,16 +139,23 @@ def build_runner(
         spans,
         ForwardReads() if speculator is None else speculator.reads,
         None if speculator is None or not memory.states else StateRewind(forward, memory.states, table),
-        _parts(config, memory, forward) if sequences is None and not has_peers else None,
+        _parts(config, memory, forward, is_cached=is_cached) if sequences is None and not has_peers else None,
     )
 
 
-def _parts(config: EngineConfig, memory: RequestMemory, forward: Forward) -> StepInParts | None:
+def _parts(config: EngineConfig, memory: RequestMemory, forward: Forward, *, is_cached: bool) -> StepInParts | None:
     """Returns what runs a step in parts, or None where other ranks would have to know of it."""
     if config.layout.num_workers > 1:
         return None
     spec = config.spec
-    return StepInParts(forward, memory.table, spec.vocab_size, spec.hidden_size, can_repeat=not memory.states)
+    return StepInParts(
+        forward,
+        memory.table,
+        spec.vocab_size,
+        spec.hidden_size,
+        can_repeat=not memory.states,
+        can_cut=is_cached and not forward.sees_prompts,
+    )
 
 
 def _page_moves(memory: RequestMemory, block_size: int, *, may_outlast_steps: bool) -> PageMoves:

@@ -54,33 +54,45 @@ class StepInParts:
         vocab_size: logits of a token.
         hidden_size: hidden states of a token.
         can_repeat: a part that ran out of memory may run again. Recurrent layers may have changed their states already.
+        can_cut: a row's tokens may be computed one after another. Tokens that see later ones are computed together.
     """
 
     def __init__(
-        self, forward: Forward, table: RequestTable, vocab_size: int, hidden_size: int, *, can_repeat: bool
+        self,
+        forward: Forward,
+        table: RequestTable,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        can_repeat: bool,
+        can_cut: bool,
     ) -> None:
         self._forward = forward
         self._table = table
         self._vocab_size = vocab_size
         self._hidden_size = hidden_size
         self._can_repeat = can_repeat
+        self._can_cut = can_cut
 
-    def logits(self, plan: StepPlan) -> PartedStep:
-        """Computes the logits of all wanted tokens, [num_wanted, vocab_size]."""
-        return self._compute(plan, self._forward.logits, self._vocab_size, plan.num_wanted)
+    def logits(self, plan: StepPlan, *, is_plain: bool) -> PartedStep:
+        """Computes the logits of all wanted tokens, [num_wanted, vocab_size].
 
-    def hidden(self, plan: StepPlan) -> PartedStep:
+        If not `is_plain`, the step has inputs beside its tokens, which parts lack: all rows fail. So in `hidden`.
+        """
+        return self._compute(plan, self._forward.logits, self._vocab_size, plan.num_wanted, is_plain)
+
+    def hidden(self, plan: StepPlan, *, is_plain: bool) -> PartedStep:
         """Computes the hidden states of all tokens, [num_tokens, hidden_size]."""
-        return self._compute(plan, self._forward.hidden, self._hidden_size, plan.num_scheduled)
+        return self._compute(plan, self._forward.hidden, self._hidden_size, plan.num_scheduled, is_plain)
 
     def _compute(
-        self, plan: StepPlan, run: Callable[[InputBatch], Tensor], size: int, counts: Sequence[int]
+        self, plan: StepPlan, run: Callable[[InputBatch], Tensor], size: int, counts: Sequence[int], is_plain: bool
     ) -> PartedStep:
         """Runs a step, of which each row has as many values as `counts` says, those of its last tokens."""
         found: list[list[Tensor]] = [[] for _ in plan.slots]
         failed: set[int] = set()
         waiting = [[_Span(row, 0, count) for row, count in enumerate(plan.num_scheduled)]]
-        if not self._can_repeat:
+        if not self._can_repeat or not is_plain:
             failed, waiting = set(range(len(plan.slots))), []
         while waiting:
             part = [span for span in waiting.pop() if span.row not in failed]
@@ -89,7 +101,7 @@ class StepInParts:
             wanted = [_num_wanted(span, plan.num_scheduled[span.row], counts[span.row]) for span in part]
             values = self._attempt(plan, part, wanted, run)
             if values is None:
-                halves = _halve(part)
+                halves = _halve(part, can_cut=self._can_cut)
                 failed.update(() if halves else {part[0].row})
                 waiting += reversed(halves)
                 continue
@@ -139,8 +151,11 @@ def _num_wanted(span: _Span, num_tokens: int, count: int) -> int:
     return max(0, end - max(span.start, num_tokens - count))
 
 
-def _halve(part: list[_Span]) -> list[list[_Span]]:
-    """Cuts a part in two with equally many tokens; empty for a single token."""
+def _halve(part: list[_Span], *, can_cut: bool = True) -> list[list[_Span]]:
+    """Cuts a part in two with equally many tokens, or rows; empty for a single one."""
+    if not can_cut:
+        middle = len(part) // 2
+        return [part[:middle], part[middle:]] if middle else []
     rest = sum(span.count for span in part) // 2
     if not rest:
         return []

@@ -146,6 +146,12 @@ def test_a_part_is_halved_by_tokens() -> None:
     assert _halve([_Span(3, 7, 1)]) == []
 
 
+def test_tokens_that_see_later_ones_stay_together() -> None:
+    part = [_Span(0, 0, 50), _Span(1, 0, 4), _Span(3, 0, 1)]
+    assert _halve(part, can_cut=False) == [part[:1], part[1:]]
+    assert _halve(part[:1], can_cut=False) == []
+
+
 def test_a_span_has_the_last_of_its_row_s_wanted_tokens() -> None:
     assert [_num_wanted(_Span(0, *span), 10, 3) for span in ((0, 10), (0, 8), (8, 2), (0, 7), (9, 1))] == [
         3,
