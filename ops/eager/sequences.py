@@ -3,7 +3,7 @@
 Keys and values of a projection lie token by token, as pages do. So those that are not rotated are read where they are.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from quire.ops.backend import AttentionBatch, AttentionForm, Backend
 Batch = TypeVar("Batch", bound=AttentionBatch)
 
 
-def batch_of_sequences(ops: Backend[Batch, object, object], lengths: np.ndarray, device: torch.device) -> Batch:
+def batch_of_sequences(ops: Backend[Batch, Any, Any], lengths: np.ndarray, device: torch.device) -> Batch:
     """Runs `Backend.sequence_batch`: page i of a step is its token i."""
     lengths = np.asarray(lengths, np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -24,7 +24,7 @@ def batch_of_sequences(ops: Backend[Batch, object, object], lengths: np.ndarray,
 
 
 def attend_sequences(
-    ops: Backend[Batch, object, object],
+    ops: Backend[Batch, Any, Any],
     heads: Tensor,
     num_kv_heads: int,
     batch: Batch,

@@ -114,7 +114,7 @@ class Step:
             key = torch.arange(seq_len)
             seen = (key <= position) | ((key < prefix) & (position < prefix))  # [queries, keys]
             if window is not None:
-                seen &= key > position - window
+                seen &= (key - position).abs() < window
             if form.chunk is not None:
                 distance = position // form.chunk - key // form.chunk
                 seen &= {"own": distance == 0, "previous": distance == 1, "earlier": distance > 1}[form.chunks]
@@ -138,18 +138,26 @@ class Step:
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 17), (6, 41), (1, 16), (24, 24), (33, 70), (1, 300)]
 
 
+@pytest.mark.parametrize("window", [None, 1, 30, 200])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_tokens_of_a_prefix_see_each_other(ops: Backend, has_bias: bool) -> None:
+def test_tokens_of_a_prefix_see_each_other(ops: Backend, has_bias: bool, window: int | None) -> None:
     """Whole prefixes, with tokens behind them and without; later parts of such sequences; and rows without a prefix."""
     rows = [(20, 20), (300, 300), (45, 45), (1, 60), (9, 70), (1, 1), (7, 30), (150, 150)]
     prefix_lens = [20, 300, 30, 40, 61, 1, 0, 20]
     step = Step(ops, rows, num_heads=6, prefix_lens=prefix_lens)
     bias = torch.randn(6, 2 * 50 + 1, generator=torch.Generator().manual_seed(3)) if has_bias else None
-    out, lse = ops.partial_attention(step.q, step.kv_cache, step.batch, AttentionForm(step.scale, distance_bias=bias))
-    expected, expected_lse = step.expected_part(distance_bias=bias)
+    form = AttentionForm(step.scale, window, distance_bias=bias)
+    out, lse = ops.partial_attention(step.q, step.kv_cache, step.batch, form)
+    expected, expected_lse = step.expected_part(window, distance_bias=bias)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(step.run(distance_bias=bias), out)
+    torch.testing.assert_close(step.run(window, distance_bias=bias), out)
+
+
+def test_a_prefix_has_no_chunks(ops: Backend) -> None:
+    step = Step(ops, [(20, 20)], prefix_lens=[20])
+    with pytest.raises(ValueError, match="no chunks"):
+        step.run(chunk=8)
 
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])

@@ -49,9 +49,10 @@ def test_forms(form: dict[str, Any]) -> None:
     assert_equal_to_eager(step, run(step, **form), **form)
 
 
-def test_tokens_of_a_prefix_see_each_other() -> None:
+@pytest.mark.parametrize("window", [None, 6])
+def test_tokens_of_a_prefix_see_each_other(window: int | None) -> None:
     step = Step(EAGER, [(30, 30), (4, 40), (12, 20), (1, 9)], prefix_lens=[20, 38, 20, 9], dtype=torch.bfloat16)
-    assert_equal_to_eager(step, run(step))
+    assert_equal_to_eager(step, run(step, window=window), window=window)
 
 
 def test_one_prompt_of_several_blocks() -> None:
