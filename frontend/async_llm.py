@@ -28,6 +28,7 @@ from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput, RequestO
 from quire.frontend.refusals.arguments import refuse
 from quire.frontend.refusals.methods import explain
 from quire.frontend.requests.beam_search import BeamSearch
+from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import PromptLike, with_text
 from quire.frontend.requests.request_intake import AfterReasoning, RequestIntake
@@ -250,7 +251,7 @@ class AsyncLLM(EngineControl):
         finally:
             stream.close()
 
-    async def open_vectors(self, submission: PoolingSubmission) -> PoolingStream:
+    async def open_vectors(self, submission: PoolingSubmission) -> PoolingStream | ChunkedVectors:
         """Validates a request for vectors and submits it to the engine; result and errors are
         `RequestIntake.open_vectors`'s."""
         await self.start()
@@ -322,6 +323,11 @@ class AsyncLLM(EngineControl):
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the model can do, by vLLM's names."""
+        return self.supported_tasks
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """The same as `get_supported_tasks`, at once; the usual one first."""
         return self._intake.pooling.tasks
 
     @property

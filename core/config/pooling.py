@@ -10,6 +10,7 @@ Runner = Literal["generate", "pooling"]
 Conversion = Literal["none", "embed", "classify"]
 SequencePooling = Literal["CLS", "LAST", "MEAN"]
 TokenPooling = Literal["ALL", "STEP"]
+SentenceKind = Literal["vectors", "token vectors", "scores"]
 
 
 class PoolerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +66,7 @@ class DenseLayer(Struct, frozen=True, kw_only=True):
 class SentenceModel(Struct, frozen=True, kw_only=True):
     """The files of sentence-transformers in a checkpoint."""
 
-    kind: Literal["vectors", "token vectors", "scores"] = "vectors"
+    kind: SentenceKind = "vectors"
     pooling: SequencePooling | None = None
     pooling_fault: str | None = None  # why there is none, where the files ask for one
     normalizes: bool = False

@@ -2,9 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from quire.core.config.pooling import DenseLayer, SentenceModel, SequencePooling
+from quire.core.config.pooling import DenseLayer, SentenceKind, SentenceModel, SequencePooling
 from quire.core.errors import ConfigError
 
 _TOKENIZED = (
@@ -20,7 +20,7 @@ _MODES: dict[str, SequencePooling] = {
     "pooling_mode_lasttoken": "LAST",
     "pooling_mode_mean_tokens": "MEAN",
 }
-_KINDS: dict[str, Literal["scores"]] = {"CrossEncoder": "scores"}
+_KINDS: dict[str, SentenceKind] = {"CrossEncoder": "scores"}
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -51,7 +51,8 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
                 dense.append(_dense(_object(place), str(module.get("path") or ""), place))
             case "Normalize":
                 normalizes = True
-    kind = _KINDS.get(own.get("model_type", ""), "token vectors" if dense and not pools else "vectors")
+    made: SentenceKind = "token vectors" if dense and not pools else "vectors"
+    kind = _KINDS.get(str(own.get("model_type")), made)
     similarity = own.get("similarity_fn_name")
     return SentenceModel(
         kind=kind,

@@ -19,6 +19,7 @@ from quire.frontend.metrics.reader import Metric
 from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.frontend.refusals.arguments import refuse
 from quire.frontend.refusals.methods import explain
+from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import PromptLike, with_text
 from quire.frontend.requests.request_fields import check_id
@@ -153,7 +154,7 @@ class LLMEngine:
             truncation=tokenization.truncation,
             arrival_time=arrival_time,
         )
-        stream: RequestStream | PoolingStream
+        stream: RequestStream | PoolingStream | ChunkedVectors
         if isinstance(params, PoolingParams):
             stream = await self.async_llm.open_vectors(cast("PoolingSubmission", submission))
         else:
@@ -224,7 +225,7 @@ class LLMEngine:
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the model can do, by vLLM's names."""
-        return ("generate",)
+        return self.async_llm.supported_tasks
 
     def get_metrics(self) -> list[Metric]:
         """The metrics at this moment. Raises ConfigError with `disable_log_stats`."""
@@ -280,7 +281,7 @@ class LLMEngine:
             raise AttributeError(explain(type(self), name))
 
 
-async def _read(stream: RequestStream | PoolingStream, news: _News) -> None:
+async def _read(stream: RequestStream | PoolingStream | ChunkedVectors, news: _News) -> None:
     """Hands the outputs of a stream to a thread. Knows no engine, which would never be collected otherwise."""
     try:
         async for output in stream:

@@ -52,10 +52,18 @@ class ContextLimit:
         what = "prompt and output together are" if self._generates else "prompts are"
         return f"{what} limited to {self.max_model_len} (max_model_len)"
 
-    def too_long(self, num_prompt_tokens: int) -> ParameterError:
-        """The error for a prompt that is too long, or that leaves no room for a single token of output."""
+    def too_long(self, num_prompt_tokens: int, longest: int | None = None) -> ParameterError:
+        """The error for a prompt that is too long, or that leaves no room for a single token of output.
+
+        Args:
+            longest: the limit, if it is not the context's: that of prompts that are computed in parts.
+        """
+        rule = self.rule
+        if longest is None or longest == self.longest_prompt:
+            longest = self.longest_prompt
+        else:
+            rule = f"prompts are limited to {longest} (max_embed_len)"
         return ParameterError(
-            f"The prompt has {num_prompt_tokens} tokens, but {self.rule}; shorten the prompt to at most "
-            f"{self.longest_prompt} tokens.",
+            f"The prompt has {num_prompt_tokens} tokens, but {rule}; shorten the prompt to at most {longest} tokens.",
             param="prompt",
         )

@@ -7,6 +7,7 @@ from quire.core.errors import ParameterError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.pooling import CLASSIFY, EMBED, Pooling, PoolingMethod, PoolingTask
 from quire.core.wire.pooling_params import PoolingParams
+from quire.frontend.requests.context_limit import ContextLimit
 
 _METHODS: dict[str, PoolingMethod] = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
 _FLAGS = {
@@ -97,6 +98,13 @@ class PoolingInput:
             self._columns(spec, params),
             None if chunks is None else chunks.chunk_size,
         )
+
+    def longest_prompt(self, pooling: Pooling, limit: ContextLimit) -> int | None:
+        """The most tokens of a prompt; None for no limit, where long ones are computed in parts."""
+        spec = self._spec
+        if spec is None or not spec.enable_chunked_processing or pooling.method == "all":
+            return limit.longest_prompt
+        return spec.max_embed_len
 
     def _sequence(self, spec: PoolingSpec) -> PoolingMethod:
         if spec.sequence is not None:

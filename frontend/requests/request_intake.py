@@ -17,6 +17,7 @@ from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch, check_beams
+from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.pooling_input import PoolingInput
 from quire.frontend.requests.pooling_stream import PoolingStream
@@ -120,7 +121,7 @@ class RequestIntake:
         engine = self._engine(submission.data_parallel_rank)
         return await self.running.open_stream(submission.resolved(read, sampling), engine=engine, log=self._log)
 
-    async def open_vectors(self, submission: PoolingSubmission) -> PoolingStream:
+    async def open_vectors(self, submission: PoolingSubmission) -> PoolingStream | ChunkedVectors:
         """Validates a request for vectors, classes or a score, and submits it to the engine.
 
         Returns:
@@ -133,17 +134,24 @@ class RequestIntake:
         submission.check()
         params = PoolingParams() if submission.params is None else check_params(submission.params, PoolingParams)
         pooling = self.pooling.resolve(params)
-        read = await self._read(submission, max_tokens=None)
-        if len(read.token_ids) > self.limit.longest_prompt:
-            raise self.limit.too_long(len(read.token_ids))
+        longest = self.pooling.longest_prompt(pooling, self.limit)
+        read = await self._read(submission, None, must_fit=longest == self.limit.longest_prompt)
+        if longest is not None and len(read.token_ids) > longest:
+            raise self.limit.too_long(len(read.token_ids), longest)
         engine = self._engine(submission.data_parallel_rank)
         resolved = cast("Submission[Prompt, PoolingParams]", replace(submission, prompt=read, params=params))
+        if len(read.token_ids) > self.limit.longest_prompt:
+            length = self.limit.longest_prompt
+            return await self.running.open_long_vectors(resolved, pooling, length, engine=engine, log=self._log)
         return await self.running.open_vectors(resolved, pooling, engine=engine, log=self._log)
 
-    async def _read(self, submission: GivenSubmission | PoolingSubmission, max_tokens: int | None) -> Prompt:
-        """Reads the prompt, and cuts it if the submission says so."""
+    async def _read(
+        self, submission: GivenSubmission | PoolingSubmission, max_tokens: int | None, *, must_fit: bool = True
+    ) -> Prompt:
+        """Reads the prompt, and cuts it if the submission says so; others may be too long only without `must_fit`."""
         special, truncation = submission.add_special_tokens, submission.truncation
-        read = await self.prompts.read(submission.prompt, add_special_tokens=special, must_fit=truncation is None)
+        must_fit = must_fit and truncation is None
+        read = await self.prompts.read(submission.prompt, add_special_tokens=special, must_fit=must_fit)
         if truncation is None:
             return read
         return self.prompts.truncate(read, truncation, max_tokens, has_special_tokens=special)

@@ -16,6 +16,7 @@ from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.grammar.output_length import check_min_tokens
 from quire.frontend.metrics.metrics import Metrics
+from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.completion import Completion
 from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import Prompt
@@ -60,7 +61,7 @@ class RunningRequests:
         self._tokenizer = tokenizer
         self._takes_priority = takes_priority
         self._metrics = metrics
-        self._streams: dict[str, RequestStream | PoolingStream] = {}
+        self._streams: dict[str, RequestStream | PoolingStream | ChunkedVectors] = {}
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -171,6 +172,39 @@ class RunningRequests:
             stream.count_by(self._metrics.requests[engine])
         return stream
 
+    async def open_long_vectors(
+        self,
+        submission: Submission[Prompt, PoolingParams],
+        pooling: Pooling,
+        length: int,
+        *,
+        log: RequestLog | None = None,
+        engine: int | None = None,
+    ) -> ChunkedVectors:
+        """Hands a request for the vector of a long prompt to the engine, in parts of `length` tokens.
+
+        Other arguments and errors are those of `open_vectors`.
+        """
+        prompt, request_id = submission.prompt, submission.request_id
+        raw = replace(pooling, activation=False, dimensions=None)
+        whole = ChunkedVectors(request_id, prompt, pooling, self._on_whole_closed)
+        self._add(whole)
+        try:
+            for number, start in enumerate(range(0, len(prompt.token_ids), length)):
+                part = replace(
+                    submission,
+                    prompt=prompt._replace(text=None, token_ids=prompt.token_ids[start : start + length]),
+                    request_id=f"{request_id}-{number}",
+                )
+                whole.add(await self.open_vectors(part, raw, log=log, engine=engine))
+        except BaseException:
+            whole.close()
+            raise
+        return whole
+
+    def _on_whole_closed(self, whole: ChunkedVectors) -> None:
+        self._streams.pop(whole.request_id, None)
+
     def _heed_priority(self, submission: "Submission[Prompt, AnyParams]") -> "Submission[Prompt, AnyParams]":
         """The submission, without a priority where the engine heeds none."""
         if not submission.priority or self._takes_priority:
@@ -178,7 +212,7 @@ class RunningRequests:
         _say_once_that_priority_is_idle()
         return replace(submission, priority=0)
 
-    def _add(self, stream: RequestStream | PoolingStream) -> None:
+    def _add(self, stream: RequestStream | PoolingStream | ChunkedVectors) -> None:
         if stream.request_id in self._streams:
             raise ParameterError(
                 f"request_id {stream.request_id!r} is in use by a running request.", param="request_id"

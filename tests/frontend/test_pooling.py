@@ -1,6 +1,8 @@
 """Vectors of a decoder through `AsyncLLM.encode` on a real engine: the values are Transformers' own."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from quire import AsyncLLM, PoolingParams, SamplingParams
+from quire import LLM, AsyncLLM, PoolingParams, SamplingParams
 from quire.core.errors import EngineError, ParameterError
 from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.outputs import PoolingOutput, PoolingRequestOutput
@@ -34,7 +36,7 @@ def run() -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: Callable[..., Path], run: Run) -> Iterator[AsyncLLM]:
-    config = {"seq_pooling_type": "MEAN"}
+    config = {"seq_pooling_type": "MEAN", "enable_chunked_processing": True, "max_embed_len": 150}
     llm = AsyncLLM.from_engine_args(model=str(checkpoint("llama")), runner="pooling", pooler_config=config, **OPTIONS)
     yield llm
     run(llm.aclose())
@@ -91,7 +93,12 @@ def test_a_text_is_tokenized_as_for_generation(llm: AsyncLLM, run: Run) -> None:
 @pytest.mark.parametrize(
     ("prompt", "params", "text"),
     [
-        ([5] * 65, None, "The prompt has 65 tokens, but prompts are limited to 64"),
+        ([5] * 151, None, r"The prompt has 151 tokens, but prompts are limited to 150 \(max_embed_len\)"),
+        (
+            [5] * 65,
+            PoolingParams(task="token_embed"),
+            "has 65 tokens, but prompts are limited to 64",
+        ),
         (
             [5],
             PoolingParams(task="classify"),
@@ -106,6 +113,24 @@ def test_a_text_is_tokenized_as_for_generation(llm: AsyncLLM, run: Run) -> None:
 def test_a_wrong_request_is_refused(llm: AsyncLLM, run: Run, prompt: list[int], params: Any, text: str) -> None:
     with pytest.raises(ParameterError, match=text):
         run(encode(llm, "wrong", prompt, params))
+
+
+def test_a_long_prompt_gets_the_mean_of_its_parts(llm: AsyncLLM, run: Run, checkpoint: Callable[..., Path]) -> None:
+    prompt = [20 + place % 70 for place in range(140)]
+    reference = AutoModel.from_pretrained(checkpoint("llama"), dtype=torch.float32)
+    with torch.inference_mode():
+        parts = [reference(torch.tensor([prompt[at : at + 64]])).last_hidden_state[0] for at in (0, 64, 128)]
+    states = torch.cat(parts).numpy()
+
+    async def work() -> None:
+        output = await encode(llm, "long", prompt)
+        np.testing.assert_allclose(output.outputs.array, unit(states.mean(0)), atol=1e-5)
+        assert (output.request_id, output.prompt_token_ids) == ("long", prompt)
+        raw = await encode(llm, "long raw", prompt, PoolingParams(use_activation=False))
+        np.testing.assert_allclose(raw.outputs.array, states.mean(0), atol=2e-5)
+        assert not llm.num_unfinished
+
+    run(work())
 
 
 def test_text_is_refused_where_vectors_are_served(llm: AsyncLLM, run: Run) -> None:
@@ -133,3 +158,49 @@ def test_requests_are_counted_and_can_be_aborted(llm: AsyncLLM, run: Run) -> Non
         assert not llm.num_unfinished
 
     run(work())
+
+
+def test_an_engine_that_dies_computes_unfinished_requests_again(
+    llm: AsyncLLM, run: Run, hidden: list[np.ndarray]
+) -> None:
+    async def work() -> None:
+        params = PoolingParams(task="token_embed")
+        work = [asyncio.create_task(encode(llm, f"again {i}", prompt, params)) for i, prompt in enumerate(PROMPTS)]
+        while llm.num_unfinished < len(PROMPTS):
+            await asyncio.sleep(0)
+        [pid] = llm.client.engine_pids
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        for output, states in zip(await asyncio.gather(*work), hidden, strict=True):
+            np.testing.assert_allclose(output.outputs.array, unit(states), atol=1e-5)
+
+    run(work())
+
+
+class TestLLM:
+    """`LLM` on two ranks: the vectors are those of one."""
+
+    @pytest.fixture(scope="class")
+    def offline(self, checkpoint: Callable[..., Path]) -> Iterator[LLM]:
+        with LLM(str(checkpoint("llama")), convert="embed", tensor_parallel_size=2, **OPTIONS) as llm:
+            yield llm
+
+    def test_vectors_in_the_order_of_prompts(self, offline: LLM, hidden: list[np.ndarray]) -> None:
+        assert offline.supported_tasks == ("embed", "token_embed")
+        outputs = offline.embed([PROMPTS[3], PROMPTS[1], PROMPTS[3]])
+        assert [output.prompt_token_ids for output in outputs] == [PROMPTS[3], PROMPTS[1], PROMPTS[3]]
+        for output, index in zip(outputs, (3, 1, 3), strict=True):
+            np.testing.assert_allclose(output.outputs.embedding, unit(hidden[index][-1]), atol=1e-5)
+            assert output.outputs.hidden_size == 64
+        assert len({output.request_id for output in outputs}) == 3
+        [tokens] = offline.encode(PROMPTS[1], pooling_task="token_embed")
+        np.testing.assert_allclose(tokens.outputs.array, unit(hidden[1]), atol=1e-5)
+        texts = offline.embed(["Hello there", "Hello there"])
+        assert texts[0].outputs == texts[1].outputs
+
+    def test_what_the_model_does_not_serve(self, offline: LLM) -> None:
+        for call in (offline.classify, offline.reward, offline.generate):
+            with pytest.raises(ParameterError, match="serves embed, token_embed, and not"):
+                call("a")
+        with pytest.raises(ParameterError, match="token_embed"):
+            offline.encode("a", pooling_task="encode")  # type: ignore[arg-type]
