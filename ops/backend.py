@@ -538,12 +538,14 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         form: AttentionForm,
         *,
         rotation: tuple[Tensor, Tensor] | None = None,
+        norm: tuple[Tensor, float] | None = None,
     ) -> Tensor:
         """Attention in both directions within each sequence of `batch`, from `sequence_batch`, without a cache.
 
-        `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] has queries, keys and values, each head dense. With
-        a `rotation`, the cosines and sines of `rotary`, queries and keys are rotated. Nothing is padded, and a token's
-        result does not depend on other sequences. `form` has no chunks. Returns [num_tokens, num_heads, head_dim].
+        `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] has queries, keys and values, each head dense.
+        Queries and keys are normalized by `norm`, as in `rotate_and_store`, and rotated by a `rotation`, the cosines
+        and sines of `rotary`. Nothing is padded, and a token's result does not depend on other sequences. `form` has no
+        chunks. Returns [num_tokens, num_heads, head_dim].
         """
 
     @abstractmethod

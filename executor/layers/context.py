@@ -28,7 +28,8 @@ class ModelContext:
     whole over ranks; None: each rank has a part of each, as of any other weight. `sequences` divides the positions of
     sequences over ranks; None: each has all. `adapters` is the place where linear layers meet those of a step's tokens;
     None: the worker has no adapters. `cache_scales` are the checkpoint's scales of cached keys and values;
-    None: its format has none. A model that does not generate is built without its language-model head.
+    None: its format has none. A model that does not generate is built without its language-model head. In an
+    encoder, tokens see each other, and nothing is cached.
     """
 
     ops: Backend
@@ -45,6 +46,7 @@ class ModelContext:
     cache_scales: CacheScales | None = None
     adapters: Adapters | None = None
     generates: bool = True
+    is_encoder: bool = False
 
     @classmethod
     def of(
@@ -82,7 +84,8 @@ class ModelContext:
             sequences=ContextParallel.of(config, group, context_group),
             cache_scales=CacheScales.of(config),
             adapters=adapters and Adapters(adapters, ops, dtype, device),
-            generates=config.pooling is None,
+            generates=config.pooling is None and not spec.is_encoder,
+            is_encoder=spec.is_encoder,
         )
 
     @property

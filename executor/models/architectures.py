@@ -82,6 +82,8 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "Lfm3ForCausalLM": ("hybrid.lfm2", "Lfm3ForCausalLM"),
     "Llama4ForCausalLM": ("mixtures.llama4", "Llama4ForCausalLM"),
     "Llama4ForConditionalGeneration": ("mixtures.llama4", "Llama4ForCausalLM"),
+    "LlamaBidirectionalForSequenceClassification": ("dense.llama", "LlamaForCausalLM"),
+    "LlamaBidirectionalModel": ("dense.llama", "LlamaForCausalLM"),
     "LlamaForCausalLM": ("dense.llama", "LlamaForCausalLM"),
     "MPNetForMaskedLM": ("encoders.bert", "MPNetModel"),
     "MPNetForSequenceClassification": ("encoders.bert", "MPNetModel"),

@@ -30,6 +30,11 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
             class cannot be divided into pipeline stages; or there are no experts to divide over ranks.
     """
     model = _build(spec, context)
+    if spec.is_encoder and (model.kv_layers or model.state_layers):
+        raise ModelLoadError(
+            f"{spec.name}: config.json says that its tokens see later ones (is_causal false, or "
+            f"use_bidirectional_attention), which the file of {spec.architecture} does not support."
+        )
     if len(context.layers) < spec.num_layers and not isinstance(model, StagedModel):
         raise ModelLoadError(
             f"{spec.name}: the class of {spec.architecture} cannot be divided into pipeline stages; use "

@@ -287,8 +287,9 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         form: AttentionForm,
         *,
         rotation: tuple[Tensor, Tensor] | None = None,
+        norm: tuple[Tensor, float] | None = None,
     ) -> Tensor:
-        return attend_sequences(self, heads, num_kv_heads, batch, form, rotation)
+        return attend_sequences(self, heads, num_kv_heads, batch, form, rotation, norm)
 
     def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
         return attend_tokens(q, kv_cache, self.read_kv, selection, scale)

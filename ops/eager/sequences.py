@@ -30,12 +30,14 @@ def attend_sequences(
     batch: Batch,
     form: AttentionForm,
     rotation: tuple[Tensor, Tensor] | None,
+    norm: tuple[Tensor, float] | None,
 ) -> Tensor:
     """Runs `Backend.sequence_attention` by the backend's operations on pages."""
     num_tokens, num_all, head_dim = heads.shape
-    if rotation is None:
+    if rotation is None and norm is None:
         q, kv = heads.split((num_all - 2 * num_kv_heads, 2 * num_kv_heads), dim=1)
         return ops.attention(q, kv.unflatten(1, (2, num_kv_heads)).unsqueeze(3), batch, form)
+    cos, sin = rotation or (heads.new_empty(num_tokens, 1, 0), heads.new_empty(num_tokens, 1, 0))
     pages = heads.new_empty(num_tokens, 2, num_kv_heads, 1, head_dim)
-    q = ops.rotate_and_store(heads, *rotation, pages, batch.slot_mapping)
+    q = ops.rotate_and_store(heads, cos, sin, pages, batch.slot_mapping, norm=norm)
     return ops.attention(q, pages, batch, form)

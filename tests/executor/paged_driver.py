@@ -71,6 +71,8 @@ def model_context(
         max_model_len=spec.max_position_embeddings,
         experts=experts,
         cache_scales=cache_scales,
+        generates=not spec.is_encoder,
+        is_encoder=spec.is_encoder,
     )
 
 

@@ -16,20 +16,23 @@ from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention.context_parallel import CHUNKS
 from quire.executor.layers.attention.grouped_query import Attention, AttentionShape, LayerPlace
 from quire.executor.layers.attention.partial_keys import PartialKeys
+from quire.executor.layers.attention.sequence import SequenceAttention, self_attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.positions.rotary import DualChunks, RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.ops.backend import AttentionForm
 
 
-def rotated_attention(context: ModelContext, config: Mapping[str, Any], head_dim: int) -> Callable[..., Attention]:
+def rotated_attention(
+    context: ModelContext, config: Mapping[str, Any], head_dim: int
+) -> Callable[..., Attention | SequenceAttention]:
     """Returns a builder of layers that takes all arguments of `Attention` except `rotary`, which config.json describes.
 
     Layers have chunks only if a sequence can be so long that they make a difference.
     """
     chunks = DualChunks.of(config)
     if chunks is None or context.max_model_len <= chunks.plain_length:
-        return partial(Attention, rotary=RotaryEmbedding(context, config, head_dim))
+        return partial(self_attention, rotary=RotaryEmbedding(context, config, head_dim))
     return partial(DualChunkAttention, rotary=DualChunkRotary(context, config, head_dim, chunks))
 
 

@@ -126,9 +126,7 @@ class Attention:
         )  # fmt: skip
         self._qk_norm: tuple[Tensor, float] | None = None
         if qk_norm is not None:
-            q_weight = qk_norm.read(context, f"{name}.q_norm", head_dim).expand(self._num_heads, -1)
-            k_weight = qk_norm.read(context, f"{name}.k_norm", head_dim).expand(self.kv.num_kv_heads, -1)
-            self._qk_norm = (torch.cat((q_weight, k_weight)), qk_norm.eps)
+            self._qk_norm = normed_heads(context, name, qk_norm, head_dim, self._num_heads, self.kv.num_kv_heads)
 
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
@@ -217,6 +215,15 @@ def _query_parts(
     starts = range(2 * shard.start, 2 * shard.stop, head_dim)
     halves = [LinearPart(name, 2 * size, Shard(0, start, start + head_dim)) for start in starts]
     return halves[::2], halves[1::2]
+
+
+def normed_heads(
+    context: ModelContext, name: str, style: NormStyle, head_dim: int, num_heads: int, num_kv_heads: int
+) -> tuple[Tensor, float]:
+    """Reads the norms of queries and keys, for `Backend.rotate_and_store`: the weights of each head, and the eps."""
+    q_weight = style.read(context, f"{name}.q_norm", head_dim).expand(num_heads, -1)
+    k_weight = style.read(context, f"{name}.k_norm", head_dim).expand(num_kv_heads, -1)
+    return torch.cat((q_weight, k_weight)), style.eps
 
 
 def head_gates(context: ModelContext, name: str, num_heads: int) -> LinearPart:

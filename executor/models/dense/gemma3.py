@@ -5,7 +5,8 @@ from typing import Any
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
+from quire.executor.layers.attention.grouped_query import LayerPlace
+from quire.executor.layers.attention.sequence import self_attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import Norm
@@ -32,7 +33,10 @@ class Gemma3ForCausalLM(Decoder):
         _refuse(spec)
         style = gemma_norm(spec)
         types = _layer_types(config, spec.num_layers)
-        windows = layer_windows(types, config["sliding_window"], spec.num_layers)
+        window = config["sliding_window"]
+        if spec.is_encoder:  # config.json counts both sides
+            window = window // 2 + 1
+        windows = layer_windows(types, window, spec.num_layers)
         rotaries = {kind: RotaryEmbedding(context, gemma_rope(config, kind), spec.head_dim) for kind in set(types)}
         bias = config["attention_bias"]
         scale = config["query_pre_attn_scalar"] ** -0.5
@@ -43,7 +47,7 @@ class Gemma3ForCausalLM(Decoder):
             def norm(name: str) -> Norm:
                 return style.layer(context, f"{place.name}.{name}_layernorm", spec.hidden_size)
 
-            attention = Attention(
+            attention = self_attention(
                 context, place, attention_shape(spec), rotaries[types[place.index]], qkv_bias=bias, output_bias=bias,
                 qk_norm=style, form=AttentionForm(scale, windows[place.index]),
             )  # fmt: skip
@@ -90,7 +94,7 @@ def _refuse(spec: ModelSpec) -> None:
     Raises:
         ModelLoadError: caps on scores, or attention to later tokens.
     """
-    if spec.hf_config.get("use_bidirectional_attention"):
+    if spec.hf_config.get("use_bidirectional_attention") and not spec.is_encoder:
         raise ModelLoadError(
             f"{spec.name}: its tokens see later ones (use_bidirectional_attention), as for embeddings: it is no model "
             "that generates text. Set it to false if it is one."

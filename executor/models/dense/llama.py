@@ -4,10 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.core.config.resolved import ModelSpec
-from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
+from quire.executor.layers.attention.grouped_query import LayerPlace
+from quire.executor.layers.attention.sequence import self_attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.positions.rotary import RotaryEmbedding
-from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, layer_windows, mlp_maker
+from quire.executor.models.decoder import (
+    MLPMaker,
+    PreNormDecoder,
+    SelfAttention,
+    attention_shape,
+    layer_windows,
+    mlp_maker,
+)
 from quire.ops.backend import AttentionForm
 
 
@@ -26,9 +34,9 @@ class LlamaForCausalLM(PreNormDecoder):
         bias = spec.hf_config.get("attention_bias", False)
         rotary = RotaryEmbedding(context, spec.hf_config, spec.head_dim)
 
-        def attention(place: LayerPlace) -> Attention:
+        def attention(place: LayerPlace) -> SelfAttention:
             form = AttentionForm(spec.head_dim**-0.5, None if windows is None else windows[place.index])
-            return Attention(
+            return self_attention(
                 context, place, attention_shape(spec), rotary, qkv_bias=bias, output_bias=bias, form=form
             )  # fmt: skip
 

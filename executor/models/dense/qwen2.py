@@ -5,9 +5,9 @@ from typing import Any
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.dual_chunk import rotated_attention
-from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
+from quire.executor.layers.attention.grouped_query import LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, layer_windows
+from quire.executor.models.decoder import MLPMaker, PreNormDecoder, SelfAttention, attention_shape, layer_windows
 from quire.ops.backend import AttentionForm
 
 
@@ -27,7 +27,7 @@ class Qwen2ForCausalLM(PreNormDecoder):
         bias = spec.hf_config.get("qkv_bias", True)
         make = rotated_attention(context, spec.hf_config, spec.head_dim)
 
-        def attention(place: LayerPlace) -> Attention:
+        def attention(place: LayerPlace) -> SelfAttention:
             form = AttentionForm(spec.head_dim**-0.5, windows[place.index])
             return make(context, place, attention_shape(spec), qkv_bias=bias, form=form)
 

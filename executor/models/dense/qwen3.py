@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.dual_chunk import rotated_attention
-from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
+from quire.executor.layers.attention.grouped_query import LayerPlace
 from quire.executor.layers.context import ModelContext
-from quire.executor.models.decoder import MLPMaker, PreNormDecoder, attention_shape, norm_style
+from quire.executor.models.decoder import MLPMaker, PreNormDecoder, SelfAttention, attention_shape, norm_style
 from quire.executor.models.dense.qwen2 import sliding_windows
 from quire.ops.backend import AttentionForm
 
@@ -28,7 +28,7 @@ class Qwen3ForCausalLM(PreNormDecoder):
         bias = config["attention_bias"]
         make = rotated_attention(context, spec.hf_config, spec.head_dim)
 
-        def attention(place: LayerPlace) -> Attention:
+        def attention(place: LayerPlace) -> SelfAttention:
             return make(
                 context, place, attention_shape(spec), qkv_bias=bias, output_bias=bias,
                 qk_norm=norm_style(spec), form=AttentionForm(spec.head_dim**-0.5, windows[place.index]),
