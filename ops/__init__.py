@@ -6,10 +6,11 @@ if TYPE_CHECKING:
     from quire.ops.backend import Backend
 
 
-def bind(device: Literal["cpu", "cuda"] | str, *, serves: bool = False) -> "Backend":
+def bind(device: Literal["cpu", "cuda"] | str, *, serves: bool = False, is_invariant: bool = False) -> "Backend":
     """Returns the backend for a device type, and prepares this process for it.
 
-    A process that `serves` requests tests the kernels of an accelerator that no process has tested before.
+    A process that `serves` requests tests the kernels of an accelerator that no process has tested before. If
+    `is_invariant`, a row of linear layers has the same bits beside any number of others; on a CPU it always has.
 
     Raises:
         ValueError: there is no backend for `device`.
@@ -22,7 +23,7 @@ def bind(device: Literal["cpu", "cuda"] | str, *, serves: bool = False) -> "Back
     if device == "cuda":
         from quire.ops.triton import binding as triton_binding
 
-        return triton_binding.bind(serves=serves)
+        return triton_binding.bind(serves=serves, is_invariant=is_invariant)
     raise ValueError(f"No kernels for device {device!r}; choose cpu or cuda.")
 
 

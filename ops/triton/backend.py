@@ -31,12 +31,19 @@ class TritonBackend(EagerBackend[PlainWeight]):
 
     recording_rules = graphs.RULES
 
-    def __init__(self, without: Collection[str] = (), find_broken: Callable[[], Collection[str]] = lambda: ()) -> None:
+    def __init__(
+        self,
+        without: Collection[str] = (),
+        find_broken: Callable[[], Collection[str]] = lambda: (),
+        *,
+        is_invariant: bool = False,
+    ) -> None:
         """Takes the operations `without` kernels, which plain torch serves.
 
-        `find_broken` returns more of them; it is asked when the model is there, and may wait.
+        `find_broken` returns more of them; it is asked when the model is there, and may wait. If `is_invariant`, the
+        bits of a row of linear layers are the same for all numbers of rows.
         """
-        self._products = TritonLinear()
+        self._products = TritonLinear(is_invariant=is_invariant)
         super().__init__(self._products, TritonQuantized(self._products))
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
         self._attention: Attention | None = None  # made on the first tensor's device

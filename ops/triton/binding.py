@@ -16,7 +16,7 @@ from quire.ops.triton.variants import all_variants
 logger = logging.getLogger(__name__)
 
 
-def bind(*, serves: bool) -> TritonBackend:
+def bind(*, serves: bool, is_invariant: bool) -> TritonBackend:
     """The backend for torch's current device.
 
     If this process `serves` requests, operations whose kernels do not work on the card are left to plain torch. On the
@@ -25,13 +25,13 @@ def bind(*, serves: bool) -> TritonBackend:
     """
     wanted = os.environ.get("QUIRE_TRITON_CANARY", os.environ.get("VLLM_TRITON_CANARY", "1"))
     if not serves or wanted == "0" or not torch.cuda.is_available():
-        return TritonBackend()
+        return TritonBackend(is_invariant=is_invariant)
     canary = Canary.of_this_card()
     if canary.is_decided:
-        return TritonBackend(canary.broken_operations())
+        return TritonBackend(canary.broken_operations(), is_invariant=is_invariant)
     canary.start()
     threading.Thread(target=_compile_ahead, name="compile kernels", daemon=True).start()
-    return TritonBackend(find_broken=canary.broken_operations)
+    return TritonBackend(find_broken=canary.broken_operations, is_invariant=is_invariant)
 
 
 def _compile_ahead() -> None:

@@ -1,4 +1,7 @@
-"""Linear layers of few tokens, as kernels that read each weight once; products of more tokens are torch's."""
+"""Linear layers of few tokens, as kernels that read each weight once; products of more tokens are torch's.
+
+With `QUIRE_BATCH_INVARIANT=1`, those of more tokens are a kernel's as well, which adds in the same order.
+"""
 
 from collections.abc import Iterator
 from itertools import product
@@ -14,7 +17,7 @@ from quire.ops.backend import Activation
 from quire.ops.triton.arch import arch_of
 from quire.ops.triton.chain import LINE, prefetch, start_next, wait_for_inputs
 from quire.ops.triton.launch import Kernel
-from quire.ops.triton.outputs import Places, finish, weight_rows
+from quire.ops.triton.outputs import Places, finish, store_outputs, weight_rows
 from quire.ops.triton.specialization import POINTER_TYPES
 from quire.ops.triton.variants import Variant
 
@@ -136,6 +139,51 @@ def multiply_few(
     )  # fmt: skip
 
 
+@Kernel
+def multiply_many(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    num_tokens,
+    out_features,
+    in_features,
+    x_stride,
+    out_stride,
+    split,
+    num_biases,
+    ACTIVATION: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+):
+    """As `multiply_few`; the grid is (tiles of outputs, blocks of tokens), and a program takes all parts itself.
+
+    A part's sum is made by itself and then added to those before it, which is how `finish` adds them.
+    """
+    in_features, x_stride = in_features // 8 * 8, x_stride // 8 * 8  # so that the compiler knows
+    first_token = tl.program_id(1) * BLOCK_TOKENS
+    rows = weight_rows(out_features, BLOCK_ROWS, ACTIVATION is not None)
+    tokens, inputs = tl.arange(0, BLOCK_TOKENS), tl.arange(0, BLOCK_IN)
+    num_tokens -= first_token
+    x_ptr += first_token.to(tl.int64) * x_stride
+    weights = weight_ptr + rows.to(tl.int64)[:, None] * in_features + inputs[None, :]
+    values = x_ptr + tokens[None, :] * x_stride + inputs[:, None]
+    steps = tl.cdiv(in_features, BLOCK_IN)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), tl.float32)
+    for part in range(split):
+        own = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), tl.float32)
+        for step in range(part * steps // split, (part + 1) * steps // split):
+            first = step * BLOCK_IN
+            known = inputs < in_features - first
+            weight = tl.load(weights + first, mask=known[None, :], other=0.0)
+            x = tl.load(values + first, mask=known[:, None] & (tokens < num_tokens)[None, :], other=0.0)
+            own = tl.dot(weight, x, own, input_precision="ieee")
+        total += own
+    out_ptr += first_token.to(tl.int64) * (out_stride // 8 * 8)
+    store_outputs(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
+
+
 @triton.jit
 def prefetch_weight(weight_ptr, rows, first, in_features):
     """Fetches the beginning of this program's part of the weight, 1 kB of each row, while other kernels run."""
@@ -152,7 +200,9 @@ def variants() -> Iterator[Variant]:
         shape = (tiles.num_warps, tiles.num_stages, tiles.reason())
         whole = {"partials_ptr": None, "counters_ptr": None}
         yield Variant(multiply_few, pointers | dict.fromkeys(scalars, "i32"), constants | whole, *shape)
-        if tiles is not _MANY:  # products of so many outputs are not split
+        if tiles is _MANY:
+            yield Variant(multiply_many, pointers | dict.fromkeys(scalars, "i32"), constants, *shape)
+        else:  # products of so many outputs are not split
             parts = {"partials_ptr": "*fp32", "counters_ptr": "*i32"}
             yield Variant(multiply_few, pointers | parts | dict.fromkeys(scalars, "i32"), constants, *shape)
 
@@ -163,7 +213,9 @@ class TritonLinear:
     layout = "plain"
     packed_types: tuple[type, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_invariant: bool = False) -> None:
+        """`is_invariant`: a row's bits are the same for all numbers of rows, not only up to `MAX_TOKENS`."""
+        self.is_invariant = is_invariant
         self._cards: dict[torch.device, _Card] = {}
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PlainWeight:
@@ -174,11 +226,33 @@ class TritonLinear:
 
     def multiply(self, x: Tensor, packed: PlainWeight) -> Tensor:
         """As `LinearLayers.multiply`, for up to `MAX_TOKENS` rows."""
-        return self._few(x, *packed, None) if is_few(x, packed[0]) else F.linear(x, *packed)
+        if not self._has_kernel(x, packed[0]):
+            return F.linear(x, *packed)
+        return self._few(x, *packed, None) if len(x) <= MAX_TOKENS else self._many(x, *packed, None)
 
     def multiply_gated(self, x: Tensor, packed: PlainWeight, activation: Activation) -> Tensor | None:
         """Runs `Backend.gated_linear`, or returns None if no kernel does."""
-        return self._few(x, *packed, activation) if activation in FUSED and is_few(x, packed[0]) else None
+        if activation not in FUSED or not self._has_kernel(x, packed[0]):
+            return None
+        return self._few(x, *packed, activation) if len(x) <= MAX_TOKENS else self._many(x, *packed, activation)
+
+    def _has_kernel(self, x: Tensor, weight: Tensor) -> bool:
+        return is_few(x, weight) or (self.is_invariant and len(x) > MAX_TOKENS and is_multiplied(x, weight))
+
+    def _many(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Tensor:
+        out_features, in_features = weight.shape
+        x = aligned(x)
+        size = out_features if activation is None else out_features // 2
+        out = x.new_empty(len(x), -(-size // 8) * 8)
+        num_stages = max(1, min(_MANY.num_stages, self.shared_bytes(x.device) // _MANY.stage_bytes()))
+        multiply_many(
+            (triton.cdiv(out_features, _MANY.BLOCK_ROWS), triton.cdiv(len(x), _MANY.BLOCK_TOKENS)),
+            x, weight, weight if bias is None else bias, out,
+            len(x), out_features, in_features, x.stride(0), out.stride(0), choose_split(*weight.shape),
+            0 if bias is None else out_features,
+            ACTIVATION=activation, BLOCK_IN=BLOCK_IN, **_MANY._replace(num_stages=num_stages)._asdict(),
+        )  # fmt: skip
+        return out if size == out.shape[1] else out[:, :size].contiguous()
 
     def _few(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Tensor:
         out_features, in_features = weight.shape
@@ -231,10 +305,14 @@ class _Card(NamedTuple):
 
 
 def is_few(x: Tensor, weight: Tensor) -> bool:
-    """Returns True if a kernel multiplies `x` [num_tokens, in] by `weight` [out, in]."""
+    """Returns True if the kernel of few tokens multiplies `x` [num_tokens, in] by `weight` [out, in]."""
+    return 0 < len(x) <= MAX_TOKENS and is_multiplied(x, weight)
+
+
+def is_multiplied(x: Tensor, weight: Tensor) -> bool:
+    """Returns True if kernels multiply numbers of these types, that lie as these do."""
     return (
-        0 < len(x) <= MAX_TOKENS
-        and x.dtype == weight.dtype
+        x.dtype == weight.dtype
         and x.dtype in _MULTIPLIED
         and is_aligned(weight)
         and weight.is_contiguous()

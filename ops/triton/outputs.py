@@ -81,14 +81,15 @@ def finish(
                     place = places + ((first + part) * tiles + tile) * size
                     count = tl.where(first + part < split, num_tokens, 0)
                     total += tl.load(place, mask=(tokens < count)[None, :], other=0.0, cache_modifier=".cg")
-            _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
+            store_outputs(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
             tl.store(counters_ptr + tile, 0)
     else:
-        _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
+        store_outputs(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION)
 
 
 @triton.jit
-def _store(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION: tl.constexpr):
+def store_outputs(total, rows, bias_ptr, out_ptr, num_tokens, out_stride, num_biases, ACTIVATION: tl.constexpr):
+    """Adds the biases to `total` [BLOCK_ROWS, BLOCK_TOKENS], applies the activation, and stores the outputs."""
     total += tl.load(bias_ptr + rows, mask=rows < num_biases, other=0.0).to(tl.float32)[:, None]
     if ACTIVATION is None:
         _store_block(total, out_ptr, num_tokens, out_stride)

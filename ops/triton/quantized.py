@@ -152,13 +152,22 @@ class TritonQuantized(DequantizedLinear[PlainWeight]):
         if not isinstance(layer, CodedLayer) or x.dtype not in _MULTIPLIED or len(x) == 0:
             return super().multiply(x, layer)
         x = _ordered(x, layer.weight)
-        return self._few(x, layer, None) if len(x) <= MAX_TOKENS else _many(x, layer)
+        if len(x) > MAX_TOKENS and not self._plain.is_invariant:
+            return _many(x, layer)
+        return self._in_blocks(x, layer, None)
 
     def multiply_gated(self, x: Tensor, layer: QuantizedLayer, activation: Activation) -> Tensor | None:
         """Runs `Backend.gated_linear`, or returns None if no kernel does."""
         if not isinstance(layer, CodedLayer) or x.dtype not in _MULTIPLIED or activation not in FUSED:
             return None
-        return self._few(_ordered(x, layer.weight), layer, activation) if 0 < len(x) <= MAX_TOKENS else None
+        if not len(x) or (len(x) > MAX_TOKENS and not self._plain.is_invariant):
+            return None
+        return self._in_blocks(_ordered(x, layer.weight), layer, activation)
+
+    def _in_blocks(self, x: Tensor, layer: CodedLayer, activation: Activation | None) -> Tensor:
+        """Multiplies as many tokens at a time as the kernel takes."""
+        blocks = [self._few(block, layer, activation) for block in x.split(MAX_TOKENS)]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def _few(self, x: Tensor, layer: CodedLayer, activation: Activation | None) -> Tensor:
         weight, bias = layer.weight, layer.bias

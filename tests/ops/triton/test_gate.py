@@ -20,7 +20,8 @@ WIDE_LOADS = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "UTMALDG")
 MULTIPLIERS = ("HGMMA", "QGMMA", "IGMMA")
 
 WARP_GROUP_PRODUCTS = {
-    *("multiply_few", "multiply_few_codes", "multiply_experts", "multiply_router", "prompt_attention"),
+    *("multiply_few", "multiply_many", "multiply_few_codes", "multiply_experts", "multiply_router"),
+    "prompt_attention",
 }
 """Kernels whose products have 64 rows."""
 WITHOUT_WIDE_LOADS = {

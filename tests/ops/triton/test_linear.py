@@ -130,3 +130,54 @@ def test_products_ask_for_listed_variants_alone(ops: TritonBackend, monkeypatch:
                         ops.gated_linear(x, ops.pack_gated_linear(weight, bias), activation)
     assert len(asked) == 2 * 3 * 6 * 2 * 3
     assert [each for each in asked if not is_listed(*each)] == []
+
+
+@pytest.mark.parametrize("shape", [(70, 1032), (136, 16)])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_invariant_products_of_many_tokens_have_the_bits_of_few(
+    shape: tuple[int, int], activation: Activation | None
+) -> None:
+    """With a split, and without one.
+
+    The sum of a step of 128 inputs is exact, whatever the interpreter's order; sums of steps are rounded.
+    """
+    ops = TritonBackend(is_invariant=True)
+    weight, bias = numbers(*shape).round(), numbers(shape[0])
+    scales = 2.0 ** (11 * (torch.arange(shape[1], device=DEVICE) // 128) % 40 - 20)
+    x = numbers(MAX_TOKENS + 37, shape[1]).round() * scales.bfloat16()
+
+    def product(part: Tensor) -> Tensor:
+        if activation is None:
+            return ops.linear(part, ops.pack_linear(weight, bias))
+        return ops.gated_linear(part, ops.pack_gated_linear(weight, bias), activation)
+
+    together = product(x)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    if activation is None:
+        torch.testing.assert_close(together.double(), expected, atol=0.25, rtol=2**-8)
+    for first, end in ((0, 1), (100, 164), (128, 165), (20, 148)):
+        assert torch.equal(product(x[first:end]), together[first:end]), (first, end)
+
+
+def test_products_are_torchs_where_nobody_asks_for_invariant_ones(ops: TritonBackend) -> None:
+    weight, x = numbers(6, 16), numbers(MAX_TOKENS + 1, 16)
+    assert torch.equal(ops.linear(x, ops.pack_linear(weight)), torch.nn.functional.linear(x, weight))
+
+
+def test_invariant_products_ask_for_listed_variants_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[KernelFunction, Specialization]] = []
+
+    def note(self: Kernel, grid: object, *arguments: Any, num_warps: int, num_stages: int, **constants: Any) -> None:
+        types, _ = _read_arguments(arguments)
+        asked.append((self, specialize(self, types, constants, num_warps, num_stages)))
+
+    monkeypatch.setattr(Kernel, "__call__", note)
+    ops = TritonBackend(is_invariant=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        weight, x = numbers(6, 8, dtype=dtype), numbers(200, 8, dtype=dtype)
+        ops.linear(x, ops.pack_linear(weight))
+        for activation in FUSED:
+            ops.gated_linear(x, ops.pack_gated_linear(weight), activation)
+    assert {each.name for each, _ in asked} == {"multiply_many"}
+    assert len(asked) == 2 * 3
+    assert [each for each in asked if not is_listed(*each)] == []

@@ -148,3 +148,15 @@ def test_a_dry_weight_is_packed(ops: TritonBackend) -> None:
     with torch.device("meta"):
         weight = QuantizedWeight(torch.empty(8, 32, dtype=torch.uint8), torch.empty(8, 2), torch.empty(16))
     assert ops.pack_linear(weight).weight is not None
+
+
+def test_invariant_products_of_many_tokens_are_those_of_few() -> None:
+    ops, weight = TritonBackend(is_invariant=True), weight_of("line", 6, 64, 32)
+    x = numbers(MAX_TOKENS + 3, 64)
+    packed, gated = ops.pack_linear(weight), ops.pack_gated_linear(weight)
+    assert isinstance(packed, CodedLayer)
+    for run in (lambda part: ops.linear(part, packed), lambda part: ops.gated_linear(part, gated)):
+        together = run(x)
+        assert len(together) == len(x)
+        assert torch.equal(run(x[:MAX_TOKENS]), together[:MAX_TOKENS])
+        assert torch.equal(run(x[MAX_TOKENS:]), together[MAX_TOKENS:])
