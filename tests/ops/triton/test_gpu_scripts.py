@@ -78,3 +78,15 @@ def test_a_machine_without_the_sanitizer_says_so(tmp_path: Path, monkeypatch: py
     sanitizer.main()
     write_report(tmp_path / "results.jsonl", tmp_path / "report.md")
     assert "- compute-sanitizer: not installed: nothing was checked" in (tmp_path / "report.md").read_text()
+
+
+def test_the_host_cost_is_that_of_steps_which_replay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import host_cost
+
+    replayed: list[int] = []
+    monkeypatch.setattr(host_cost.Nothing, "run", lambda _: replayed.append(1))
+    monkeypatch.setattr("quire.executor.worker.bind", lambda *_, **__: host_cost.NoBackend())
+    figures = host_cost.measure(2, 5)
+    assert figures.rows == 2
+    assert figures.worker_ms > 0
+    assert len(replayed) >= 5
