@@ -26,7 +26,7 @@ import httpx
 import pytest
 
 from quire.ops.cpu.compiler import cache_folder
-from tests import suite_report
+from tests import suite_report, turns
 from tests.checkpoints import make_checkpoint
 from tests.servers import ServerProcess
 
@@ -47,15 +47,18 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     suite_report.add_options(parser)
+    turns.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     suite_report.register(config)
+    turns.register(config)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long come first, and then those of whole systems, which wait much: none begins when all else is
-    done."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the cases of other turns. Files that take long come first, and then those of whole systems, which
+    wait much: none begins when all else is done."""
+    turns.leave_out(items, config)
     seconds = suite_report.seconds_by_file()
 
     def place(item: pytest.Item) -> tuple[float, bool]:

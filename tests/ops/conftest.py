@@ -8,7 +8,7 @@ from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
-from tests.ops.levels import RUNNABLE, TESTED, Level
+from tests.ops.levels import RUNNABLE, TESTED, Level, in_turns
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(func_only=True), append=False)
 
 
-@pytest.fixture(scope="session", params=TESTED, ids=lambda level: level.name)
+@pytest.fixture(scope="session", params=in_turns(TESTED), ids=lambda level: level.name)
 def native(request: pytest.FixtureRequest) -> NativeBackend:
     """The C++ kernels at each level: a processor can run the builds for fewer instructions, too."""
     level: Level = request.param
@@ -31,7 +31,9 @@ def own_native() -> NativeBackend:
     return RUNNABLE[0].backend()
 
 
-@pytest.fixture(scope="session", params=[*TESTED, None], ids=lambda level: level.name if level else "plain torch")
+@pytest.fixture(
+    scope="session", params=[*in_turns(TESTED), None], ids=lambda level: level.name if level else "plain torch"
+)
 def ops(request: pytest.FixtureRequest) -> Backend:
     """All implementations of the operations. As in a server, plain torch runs calls that the kernels do not cover."""
     level: Level | None = request.param

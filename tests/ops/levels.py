@@ -1,9 +1,10 @@
 """The kernels' levels (`quire.ops.cpu.isa_levels`) as the tests need them: built by this machine's compiler."""
 
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -135,6 +136,14 @@ TESTED = [*EMULATED_AMX, *RUNNABLE]
 """Levels for tests of all operations."""
 TESTED_WITH_INTEGERS = [*EMULATED_AVX_VNNI, *TESTED]
 """Levels for tests of products of integers."""
+
+
+def in_turns(levels: Iterable[Level]) -> list[Any]:
+    """Parameters of tests. Levels that a server would not choose here take turns."""
+    lower = RUNNABLE[1:]
+    return [pytest.param(level, marks=pytest.mark.turns(4)) if level in lower else level for level in levels]
+
+
 ALL = list(isa_levels.LEVELS.get(platform.machine(), ()))
 """Those of this kind of processor."""
 ONLY_COMPILED = [level.flags for level in ALL if level not in isa_levels.available()]

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.ops.backend import Activation, PlainActivation
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.panels import PanelWeight
-from tests.ops.levels import TESTED, Level
+from tests.ops.levels import TESTED, Level, in_turns
 
 # Outputs that are no multiple of a panel (32), inputs that are odd or more than the kernel takes at once (3072).
 SHAPES = [(1, 1), (7, 33), (32, 2), (130, 64), (257, 511), (64, 3073), (40, 6200)]
@@ -18,7 +18,9 @@ NUM_TOKENS = [0, 1, 2, 14, 15, 33, 127]
 ACTIVATIONS: list[Activation] = [*get_args(PlainActivation), "clamped_swiglu"]
 
 
-@pytest.fixture(scope="session", params=[level for level in TESTED if level.has_panels], ids=lambda level: level.name)
+@pytest.fixture(
+    scope="session", params=in_turns(level for level in TESTED if level.has_panels), ids=lambda level: level.name
+)
 def native(request: pytest.FixtureRequest) -> NativeBackend:
     level: Level = request.param
     backend = level.backend()

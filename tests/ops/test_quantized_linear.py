@@ -9,7 +9,7 @@ from quire.ops.cpu.experts import ExpertPanels
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.quantized_panels import QuantizedPanelWeight
 from quire.ops.quantized import QuantizedWeight, dequantize
-from tests.ops.levels import TESTED_WITH_INTEGERS, Level
+from tests.ops.levels import TESTED_WITH_INTEGERS, Level, in_turns
 from tests.ops.test_quantized import random_weight
 
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def test_a_row_is_right_and_the_same_in_any_batch(native: NativeBackend, kind: s
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "table", "fp4"])
 @pytest.mark.parametrize("is_rich", [False, True], ids=["scales", "offsets and order"])
-@pytest.mark.parametrize("level", TESTED_WITH_INTEGERS, ids=lambda level: level.name)
+@pytest.mark.parametrize("level", in_turns(TESTED_WITH_INTEGERS), ids=lambda level: level.name)
 def test_bfloat16_loses_no_digits(level: Level, kind: str, is_rich: bool) -> None:
     """Beside codes that are no integers; but products of bfloat16 round a table to it."""
     ops = level.backend()

@@ -50,6 +50,7 @@ def served(folder: Path, size: int = 1, **options: Any) -> list[Any]:
     return [(each.token_ids, [{i: p.logprob for i, p in step.items()} for step in each.logprobs]) for each in sequences]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("family", "options"),
     [

@@ -29,6 +29,7 @@ SHARDED: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("case", SHARDED)
 def test_ranks_together_are_the_whole_model(case: str, checkpoint: Checkpoints) -> None:
     family, options, size = SHARDED[case]

@@ -103,6 +103,7 @@ def test_bytes_are_those_of_the_loaded_model(
         assert counted == pytest.approx(held_bytes(loaded), rel=0.02)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("model_type", TINY)
 def test_bytes_of_tiny_models_are_those_of_the_loaded_ones(model_type: str, tmp_path: Path) -> None:
     architecture, make = TINY[model_type]

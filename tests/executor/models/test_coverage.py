@@ -25,6 +25,7 @@ _ALWAYS = {"deepseek_v4", "hy_v4", "minimax_m3_vl_text", "qwen4_exp_text"}
 CUT = sorted(_ALWAYS | {*random.Random(7).sample([name for name in MODEL_TYPES if name not in UNSERVED], 24)})
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("model_type", CUT)
 def test_a_decoder_computes_what_transformers_does(model_type: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, model_type)

@@ -128,6 +128,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
@@ -156,6 +157,7 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     assert len(set(output)) > 4, "a degenerate output proves little"
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ranks_and_last_tokens_are_those_of_the_whole(variant: str, checkpoint: Checkpoints) -> None:
     """Two ranks; and steps in which only each request's last token has an output."""
@@ -279,6 +281,7 @@ class _Recorded:
         return self.result.clone()
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("weights", ["int8", "bfloat16"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()

@@ -25,6 +25,7 @@ READING = {"cpmant", "qwen4_exp_text"}
 GRAPHIC = [name for name in NATIVE if name not in READING]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("model_type", GRAPHIC)
 def test_a_decode_step_reads_nothing_from_the_device(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,6 +47,7 @@ def test_a_decode_step_reads_nothing_from_the_device(
             torch.testing.assert_close(logits.as_subclass(torch.Tensor), theirs[row], atol=2e-4, rtol=0)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("model_type", GRAPHIC)
 def test_the_launches_of_a_decode_step_read_nothing_either(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -480,6 +480,7 @@ def run_in_parts(driver: PagedDriver, token_ids: list[int]) -> torch.Tensor:
     return torch.cat(got).log_softmax(dim=-1)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: str, folder: Folder) -> None:
     spec = read_spec(folder(variant))
@@ -502,6 +503,7 @@ def test_forms_of_xlstm_that_no_checkpoint_has_are_refused(option: dict[str, Any
         load_model(read_spec(folder("xlstm"), **option))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bytes_are_counted_before_loading(variant: str, folder: Folder) -> None:
     spec = read_spec(folder(variant))
@@ -512,6 +514,7 @@ def test_bytes_are_counted_before_loading(variant: str, folder: Folder) -> None:
         assert counted == pytest.approx(held_bytes(load_model(spec, group=group)), rel=0.02)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_tokens_do_not_depend_on_the_batch(variant: str, folder: Folder) -> None:
     spec = read_spec(folder(variant))
@@ -522,6 +525,7 @@ def test_tokens_do_not_depend_on_the_batch(variant: str, folder: Folder) -> None
         assert PagedDriver(model, 1, 128).greedy([many[row]], 24)[0] == together[row]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_last_tokens_alone_are_those_of_the_whole(variant: str, folder: Folder) -> None:
     """When only the last tokens' logits are wanted, the states still take in all tokens."""
@@ -548,6 +552,7 @@ def test_layer_types_beyond_the_stated_number_of_layers_are_not_read(folder: Fol
     torch.testing.assert_close(last, whole[-1:], atol=1e-5, rtol=0)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_ranks_together_are_the_whole_model(variant: str, folder: Folder) -> None:
     spec = read_spec(folder(variant))
@@ -562,6 +567,7 @@ def test_two_ranks_together_are_the_whole_model(variant: str, folder: Folder) ->
             torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith("qwen4")])
 @torch.inference_mode()
 def test_decode_steps_are_operations_of_the_backend_alone(variant: str, folder: Folder) -> None:

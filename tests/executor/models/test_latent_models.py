@@ -70,6 +70,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
@@ -102,6 +103,7 @@ CHANGED = {"deepseek_v32": 0.25, "axk2": 0.15}
 """By int8, where a token sees 20 others: other ones, if index keys change a little."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "deepseek_v4", "axk1", "axk2"])
 def test_latents_in_few_bits_change_little(family: str, tmp_path: Path) -> None:
     """The mean change of a log-probability, against a cache of 16 bits; a prompt in chunks reads the same codes.
@@ -140,6 +142,7 @@ FAMILIES = [
 """One variant each."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
@@ -151,6 +154,7 @@ def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints
         assert PagedDriver(model, 1, 128).greedy([many[row]], 20)[0] == together[row]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_last_tokens_alone_are_those_of_the_whole(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
@@ -166,6 +170,7 @@ def test_last_tokens_alone_are_those_of_the_whole(variant: str, checkpoint: Chec
         torch.testing.assert_close(cache.pages, other.pages, equal_nan=True, atol=1e-5, rtol=0)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_ranks_together_are_the_whole_model(variant: str, checkpoint: Checkpoints) -> None:
     """Each rank has a part of the heads, and all latents."""

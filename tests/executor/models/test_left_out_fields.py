@@ -36,6 +36,7 @@ _TIED = "tie_word_embeddings"
 Config = dict[str, Any]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("model_type", NATIVE)
 def test_a_field_that_is_left_out_is_that_of_the_class(model_type: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, model_type)

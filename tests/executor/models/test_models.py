@@ -77,6 +77,7 @@ def expected_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
         return model(torch.tensor([token_ids])).logits[0].log_softmax(dim=-1)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
@@ -106,6 +107,7 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(variant: 
     assert len(set(output)) > 8, "a degenerate output proves little"
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", ["gemma3-window", "llama", "mistral-window", "qwen3-head_dim"])
 def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]

@@ -140,6 +140,7 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(folder: P
     assert len(set(output)) > 8, "a degenerate output proves little"
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
@@ -154,6 +155,7 @@ def test_tokens_do_not_depend_on_the_batch(variant: str, checkpoint: Checkpoints
     torch.testing.assert_close(alone.step({0: [14]})[0], logits, atol=tolerance, rtol=0)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_ranks_together_are_the_whole_model(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
@@ -186,6 +188,7 @@ def test_experts_may_be_stored_in_two_tensors(checkpoint: Checkpoints, tmp_path:
     assert torch.equal(apart, together)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("variant", FAMILIES)
 @torch.inference_mode()
 def test_decode_steps_are_operations_of_the_backend_alone(variant: str, checkpoint: Checkpoints) -> None:

@@ -66,6 +66,7 @@ def logprobs(folder: Path) -> Tensor:
     return PagedDriver(model, 1, 64).step({0: TOKENS})[0].log_softmax(dim=-1)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("model_type", WRAPPERS)
 def test_text_is_read_as_by_transformers(model_type: str, tmp_path: Path) -> None:
     folder = write(tmp_path, model_type)

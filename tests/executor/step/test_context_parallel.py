@@ -89,6 +89,7 @@ CASES: dict[str, tuple[int, Layout, int, CacheConfig]] = {
 """KV heads, layout, neighbouring positions of a rank, and cache."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_one_worker(case: str, checkpoint: Checkpoints) -> None:
     num_kv_heads, layout, run, cache = CASES[case]

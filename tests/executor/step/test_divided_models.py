@@ -35,6 +35,7 @@ LATENTS: dict[str, tuple[Any, dict[str, Any], Layout, int, CacheConfig]] = {
 """Family, options, layout, neighbouring positions of a rank, and cache."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("case", LATENTS)
 def test_latents(case: str, checkpoint: Checkpoints) -> None:
     family, options, layout, run, cache = LATENTS[case]
@@ -65,6 +66,7 @@ CLASSES: dict[str, tuple[Any, dict[str, Any], Layout, int]] = {
 """Family, options, layout, and neighbouring positions of a rank."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("case", CLASSES)
 def test_classes_of_transformers(case: str, checkpoint: Checkpoints) -> None:
     family, options, layout, run = CLASSES[case]
@@ -88,6 +90,7 @@ DUAL_CHUNKS: dict[str, tuple[Any, int, Layout, int]] = {
 """Family, KV heads, layout, and neighbouring positions of a rank."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("case", DUAL_CHUNKS)
 def test_dual_chunks(case: str, checkpoint: Checkpoints) -> None:
     """Sequences of up to ten chunks, whose first tokens have keys of their own chunk on some ranks alone."""

@@ -136,6 +136,7 @@ def test_greedy_tokens_are_transformers(served: Served) -> None:
         assert got[str(i)] == logits.argmax(dim=-1).tolist()
 
 
+@pytest.mark.turns(4)
 def test_tokens_do_not_depend_on_company_or_chunks(served: Served) -> None:
     """Of codes: a prompt reads its own keys and values as codes, whether it comes in one piece or in several."""
     expected = alone(served, mixed_requests())
@@ -162,10 +163,12 @@ def preempted(served: Served, requests: list[EngineRequest]) -> dict[str, list[i
     return tokens_of(deltas)
 
 
+@pytest.mark.turns(4)
 def test_tokens_do_not_depend_on_preemption(served: Served) -> None:
     assert preempted(served, growing_requests()) == alone(served, growing_requests())
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_two_ranks_agree_whatever_happens_beside(kind: str, folder_of: Folder) -> None:
     """Each rank's scheduler makes the same plans, so that the ranks meet in every collective.
@@ -192,6 +195,7 @@ def test_two_ranks_agree_whatever_happens_beside(kind: str, folder_of: Folder) -
     assert len({tuple(row) for row in first.values()}) == len(first), "outputs must differ to prove anything"
 
 
+@pytest.mark.turns(4)
 def test_tokens_after_a_prefix_are_the_same(served: Served) -> None:
     shared = prompt_of(7, 100)
     both = [request("a", shared), request("b", [*shared, 5, 6, 7])]

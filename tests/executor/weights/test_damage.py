@@ -91,6 +91,7 @@ def is_the_same(numbers: Tensor, expected: Tensor) -> bool:
     return numbers.shape == expected.shape and torch.allclose(numbers, expected, atol=1e-5)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_tensor_is_told_by_its_name(name: str, tmp_path: Path) -> None:
     form = FORMATS[name]
@@ -111,6 +112,7 @@ def test_a_damaged_tensor_is_told_by_its_name(name: str, tmp_path: Path) -> None
                 assert is_the_same(found, expected), f"other numbers, where {kind} is {what}"
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_configuration_is_refused_or_read(name: str, tmp_path: Path) -> None:
     """A field may have another value, with which numbers are others. No field's value is an accident."""

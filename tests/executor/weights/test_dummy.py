@@ -40,6 +40,7 @@ def test_norms_are_ones(name: str) -> None:
     assert torch.equal(weights.read(name.replace("weight", "bias"), (5,)), torch.zeros(5))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_runs_on_them(family: Family, checkpoint: Checkpoints) -> None:
     model = load_model(read_spec(checkpoint(family)), load=LoadConfig(load_format="dummy"))

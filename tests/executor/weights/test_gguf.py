@@ -217,6 +217,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_architecture_is_the_model_that_the_file_was_made_of(family: str, served: Served) -> None:
     architecture, options, metadata = FAMILIES[family]

@@ -415,6 +415,7 @@ def logits(folder: Path, group: ParallelGroup | None = None) -> Tensor:
     return driver.step({0: TOKENS})[0]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", [*FAMILIES, *HYBRIDS, *BY_CLASSES, *OF_DEEPSEEK_MOE])
 def test_a_file_is_the_checkpoint_that_it_was_made_of(
     name: str, source: Source, checkpoint: Checkpoints, tmp_path: Path, gguf_cache: Path

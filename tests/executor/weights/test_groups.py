@@ -27,6 +27,7 @@ IN_GROUPS = (
 )
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", IN_GROUPS)
 def test_outputs_are_those_of_the_numbers(name: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     sizes = SHORT_SIZES | ({"hidden_size": 96, "intermediate_size": 160} if name == "gptq-3" else {})
@@ -38,6 +39,7 @@ def test_outputs_are_those_of_the_numbers(name: str, checkpoint: Checkpoints, tm
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", ["gptq-zeros", "gptq-order", "ct-w4-group", "ct-fp8-group", "awq"])
 def test_experts_are_those_of_the_numbers(name: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     source = checkpoint("qwen3_moe", hidden_size=80, intermediate_size=144, moe_intermediate_size=80)
@@ -48,6 +50,7 @@ def test_experts_are_those_of_the_numbers(name: str, checkpoint: Checkpoints, tm
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", ["gptq-zeros", "gptq-order", "ct-w8-group", "ct-fp8-group", "awq"])
 def test_bytes_are_counted_before_a_weight_is_read(name: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     packed, _ = write(checkpoint("qwen3", **SHORT_SIZES), tmp_path, FORMATS[name])

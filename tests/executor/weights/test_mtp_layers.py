@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_they_are_told_and_left_out(
     family: str, checkpoint: Checkpoints, request: pytest.FixtureRequest, tmp_path: Path,

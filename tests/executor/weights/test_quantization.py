@@ -93,6 +93,7 @@ class Widened(Online):
         return widened(super().for_head(rows, part))
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_outputs_are_those_of_the_rounded_weights(family: Family, checkpoint: Checkpoints) -> None:
     """Outputs differ from the checkpoint's as much as those of bfloat16 do, in random models with wide logits."""

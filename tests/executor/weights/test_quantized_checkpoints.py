@@ -75,6 +75,7 @@ ROUND_SIZES = dict.fromkeys(
 """For formats that have no others: of 64 inputs, and of 64 outputs."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_outputs_are_those_of_the_numbers(name: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     """On one rank and on two, whose parts cut groups, blocks and words."""
@@ -141,6 +142,7 @@ ONE_OF_EACH_LAYOUT = (
 )
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", ONE_OF_EACH_LAYOUT)
 def test_bytes_are_counted_before_a_weight_is_read(name: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     packed, plain = write(checkpoint("llama", **ROUND_SIZES.get(name, {})), tmp_path, FORMATS[name])
@@ -168,6 +170,7 @@ OTHER_MODELS: dict[str, tuple[str, str, str]] = {
 """A family, a format, and the layers that have it."""
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("case", OTHER_MODELS)
 def test_other_models_compute_with_the_numbers(case: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     family, name, layers = OTHER_MODELS[case]

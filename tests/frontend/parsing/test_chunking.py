@@ -67,6 +67,7 @@ def reasoning_texts(name: str) -> list[str]:
     return [*(text for each, text, *_ in REASONING_SAMPLES if each == name), written(name, THOUGHT, ANSWER)]
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", TOOLS)
 def test_calls_do_not_depend_on_the_cuts(name: str):
     parsers = OutputParsers(name)
@@ -74,6 +75,7 @@ def test_calls_do_not_depend_on_the_cuts(name: str):
         assert_no_cut_matters(parsers, text)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", TOOLS)
 def test_damaged_calls_do_not_depend_on_the_cuts(name: str):
     parsers = OutputParsers(name)
@@ -84,6 +86,7 @@ def test_damaged_calls_do_not_depend_on_the_cuts(name: str):
             assert_some_cuts_do_not_matter(parsers, each)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", TOOLS)
 def test_calls_that_end_anywhere_do_not_depend_on_the_cuts(name: str):
     parsers = OutputParsers(name)
@@ -129,6 +132,7 @@ def test_a_required_call_that_is_cut_short_is_never_content(name: str, mode: str
         )
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("name", REASONING)
 def test_reasoning_does_not_depend_on_the_cuts(name: str):
     parsers = OutputParsers(reasoning_parser=name)
