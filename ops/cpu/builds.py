@@ -3,7 +3,8 @@
 The kernels are several libraries. The main one has what every model needs, and each part (a folder in `parts/` of the
 sources) what some models need besides. So the first start compiles no more than its model asks for.
 
-A build's key is its part and a hash of everything that its result depends on. The folder holds these files for a key:
+A build's key is its part and a hash of everything that its result depends on: all headers, and the sources of the part
+alone, so that a change in one part leaves the builds of the others. The folder holds these files for a key:
 
     kernels-KEY.so       the library,
     kernels-KEY.failed   the refusal, if the compiler refused: the build is not tried again,
@@ -57,7 +58,7 @@ class KernelBuild:
         self._sources = sources
         self._part = part
         self._command = command
-        name = f"kernels-{f'{part}-' if part else ''}{digest(sources, *command, *circumstances)}"
+        name = f"kernels-{f'{part}-' if part else ''}{digest(sources, *command, *circumstances, part=part)}"
         self._library = folder / f"{name}.so"
         self._refusal = folder / f"{name}.failed"
         self._lock = folder / f"{name}.lock"
@@ -169,10 +170,11 @@ def sources_of(sources: Path, part: str) -> list[str]:
     return sorted(str(path) for folder in folders for path in folder.glob("*.cpp"))
 
 
-def digest(sources: Path, *texts: str) -> str:
-    """Twenty hexadecimal digits for the files of `sources` and for `texts`."""
+def digest(sources: Path, *texts: str, part: str | None = None) -> str:
+    """Twenty hexadecimal digits for `texts` and the files of `sources`: all, or those that a part is compiled from."""
     digest = hashlib.sha256("\0".join([*texts, platform.machine()]).encode())
-    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
+    files = sources.rglob("*") if part is None else [*sources.rglob("*.h"), *map(Path, sources_of(sources, part))]
+    for path in sorted(path for path in files if path.is_file()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:20]
 

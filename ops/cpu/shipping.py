@@ -62,4 +62,4 @@ def build_libraries(levels: Sequence[Level], package: Path, scratch: Path) -> It
 
 def shipped_name(level: Level, part: str = "") -> str:
     """Returns the name of a wheel's library. It changes with the sources and flags, so outdated ones are ignored."""
-    return f"{level.name}-{f'{part}-' if part else ''}{digest(SOURCES, *FLAGS, *level.flags)}.so"
+    return f"{level.name}-{f'{part}-' if part else ''}{digest(SOURCES, *FLAGS, *level.flags, part=part)}.so"

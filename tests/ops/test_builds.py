@@ -143,7 +143,11 @@ def test_a_part_is_a_library_of_its_own(
     main = build().library()
     assert not any("/parts/" in call for call in compiler.calls[3:])
     path.write_text("changed")
+    assert (build(part="one").library(), build().library()) == (library, main), "only the other part is built anew"
+    (sources / "parts" / "one" / "e.cpp").write_text("changed")
     assert build(part="one").library() != library
+    assert build().library() == main
+    (sources / "c.h").write_text("changed")
     assert build().library() != main
 
 
