@@ -29,6 +29,14 @@ from quire.ops.cpu.compiler import cache_folder
 from tests import suite_report, turns
 from tests.checkpoints import make_checkpoint
 from tests.servers import ServerProcess
+from tests.vector_servers import (  # noqa: F401
+    embedding_checkpoint,
+    embedding_server,
+    labelling_checkpoint,
+    labelling_server,
+    ranking_checkpoint,
+    ranking_server,
+)
 
 for _wait in ("connect", "read", "write", "pool"):  # 5 s by default, which an answer may take on a busy machine
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _wait, 60.0)

@@ -1,7 +1,7 @@
 """The answers of handlers: a Struct as JSON, or a stream of events. Both end when the client disconnects."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
@@ -12,6 +12,8 @@ from quire.frontend.http.event_stream import KEEP_ALIVE, EventStream, error_fram
 from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.http.load_report import LoadReport
 from quire.frontend.http.server_state import ServerState
+
+T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,8 +59,12 @@ class HttpAnswers:
         self, work: Coroutine[Any, Any, Any], request: JsonRequest, load: LoadReport | None = None
     ) -> ASGIResponse:
         """The result of `work`, as JSON, with a report of the load if the request asks `load` for it."""
-        body = await self._state.run(work, request.receive)
+        body = await self.result(work, request)
         return json_answer(body, headers=load.headers(request) if load is not None else None)
+
+    async def result(self, work: Coroutine[Any, Any, T], request: JsonRequest) -> T:
+        """The result of `work`, which ends when the client disconnects."""
+        return await self._state.run(work, request.receive)
 
     def stream(
         self,

@@ -18,6 +18,8 @@ from quire.frontend.anthropic.routes import anthropic_routes
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.cohere.routes import cohere_route
+from quire.frontend.cohere.service import CohereEmbeddings
 from quire.frontend.entry_store.access import LocalEntries, StoredEntries
 from quire.frontend.http.answers import HttpAnswers
 from quire.frontend.http.auth import ApiKeyGuard
@@ -31,6 +33,10 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service_routes import control_routes, front_page_route, monitoring_routes
 from quire.frontend.openai.routes import openai_routes
+from quire.frontend.pooling.routes import pooling_routes
+from quire.frontend.pooling.services import PoolingServices
+from quire.frontend.tei.routes import shared_routes, tei_routes
+from quire.frontend.tei.service import TextEmbeddings
 
 logger = get_logger(__name__)
 
@@ -72,11 +78,17 @@ def create_app(
         root_path=server.path_prefix,
     )
     conversations = Conversations(engine, server, announces=announces)
+    pooling = PoolingServices(engine, server, conversations, announces=announces)
+    texts = TextEmbeddings(engine, pooling)
     if conversations.searches is not None:
         registry.register(conversations.searches)
     guarded = [
         *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine), entries),
         anthropic_routes(Messages(engine.model, conversations), answers, errors),
+        *pooling_routes(pooling, answers),
+        cohere_route(CohereEmbeddings(engine, pooling), answers),
+        tei_routes(engine, pooling, texts, answers, errors),
+        *shared_routes(pooling, texts, answers, errors),
         *control_routes(engine, state),
         *(dev_routes(engine, server, state) if envs.read_flag("SERVER_DEV_MODE") else []),
     ]

@@ -1,10 +1,7 @@
 """Routes of OpenAI's, vLLM's and other servers' APIs that Quire lacks, and the messages of their 404 answers."""
 
 _LACKS = {
-    "embed, score, rank or classify": (
-        *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank"),
-        *("/v2/rerank", "/embed", "/embeddings", "/predict", "/v1/moderations"),
-    ),
+    "judge whether texts are allowed": ("/v1/moderations",),
     "make or edit images or videos": ("/v1/images", "/v1/videos"),
     "hear or speak": ("/v1/audio", "/v1/realtime"),
     "keep files, or train": ("/v1/files", "/v1/uploads", "/v1/fine_tuning", "/v1/vector_stores"),
@@ -22,7 +19,7 @@ _LACKS = {
     "add or remove engines while it runs": ("/scale_elastic_ep", "/is_scaling_elastic_ep"),
     "work around broken engines: it starts them again by itself, and /health tells": ("/fault_tolerance",),
     "publish what its caches hold": ("/kv_event_sources",),
-    "speak Cohere's or Ollama's protocol: /v1/chat/completions is OpenAI's": (
+    "chat in Cohere's or Ollama's protocol: /v1/chat/completions is OpenAI's": (
         *("/cohere", "/v2/chat", "/api/chat", "/api/generate", "/api/embed"),
     ),
 }
@@ -38,6 +35,7 @@ _SWITCHED = {
 """Routes that need an option or a variable."""
 
 _ELSEWHERE = {
+    "/embeddings": "/v1/embeddings",
     "/abort_requests": "/inference/v1/abort_requests",
     "/ready": "/health",
     "/readyz": "/health",

@@ -90,6 +90,9 @@ def _complete(operation: dict[str, Any], components: dict[str, Any]) -> None:
     error = answers.get("400") or answers.get("503")
     if error is not None:
         answers["default"] = {**error, "description": "Any other error."}
+    if _has_field(operation, components, "encoding_format"):
+        plain = {"type": "string", "format": "binary", "description": "Vectors, with an encoding_format of bytes."}
+        _content(answers["200"])["application/octet-stream"] = {"schema": plain}
     if _may_stream(operation, components):
         events = {"type": "string", "description": "Events, when `stream` is true."}
         _content(answers["200"])["text/event-stream"] = {"schema": events}
@@ -98,9 +101,14 @@ def _complete(operation: dict[str, Any], components: dict[str, Any]) -> None:
 def _may_stream(operation: dict[str, Any], components: dict[str, Any]) -> bool:
     if any(parameter["name"] == "stream" for parameter in operation.get("parameters", ())):
         return True
+    return _has_field(operation, components, "stream")
+
+
+def _has_field(operation: dict[str, Any], components: dict[str, Any], field: str) -> bool:
+    """Returns True if the operation's body may have a field."""
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     names = [each["$ref"].rsplit("/", 1)[1] for each in body.get("anyOf", [body]) if "$ref" in each]
-    return any("stream" in components[name].get("properties", {}) for name in names)
+    return any(field in components[name].get("properties", {}) for name in names)
 
 
 def _content(holder: dict[str, Any]) -> dict[str, Any]:

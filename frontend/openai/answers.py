@@ -295,6 +295,8 @@ class ModelCard(Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     permission: list[ModelPermission]
+    task: str | UnsetType = UNSET  # of a model that makes vectors or labels: its first one
+    dimensions: int | UnsetType = UNSET  # of its vectors
 
 
 class ModelList(Struct, kw_only=True):

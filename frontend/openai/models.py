@@ -3,6 +3,8 @@
 import time
 import uuid
 
+from msgspec import UNSET
+
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.openai.answers import ModelCard, ModelList, ModelPermission
 
@@ -20,12 +22,15 @@ class ModelCards:
     def card(self, name: str) -> ModelCard:
         """Description under one name. Raises NotFoundError."""
         self._engine.model.check_name(name)
+        pooling = self._engine.config.pooling
         return ModelCard(
             id=name,
             created=self._created,
             root=self._engine.model.folder,
             max_model_len=self._engine.max_model_len,
             permission=[self._permissions[name]],
+            task=UNSET if pooling is None else pooling.tasks[0],
+            dimensions=UNSET if pooling is None or not pooling.embeds else pooling.embedding_size,
         )
 
     def list(self) -> ModelList:

@@ -56,6 +56,10 @@ class AsyncTokenizer:
         """The special tokens among a text's `token_ids` that the tokenizer has added."""
         return AddedTokens.of(token_ids, self.tokenizer.encode(""))
 
+    def spelled(self, text: str) -> str:
+        """A text as the model reads it, which may be in lower case."""
+        return text.lower() if self._lower_case else text
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = True) -> list[int]:
         """Token ids of a text; a thread tokenizes a long one. A text slightly longer than the context is tokenized too.
 
@@ -65,7 +69,7 @@ class AsyncTokenizer:
         Raises:
             ParameterError: the text is far too long, or not valid Unicode.
         """
-        text = text.lower() if self._lower_case else text
+        text = self.spelled(text)
         if len(text) <= INLINE_CHARACTERS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         await self.check_length(text, must_fit=must_fit)
@@ -75,7 +79,7 @@ class AsyncTokenizer:
 
     async def tokenize_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of many texts, on all cores."""
-        texts = [text.lower() for text in texts] if self._lower_case else texts
+        texts = [self.spelled(text) for text in texts] if self._lower_case else texts
         return await self._tokenize_in(self._thread, texts, add_special_tokens)
 
     async def _tokenize_in(

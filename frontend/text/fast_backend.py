@@ -65,10 +65,11 @@ class FastBackend:
         num_special = self._library.num_special_tokens_to_add(True)
         joined = []
         for pair in pairs:
-            encodings = [found[text] for text in pair]
-            kept = cut(*map(len, encodings), num_special)
-            parts = [_first_tokens(*each) for each in zip(encodings, kept, strict=True)]
-            whole = self._library.post_process(*parts, add_special_tokens=True)
+            first, second = (found[text] for text in pair)
+            kept_first, kept_second = cut(len(first), len(second), num_special)
+            whole = self._library.post_process(
+                _first_tokens(first, kept_first), _first_tokens(second, kept_second), add_special_tokens=True
+            )
             joined.append(PairTokens(whole.ids, whole.type_ids))
         return joined
 

@@ -109,7 +109,7 @@ class PythonBackend:
         texts = [self.encode(text, add_special_tokens=False) for text in (first, second)]
         tokenizer = self._tokenizer
         try:
-            kept = cut(*map(len, texts), tokenizer.num_special_tokens_to_add(pair=True))
+            kept = cut(len(texts[0]), len(texts[1]), tokenizer.num_special_tokens_to_add(pair=True))
             ids = [text[:num_tokens] for text, num_tokens in zip(texts, kept, strict=True)]
             return PairTokens(
                 tokenizer.build_inputs_with_special_tokens(*ids),

@@ -283,12 +283,12 @@ def test_unknown_route_and_wrong_method_have_the_error_shape(call: Caller) -> No
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("/v1/embeddings", "Quire does not embed, score, rank or classify."),
+        ("/v1/moderations", "Quire does not judge whether texts are allowed."),
         ("/v1/images/generations", "Quire does not make or edit images"),
         ("/v1/audio/transcriptions", "Quire does not hear or speak"),
         ("/v1/fine_tuning/jobs/x/cancel", "Quire does not keep files, or train"),
         ("/v1/batches", "quire run-batch does"),
-        ("/rerank/", "Quire does not embed, score, rank or classify."),
+        ("/embeddings/", "/v1/embeddings does that."),
         ("/v1/embeddingsx", "There is no such route; /docs lists them."),
     ],
 )

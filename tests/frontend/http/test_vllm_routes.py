@@ -19,12 +19,11 @@ POST /v1/chat/completions/derender  POST /v1/completions/derender
 POST /inference/v1/generate  POST /inference/v1/abort_requests
 POST /generative_scoring  POST /v1/systemone  POST /v1/decisions
 POST /tokenize  POST /detokenize
+POST /v1/embeddings  POST /v2/embed  POST /pooling  POST /classify  POST /score  POST /v1/score
+POST /rerank  POST /v1/rerank  POST /v2/rerank
 """
 
 LACKING = {
-    "embed, score, rank or classify": """
-        POST /classify  POST /pooling  POST /v1/embeddings  POST /v2/embed
-        POST /rerank  POST /v1/rerank  POST /v2/rerank  POST /score  POST /v1/score""",
     "hear or speak": "POST /v1/audio/transcriptions  POST /v1/audio/translations  GET /v1/realtime",
     "Cohere's": "POST /cohere/v2/chat  POST /cohere/v2/chat/render",
     "load adapters": "POST /v1/load_lora_adapter  POST /v1/unload_lora_adapter",

@@ -1,0 +1,106 @@
+"""The scores of pairs of texts, in the way that the model has for them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quire.core.wire.pooling import PoolingTask
+from quire.core.wire.pooling_params import PoolingParams
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.pooling.encoding import Caller, Encoding, VectorsOutput
+from quire.frontend.pooling.inputs import Inputs
+from quire.frontend.pooling.tasks import Tasks
+from quire.frontend.requests.comparisons import cosine, late_interaction
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.scored_pairs import PairOptions, PairWriter
+from quire.frontend.requests.time_slices import in_time_slices
+
+Outputs = Sequence[VectorsOutput]
+
+
+class PairScores(NamedTuple):
+    """The score of each pair, and the tokens that were read for all."""
+
+    scores: list[float]
+    num_tokens: int
+
+
+class PairScoring:
+    """Scores pairs.
+
+    Args:
+        writer: writes pairs for models that read both texts at once.
+    """
+
+    def __init__(self, engine: AsyncLLM, inputs: Inputs, encoding: Encoding, tasks: Tasks, writer: PairWriter) -> None:
+        self._engine = engine
+        self._inputs = inputs
+        self._encoding = encoding
+        self._tasks = tasks
+        self._writer = writer
+
+    async def score(
+        self,
+        first: Sequence[str],
+        second: Sequence[str],
+        options: PairOptions,
+        caller: Caller,
+    ) -> PairScores:
+        """The scores of one text with many, or of as many with as many; cancelling aborts them in the engine.
+
+        Raises:
+            ParameterError: the model makes no scores, or a text cannot be read.
+            EngineError: the engine failed.
+        """
+        match self._tasks.comparison():
+            case "pairs":
+                return await self._read_together(first, second, options, caller)
+            case "vectors":
+                queries, documents = await self._read_apart(first, second, options, caller, "embed")
+                compare = cosine
+            case "token vectors":
+                queries, documents = await self._read_apart(first, second, options, caller, "token_embed")
+                compare = late_interaction
+        scores = []
+        async for index, document in in_time_slices(enumerate(documents)):
+            query = queries[index if len(queries) > 1 else 0]
+            scores.append(compare(query.outputs.array, document.outputs.array))
+        return PairScores(scores, _num_tokens([*queries, *documents]))
+
+    async def _read_together(
+        self,
+        first: Sequence[str],
+        second: Sequence[str],
+        options: PairOptions,
+        caller: Caller,
+    ) -> PairScores:
+        queries = list(first) * len(second) if len(first) == 1 else first
+        prompts = await self._writer.write(list(zip(queries, second, strict=True)), options)
+        params = PoolingParams(task="classify", use_activation=options.use_activation)
+        outputs = await self._encoding.encode(prompts, params, caller)
+        return PairScores([float(output.outputs.array[0]) for output in outputs], _num_tokens(outputs))
+
+    async def _read_apart(
+        self,
+        first: Sequence[str],
+        second: Sequence[str],
+        options: PairOptions,
+        caller: Caller,
+        task: PoolingTask,
+    ) -> tuple[Outputs, Outputs]:
+        """The outputs of the first texts and of the second ones, each text by itself."""
+        prompts: list[Prompt] = []
+        for texts, limit, field in (
+            (first, options.first_limit, "max_tokens_per_query"),
+            (second, options.second_limit, "max_tokens_per_doc"),
+        ):
+            cut = await self._writer.shorten(texts, limit, field)
+            prompts += await self._inputs.read_prompts(cut, must_fit=options.truncation is None, name=field)
+        fitting = self._inputs.fit(prompts, options.truncation, has_special_tokens=True)
+        outputs = await self._encoding.encode(
+            fitting, PoolingParams(task=task, use_activation=options.use_activation), caller
+        )
+        return outputs[: len(first)], outputs[len(first) :]
+
+
+def _num_tokens(outputs: Outputs) -> int:
+    return sum(len(output.prompt_token_ids) for output in outputs)

@@ -1,0 +1,165 @@
+"""Writes two texts whose score is wanted as one prompt, for models that read both at once."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from quire.core.errors import ParameterError
+from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS, AsyncTokenizer
+from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.prompt import Prompt
+from quire.frontend.text.chat_templates import ChatTemplates
+from quire.frontend.text.pairs import PairLimits, text_of_tokens
+from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.text.truncation import AddedTokens, Truncation
+
+_RESERVED = {"chat_template", "tools", "tokenize"}
+
+
+class PairOptions(Struct, frozen=True):
+    """How pairs are written.
+
+    Attributes:
+        first_limit, second_limit: most tokens of either text; None: all.
+        truncation: of the whole; None refuses what is too long.
+        variables: of the template.
+        use_activation: make a probability of a score; None: as the model says.
+    """
+
+    first_limit: int | None = None
+    second_limit: int | None = None
+    truncation: Truncation | None = None
+    variables: dict[str, Any] = {}
+    use_activation: bool | None = None
+
+
+class PairWriter:
+    """Writes pairs for one model.
+
+    Args:
+        template: writes a message of the role `query` and one of the role `document`; None: the tokenizer joins the
+            texts in its own way.
+        joins_texts: tells, once the engine runs, whether the texts are one text for a model without template.
+        limit: tokens that a prompt may have.
+    """
+
+    def __init__(
+        self,
+        tokenizer: AsyncTokenizer,
+        templates: ChatTemplates,
+        *,
+        template: str | None,
+        joins_texts: Callable[[], bool],
+        limit: ContextLimit,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._templates = templates
+        self._template = template
+        self._joins_texts = joins_texts
+        self._limit = limit
+
+    async def write(self, pairs: Sequence[tuple[str, str]], options: PairOptions = PairOptions()) -> list[Prompt]:
+        """The prompts of pairs, one each.
+
+        Raises:
+            ParameterError: a text is far too long, a limit is out of range, or the template refuses a pair.
+        """
+        must_fit = options.truncation is None and options.first_limit is None and options.second_limit is None
+        for text in dict.fromkeys(text for pair in pairs for text in pair):
+            await self._tokenizer.check_length(text, must_fit=must_fit)
+        self._check_limit(options.first_limit, "max_tokens_per_query")
+        self._check_limit(options.second_limit, "max_tokens_per_doc")
+        spelled = self._tokenizer.spelled
+        pairs = [(spelled(first), spelled(second)) for first, second in pairs]
+        by_tokenizer = self._template is None and not self._joins_texts()
+        work = functools.partial(self._by_tokenizer if by_tokenizer else self._by_text, pairs, options)
+        is_long = sum(len(text) for pair in pairs for text in pair) > INLINE_CHARACTERS
+        return await self._tokenizer.in_thread(work) if is_long else work()
+
+    async def shorten(self, texts: Sequence[str], limit: int | None, field: str) -> list[str]:
+        """The first `limit` tokens of each text, as text.
+
+        Args:
+            field: the name of the limit, for errors.
+
+        Raises:
+            ParameterError: a text is far too long, or the limit is out of range.
+        """
+        self._check_limit(limit, field)
+        if limit is None:
+            return list(texts)
+        for text in texts:
+            await self._tokenizer.check_length(text, must_fit=False)
+        tokenizer = self._tokenizer.tokenizer
+        return await self._tokenizer.in_thread(lambda: [_shortened(tokenizer, text, limit, field) for text in texts])
+
+    def _check_limit(self, limit: int | None, field: str) -> None:
+        if limit is not None and not 0 < limit < self._limit.max_model_len:
+            raise ParameterError(
+                f"{field} must be from 1 to {self._limit.max_model_len - 1}, or 0 for no limit; got {limit}.",
+                param=field,
+            )
+
+    def _by_tokenizer(self, pairs: Sequence[tuple[str, str]], options: PairOptions) -> list[Prompt]:
+        cut = options.truncation
+        whole = None
+        if cut is not None and cut.side is None:
+            whole = cut.limit(room=self._limit.max_model_len)
+        limits = PairLimits(options.first_limit, options.second_limit, whole)
+        found = self._tokenizer.tokenizer.encode_pairs(pairs, limits.cut)
+        if cut is not None:
+            found = [each.part(functools.partial(cut.apply, room=self._limit.max_model_len)) for each in found]
+        return [Prompt(None, each.token_ids, token_type_ids=each.second_text_types) for each in found]
+
+    def _by_text(self, pairs: Sequence[tuple[str, str]], options: PairOptions) -> list[Prompt]:
+        tokenizer = self._tokenizer.tokenizer
+        texts = [
+            self._written(
+                _shortened(tokenizer, first, options.first_limit, "max_tokens_per_query"),
+                _shortened(tokenizer, second, options.second_limit, "max_tokens_per_doc"),
+                options.variables,
+            )
+            for first, second in pairs
+        ]
+        rows = tokenizer.encode_batch(texts)
+        if options.truncation is not None:
+            alone, room = tokenizer.encode(""), self._limit.max_model_len
+            rows = [options.truncation.apply(row, room=room, added=AddedTokens.of(row, alone)) for row in rows]
+        return [Prompt(text, row) for text, row in zip(texts, rows, strict=True)]
+
+    def _written(self, first: str, second: str, variables: dict[str, Any]) -> str:
+        if self._template is None:
+            return first + second
+        if wrong := _RESERVED & variables.keys():
+            raise ParameterError(
+                f"chat_template_kwargs must not have {sorted(wrong)[0]!r}, which the server sets.",
+                param="chat_template_kwargs",
+            )
+        return self._templates.render(
+            [{"role": "query", "content": first}, {"role": "document", "content": second}],
+            add_generation_prompt=False,
+            chat_template=self._template,
+            chat_template_kwargs=variables,
+        )
+
+
+def _shortened(tokenizer: Tokenizer, text: str, limit: int | None, field: str) -> str:
+    """The part of a text that has at most `limit` tokens.
+
+    Raises:
+        ParameterError: the tokenizer does not know the places of tokens.
+    """
+    if limit is None or not text:
+        return text
+    try:
+        return text_of_tokens(text, tokenizer.offsets(text, add_special_tokens=False), limit)
+    except ParameterError as error:
+        if error.param != "return_token_offsets":
+            raise
+        raise ParameterError(
+            f"{field} needs the places of tokens in a text, which this model's tokenizer, code in Python, does not "
+            "have; shorten the texts, or use truncate_prompt_tokens.",
+            param=field,
+        ) from None

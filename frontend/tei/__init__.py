@@ -1,0 +1,1 @@
+"""The protocol of Hugging Face's Text Embeddings Inference."""

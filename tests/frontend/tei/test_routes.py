@@ -1,0 +1,138 @@
+"""The routes of Text Embeddings Inference: values are Transformers', bodies and statuses are those of its document."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.frontend.pooling.test_embeddings import TEXTS, Reference
+from tests.frontend.pooling.test_scores import DOCUMENTS, QUERY, Classifier
+from tests.servers import ServerProcess
+from tests.vector_servers import LABELS
+
+
+@pytest.fixture(scope="module")
+def embedder(embedding_checkpoint: Path) -> Reference:
+    return Reference(embedding_checkpoint)
+
+
+def ask(server: ServerProcess, path: str, **fields: Any) -> httpx.Response:
+    return httpx.post(server.base_url + path, json=fields, timeout=60)
+
+
+@pytest.mark.parametrize("path", ["/embed", "/"])
+def test_vectors(embedding_server: ServerProcess, embedder: Reference, path: str) -> None:
+    expected = [embedder.vector(text) for text in TEXTS]
+    np.testing.assert_allclose(ask(embedding_server, path, inputs=TEXTS).json(), expected, atol=2e-6)
+    np.testing.assert_allclose(ask(embedding_server, path, inputs=TEXTS[0]).json(), expected[:1], atol=2e-6)
+    ids = [embedder.ids(text) for text in TEXTS]
+    np.testing.assert_allclose(ask(embedding_server, path, inputs=ids).json(), expected, atol=2e-6)
+    np.testing.assert_allclose(ask(embedding_server, path, inputs=ids[0]).json(), expected[:1], atol=2e-6)
+
+
+def test_options_of_vectors(embedding_server: ServerProcess, embedder: Reference) -> None:
+    raw = ask(embedding_server, "/embed", inputs=TEXTS[0], normalize=False).json()
+    states = embedder.states(embedder.ids(TEXTS[0]))
+    np.testing.assert_allclose(raw, [states.mean(0)], atol=2e-5)
+    named = ask(embedding_server, "/embed", inputs="a", prompt_name="query").json()
+    np.testing.assert_allclose(named, [embedder.vector("search: a")], atol=2e-6)
+    assert len(ask(embedding_server, "/embed", inputs="a", dimensions=16).json()[0]) == 16
+    long = [*range(5, 105)]
+    for direction, kept in (("right", long[:64]), ("Left", long[-64:]), (None, long[:64])):
+        cut = ask(embedding_server, "/embed", inputs=long, truncate=True, truncation_direction=direction).json()
+        np.testing.assert_allclose(cut, [embedder.vector(kept)], atol=2e-6)
+    [tokens] = ask(embedding_server, "/embed_all", inputs=TEXTS[0]).json()
+    np.testing.assert_allclose(tokens, states, atol=2e-5)
+    [sparse] = ask(embedding_server, "/embed_sparse", inputs=TEXTS[0]).json()
+    np.testing.assert_allclose([each["value"] for each in sparse], states.mean(0), atol=2e-5)
+    assert [each["index"] for each in sparse] == [*range(64)]
+
+
+def test_similarity(embedding_server: ServerProcess, embedder: Reference) -> None:
+    body = {"source_sentence": QUERY, "sentences": DOCUMENTS}
+    expected = [float(embedder.vector(QUERY) @ embedder.vector(text)) for text in DOCUMENTS]
+    assert ask(embedding_server, "/similarity", inputs=body).json() == pytest.approx(expected, abs=1e-5)
+    named = ask(embedding_server, "/similarity", inputs=body, parameters={"prompt_name": "document"}).json()
+    source = embedder.vector("text: " + QUERY)
+    assert named == pytest.approx([float(source @ embedder.vector("text: " + text)) for text in DOCUMENTS], abs=1e-5)
+
+
+def test_labels(labelling_server: ServerProcess, labelling_checkpoint: Path) -> None:
+    reference = Classifier(labelling_checkpoint)
+
+    def expected(text: str) -> list[tuple[str, float]]:
+        odds = np.exp(reference.logits(text))
+        return sorted(zip(LABELS, (odds / odds.sum()).tolist(), strict=True), key=lambda each: -each[1])
+
+    def check(found: list[dict[str, Any]], text: str) -> None:
+        assert [each["label"] for each in found] == [label for label, _ in expected(text)]
+        assert [each["score"] for each in found] == pytest.approx([score for _, score in expected(text)], abs=1e-5)
+
+    check(ask(labelling_server, "/predict", inputs="Hello").json(), "Hello")
+    check(ask(labelling_server, "/", inputs="Hello").json(), "Hello")
+    check(ask(labelling_server, "/predict", inputs=["Hello", "there"]).json(), "Hellothere")
+    batch = ask(labelling_server, "/predict", inputs=[["Hello"], ["Hello", "there"], ["Paris"]]).json()
+    for found, text in zip(batch, ["Hello", "Hellothere", "Paris"], strict=True):
+        check(found, text)
+    raw = ask(labelling_server, "/predict", inputs="Hello", raw_scores=True).json()
+    assert [each["score"] for each in raw] == pytest.approx(sorted(reference.logits("Hello"), reverse=True), abs=1e-5)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/"])
+def test_ranks(ranking_server: ServerProcess, ranking_checkpoint: Path, path: str) -> None:
+    reference = Classifier(ranking_checkpoint)
+    scores = [reference.score(QUERY + text) for text in DOCUMENTS]
+    ranks = ask(ranking_server, path, query=QUERY, texts=DOCUMENTS).json()
+    assert [each["index"] for each in ranks] == np.argsort([-score for score in scores]).tolist()
+    assert [each["score"] for each in ranks] == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+    assert not any("text" in each for each in ranks)
+    told = ask(ranking_server, path, query=QUERY, texts=DOCUMENTS, return_text=True, raw_scores=True).json()
+    assert [each["text"] for each in told] == [DOCUMENTS[each["index"]] for each in ranks]
+    raw = [float(reference.logits(QUERY + DOCUMENTS[each["index"]])[0]) for each in told]
+    assert [each["score"] for each in told] == pytest.approx(raw, abs=1e-5)
+
+
+def test_info(embedding_server: ServerProcess, ranking_server: ServerProcess, labelling_server: ServerProcess) -> None:
+    info = httpx.get(f"{embedding_server.base_url}/info").json()
+    assert (info["model_id"], info["model_dtype"], info["max_input_length"]) == ("tiny", "float32", 64)
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    kind = httpx.get(f"{labelling_server.base_url}/info").json()["model_type"]["classifier"]
+    assert kind["id2label"] == {str(index): label for index, label in enumerate(LABELS)}
+    assert kind["label2id"] == {label: index for index, label in enumerate(LABELS)}
+    assert list(httpx.get(f"{ranking_server.base_url}/info").json()["model_type"]) == ["reranker"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "kind", "words"),
+    [
+        ("/embed", {"inputs": [5] * 65}, 413, "Validation", "64"),
+        ("/embed", {"inputs": "word " * 100}, 413, "Validation", "truncate"),
+        ("/embed", {"inputs": [[5]] * 16385}, 413, "Validation", "16384"),
+        ("/embed", {"inputs": []}, 400, "Empty", "empty"),
+        ("/embed", {"inputs": ""}, 400, "Empty", "empty"),
+        ("/embed", {}, 422, "Validation", "inputs"),
+        ("/embed", {"inputs": "a", "prompt_name": "nothing"}, 422, "Validation", "query, document"),
+        ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction"),
+        ("/predict", {"inputs": "a"}, 424, "Backend", "does not classify"),
+        ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", "no reranker"),
+        ("/rerank", {"query": "a", "texts": []}, 400, "Empty", "texts"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "sentences"),
+    ],
+)
+def test_errors_have_its_shape(
+    embedding_server: ServerProcess, path: str, fields: dict[str, Any], status: int, kind: str, words: str
+) -> None:
+    answer = ask(embedding_server, path, **fields)
+    assert (answer.status_code, answer.json()["error_type"]) == (status, kind), answer.text
+    assert words in answer.json()["error"]
+    assert set(answer.json()) == {"error", "error_type"}
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse", "/predict"])
+def test_a_model_that_generates_refuses_them(server: ServerProcess, path: str) -> None:
+    answer = ask(server, path, inputs="a")
+    assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
+    assert "--runner pooling" in answer.json()["error"]
+    assert httpx.get(f"{server.base_url}/info").status_code == 424
