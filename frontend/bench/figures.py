@@ -26,6 +26,7 @@ class RequestTiming(Struct):
     ttft: float = 0.0
     latency: float = 0.0
     gaps: list[float] = []  # between events with tokens
+    num_texts: int = 1  # whose vectors or ranks the request is for
     error: str = ""
 
     @property
@@ -60,6 +61,23 @@ def summarize(timings: list[RequestTiming], duration: float, percentiles: list[f
     return figures
 
 
+def summarize_vectors(timings: list[RequestTiming], duration: float, percentiles: list[float]) -> dict[str, Any]:
+    """As `summarize`, for answers without tokens, which come whole."""
+    done = [timing for timing in timings if not timing.error]
+    num_texts, input_tokens = sum(timing.num_texts for timing in done), sum(timing.prompt_tokens for timing in done)
+    return {
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(timings) - len(done),
+        "total_input_tokens": input_tokens,
+        "total_input_sequences": num_texts,
+        "request_throughput": len(done) / duration,
+        "input_sequence_throughput": num_texts / duration,
+        "total_token_throughput": input_tokens / duration,
+        **_statistics("e2el", [timing.latency for timing in done], percentiles),
+    }
+
+
 def _statistics(name: str, seconds: list[float], percentiles: list[float]) -> dict[str, float]:
     values = np.asarray(seconds or [0.0]) * 1000
     figures = {
@@ -87,9 +105,9 @@ def serve_rows(figures: dict[str, Any], metrics: list[str], percentiles: list[fl
         ("Failed requests", str(figures["failed"])),
         ("Duration (s)", f"{figures['duration']:.2f}"),
         ("Input tokens", str(figures["total_input_tokens"])),
-        ("Output tokens", str(figures["total_output_tokens"])),
+        *_middle_rows(figures)[:1],
         ("Requests per second", f"{figures['request_throughput']:.2f}"),
-        ("Output tokens per second", f"{figures['output_throughput']:.2f}"),
+        *_middle_rows(figures)[1:],
         ("Total tokens per second", f"{figures['total_token_throughput']:.2f}"),
     ]
     if "request_goodput" in figures:
@@ -100,6 +118,15 @@ def serve_rows(figures: dict[str, Any], metrics: list[str], percentiles: list[fl
         for p in percentiles:
             rows.append((f"{METRICS[name]}: P{p:g} (ms)", f"{figures[f'p{p:g}_{name}_ms']:.2f}"))
     return rows
+
+
+def _middle_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """The rows of outputs, and of outputs per second: tokens, or texts with vectors or ranks."""
+    if "total_output_tokens" in figures:
+        count, rate, what = "total_output_tokens", "output_throughput", "Output tokens"
+    else:
+        count, rate, what = "total_input_sequences", "input_sequence_throughput", "Texts"
+    return [(what, str(figures[count])), (f"{what} per second", f"{figures[rate]:.2f}")]
 
 
 def write_json(path: str | None, figures: dict[str, Any]) -> None:

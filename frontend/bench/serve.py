@@ -17,20 +17,36 @@ from quire.core.errors import ConfigError, QuireError
 from quire.frontend.bench.datasets.choice import add_dataset_arguments, make_requests
 from quire.frontend.bench.datasets.request import Vocabulary
 from quire.frontend.bench.descriptors import make_room
-from quire.frontend.bench.figures import METRICS, RequestTiming, print_table, serve_rows, summarize, write_json
+from quire.frontend.bench.figures import (
+    METRICS,
+    RequestTiming,
+    print_table,
+    serve_rows,
+    summarize,
+    summarize_vectors,
+    write_json,
+)
 from quire.frontend.bench.goodput import parse_objectives, request_goodput
 from quire.frontend.bench.load import Target, run_load
 from quire.frontend.bench.profile import add_profile_argument, server_recording
 from quire.frontend.bench.result_file import add_result_arguments, details, result_path, settings
+from quire.frontend.bench.text_target import TextTarget
+from quire.frontend.bench.vector_target import ENDPOINTS as VECTOR_ENDPOINTS
+from quire.frontend.bench.vector_target import VectorTarget, batched
 from quire.frontend.flags.ranges import COUNT, COUNT_OR_NONE, POSITIVE
 from quire.frontend.text.tokenizer import Tokenizer
 
-ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+ENDPOINTS: dict[str, str] = {
+    "openai": "/v1/completions",
+    "vllm": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+    **VECTOR_ENDPOINTS,
+}
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds vLLM's flags for text generation."""
+    """Adds vLLM's flags for text, vectors and ranks."""
     add_dataset_arguments(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="API of the server.")
@@ -54,11 +70,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--burstiness", type=POSITIVE, default=1.0, help="1 is Poisson arrivals, less is burstier.")
     load.add_argument("--num-warmups", type=COUNT_OR_NONE, default=0, help="Requests sent before the measurement.")
     load.add_argument("--seed", type=int, default=0, help="Seed of lengths, tokens and arrival times.")
+    load.add_argument(
+        "--random-batch-size", type=COUNT, default=1, help="Texts in each request for vectors or ranks (default: 1)."
+    )
     load.add_argument("--ignore-eos", action="store_true", help="Generate the full length.")
     for name in SAMPLING:
         load.add_argument(f"--{name.replace('_', '-')}", type=float, help="Sampling parameter of every request.")
     report = parser.add_argument_group("report")
-    report.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="Latencies to show, by comma.")
+    report.add_argument(
+        "--percentile-metrics",
+        help="Latencies to show, by comma (default: all that there are).",
+    )
     report.add_argument("--metric-percentiles", default="99", help="Percentiles to show, by comma.")
     report.add_argument(
         "--goodput",
@@ -80,9 +102,11 @@ def run(args: argparse.Namespace) -> int:
         QuireError: a request failed.
     """
     percentiles = [float(value) for value in args.metric_percentiles.split(",")]
-    metrics = args.percentile_metrics.split(",")
-    if unknown := set(metrics) - set(METRICS):
-        raise ConfigError(f"--percentile-metrics: unknown {sorted(unknown)[0]!r}; choose from {', '.join(METRICS)}.")
+    of_vectors = args.backend in VECTOR_ENDPOINTS
+    metrics = (args.percentile_metrics or ("e2el" if of_vectors else ",".join(METRICS))).split(",")
+    known = ["e2el"] if of_vectors else METRICS
+    if unknown := set(metrics) - set(known):
+        raise ConfigError(f"--percentile-metrics: unknown {sorted(unknown)[0]!r}; choose from {', '.join(known)}.")
     objectives = parse_objectives(args.goodput)
     now = datetime.now()
     asked = settings(args, args.model or "", now)
@@ -90,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     errors = [timing.error for timing in timings if timing.error]
     if len(errors) == len(timings):  # there are no figures
         raise QuireError(f"All {len(errors)} requests failed; the first: {errors[0]}")
-    figures = summarize(timings, duration, percentiles)
+    figures = (summarize_vectors if of_vectors else summarize)(timings, duration, percentiles)
     if objectives:
         figures["request_goodput"] = request_goodput(timings, objectives, duration)
     print_table("Serving benchmark", serve_rows(figures, metrics, percentiles))
@@ -113,9 +137,11 @@ async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], 
     name, root = await _served_model(base_url, headers)
     model = args.model or name
     url = base_url + (args.endpoint or ENDPOINTS[args.backend])
-    target = Target(url, args.backend == "openai-chat", headers, {"model": model} | _sampling(args))
+    target = _target(args, url, headers, model)
     tokenizer = Tokenizer.from_folder(Path(args.tokenizer or root), args.tokenizer_mode, args.trust_remote_code)
     requests = make_requests(args, Vocabulary(tokenizer.vocab_size, tokenizer), args.seed, as_text=True)
+    if args.backend in VECTOR_ENDPOINTS:
+        requests = batched(requests, args.random_batch_size, args.backend)
     make_room(min(len(requests), args.max_concurrency or len(requests)), "--max-concurrency")
     options = {"burstiness": args.burstiness, "max_concurrency": args.max_concurrency, "seed": args.seed}
     if args.num_warmups:
@@ -127,6 +153,17 @@ async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], 
                 requests, target, request_rate=args.request_rate, on_done=lambda: progress.advance(bar), **options
             )
     return model, timings, duration
+
+
+def _target(args: argparse.Namespace, url: str, headers: dict[str, str], model: str) -> Target:
+    body = {"model": model} | _sampling(args)
+    if args.backend not in VECTOR_ENDPOINTS:
+        if args.random_batch_size != 1:
+            raise ConfigError("--random-batch-size is for backends of vectors and ranks.")
+        return TextTarget(url, args.backend == "openai-chat", headers, body)
+    if len(body) > 1:
+        raise ConfigError(f"--backend {args.backend} samples no tokens; leave {sorted(set(body) - {'model'})[0]} out.")
+    return VectorTarget(url, args.backend, headers, body)
 
 
 def _sampling(args: argparse.Namespace) -> dict:

@@ -14,6 +14,7 @@ class BenchRequest(Struct):
     prompt_token_ids: list[int]
     output_len: int
     prompt: str = ""
+    texts: list[str] = []  # of a request with several; then there is no `prompt`
 
 
 class Vocabulary(Struct):

@@ -86,6 +86,32 @@ def test_serve_loads_a_running_server(server: ServerProcess, tmp_path: Path, bac
     assert (saved["host"], saved["max_concurrency"], saved["output_lens"]) == ("mine", 3, [5] * 6)
 
 
+@pytest.mark.parametrize(
+    ("backend", "num_requests", "num_texts"),
+    [("openai-embeddings", 3, 6), ("openai-embeddings-chat", 3, 6), ("vllm-pooling", 3, 6), ("vllm-rerank", 3, 8)],
+)
+def test_serve_loads_a_server_of_vectors(
+    embedding_server: ServerProcess, tmp_path: Path, backend: str, num_requests: int, num_texts: int
+) -> None:
+    """Two texts a request; for ranks, a query with each two, or with the one that is left."""
+    out = tmp_path / "figures.json"
+    done = quire(
+        "bench", "serve", "--base-url", embedding_server.base_url, "--backend", backend, "--num-prompts", "6",
+        "--input-len", "12", "--random-batch-size", "2", "--max-concurrency", "2", "--output-json", str(out),
+        "--disable-tqdm", "--goodput", "e2el:60000",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(out.read_text())
+    assert (figures["completed"], figures["total_input_sequences"]) == (num_requests, num_texts)
+    assert figures["total_input_tokens"] > 60
+    assert figures["input_sequence_throughput"] == pytest.approx(
+        num_texts / num_requests * figures["request_throughput"]
+    )
+    assert 0 < figures["median_e2el_ms"] <= figures["p99_e2el_ms"]
+    assert "Texts per second" in done.stdout
+    assert "first token" not in done.stdout
+
+
 def test_serve_imports_a_tokenizers_code_where_it_is_trusted(
     server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
