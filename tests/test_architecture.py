@@ -76,7 +76,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "pooling": "outputs text requests async_llm chat http openai",
         "cohere": "text requests async_llm chat http pooling",
         "tei": "text requests async_llm chat http pooling",
-        "batch": "progress async_llm chat http openai",
+        "batch": "progress async_llm chat http openai pooling",
         "http/app": "entry_store async_llm chat http anthropic openai pooling cohere tei",
         "http/server": "entry_store async_llm http http/app",
         "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",

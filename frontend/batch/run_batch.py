@@ -6,168 +6,26 @@ in which they finish: `{"id": ..., "custom_id": ..., "response": {"status_code",
 
 import asyncio
 import contextlib
-import json
 import sys
 import time
-import uuid
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from quire.core.config.engine_args import EngineArgs
-from quire.core.errors import ConfigError, EngineDeadError, NotFoundError, OverloadedError, ParameterError
+from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.batch import files as batch_files
+from quire.frontend.batch.batch_server import BatchServer, key_of
 from quire.frontend.batch.config import BatchConfig
 from quire.frontend.batch.output_file import OutputFile
-from quire.frontend.chat.conversation import Conversations
-from quire.frontend.http.errors import Problem, describe
-from quire.frontend.http.json_request import BodyReader, decode_body
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.openai.chat import ChatCompletions
-from quire.frontend.openai.completions import TextCompletions
-from quire.frontend.openai.schema import ChatRequest, CompletionRequest
+from quire.frontend.openai.answers import CompletionUsage
+from quire.frontend.pooling.answers import RerankUsage
 from quire.frontend.progress import LoggedProgress, RequestProgress, open_progress
 
 logger = get_logger(__name__)
-
-
-MAX_TOLD = 20
-"""Failed lines that the log names one by one."""
-
-
-class BatchRequest(Struct):
-    """One line of the input."""
-
-    custom_id: str
-    url: str
-    body: msgspec.Raw
-    method: str = "POST"
-
-
-class BatchResponse(Struct):
-    """The response that a server would have sent."""
-
-    status_code: int
-    request_id: str
-    body: Any
-
-
-class BatchError(Struct):
-    """Why a request failed, and the line of the input that holds it."""
-
-    code: str
-    message: str
-    line: int
-
-
-class BatchAnswer(Struct):
-    """One line of the output; `error` is null when the request succeeded."""
-
-    id: str
-    custom_id: str | None
-    response: BatchResponse
-    error: BatchError | None = None
-
-
-class _PartialRequest(Struct):
-    """The id of a line that is JSON, but perhaps no valid request."""
-
-    custom_id: str | None = None
-
-
-class _Route(NamedTuple):
-    """The service behind one URL, and the type of its bodies."""
-
-    kind: type
-    complete: Callable[[Any], Awaitable[Any]]
-
-
-class BatchServer:
-    """Answers single lines with the same code that answers HTTP requests."""
-
-    def __init__(self, engine: AsyncLLM, server: ServerConfig) -> None:
-        conversations = Conversations(engine, server)
-        chat = ChatCompletions(engine, server, conversations)
-        text = TextCompletions(engine, server, conversations)
-        self._reader = BodyReader(strict=server.strict_fields)
-        self._num_told = 0
-        self._routes = {
-            "/v1/chat/completions": _Route(ChatRequest, chat.complete),
-            "/v1/completions": _Route(CompletionRequest, text.complete),
-        }
-
-    async def answer(self, number: int, line: bytes) -> BatchAnswer:
-        """The answer to line `number`; a fault of the line becomes an answer with an error.
-
-        Raises:
-            EngineDeadError: there is no engine any more, so no further line can be answered.
-        """
-        custom_id = read_custom_id(line)
-        answer_id = line_id(number) if custom_id is None else f"batch_req_{uuid.uuid4().hex}"
-        try:
-            body = await self._complete(decode_body(line, BatchRequest))
-        except EngineDeadError:
-            raise
-        except Exception as error:  # as in a server, a failure ends one request only
-            problem = describe(error)
-            self._tell(number, error, problem)
-            response = BatchResponse(problem.status, answer_id, msgspec.Raw(problem.body()))
-            return BatchAnswer(answer_id, custom_id, response, BatchError(str(problem.status), problem.message, number))
-        return BatchAnswer(answer_id, custom_id, BatchResponse(200, body.id, body))
-
-    def _tell(self, number: int, error: Exception, problem: Problem) -> None:
-        """Logs a line's failure; those of a user's making only while they are few."""
-        if problem.status == 500 and not isinstance(error, ParameterError):
-            logger.error("line %d failed", number, exc_info=error)
-            return
-        self._num_told += 1
-        if self._num_told <= MAX_TOLD:
-            logger.warning("line %d failed: %s", number, problem.message)
-        if self._num_told == MAX_TOLD:
-            logger.warning("further failures are in the output only")
-
-    async def _complete(self, request: BatchRequest) -> Any:
-        if request.method != "POST":
-            raise ParameterError(f"method must be POST, got {request.method!r}.", param="method")
-        route = self._routes.get(request.url)
-        if route is None:
-            raise NotFoundError(f"url must be one of {', '.join(self._routes)}; got {request.url!r}.", param="url")
-        body, _ = self._reader.read(bytes(request.body), route.kind)
-        if body.stream:
-            raise ParameterError("stream must not be true in a batch.", param="stream")
-        while True:
-            try:
-                return await route.complete(body)
-            except OverloadedError as error:  # a batch has time
-                await asyncio.sleep(error.retry_after_seconds)
-
-
-def read_custom_id(line: bytes) -> str | None:
-    """The line's custom_id; None when the line cannot be read."""
-    try:
-        return msgspec.json.decode(line, type=_PartialRequest).custom_id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass
-    try:  # the standard library reads some lines that msgspec refuses, such as those with lone surrogates
-        custom_id = json.loads(line)["custom_id"]
-        return custom_id if custom_id.isprintable() else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def key_of(number: int, line: bytes) -> str:
-    """The key by which a resumed run finds the answer to the line."""
-    return read_custom_id(line) or line_id(number)
-
-
-def line_id(number: int) -> str:
-    """Id of the answer to a line without a custom_id, the same in every run."""
-    return f"batch_req_line_{number}"
 
 
 class BatchRun:
@@ -217,7 +75,7 @@ class BatchRun:
         self._output.write(self._encode(answer))
         if answer.error is None:
             self.num_succeeded += 1
-            self._progress.advance(answer.response.body.usage.completion_tokens)
+            self._progress.advance(_num_tokens(answer.response.body.usage))
         else:
             self.num_failed += 1
             self._progress.advance(0)
@@ -288,6 +146,11 @@ def _progress(total: int) -> contextlib.AbstractContextManager[RequestProgress]:
 def _is_one_file(first: str, second: str) -> bool:
     """Returns True if two names lead to one file: writing answers there would destroy unread requests."""
     return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
+
+
+def _num_tokens(usage: CompletionUsage | RerankUsage) -> int:
+    """Tokens of the output, or those of the input where vectors or scores are the output."""
+    return usage.total_tokens - usage.prompt_tokens or usage.prompt_tokens
 
 
 def max_in_flight(engine: AsyncLLM, batch: BatchConfig) -> int:

@@ -20,10 +20,11 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.config.observability import ProfilerConfig
 from quire.core.errors import ConfigError, EngineDeadError
 from quire.frontend.batch import run_batch as module
+from quire.frontend.batch.batch_server import BatchAnswer, BatchResponse, BatchServer
 from quire.frontend.batch.config import BatchConfig
 from quire.frontend.batch.files import read_lines
 from quire.frontend.batch.output_file import Answered, OutputFile
-from quire.frontend.batch.run_batch import BatchAnswer, BatchResponse, BatchRun, BatchServer, run_batch
+from quire.frontend.batch.run_batch import BatchRun, run_batch
 from quire.frontend.cli import run_batch as cli
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.launch.event_loop import EventLoopThread
@@ -190,7 +191,8 @@ BAD_LINES = {
     "not utf-8": (b'{"custom_id": "\xff"}', 400, "UTF-8"),
     "no custom_id": ('{"url": "/v1/completions", "body": {}}', 400, "'custom_id' is required"),
     "custom_id of the wrong type": ('{"custom_id": 5, "url": "/v1/completions", "body": {}}', 400, "custom_id"),
-    "url": (line("x", "/v1/embeddings"), 404, "url must be one of"),
+    "url": (line("x", "/v1/moderations"), 404, "url must be one of"),
+    "task": (json.dumps({"custom_id": "x", "url": "/v1/embeddings", "body": {"input": "a"}}), 400, "generate"),
     "method": (line("x").replace("POST", "GET"), 400, "method must be POST"),
     "model": (line("x", prompt="a", model="other"), 404, "'other' is not served"),
     "field": (line("x", prompt="a", temperature=-1), 400, "temperature"),
@@ -372,7 +374,8 @@ def test_answers_survive_a_failed_upload(run: Callable[..., int], store: Store) 
 
 
 class Usage(Struct):
-    completion_tokens: int = 1
+    prompt_tokens: int = 1
+    total_tokens: int = 2
 
 
 class Body(Struct):
