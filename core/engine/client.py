@@ -15,6 +15,8 @@ from itertools import chain
 from msgspec import Struct
 from msgspec.structs import replace
 
+from quire.core.engine.engine_handle import EngineHandle
+from quire.core.engine.engine_life import EngineMessage
 from quire.core.engine.engine_link import EngineLink
 from quire.core.engine.engine_selection import make_selector
 from quire.core.engine.fleet import Fleet, agreed
@@ -28,9 +30,11 @@ from quire.core.wire.protocol import (
     EngineReady,
     EngineRequest,
     FinishReason,
+    Heartbeat,
     RequestDelta,
     SchedulerStats,
     SequenceStart,
+    StepOutputs,
 )
 from quire.core.wire.row_outputs import RequestFailure
 
@@ -96,8 +100,8 @@ class EngineClient:
         self._tracked: dict[str, _Tracked] = {}
         self._known = list(known)
         self.ready: list[EngineReady] = []
-        self._links = [EngineLink(number, each, self, restarts()) for number, each in enumerate(launchers)]
-        self._fleet = Fleet([link.engine for link in self._links], coupled=coupled)
+        self._fleet = Fleet(launchers, self, coupled=coupled, restarts=restarts)
+        self._links = [EngineLink(engine) for engine in self._fleet.engines]
         self._selector = make_selector(self._links, num_slots, rules)
 
     async def start(self) -> EngineReady:
@@ -227,9 +231,14 @@ class EngineClient:
         outside an event loop."""
         self._fleet.kill()
 
-    # -------------------------------------------------------------------------------- callbacks of the engines' links
+    # ---------------------------------------------------------------------------------------- callbacks of the engines
 
-    def on_ready(self, link: EngineLink, ready: EngineReady) -> None:
+    def has_work(self, engine: EngineHandle) -> bool:
+        return self._links[engine.number].load.num_own > 0
+
+    def on_ready(self, engine: EngineHandle, ready: EngineReady) -> None:
+        link = self._links[engine.number]
+        link.holds_requests = True
         self._selector.on_ready(link, ready)
         for submitted, sequences in self._unfinished_on(link):
             self._send(submitted, _continued(submitted.request, sequences))
@@ -237,14 +246,26 @@ class EngineClient:
             if not other.holds_requests:
                 self._evacuate(other)
 
-    def on_deltas(self, deltas: list[RequestDelta]) -> None:
-        self._deliver(deltas)
+    def on_message(self, engine: EngineHandle, message: EngineMessage) -> None:
+        link = self._links[engine.number]
+        match message:
+            case StepOutputs():
+                link.translate_times(message)
+                self._deliver(message.deltas)
+                self._on_load(link, message.stats)
+            case Heartbeat():
+                self._on_load(link, message.stats)
+            case _:
+                link.on_answer(message)
 
-    def on_stats(self, link: EngineLink, stats: SchedulerStats) -> None:
+    def _on_load(self, link: EngineLink, stats: SchedulerStats) -> None:
+        link.load.report(stats)
         self._selector.on_load(link)
         self._on_stats(link.number, stats)
 
-    def on_crash(self, link: EngineLink, end: QuireError) -> None:
+    def on_crash(self, engine: EngineHandle, end: QuireError) -> None:
+        link = self._links[engine.number]
+        link.on_crash()
         self._selector.on_empty(link)
         is_innocent = isinstance(end, PeerLostError)
         poison = []
@@ -256,14 +277,14 @@ class EngineClient:
         self._fail(poison, "The engine crashed twice while it held this request, so it is not tried again.")
         self._evacuate(link)
 
-    def on_dead(self, link: EngineLink, error: QuireError) -> None:
+    def on_dead(self, engine: EngineHandle, error: QuireError) -> None:
         if self._fleet.is_dead:
             self._fail(self._tracked, f"The engine is gone: {error}")
             return
         if self._fleet.give_up_with(error) or not self.ready:
             return  # each engine reports its own end, or `start` raises this one
-        logger.error("engine %d is gone for good, and the others serve on: %s", link.number, error)
-        self._evacuate(link)
+        logger.error("engine %d is gone for good, and the others serve on: %s", engine.number, error)
+        self._evacuate(self._links[engine.number])
 
     # ---------------------------------------------------------------------------------------------------- the requests
 

@@ -1,63 +1,36 @@
 """The requests that a frontend has sent to one engine, and the answers that the engine owes.
 
-The link counts the sequences that are placed on the engine, and sends each grammar once. Its user holds the requests,
+The link counts the sequences that are placed on the engine, and sends each grammar once. The client has the requests,
 and chooses an engine for each.
 """
 
 import asyncio
 from pathlib import Path
-from typing import Protocol
 
 from quire.core.engine.engine_clock import EngineClock
 from quire.core.engine.engine_handle import EngineHandle
-from quire.core.engine.engine_life import EngineMessage
-from quire.core.engine.launcher import Launcher
 from quire.core.engine.pending_answers import PendingAnswers
-from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.engine.sent_grammars import SentGrammars
-from quire.core.errors import EngineError, QuireError
+from quire.core.errors import EngineError
 from quire.core.routing.engine_load import EngineLoad
 from quire.core.wire import protocol
-from quire.core.wire.protocol import EngineReady, EngineRequest, RequestDelta, SchedulerStats
-
-
-class LinkUser(Protocol):
-    """The owner of the requests that the engine runs."""
-
-    def on_ready(self, link: "EngineLink", ready: EngineReady) -> None:
-        """Handles an engine that is ready, and holds no request yet."""
-
-    def on_deltas(self, deltas: list[RequestDelta]) -> None:
-        """Handles the deltas of a step."""
-
-    def on_stats(self, link: "EngineLink", stats: SchedulerStats) -> None:
-        """Handles the engine's statistics."""
-
-    def on_crash(self, link: "EngineLink", end: QuireError) -> None:
-        """Handles the end of an engine that was ready. Its requests are lost."""
-
-    def on_dead(self, link: "EngineLink", error: QuireError) -> None:
-        """Handles the end of the last engine: no other follows."""
+from quire.core.wire.protocol import EngineRequest
 
 
 class EngineLink:
     """A frontend's requests on one engine after another with the same number. Use from one event loop.
 
-    Args:
-        number: the engine's number among the frontend's engines, from 0.
-
     Attributes:
-        engine: starts, restarts and ends the engine.
+        number: the engine's, from 0.
         load: how busy the engine is.
         holds_requests: whether an engine may hold requests that were sent to it: from its readiness to its end.
     """
 
-    def __init__(self, number: int, launcher: Launcher, user: LinkUser, restarts: RestartPolicy) -> None:
-        self.number = number
-        self.engine = EngineHandle(number, launcher, self, restarts)
+    def __init__(self, engine: EngineHandle) -> None:
+        self.engine = engine
+        self.number = engine.number
         self.load = EngineLoad()
         self.holds_requests = False
-        self._user = user
         self._grammars = SentGrammars()
         self._clock = EngineClock()  # of an engine on another host
         self._num_calls = 0
@@ -138,33 +111,35 @@ class EngineLink:
         finally:
             del self._calls[call_id]
 
-    # --------------------------------------------------------------------------------------- callbacks of the engine
-
-    def has_work(self, engine: EngineHandle) -> bool:
-        return self.load.num_own > 0
-
-    def on_ready(self, engine: EngineHandle, ready: EngineReady) -> None:
-        self.holds_requests = True
-        self._user.on_ready(self, ready)
-
-    def on_message(self, engine: EngineHandle, message: EngineMessage) -> None:
-        match message:
-            case protocol.StepOutputs():
-                if self._is_elsewhere:
-                    self._clock.hear(message.timestamp)
-                    self._clock.translate(message.deltas)
-                self._user.on_deltas(message.deltas)
-                self._report(message.stats)
-            case protocol.Heartbeat():
-                self._report(message.stats)
+    def on_answer(self, answer: protocol.Profiled | protocol.PrefixCacheReset | protocol.WorkersAnswered) -> None:
+        """Handles the engine's answer to a question."""
+        match answer:
             case protocol.Profiled():
-                self._profiles.give(message)
+                self._profiles.give(answer)
             case protocol.PrefixCacheReset():
-                self._cache_resets.give(message)
+                self._cache_resets.give(answer)
             case protocol.WorkersAnswered():
-                self._answer_call(message)
+                self._answer_call(answer)
 
-    def on_crash(self, engine: EngineHandle, end: QuireError) -> None:
+    def _answer_call(self, answer: protocol.WorkersAnswered) -> None:
+        waiter = self._calls.get(answer.call_id)
+        if waiter is None or waiter.done():  # the caller is gone
+            return
+        if answer.error is None:
+            waiter.set_result(answer.results)
+        else:
+            waiter.set_exception(EngineError(answer.error))
+
+    # --------------------------------------------------------------------------------------------- one engine's life
+
+    def translate_times(self, outputs: protocol.StepOutputs) -> None:
+        """Translates an engine's times to this host's clock."""
+        if self._is_elsewhere:
+            self._clock.hear(outputs.timestamp)
+            self._clock.translate(outputs.deltas)
+
+    def on_crash(self) -> None:
+        """Handles the engine's end: the next one knows nothing that this one was sent."""
         self.holds_requests = False
         self._clock = EngineClock()  # the next engine's host may have been started anew
         self.load.forget()
@@ -175,20 +150,3 @@ class EngineLink:
                 protocol.WorkersAnswered(call_id, [], error="The engine ended before its workers answered.")
             )
         self._grammars.forget_sent()
-        self._user.on_crash(self, end)
-
-    def on_dead(self, engine: EngineHandle, error: QuireError) -> None:
-        self._user.on_dead(self, error)
-
-    def _report(self, stats: SchedulerStats) -> None:
-        self.load.report(stats)
-        self._user.on_stats(self, stats)
-
-    def _answer_call(self, answer: protocol.WorkersAnswered) -> None:
-        waiter = self._calls.get(answer.call_id)
-        if waiter is None or waiter.done():  # the caller is gone
-            return
-        if answer.error is None:
-            waiter.set_result(answer.results)
-        else:
-            waiter.set_exception(EngineError(answer.error))

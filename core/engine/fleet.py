@@ -1,12 +1,14 @@
 """The engines of one process: their common start, health and end."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from quire.core.engine.engine_handle import EngineHandle
+from quire.core.engine.engine_handle import EngineHandle, EngineUser
 from quire.core.engine.fleet_status import FleetStatus
+from quire.core.engine.launcher import Launcher
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import ModelLoadError, QuireError
 from quire.core.wire.protocol import EngineReady
 
@@ -15,12 +17,21 @@ class Fleet:
     """Engines, each behind its handle. Use from one event loop.
 
     Args:
-        engines: by number.
+        launchers: of each engine, by number; each starts its engine, the first time and after a crash.
+        user: hears of the engines.
+        restarts: makes the rules that decide whether an engine that ended is followed by another.
         coupled: the engines cannot run without one another, so they end and are restarted together.
     """
 
-    def __init__(self, engines: Sequence[EngineHandle], *, coupled: bool) -> None:
-        self.engines = engines
+    def __init__(
+        self,
+        launchers: Sequence[Launcher],
+        user: EngineUser,
+        *,
+        coupled: bool,
+        restarts: Callable[[], RestartPolicy] = RestartPolicy,
+    ) -> None:
+        self.engines = [EngineHandle(number, each, user, restarts()) for number, each in enumerate(launchers)]
         self.is_coupled = coupled
 
     async def start(self) -> list[EngineReady]:

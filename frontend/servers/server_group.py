@@ -78,12 +78,11 @@ class ServerGroup:
         self._hash_seed = {"PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
         model_name = ServedModel.from_args(setup.args, setup.folder).name
         self._statistics = [EngineStatistics(Labelled(model_name, engine)) for engine in setup.config.served_engines]
-        engines = [EngineHandle(number, each, self, RestartPolicy()) for number, each in enumerate(setup.launchers)]
-        for statistics, engine in zip(self._statistics, engines, strict=True):
+        self._fleet = Fleet(setup.launchers, self, coupled=setup.config.layout.shares_experts)
+        for statistics, engine in zip(self._statistics, self._fleet.engines, strict=True):
             statistics.status = engine.status
-        self._fleet = Fleet(engines, coupled=setup.config.layout.shares_experts)
-        self._loads = [SchedulerStats() for _ in engines]  # as each engine last reported
-        self._reports = [EngineReport(engine.number) for engine in engines]
+        self._loads = [SchedulerStats() for _ in setup.launchers]  # as each engine last reported
+        self._reports = [EngineReport(number) for number, _ in enumerate(setup.launchers)]
         self._servers: dict[int, ServerProcess] = {}
         self._metrics = SharedMetrics(self._ask, self._own_families)
         self._known: list[EngineReady] = []  # what each engine can do, once all have started
