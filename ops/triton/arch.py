@@ -37,6 +37,17 @@ ARCHES = {
 }
 
 
+def fitting_stages(num_stages: int, shared_bytes: int, limit: int) -> int:
+    """Stages of a pipeline that fit into `limit` bytes, by those that `num_stages` take; at least 1.
+
+    A stage is taken for its share of all bytes, of which some are none of the pipeline's. So it may have to be asked
+    again.
+    """
+    if shared_bytes <= limit or num_stages == 1:
+        return num_stages
+    return max(1, min(num_stages - 1, limit * num_stages // shared_bytes))
+
+
 def arch_of(name: str) -> Arch:
     """The card of this name; one that the table lacks is taken for the next older one of the table.
 

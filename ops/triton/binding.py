@@ -8,7 +8,7 @@ import time
 import torch
 
 from quire.ops.triton.backend import TritonBackend
-from quire.ops.triton.build import VariantError, build
+from quire.ops.triton.build import VariantError, build_fitting
 from quire.ops.triton.canary import Canary
 from quire.ops.triton.jobs import cache_folder, shipped_archive
 from quire.ops.triton.variants import all_variants
@@ -41,7 +41,8 @@ def _compile_ahead() -> None:
     major, minor = torch.cuda.get_device_capability()
     started = time.monotonic()
     num_processes = max(1, len(os.sched_getaffinity(0)) // 2)  # the others are for the load and the first requests
-    built = build(all_variants(), f"sm_{major}{minor}", cache_folder(), num_processes, known=[shipped_archive()])
+    arch = f"sm_{major}{minor}"
+    built, _ = build_fitting(all_variants(), arch, cache_folder(), num_processes, known=[shipped_archive()])
     faults = [each for each in built if isinstance(each, VariantError)]
     logger.info("%d kernels are compiled, %.1f s", len(built) - len(faults), time.monotonic() - started)
     for fault in faults:

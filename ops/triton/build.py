@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quire.ops.triton.arch import ARCHES
+from quire.ops.triton.arch import ARCHES, arch_of, fitting_stages
 from quire.ops.triton.binaries import Binary, find_in, pack
 from quire.ops.triton.jobs import Job, cache_folder, job_of
 from quire.ops.triton.variants import Variant, all_variants
@@ -55,6 +55,34 @@ def build(
         binary or VariantError(f"{job.kernel}: {faults.get(job.key, 'lost')}")
         for binary, job in zip(found, jobs, strict=True)
     ]
+
+
+def build_fitting(
+    variants: Sequence[Variant],
+    arch: str,
+    folder: Path,
+    num_processes: int | None = None,
+    *,
+    known: Sequence[Path] = (),
+) -> tuple[list[Binary | VariantError], list[Binary]]:
+    """Like `build`, for forms that fit into the card's shared memory, if need be with fewer stages.
+
+    Returns also all that was compiled on the way: by the deeper forms, a launcher finds those that fit.
+    """
+    limit = arch_of(arch).max_shared_bytes
+    found: dict[int, Binary | VariantError] = {}
+    waiting, made = dict(enumerate(variants)), []
+    while waiting:
+        built = build(list(waiting.values()), arch, folder, num_processes, known=known)
+        compiled, waiting = list(zip(waiting.items(), built, strict=True)), {}
+        for (number, variant), binary in compiled:
+            found[number] = binary
+            if isinstance(binary, Binary):
+                made.append(binary)
+                stages = fitting_stages(variant.num_stages, binary.shared_bytes, limit)
+                if stages < variant.num_stages:
+                    waiting[number] = variant._replace(num_stages=stages)
+    return [found[number] for number in range(len(variants))], made
 
 
 def _compile(jobs: Iterable[Job], folder: Path, num_processes: int) -> dict[str, str]:
@@ -98,11 +126,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, help="default: one for each processor")
     parser.add_argument("--archive", type=Path, help="also write the kernels into this zip file")
     arguments = parser.parse_args()
-    variants, made = all_variants(), []
+    variants = all_variants()
+    made: list[Binary] = []
     for arch in arguments.arch or ["sm_90"]:
-        built = build(variants, arch, arguments.folder, arguments.processes)
+        built, compiled = build_fitting(variants, arch, arguments.folder, arguments.processes)
         faults = [each for each in built if isinstance(each, VariantError)]
-        made += [each for each in built if isinstance(each, Binary)]
+        made += compiled
         print(f"{arch}: {len(built) - len(faults)} of {len(built)} kernels in {arguments.folder}")
         for fault in faults:
             print(f"  {fault}")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.ops.triton.arch import arch_of, fitting_stages
 from quire.ops.triton.binaries import Binary, code_of, find
 from quire.ops.triton.compiling import compile_kernel
 from quire.ops.triton.driver import Driver, DriverError, LaunchConfig, early_start, is_context_missing
@@ -117,16 +118,27 @@ class Launcher:
             return self._loaded[key]
 
     def _binary(self, kernel: KernelFunction, specialization: Specialization) -> tuple[Binary, bytes]:
+        """A form of the kernel that fits into the card's shared memory, if need be with fewer stages."""
+        limit = arch_of(self._arch).max_shared_bytes
+        while True:
+            binary, folder = self._find(kernel, specialization)
+            stages = fitting_stages(specialization.num_stages, binary.shared_bytes, limit)
+            if stages == specialization.num_stages:
+                return binary, code_of(folder, binary)
+            specialization = specialization._replace(num_stages=stages)
+
+    def _find(self, kernel: KernelFunction, specialization: Specialization) -> tuple[Binary, Path]:
+        """A compiled form of the kernel, and the folder that has it."""
         job = job_of(kernel, specialization, self._arch)
         for folder in self._folders:
             binary = find(folder, job.key)
             if binary is not None:
-                return binary, code_of(folder, binary)
+                return binary, folder
         started = time.monotonic()
         binary = self._compile(kernel, job, self._folders[-1])
         self.num_compiled += 1
         seconds = time.monotonic() - started
-        if is_listed(kernel, specialization):
+        if is_listed(kernel, specialization, or_shallower=True):
             logger.info("compiled the kernel %s%s in %.1f s, once", kernel.name, specialization, seconds)
         else:
             logger.warning(
@@ -134,7 +146,7 @@ class Launcher:
                 "the next start will find it",
                 *(kernel.name, specialization, seconds),
             )
-        return binary, code_of(self._folders[-1], binary)
+        return binary, self._folders[-1]
 
 
 class LoadedKernel:

@@ -79,11 +79,21 @@ def some_of_each(variants: Iterable[Variant], most: int) -> list[Variant]:
     return chosen
 
 
-def is_listed(kernel: KernelFunction, specialization: Specialization) -> bool:
-    """Returns True if a list of variants has this form of the kernel."""
-    return (kernel.module, kernel.name, specialization) in _listed()
+def is_listed(kernel: KernelFunction, specialization: Specialization, *, or_shallower: bool = False) -> bool:
+    """Returns True if a list of variants has this form of the kernel.
+
+    With `or_shallower`, also if a listed form has more stages: those of a card with less shared memory are so.
+    """
+    key = kernel.module, kernel.name, specialization._replace(num_stages=0)
+    depths = _listed().get(key, set())
+    return specialization.num_stages in depths or (or_shallower and specialization.num_stages < max(depths, default=0))
 
 
 @functools.cache
-def _listed() -> set[tuple[str, str, Specialization]]:
-    return {(each.kernel.module, each.kernel.name, each.specialization) for each in all_variants()}
+def _listed() -> dict[tuple[str, str, Specialization], set[int]]:
+    """The numbers of stages of each form."""
+    found: dict[tuple[str, str, Specialization], set[int]] = {}
+    for each in all_variants():
+        key = each.kernel.module, each.kernel.name, each.specialization._replace(num_stages=0)
+        found.setdefault(key, set()).add(each.num_stages)
+    return found

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from quire.ops.triton.arch import ARCHES
 from quire.ops.triton.binaries import Binary
-from quire.ops.triton.build import build
+from quire.ops.triton.build import build_fitting
 from quire.ops.triton.jobs import cache_folder
 from quire.ops.triton.machine_code import inspect_code
 from quire.ops.triton.variants import Variant, all_variants, some_of_each
@@ -64,7 +64,7 @@ def main() -> None:
 def compile_for(arch: str, variants: Sequence[Variant], folder: Path) -> list[Row]:
     """Compiles variants and looks at their machine code; on AMD's cards, only whether they compile."""
     rows = []
-    for variant, binary in zip(variants, build(variants, arch, folder), strict=True):
+    for variant, binary in zip(variants, build_fitting(variants, arch, folder)[0], strict=True):
         kernel = variant.kernel
         row = Row(kernel.name, kernel.module.rpartition(".")[2], str(variant.specialization), variant.reason, arch)
         if not isinstance(binary, Binary):

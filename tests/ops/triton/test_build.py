@@ -6,8 +6,9 @@ import pytest
 import triton
 import triton.language as tl
 
+from quire.ops.triton.arch import fitting_stages
 from quire.ops.triton.binaries import Binary, code_of, code_path, find_in, pack
-from quire.ops.triton.build import VariantError, build
+from quire.ops.triton.build import VariantError, build, build_fitting
 from quire.ops.triton.jobs import Job, job_of
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.machine_code import inspect_code
@@ -109,3 +110,20 @@ def test_an_archive_is_read_as_its_folder_is(tmp_path: Path) -> None:
     assert find_in([tmp_path / "absent.zip"], binaries[0].key) is None
     (tmp_path / "broken.zip").write_bytes(b"PK")
     assert find_in([tmp_path / "broken.zip"], binaries[0].key) is None
+
+
+@pytest.mark.timeout(300)
+def test_a_pipeline_is_as_deep_as_the_card_has_memory() -> None:
+    deep = PRODUCT._replace(num_stages=8)
+    [binary], made = build_fitting([deep], "sm_89", SAMPLES_FOLDER)
+    assert isinstance(binary, Binary)
+    assert binary.shared_bytes == 4 * (64 + 16) * 128 * 2, "99 kB hold four stages"
+    assert [each.shared_bytes > 101_376 for each in made] == [True, False]
+
+
+def test_stages_that_fit() -> None:
+    assert fitting_stages(4, 100, 100) == 4
+    assert fitting_stages(4, 101, 100) == 3
+    assert fitting_stages(8, 163_840, 101_376) == 4
+    assert fitting_stages(2, 10_000, 100) == 1
+    assert fitting_stages(1, 10_000, 100) == 1, "no fewer"

@@ -1,9 +1,15 @@
 """Holds every kernel that a server may launch to what an H100 needs of it, by the machine code that is compiled for it.
 
 Triton 3.6 and later compile without a device. What has been compiled before is read from the cache folder.
+
+`QUIRE_TEST_ARCHES="sm_80 sm_89 sm_100 sm_120"` also holds one form of each kernel to the memory of these cards, and
+`QUIRE_TEST_TRITON=FOLDER` everything here with the Triton in that folder (`pip install --target FOLDER triton==3.6.0`).
 """
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +18,10 @@ import pytest
 import quire.ops.triton
 from quire.ops.triton.arch import ARCHES
 from quire.ops.triton.binaries import Binary
-from quire.ops.triton.variants import Variant, all_variants
-from tests.ops.triton.compiled import VARIANTS, compiled, machine_code
+from quire.ops.triton.build import build_fitting
+from quire.ops.triton.machine_code import inspect_code
+from quire.ops.triton.variants import Variant, all_variants, some_of_each
+from tests.ops.triton.compiled import FOLDER, VARIANTS, compiled, machine_code
 
 SM_90 = ARCHES["sm_90"]
 WIDE_LOADS = ("LDG.E.128", "LDGSTS.E.BYPASS.128", "UTMALDG")
@@ -127,3 +135,29 @@ def test_variants_are_told_apart() -> None:
     for variant in all_variants():
         other = names.setdefault(f"{variant.kernel.name}{variant.specialization}", variant)
         assert other is variant
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("arch", os.environ.get("QUIRE_TEST_ARCHES", "").split())
+def test_kernels_fit_into_other_cards(arch: str) -> None:
+    variants = some_of_each(all_variants(), 1)
+    built, _ = build_fitting(variants, arch, FOLDER)
+    for variant, binary in zip(variants, built, strict=True):
+        assert isinstance(binary, Binary), binary
+        code, card = inspect_code(FOLDER, binary), ARCHES[arch]
+        assert code.shared_bytes <= card.max_shared_bytes, variant.kernel.name
+        assert code.num_registers * variant.num_warps * card.warp_size <= card.num_registers, variant.kernel.name
+
+
+OTHER_TRITON = os.environ.get("QUIRE_TEST_TRITON")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(OTHER_TRITON is None, reason="QUIRE_TEST_TRITON names no folder with another Triton")
+def test_another_triton_holds_all_of_this() -> None:
+    paths = [str(OTHER_TRITON), *(each for each in sys.path if each)]
+    environment = {name: value for name, value in os.environ.items() if name != "QUIRE_TEST_TRITON"}
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]

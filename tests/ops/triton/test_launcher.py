@@ -198,3 +198,26 @@ def test_a_kernel_gets_the_scratch_memory_that_it_asks_for(
     [launch] = library.launches
     assert launch.slots[5] != bytes(8)
     assert launch.slots[6] == bytes(8)
+
+
+@pytest.mark.parametrize(("arch", "stages"), [("sm_90", [5]), ("sm_80", [5, 4]), ("sm_89", [5, 2]), ("sm_120", [5, 2])])
+def test_a_card_with_less_shared_memory_gets_fewer_stages(
+    library: FakeLibrary, tmp_path: Path, arch: str, stages: list[int]
+) -> None:
+    """A stage takes 36 kB, and 8 kB are none of the pipeline's."""
+    compiled: list[int] = []
+
+    def compile_one(kernel: KernelFunction, job: Job, folder: Path) -> Binary:
+        depth = job.specialization.num_stages
+        compiled.append(depth)
+        shared = 36_000 * depth + 8_000
+        binary = Binary(job.key, kernel.name, "", arch, "3", kernel.name, shared, 4, HIDDEN, 0, 1, 0, False)
+        store(folder, binary, b"\x7fELF")
+        return binary
+
+    rows = torch.zeros(1, 1024, dtype=torch.bfloat16)
+    for _ in range(2):  # the second launcher finds what the first has compiled
+        launcher = Launcher(Driver(library), arch, [tmp_path], place, compile_one)
+        launcher.launch(scale, (1,), (rows, rows, None, 1, 8, 1.0), 4, 5, {"BLOCK": 1024})
+    assert compiled == stages
+    assert {launch.shared_bytes for launch in library.launches} == {36_000 * stages[-1] + 8_000}
