@@ -223,7 +223,7 @@ class AlbertModel(BertModel):
             "mlp.down_proj": "ffn_output",
             "mlp_norm": "full_layer_layer_norm",
         }
-        layers = {}
+        layers: dict[str, str] = {}
         for layer in set(self.layers(spec)):
             _, group, place = layer.split(".")
             stored = f"encoder.albert_layer_groups.{group}.albert_layers.{place}"

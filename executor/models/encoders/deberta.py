@@ -193,6 +193,7 @@ class _DisentangledAttention(SequenceAttention):
         self._queries: Tensor | None = None
         if relative is None:
             return
+        self.activation_size += len(kinds) * self.num_heads * len(relative.rows)  # of each token's terms
         own = {"c2p": ("pos_key_proj", "k_proj"), "p2c": ("pos_query_proj", "q_proj")}
         rows = {kind: self._rows(context, f"{name}.{own[kind][relative.shares_projections]}", shape) for kind in kinds}
         self._keys, self._queries = rows.get("c2p"), rows.get("p2c")

@@ -66,6 +66,37 @@ def test_hidden_states_are_those_of_transformers(name: str, tmp_path: Path) -> N
         torch.testing.assert_close(states, own, atol=1e-5, rtol=0)
 
 
+HUB: dict[str, dict[str, Any]] = {
+    "nomic": {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": 48, "n_layer": 3, "n_head": 4,
+        "n_inner": 72, "n_positions": 130, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0, "activation_function": "swiglu", "type_vocab_size": 2, "moe_every_n_layers": 0,
+    },
+    "gte": {
+        "architectures": ["NewModel"], "model_type": "new", "hidden_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "intermediate_size": 72, "max_position_embeddings": 130, "layer_norm_eps": 1e-12,
+        "rope_theta": 160000, "rope_scaling": None, "hidden_act": "gelu", "type_vocab_size": 1,
+        "position_embedding_type": "rope", "pack_qkv": True,
+    },
+    "modernbert": {
+        "architectures": ["ModernBertForMaskedLM"], "model_type": "modernbert", "hidden_size": 48,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 72, "max_position_embeddings": 130,
+        "local_attention": 20, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0, "hidden_activation": "gelu", "norm_eps": 1e-05, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+"""config.json as the hub's checkpoints have it, in the words of their own code or of older libraries."""
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_configurations_of_the_hub(name: str, tmp_path: Path) -> None:
+    reference = write_encoder(tmp_path, name, "ForMaskedLM" if name == "modernbert" else "Model")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCAB_SIZE, **HUB[name]}))
+    model = load_model(read_spec(tmp_path))
+    for states, prompt in zip(encode(model, PROMPTS, ops_of(model)), PROMPTS, strict=True):
+        torch.testing.assert_close(states, hidden_states(reference, prompt), atol=1e-4, rtol=0)
+
+
 TYPED = ["bert", "electra", "albert", "nomic", "deberta-v2"]
 
 
@@ -156,9 +187,10 @@ def test_a_dry_build_counts_the_bytes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "deberta-v3"])
-def test_half_precision_stays_near(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float16", None), ("bfloat16", "int8")])
+def test_fewer_bits_stay_near(name: str, dtype: str, quantization: Any, tmp_path: Path) -> None:
     reference = write_encoder(tmp_path, name)
-    model = load_model(read_spec(tmp_path, dtype="bfloat16"))
+    model = load_model(read_spec(tmp_path, dtype=dtype), quantization=quantization)
     for states, prompt in zip(encode(model, PROMPTS, ops_of(model)), PROMPTS, strict=True):
         expected = hidden_states(reference, prompt)
         assert torch.cosine_similarity(states.float(), expected, dim=-1).min() > 0.99
