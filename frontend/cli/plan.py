@@ -15,7 +15,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import configure
 from quire.core.wire.inspection import LoadPlan
-from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing
 from quire.frontend.cli import plan_cluster
 from quire.frontend.cli.columns import columns
 from quire.frontend.flags.parser import CommandParser, add_engine_fields, add_sources
@@ -167,10 +167,13 @@ def as_text(config: EngineConfig, plan: LoadPlan) -> Iterator[str]:
     yield f"workspace   {_each(rank.workspace_bytes for rank in ranks)}"
     if any(rank.state_bytes for rank in ranks):
         yield f"states      {_each(rank.state_bytes * limits.max_num_seqs for rank in ranks)}"
-    pages = f"{plan.num_pages:,} pages of {limits.block_size} tokens"
-    yield f"KV cache    {_each(plan.num_pages * rank.page_bytes for rank in ranks)}, {pages}"
-    yield ""
-    yield from columns([("layers", "count", "keeps, on each worker"), *_kinds(config, plan.kv_groups)])
+    if keeps_nothing(plan.kv_groups):
+        yield "KV cache    none; a step computes a text whole"
+    else:
+        pages = f"{plan.num_pages:,} pages of {limits.block_size} tokens"
+        yield f"KV cache    {_each(plan.num_pages * rank.page_bytes for rank in ranks)}, {pages}"
+        yield ""
+        yield from columns([("layers", "count", "keeps, on each worker"), *_kinds(config, plan.kv_groups)])
     yield ""
     rows = [(f"{length:,}", f"{count:,}") for length, count in requests_that_fit(config, plan).items()]
     yield from columns([("tokens of a request", f"at once (of {limits.max_num_seqs:,})"), *rows])

@@ -22,6 +22,7 @@ from quire.frontend.launch.inspection import plan_load
 from tests.checkpoints import make_checkpoint
 from tests.executor.inspection.starts import config_of
 from tests.executor.models.test_hybrid_models import COMMON, VARIANTS
+from tests.executor.models.tiny_encoders import write_encoder
 from tests.executor.paged_driver import Checkpoints
 
 SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256}
@@ -74,6 +75,18 @@ def test_the_size_of_states_is_told(tmp_path: Path, plan: Plan) -> None:
     kind(**{**COMMON, **config, "architectures": [architecture]}).save_pretrained(tmp_path)
     [rank] = load_plan.plan_load(config_of(tmp_path), None).ranks
     assert f"{rank.state_bytes:,} bytes a request" in plan(str(tmp_path))[1]
+
+
+def test_an_encoder_has_no_cache(tmp_path: Path, plan: Plan) -> None:
+    write_encoder(tmp_path, "bert")
+    code, text = plan(str(tmp_path), "--max-num-seqs", "4")
+    assert code == 0
+    assert "KV cache    none" in text
+    assert "130                  4" in text
+    assert "keeps, on each worker" not in text
+    code, answer = plan(str(tmp_path), "--json", "--max-model-len", "100")
+    facts = json.loads(answer)
+    assert (code, facts["num_pages"], facts["kv_groups"], facts["max_model_len"]) == (0, 0, [], 100)
 
 
 def test_a_gpu_that_is_not_here(checkpoint: Checkpoints, plan: Plan) -> None:
