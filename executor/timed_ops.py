@@ -80,13 +80,13 @@ class _TimedBackend(Backend[Any, Any, Any]):
         slot_mapping: Tensor,
         *,
         block_size: int,
-        prefix_lens: np.ndarray | None = None,
+        prefix_spans: np.ndarray | None = None,
         there: DeviceRows | None = None,
     ) -> Any:
         with self._spans.span("attention_batch"):  # computes nothing, so no recording has it
             return self._ops.attention_batch(
                 query_lens, seq_lens, block_tables, slot_mapping,
-                block_size=block_size, prefix_lens=prefix_lens, there=there,
+                block_size=block_size, prefix_spans=prefix_spans, there=there,
             )  # fmt: skip
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:

@@ -10,6 +10,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.logging import get_logger
 from quire.core.trace import NO_SPANS, SpanList, Spans
 from quire.core.wire import function_call
+from quire.core.wire.kv_groups import keeps_nothing
 from quire.core.wire.protocol import (
     START_PROFILE,
     STOP_PROFILE,
@@ -187,6 +188,8 @@ class Worker:
             kv_cache_bytes=plan.num_pages * held.pages.page_bytes,
             device_name=device_name(self._device),
             kv_groups=held.groups,
+            whole_prompts=keeps_nothing(held.groups)
+            or any(layer.sees_prompt for stage in loaded.stages for layer in stage.kv_layers),
         )
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:

@@ -69,8 +69,8 @@ class AttentionBatch(Protocol):
     query_lens: np.ndarray
     seq_lens: np.ndarray
     block_tables: np.ndarray
-    prefix_lens: np.ndarray | None
-    """The `prefix_lens` of `Backend.attention_batch`."""
+    prefix_spans: np.ndarray | None
+    """The `prefix_spans` of `Backend.attention_batch`."""
 
     block_size: int
 
@@ -136,8 +136,9 @@ class AttentionForm(NamedTuple):
 
     Attributes:
         scale: multiplies the products of queries and keys.
-        window: a token sees itself and the `window - 1` tokens before it; None: all tokens before it. Of tokens that
-            see each other, it also sees the `window - 1` after it, or all.
+        window: a token sees itself and the `window - 1` tokens before it; None: all tokens before it.
+        span_window: of its prefix span, a token sees the tokens fewer than `span_window` positions away, on both sides;
+            None: all of them, whatever the window.
         chunk: sequences fall into chunks, the positions from one multiple of `chunk` to the next; None: no chunks.
         chunks: the chunks whose tokens a token sees: its own; or the previous one; or all earlier than that one.
         softcap: the score becomes `softcap * tanh(score / softcap)` (arXiv:2408.00118).
@@ -158,6 +159,7 @@ class AttentionForm(NamedTuple):
     slopes: Tensor | None = None
     distance_bias: Tensor | None = None
     pair_bias: PairBias | None = None
+    span_window: int | None = None
 
 
 LinearWeight = Tensor | QuantizedWeight
@@ -480,7 +482,7 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         slot_mapping: Tensor,
         *,
         block_size: int,
-        prefix_lens: np.ndarray | None = None,
+        prefix_spans: np.ndarray | None = None,
         there: DeviceRows | None = None,
     ) -> Batch:
         """Prepares the attention of one step. Row r is one request; its tokens follow those of row r - 1.
@@ -489,15 +491,16 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         `seq_lens` [num_rows] int64, on the host: tokens known after this step, the new ones included.
         `block_tables` [num_rows, max_blocks], on the host: page ids; entries past a row's last page are never used.
         `slot_mapping` [num_tokens] int64, on the device: as `AttentionBatch.slot_mapping`.
-        `prefix_lens` [num_rows] int64, on the host: so many leading tokens of each sequence see each other, in forms
-            without chunks. Their keys are there as soon as one of them attends. None: none do.
-        `there`: the rows on the device, without the prefixes. None: a backend that needs them copies them.
+        `prefix_spans` [num_rows, 2] int64, on the host: the tokens of each sequence from the first position up to the
+            second see each other (`AttentionForm.span_window`), in forms without chunks. Their keys are there as soon
+            as one of them attends. Two equal positions: no tokens do. None: none of any row.
+        `there`: the rows on the device, without the spans. None: a backend that needs them copies them.
         """
 
     @abstractmethod
     def attention(self, q: Tensor, kv_cache: Tensor, batch: Batch, form: AttentionForm) -> Tensor:
         """Attention of `q` [num_tokens, num_heads, head_dim] over the pages; the result has `q`'s shape. It is causal
-        but for the batch's prefixes.
+        but for the batch's prefix spans.
 
         The keys and values of the step's new tokens must have been written. Query head h reads KV head
         h // (num_heads / num_kv_heads). `form.chunks` is "own", so that each token sees itself.

@@ -7,6 +7,7 @@ outputs of all tokens, and overwrites the states. An output depends only on the 
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 GateActivation = Literal["silu", "sigmoid", "identity", "softplus"]
@@ -20,11 +21,16 @@ class StateRows(NamedTuple):
         slots: [num_rows] int64, on the device; each row's place in the first dimension of a state.
         starts: [num_rows + 1] int64, on the host; row r has the tokens from starts[r] up to starts[r + 1], at least 1.
         is_new: [num_rows] bool, on the device; the row begins its sequence, so its state counts as zeros.
+        tables: [num_rows, 1] int32, on the host: the slots, as block tables of states that are a page each. Only for
+            models whose states have first rows (`LayerState`), as are the next.
+        beginning: [n] int64, on the host: the rows that begin their sequence. Decode steps have none.
     """
 
     slots: Tensor
     starts: Tensor
     is_new: Tensor
+    tables: np.ndarray | None = None
+    beginning: np.ndarray | None = None
 
 
 class RecurrentOperations(ABC):

@@ -101,6 +101,7 @@ class EngineProcess:
             eos_token_ids=self._config.spec.eos_token_ids,
             num_stages=self._config.layout.pipeline,
             num_token_types=self._config.spec.num_token_types,
+            whole_prompts=ready.whole_prompts,
         )
         self._engine = Engine(
             self._scheduler,

@@ -4,7 +4,8 @@ from array import array
 
 from quire.core.kv.hash_functions import hash_function, root_hash
 from quire.core.kv.paged_request import PagedRequest
-from quire.core.wire.protocol import ROW_DIGEST_BYTES
+from quire.core.wire.prefix_spans import PrefixSpan
+from quire.core.wire.protocol import ROW_DIGEST_BYTES, PromptEmbeds
 
 
 class BlockHasher:
@@ -40,14 +41,32 @@ class BlockHasher:
         parent = hashes[-1] if hashes else root_hash(hash_of, request.prompt.cache_salt)
         token_bytes = array("q", request.known_tokens(start * size, num_blocks * size)).tobytes()
         stride = size * 8
-        if request.prompt.embeds is None:
+        embeds = request.prompt.embeds
+        if embeds is None and not request.prompt.prefix_spans:
             for offset in range(0, len(token_bytes), stride):
                 parent = hash_of(parent, token_bytes[offset : offset + stride], b"")
                 hashes.append(parent)
             return
-        digests, length = request.prompt.embeds.row_digests, size * ROW_DIGEST_BYTES
+        of_spans = self._span_digests(request, start * size, num_blocks * size)
         for index in range(start, num_blocks):
             offset = (index - start) * stride
-            rows = digests[index * length : (index + 1) * length]  # of the block's prompt tokens
-            parent = hash_of(parent, token_bytes[offset : offset + stride], rows)
+            extra = b"" if embeds is None else _rows(embeds, index * size, (index + 1) * size)
+            for (begin, end), digest in of_spans:
+                extra += digest if begin < (index + 1) * size and index * size < end else b""
+            parent = hash_of(parent, token_bytes[offset : offset + stride], extra)
             hashes.append(parent)
+
+    def _span_digests(self, request: PagedRequest, start: int, end: int) -> list[tuple[PrefixSpan, bytes]]:
+        """Returns the spans that share tokens with positions `start` to `end`, each with a digest of its content."""
+        found = []
+        for span in request.prompt.prefix_spans:
+            if span[0] < end and start < span[1]:
+                rows = b"" if request.prompt.embeds is None else _rows(request.prompt.embeds, *span)
+                tokens = array("q", request.known_tokens(*span)).tobytes()
+                found.append((span, self._hash_of(b"", tokens, b"span:%d:%d:" % span + rows)))
+        return found
+
+
+def _rows(embeds: PromptEmbeds, start: int, end: int) -> bytes:
+    """The digests of the rows of the prompt's tokens at positions `start` to `end`."""
+    return embeds.row_digests[start * ROW_DIGEST_BYTES : end * ROW_DIGEST_BYTES]

@@ -25,6 +25,7 @@ from quire.core.kv.paged_request import PagedRequest, PlannedSnapshot
 from quire.core.kv.snapshots import Snapshots
 from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
 from quire.core.wire.page_moves import PageMove
+from quire.core.wire.prefix_spans import span_around
 
 _Has = Callable[[PageKey], bool]
 """A test whether the content of a key is there."""
@@ -128,9 +129,8 @@ class KVCacheManager:
         if not self._caching or request.skips_prefix_cache:
             return CachedPrefix(0, [BlockTable(group) for group in self._groups], [])
         hashes = request.block_hashes
-        num_blocks = self._num_findable(request)
-        self._hasher.extend(request, num_blocks)
-        num_blocks = self._longest(hashes, num_blocks, self._pool.has)
+        self._hasher.extend(request, self._num_findable(request))
+        num_blocks = self._longest(request, self._pool.has)
         tables = []
         for index, group in enumerate(self._groups):
             first = group.first_needed_block(num_blocks * self._block_size)
@@ -143,7 +143,17 @@ class KVCacheManager:
         """The most blocks of a prefix: the last token is always computed."""
         return (request.num_tokens - 1) // self._block_size
 
-    def _longest(self, hashes: list[bytes], num_blocks: int, has: _Has) -> int:
+    def _longest(self, request: PagedRequest, has: _Has) -> int:
+        """The longest prefix that every group and snapshot can continue from, and that ends in no prefix span."""
+        num_blocks = self._num_findable(request)
+        while True:
+            num_blocks = self._longest_of_groups(request.block_hashes, num_blocks, has)
+            span = span_around(request.prompt.prefix_spans, num_blocks * self._block_size)
+            if span is None:
+                return num_blocks
+            num_blocks = span[0] // self._block_size
+
+    def _longest_of_groups(self, hashes: list[bytes], num_blocks: int, has: _Has) -> int:
         """The longest prefix, up to `num_blocks`, that every group and snapshot can continue from."""
         num_agreed = 0  # groups in a row that can continue after `num_blocks` blocks
         for longest_prefix in itertools.cycle(self._searches):
@@ -163,7 +173,7 @@ class KVCacheManager:
         if self._loads is None or request.has_loaded or not self._caching or request.skips_prefix_cache:
             return None
         hashes = request.block_hashes
-        num_blocks = self._longest(hashes, self._num_findable(request), self._loads.has)
+        num_blocks = self._longest(request, self._loads.has)
         if num_blocks <= prefix.num_blocks:
             return None
         keys = [] if self._snapshots is None else self._snapshots.keys_after(hashes, num_blocks)

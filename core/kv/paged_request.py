@@ -1,9 +1,11 @@
 """A request as the KV cache sees it: its tokens, and the pages that hold their keys and values."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from quire.core.kv.block_table import BlockTable
 from quire.core.wire.page_moves import PageMove
+from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import PromptEmbeds
 
 
@@ -17,6 +19,9 @@ class PagedPrompt(Protocol):
 
     @property
     def embeds(self) -> PromptEmbeds | None: ...
+
+    @property
+    def prefix_spans(self) -> Sequence[PrefixSpan]: ...
 
 
 class PlannedSnapshot(NamedTuple):

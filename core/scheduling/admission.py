@@ -5,12 +5,13 @@ A refusal is a RequestFailure that names the limit and the remedy. This file kno
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.scheduling.request import Request
 from quire.core.scheduling.throughput import Throughput
+from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import EngineRequest, SequenceStart
 from quire.core.wire.row_outputs import RequestFailure
 
@@ -23,7 +24,6 @@ class Admission:
         max_model_len: longest prompt plus output, tokens.
         kv: knows how many pages a request of a given length takes.
         throughput: measured by the scheduler, read here.
-        whole_prompts: a prompt is computed in one step, because its tokens see each other.
         generates: the model can continue a sequence; False for an encoder.
         num_token_types: segments that the tokens of a prompt can be of.
     """
@@ -35,7 +35,6 @@ class Admission:
         max_model_len: int,
         kv: KVCacheManager,
         throughput: Throughput,
-        whole_prompts: bool = False,
         generates: bool = True,
         num_token_types: int = 1,
     ) -> None:
@@ -43,7 +42,6 @@ class Admission:
         self._max_model_len = max_model_len
         self._kv = kv
         self._throughput = throughput
-        self._whole_prompts = whole_prompts
         self._generates = generates
         self._num_token_types = num_token_types
 
@@ -54,10 +52,13 @@ class Admission:
         max_tokens = self._max_model_len if wire.sampling.max_tokens is None else wire.sampling.max_tokens
         return min(len(wire.prompt_token_ids) + max_tokens, self._max_model_len)
 
-    def fault(self, wire: EngineRequest) -> RequestFailure | None:
+    def fault(self, wire: EngineRequest, prefix_spans: Sequence[PrefixSpan]) -> RequestFailure | None:
         """The reason why a request can never be served here; None if it can."""
         message = (
-            self._kind_fault(wire) or self._length_fault(wire) or self._memory_fault(wire) or self._step_fault(wire)
+            self._kind_fault(wire)
+            or self._length_fault(wire)
+            or self._memory_fault(wire)
+            or self._step_fault(wire, prefix_spans)
         )
         return None if message is None else RequestFailure("invalid", message)
 
@@ -132,17 +133,21 @@ class Admission:
             )
         return None
 
-    def _step_fault(self, wire: EngineRequest) -> str | None:
+    def _step_fault(self, wire: EngineRequest, prefix_spans: Sequence[PrefixSpan]) -> str | None:
         num_prompt, largest = len(wire.prompt_token_ids), self._limits.largest_chunk
         if num_prompt <= largest:
             return None
-        if self._whole_prompts:
+        begin, end = max(prefix_spans, key=lambda span: span[1] - span[0], default=(0, 0))
+        if end - begin > largest:
             flag = "max-num-batched-tokens"
             if largest < self._limits.max_num_batched_tokens:
                 flag = "long-prefill-token-threshold"
+            who = f"Its tokens {begin} to {end - 1} see each other"
+            if end - begin == num_prompt:
+                who = "All tokens of a prompt see each other in this model"
             return (
-                f"The prompt has {num_prompt} tokens. All tokens of a prompt see each other in this model, so one step "
-                f"computes them all, and --{flag} is {largest}. Shorten the prompt or raise --{flag}."
+                f"The prompt has {num_prompt} tokens. {who}, so one step computes them all, and --{flag} is {largest}. "
+                f"Shorten the prompt or raise --{flag}."
             )
         if not self._limits.enable_chunked_prefill:
             return (

@@ -27,11 +27,10 @@ POLICIES: dict[str, Callable[[EngineRequest, int], PriorityKey]] = {"fcfs": fcfs
 
 
 class PrefillPolicy(Protocol):
-    def chunk_size(self, num_tokens: int, budget: int, border: int, at_least: int = 1) -> int:
+    def chunk_size(self, num_tokens: int, budget: int, border: int) -> int:
         """The number of a request's `num_tokens` uncomputed tokens to compute in a step with `budget` tokens left.
 
-        A snapshot of its recurrent state is due after `border` of them, if the step ends there. The first `at_least`
-        tokens see each other, so a step computes them together, or none.
+        A snapshot of its recurrent state is due after `border` of them, if the step ends there.
         """
 
 
@@ -44,9 +43,8 @@ class ChunkedPrefill:
     def __init__(self, limits: SchedulerLimits) -> None:
         self._chunk = limits.largest_chunk
 
-    def chunk_size(self, num_tokens: int, budget: int, border: int, at_least: int = 1) -> int:
-        num_taken = min(num_tokens, budget, self._chunk, border)
-        return num_taken if num_taken >= at_least else 0
+    def chunk_size(self, num_tokens: int, budget: int, border: int) -> int:
+        return min(num_tokens, budget, self._chunk, border)
 
 
 class WholePrefill:
@@ -58,10 +56,10 @@ class WholePrefill:
     def __init__(self, limits: SchedulerLimits) -> None:
         self._max_num_batched_tokens = limits.max_num_batched_tokens
 
-    def chunk_size(self, num_tokens: int, budget: int, border: int, at_least: int = 1) -> int:
+    def chunk_size(self, num_tokens: int, budget: int, border: int) -> int:
         if num_tokens <= budget:
             return num_tokens
-        return budget if num_tokens > self._max_num_batched_tokens and budget >= at_least else 0
+        return budget if num_tokens > self._max_num_batched_tokens else 0
 
 
 class RequestQueue:

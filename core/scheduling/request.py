@@ -5,6 +5,7 @@ from enum import Enum
 
 from quire.core.kv.block_table import BlockTable
 from quire.core.kv.paged_request import PlannedSnapshot
+from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, SequenceStart
 from quire.core.wire.row_outputs import OutputKind, PromptOutput, RequestFailure
 
@@ -25,16 +26,18 @@ class Prompt:
     Attributes:
         token_ids: never changed.
         block_hashes: chained hashes of the leading full blocks, as many as were needed so far.
+        prefix_spans: its tokens that see each other.
     """
 
-    __slots__ = ("block_hashes", "cache_salt", "embeds", "token_ids", "token_type_ids")
+    __slots__ = ("block_hashes", "cache_salt", "embeds", "prefix_spans", "token_ids", "token_type_ids")
 
-    def __init__(self, wire: EngineRequest) -> None:
+    def __init__(self, wire: EngineRequest, prefix_spans: list[PrefixSpan]) -> None:
         self.token_ids = wire.prompt_token_ids
         self.cache_salt = wire.cache_salt
         self.embeds = wire.prompt_embeds
         self.token_type_ids = wire.token_type_ids
         self.block_hashes: list[bytes] = []
+        self.prefix_spans = prefix_spans
 
 
 class Request:
@@ -245,6 +248,7 @@ class Request:
             self.prompt.embeds,
             pooling=self.pooling,
             token_type_ids=self.prompt.token_type_ids,
+            prefix_spans=self.prompt.prefix_spans,
         )
 
     def last_delta(

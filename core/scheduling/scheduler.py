@@ -4,8 +4,9 @@ One rule: a request has `num_tokens` and `num_planned_tokens`, and a step gives 
 requests come first, then waiting ones. When no page is left, the request that the policy puts last is preempted and
 recomputed later. The scheduler owns time and memory, and never sees text or tensors.
 
-If a prompt's tokens see each other in both directions, the step that admits a request computes its whole prompt. After
-a preemption or a crash, that is the prompt that the client sent; the output tokens follow it in chunks.
+A step computes a prefix span whole: tokens of a prompt that see each other in both directions. In some models that is
+the whole prompt. After a preemption or a crash, it is the prompt that the client sent; the output tokens follow it in
+chunks.
 
 Plans are made ahead. That is correct because workers execute plans strictly in order:
 
@@ -44,8 +45,9 @@ from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy,
 from quire.core.scheduling.request import Prompt, Request, RequestStatus
 from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
-from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing, needs_whole_prompts
+from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing
 from quire.core.wire.page_moves import PageMove
+from quire.core.wire.prefix_spans import undivided
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
@@ -73,6 +75,7 @@ class Scheduler:
         num_token_types: segments that the tokens of a prompt can be of.
         clock: seconds, monotonic.
         lower_tiers: save pages that the pool evicts; None: there are none.
+        whole_prompts: each prompt is one prefix span.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Scheduler:
         num_token_types: int = 1,
         clock: Callable[[], float] = time.monotonic,
         lower_tiers: LowerTiers | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         self._limits = limits
         self._stop_conditions = StopConditions(eos_token_ids)
@@ -94,14 +98,14 @@ class Scheduler:
         self._clock = clock
         self._priority_key_of = POLICIES[limits.policy]
         self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
-        self._whole_prompts = needs_whole_prompts(kv_groups)
+        self._whole_prompts = whole_prompts
         self._kv = KVCacheManager(
             kv_groups,
             num_pages=num_pages,
             block_size=limits.block_size,
             largest_chunk=limits.largest_chunk,
             num_lookahead_tokens=limits.num_lookahead_tokens,
-            enable_prefix_caching=limits.enable_prefix_caching,
+            enable_prefix_caching=limits.enable_prefix_caching and not whole_prompts,
             hash_algorithm=limits.prefix_caching_hash_algo,
             lower_tiers=lower_tiers,
         )
@@ -129,7 +133,6 @@ class Scheduler:
             max_model_len=max_model_len,
             kv=self._kv,
             throughput=self._totals.throughput,
-            whole_prompts=self._whole_prompts,
             generates=not keeps_nothing(kv_groups),
             num_token_types=num_token_types,
         )
@@ -139,10 +142,10 @@ class Scheduler:
     def add(self, wire: EngineRequest) -> list[RequestDelta]:
         """Queues the sequences of a request. Returns the final deltas of the sequences that are refused."""
         now = self._clock()
-        prompt = Prompt(wire)
+        prompt = Prompt(wire, [(0, len(wire.prompt_token_ids))] if self._whole_prompts else wire.prefix_spans)
         stop_ids = self._stop_conditions.stop_ids(wire.sampling)
         max_num_tokens = self._admission.max_num_tokens(wire)
-        fault, overload = self._admission.fault(wire), None
+        fault, overload = self._admission.fault(wire, prompt.prefix_spans), None
         refused = []
         for start in wire.sequences:
             failure = fault or overload or self._fault(wire, start)
@@ -260,6 +263,8 @@ class Scheduler:
                     num_new = request.take_drafts(min(budget, room_for_drafts))
                 else:
                     num_new = chunk_size(num_new, budget, self._kv.next_border(start) - start)
+                    if request.prompt.prefix_spans:
+                        num_new = self._undivided(request, start, num_new, budget)
                     self._num_left_tokens += end - start - num_new
                 if not num_new:
                     continue
@@ -315,8 +320,8 @@ class Scheduler:
                 continue
             start = prefix.num_blocks * self._limits.block_size
             border = self._kv.next_border(start) - start
-            at_least = request.num_prompt_tokens if self._whole_prompts else 1
-            num_new = self._prefill.chunk_size(request.num_tokens - start, budget, border, at_least)
+            num_new = self._prefill.chunk_size(request.num_tokens - start, budget, border)
+            num_new = self._undivided(request, start, num_new, budget)
             if not num_new:
                 break
             if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._running)):
@@ -337,6 +342,10 @@ class Scheduler:
             plan.num_wanted.append(1 if samples else 0)
             self._kv.cache_full_blocks(request)
             budget -= num_new
+
+    def _undivided(self, request: Request, start: int, num_tokens: int, budget: int) -> int:
+        """Returns how many of a chunk's `num_tokens` tokens the step computes, so that it divides no prefix span."""
+        return undivided(request.prompt.prefix_spans, start, num_tokens, min(budget, self._limits.largest_chunk))
 
     def _plan_prompt(self, request: Request, start: int, end: int, plan: StepPlan) -> bool:
         """Notes what the plan's newest row, a part of a prompt, wants besides tokens. Returns True if it samples."""

@@ -18,8 +18,6 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
     The kinds of groups:
 
     - "full": a token sees every token before it;
-    - "prompt": like "full", but a token of the prompt sees the whole prompt, so that its keys and values depend on the
-      prompt's end. A model with such a group computes each prompt in one step, and prefixes of prompts are not shared;
     - "window": a token sees the last `window` tokens, itself included;
     - "recurrent": a layer keeps a state of fixed size, which each token changes. It lies in the request's slot, so
       this group has no block tables. Copies of the state after every `interval` tokens, its snapshots, lie in pages,
@@ -29,7 +27,7 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
     tensors as the largest group has layers; the j-th layer of each group uses the j-th tensor.
     """
 
-    kind: Literal["full", "prompt", "window", "recurrent"]
+    kind: Literal["full", "window", "recurrent"]
     layers: list[int]  # indices among the model's layers that keep keys and values, or among the recurrent ones
     page_bytes: int  # of one page on one rank, over all layers of the group; the same for all groups of a model
     window: int | None = None  # tokens
@@ -76,15 +74,9 @@ def keeps_nothing(groups: Sequence[KVGroupSpec]) -> bool:
     return not groups
 
 
-def needs_whole_prompts(groups: Sequence[KVGroupSpec]) -> bool:
-    """Returns True if a prompt must be computed in one step, and shares no prefix.
+def shares_prefixes(groups: Sequence[KVGroupSpec], *, whole_prompts: bool = False) -> bool:
+    """Returns True if a request can continue from a prefix of another.
 
-    The model is an encoder, or a group is of the kind "prompt".
+    A state without snapshots cannot be shared, nor can anything where `whole_prompts` are prefix spans.
     """
-    return keeps_nothing(groups) or any(group.kind == "prompt" for group in groups)
-
-
-def shares_prefixes(groups: Sequence[KVGroupSpec]) -> bool:
-    """Returns True if a request can continue from a prefix of another. A state without snapshots cannot be shared."""
-    has_all = all(group.interval or not group.is_recurrent for group in groups)
-    return has_all and not needs_whole_prompts(groups)
+    return bool(groups) and not whole_prompts and all(group.interval or not group.is_recurrent for group in groups)

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.pooling import Pooling
+from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.rank import Rank
 from quire.core.wire.row_outputs import OutputKind, PromptOutput, RequestFailure, RowOutput, TokenLogprobs
 from quire.core.wire.sampling_params import SamplingParams
@@ -84,6 +85,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     num_new_tokens: int = 0  # that the engine will have to compute before it samples, as the sender expects
     pooling: Pooling | None = None  # hidden states are the output: no token is sampled, and `sampling` has no effect
     token_type_ids: list[int] | None = None  # the segment of each token of the prompt; None: all are of the first
+    prefix_spans: list[PrefixSpan] = []  # of the prompt
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -225,6 +227,7 @@ class EngineReady(Struct, array_like=True, tag="ready"):
     device_name: str
     kv_groups: KVGroups
     caches_prefixes: bool  # what one request has computed, another finds
+    whole_prompts: bool = False  # a prompt is one prefix span: all its tokens see each other
 
 
 FailureCause = Literal["setting", "peer", "host", "other"]
@@ -285,6 +288,7 @@ class NewSlot(Struct, array_like=True):
     pooling: Pooling | None = None
     adapter: int = -1  # the number of the workers' adapter for the request's tokens; -1: none
     token_type_ids: list[int] | None = None  # of the prompt
+    prefix_spans: list[PrefixSpan] = []  # of the prompt; a step computes all of a span, or nothing
 
 
 class StepPlan(Struct, array_like=True, tag="step"):
@@ -408,6 +412,7 @@ class WorkerReady(Struct, array_like=True, tag="ready"):
     kv_cache_bytes: int
     device_name: str
     kv_groups: KVGroups
+    whole_prompts: bool = False  # as in `EngineReady`
 
 
 class WorkerFailed(Struct, array_like=True, tag="failed"):

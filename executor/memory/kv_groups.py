@@ -1,13 +1,9 @@
 """Forms KV groups: the layers of a model that share a block table."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.attention.layer_kv import AttentionKV
-
-_Kind = tuple[int, bool]
-"""A layer's window, or 0, and True if a prompt's tokens see the whole prompt: in the order of groups."""
 
 
 def form_groups(layers: Sequence[AttentionKV], page_bytes: Sequence[int]) -> list[KVGroupSpec]:
@@ -18,22 +14,15 @@ def form_groups(layers: Sequence[AttentionKV], page_bytes: Sequence[int]) -> lis
 
     `page_bytes` is by layer: the bytes of a page for only this layer.
     """
-    kinds: dict[_Kind, list[int]] = {}
+    kinds: dict[int, list[int]] = {}  # by window, or 0
     for index, layer in enumerate(layers):
-        kinds.setdefault((layer.window or 0, layer.sees_prompt), []).append(index)
+        kinds.setdefault(layer.window or 0, []).append(index)
     size = _page_size(kinds, page_bytes)
     return [
-        KVGroupSpec(_name(kind), group, size, kind[0] or None)
-        for kind, members in sorted(kinds.items())
+        KVGroupSpec("window" if window else "full", group, size, window or None)
+        for window, members in sorted(kinds.items())
         for group in _cut(members, page_bytes, size)
     ]
-
-
-def _name(kind: _Kind) -> Literal["full", "prompt", "window"]:
-    window, sees_prompt = kind
-    if sees_prompt:
-        return "prompt"
-    return "window" if window else "full"
 
 
 def _cut(members: Sequence[int], page_bytes: Sequence[int], size: int) -> list[list[int]]:
@@ -49,7 +38,7 @@ def _cut(members: Sequence[int], page_bytes: Sequence[int], size: int) -> list[l
     return groups
 
 
-def _page_size(kinds: Mapping[_Kind, Sequence[int]], page_bytes: Sequence[int]) -> int:
+def _page_size(kinds: Mapping[int, Sequence[int]], page_bytes: Sequence[int]) -> int:
     """Chooses the bytes of a page, from the layers of each kind.
 
     Candidates are pages for all layers of the smallest kind, down to half of them. The best one wastes the fewest bytes
@@ -61,7 +50,7 @@ def _page_size(kinds: Mapping[_Kind, Sequence[int]], page_bytes: Sequence[int]) 
         max(most, sum(page_bytes[layer] for layer in smallest[:count]))
         for count in range(len(smallest), (len(smallest) - 1) // 2, -1)
     ]
-    growing = [members for (window, _), members in kinds.items() if not window]
+    growing = [members for window, members in kinds.items() if not window]
 
     def waste(size: int) -> tuple[int, int]:
         used = sum(page_bytes[layer] for members in growing for layer in members)

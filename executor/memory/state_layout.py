@@ -47,7 +47,8 @@ class StateLayout:
                 )
             return []
         interval = None
-        if limits.enable_prefix_caching and not any(group.kind == "prompt" for group in paged):
+        # A state with first rows is computed from all of a prompt at once.
+        if limits.enable_prefix_caching and not any(layer.num_first_rows for layer in self._layers):
             interval = cache.mamba_block_size or self._interval(paged, page_bytes, limits.block_size)
         layers = list(range(len(self._layers)))
         return [KVGroupSpec("recurrent", layers, page_bytes, state_bytes=self.state_bytes, interval=interval)]

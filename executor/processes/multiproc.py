@@ -87,7 +87,9 @@ class MultiProcExecutor:
             kv_cache_bytes=sum(ready.kv_cache_bytes * agreed.num_pages // max(1, ready.num_pages) for ready in loaded),
             device_name=loaded[0].device_name,
             kv_groups=kv_groups,
-            caches_prefixes=self._config.limits.enable_prefix_caching and shares_prefixes(kv_groups),
+            caches_prefixes=self._config.limits.enable_prefix_caching
+            and shares_prefixes(kv_groups, whole_prompts=loaded[0].whole_prompts),
+            whole_prompts=loaded[0].whole_prompts,
         )
 
     def submit(self, plan: StepPlan) -> None:

@@ -105,7 +105,9 @@ class UniProcExecutor:
             kv_cache_bytes=ready.kv_cache_bytes,
             device_name=ready.device_name,
             kv_groups=ready.kv_groups,
-            caches_prefixes=self._config.limits.enable_prefix_caching and shares_prefixes(ready.kv_groups),
+            caches_prefixes=self._config.limits.enable_prefix_caching
+            and shares_prefixes(ready.kv_groups, whole_prompts=ready.whole_prompts),
+            whole_prompts=ready.whole_prompts,
         )
 
     def submit(self, plan: StepPlan) -> None:

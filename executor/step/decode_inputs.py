@@ -51,6 +51,7 @@ class _Views(NamedTuple):
         places_there: `places` on the device.
         token_ids: of the rows, on the device.
         padding: views of the other rows, and the value that each gets.
+        state_tables: empty if no state has first rows.
         adapters: empty if the table has none.
         adapted: the batch if a row has an adapter.
     """
@@ -67,6 +68,7 @@ class _Views(NamedTuple):
     places_there: Tensor
     token_ids: Tensor
     padding: list[tuple[np.ndarray, int]]
+    state_tables: list[np.ndarray]
     adapters: list[np.ndarray]
     adapted: InputBatch
 
@@ -81,11 +83,15 @@ class DecodeInputs:
 
     Args:
         choose_shape: maps the number of rows of a step and the length of its longest sequence to the step's shape.
+        has_first_rows: states have first rows (`LayerState`), so a step in which a sequence begins is none of these.
     """
 
-    def __init__(self, table: RequestTable, choose_shape: Callable[[int, int], StepShape]) -> None:
+    def __init__(
+        self, table: RequestTable, choose_shape: Callable[[int, int], StepShape], *, has_first_rows: bool = False
+    ) -> None:
         self._table = table
         self._choose_shape = choose_shape
+        self._has_first_rows = has_first_rows
         self._max_rows = min(table.max_num_seqs, MAX_ROWS)
         rows = choose_shape(self._max_rows, 1).num_rows
         self._rows = np.arange(rows)
@@ -103,6 +109,8 @@ class DecodeInputs:
         """Fills the tensors of `plan`, whose changes the table already has; None if the step is no such decode step."""
         num_rows = len(plan.slots)
         if num_rows > self._max_rows or plan.num_scheduled.count(1) < num_rows or not all(plan.num_wanted):
+            return None
+        if self._has_first_rows and 0 in plan.num_computed:
             return None
         longest = max(plan.num_computed) + 1
         shape = self._choose_shape(num_rows, longest)
@@ -123,6 +131,8 @@ class DecodeInputs:
             pages.block_tables[:num_rows, :num_pages] = block_tables[slots, :num_pages]
             np.multiply(pages.block_tables[self._rows[:num_rows], page], size, out=slot_mapping, dtype=np.int64)
             slot_mapping += offset
+        for state_tables in views.state_tables:
+            state_tables[:, 0] = slots
         for column in views.adapters:
             found = table.adapters_of(slots)
             if found is not None:
@@ -138,7 +148,8 @@ class DecodeInputs:
         columns, num_bytes = self._lay_out(shape)
         num_groups, host = len(self._table.block_tables), torch.from_numpy(self._mirror.host)
         places, next_places, slots, positions, is_new, lens, *groups = [column.of(host).numpy() for column in columns]
-        mappings, tables, adapters = groups[:num_groups], groups[num_groups : 2 * num_groups], groups[2 * num_groups :]
+        mappings, tables, others = groups[:num_groups], groups[num_groups : 2 * num_groups], groups[2 * num_groups :]
+        state_tables, adapters = others[: self._has_first_rows], others[self._has_first_rows :]
         there = [column.of(self._mirror.there) for column in columns]
         places_there, next_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
         padded, seq_lens = shape.num_rows, self._seq_lens[: shape.num_rows]
@@ -147,6 +158,7 @@ class DecodeInputs:
         padding = [(slots[rest], 0), (positions[rest], 0), (is_new[rest], 0), (lens[rest], 1), (seq_lens[rest], 1)]
         padding += [(mapping[rest], spare * self._table.block_size) for mapping in mappings]
         padding += [(table[rest, 0], spare) for table in tables]
+        padding += [(state_table[rest], 0) for state_table in state_tables]
         padding += [(column[rest], -1) for column in adapters]
         starts = self._starts_there[: padded + 1]
         pages = [
@@ -165,7 +177,13 @@ class DecodeInputs:
             wanted_tokens=self._rows_there[:padded],
             wanted_slots=slots[:num_rows],
             wanted_positions=seq_lens[:num_rows],
-            rows=StateRows(slots_there, self._starts[: padded + 1], is_new_there),
+            rows=StateRows(
+                slots_there,
+                self._starts[: padded + 1],
+                is_new_there,
+                state_tables[0] if state_tables else None,
+                np.empty(0, np.int64),
+            ),
             shape=shape,
             wanted_places=next_there[:num_rows],
         )
@@ -182,6 +200,7 @@ class DecodeInputs:
             places_there[:num_rows],
             batch.token_ids[:num_rows],
             padding if num_rows < padded else [],
+            [state_table[:num_rows] for state_table in state_tables],
             [column[:num_rows] for column in adapters],
             dataclasses.replace(batch, adapters=groups_there[-1]) if adapters else batch,
         )
@@ -189,7 +208,8 @@ class DecodeInputs:
 
     def _lay_out(self, shape: StepShape) -> tuple[list[_Column], int]:
         """Returns the columns of a shape, and their bytes: places, next places, slots, positions, whether rows are new,
-        lengths, then each group's slot mapping, each group's block table, and the adapters, if the table has any.
+        lengths, then each group's slot mapping, each group's block table, the slots as a block table, if states have
+        first rows, and the adapters, if the table has any.
         """
         num_groups, rows = len(self._table.block_tables), (shape.num_rows,)
         table = (shape.num_rows, -(-shape.max_seq_len // self._table.block_size))
@@ -197,6 +217,8 @@ class DecodeInputs:
             *4 * [(torch.int64, rows)], (torch.bool, rows), (torch.int32, rows),
             *num_groups * [(torch.int64, rows)], *num_groups * [(torch.int32, table)],
         ]  # fmt: skip
+        if self._has_first_rows:
+            kinds.append((torch.int32, (shape.num_rows, 1)))
         if self._table.adapters is not None:
             kinds.append((torch.int64, rows))
         columns: list[_Column] = []

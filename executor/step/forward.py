@@ -8,8 +8,9 @@ import torch
 from quire.executor.layers.adapters import Adapters
 from quire.executor.models.base import InputEmbeds, LayerCache, LayerTaps, Model, ShardView, StepContext, Wanted
 from quire.executor.parallel.sequence_shard import SequenceShard
-from quire.executor.step.input_batch import InputBatch
+from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.partial_rows import PartialRows
+from quire.executor.step.span_rows import SpanRows
 from quire.executor.step.stage import PipelineStage
 from quire.executor.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
@@ -47,13 +48,11 @@ class Forward:
         self._shard = shard
         self._adapters = adapters
         self._has_peers = has_peers
-        layers = zip(model.kv_layers, caches, strict=True)
-        self._prompt_groups = {cache.group for layer, cache in layers if layer.sees_prompt}
 
     @property
     def sees_prompts(self) -> bool:
         """True if tokens of a prompt see later ones, so that a step has all of a prompt."""
-        return bool(self._prompt_groups)
+        return any(layer.sees_prompt for layer in self._model.kv_layers)
 
     def hidden(
         self, batch: InputBatch, input_embeds: InputEmbeds | None = None, taps: LayerTaps | None = None
@@ -141,11 +140,14 @@ class Forward:
         """Builds, by KV group, the attention of the last `query_lens` tokens of each row that has any; stores all
         tokens.
         """
+        spans = batch.prefix_spans
         if self._shard is not None:
+            assert spans is None, "ranks that divide positions compute no prefix spans"
             rows = PartialRows.of_step(self._shard, batch, query_lens)
             return rows.attention(self._ops, batch.pages, self._block_size), rows.shard_view
+        if spans is not None:
+            return self._attention_of(SpanRows.of(query_lens, batch.seq_lens, spans), batch.pages), None
         own: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)
-        prompt_lens = batch.prompt_lens
         attention = [
             self._ops.attention_batch(
                 query_lens[own],
@@ -153,9 +155,21 @@ class Forward:
                 pages.block_tables[own],
                 pages.slot_mapping,
                 block_size=self._block_size,
-                prefix_lens=prompt_lens[own] if prompt_lens is not None and group in self._prompt_groups else None,
                 there=pages.there if query_lens is batch.query_lens else None,
             )
-            for group, pages in enumerate(batch.pages)
+            for pages in batch.pages
         ]
         return attention, None
+
+    def _attention_of(self, rows: SpanRows, groups: Sequence[GroupPages]) -> list[AttentionBatch]:
+        return [
+            self._ops.attention_batch(
+                rows.query_lens,
+                rows.seq_lens,
+                pages.block_tables[rows.sequences],
+                pages.slot_mapping,
+                block_size=self._block_size,
+                prefix_spans=rows.spans,
+            )
+            for pages in groups
+        ]

@@ -3,12 +3,14 @@
 All rows of a step lie one after another in each tensor; NumPy computes indices over whole columns.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import to_device_together
@@ -61,8 +63,7 @@ class InputBatch:
         wanted_slots: like `wanted_tokens`, on the host.
         wanted_positions: like `wanted_tokens`, on the host; the position that the token sampled there will take.
         rows: the rows for recurrent layers; None for a model without.
-        prompt_lens: [num_rows] int64, on the host; tokens of each row's prompt. None: no token of the step is followed
-            by one of its own prompt.
+        prefix_spans: by row, of its sequence. None: no token of the step is in one.
         shape: of a batch of `DecodeInputs`; None for others.
         wanted_places: like `wanted_tokens`, on the device; where the request table will have the tokens sampled there.
             None: they are not known on the device yet.
@@ -80,7 +81,7 @@ class InputBatch:
     wanted_slots: np.ndarray
     wanted_positions: np.ndarray
     rows: StateRows | None = None
-    prompt_lens: np.ndarray | None = None
+    prefix_spans: Sequence[Sequence[PrefixSpan]] | None = None
     shape: StepShape | None = None
     wanted_places: torch.Tensor | None = None
     adapters: torch.Tensor | None = None
@@ -133,8 +134,8 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
         wanted_tokens=wanted_there,
         wanted_slots=token_slots[wanted],
         wanted_positions=positions[wanted] + 1,
-        rows=state_rows(slots_there, ends, is_new) if has_states else None,
-        prompt_lens=table.num_prompt_tokens[slots].astype(np.int64),
+        rows=state_rows(slots, slots_there, ends, num_computed == 0, is_new) if has_states else None,
+        prefix_spans=table.spans_of(plan.slots, plan.num_computed),
         adapters=None if adapters is None else there[-1],
     )
 
@@ -145,6 +146,9 @@ def without_padding(rows: torch.Tensor, batch: InputBatch) -> torch.Tensor:
     return rows if batch.shape is None or len(rows) == num_rows else rows[:num_rows]
 
 
-def state_rows(slots: torch.Tensor, ends: np.ndarray, is_new: torch.Tensor) -> StateRows:
-    """Rows whose tokens end before `ends` [num_rows], on the host; the rest as in `StateRows`."""
-    return StateRows(slots, torch.from_numpy(np.concatenate(([0], ends))), is_new)
+def state_rows(
+    slots: np.ndarray, slots_there: torch.Tensor, ends: np.ndarray, is_new: np.ndarray, is_new_there: torch.Tensor
+) -> StateRows:
+    """Rows whose tokens end before `ends` [num_rows], on the host; the rest as in `StateRows`, here and there."""
+    starts = torch.from_numpy(np.concatenate(([0], ends)))
+    return StateRows(slots_there, starts, is_new_there, slots.astype(np.int32)[:, None], np.flatnonzero(is_new))

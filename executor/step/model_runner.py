@@ -143,5 +143,6 @@ class ModelRunner:
 
 
 def _is_plain(inputs: Inputs) -> bool:
-    """Returns True if token ids and positions are all that a step reads."""
-    return inputs.input_embeds is None and inputs.batch.token_types is None
+    """Returns True if token ids and positions are all that a step reads, and its rows may be cut anywhere."""
+    batch = inputs.batch
+    return inputs.input_embeds is None and batch.token_types is None and batch.prefix_spans is None

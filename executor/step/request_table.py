@@ -5,11 +5,12 @@ are integers in NumPy arrays, which only the host reads while it builds a step. 
 sampling features that use them (`executor/sampling/`), not of this table.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
+from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import NewSlot
 from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.transfers import to_device
@@ -29,6 +30,7 @@ class RequestTable:
         block_tables: per KV group, [max_num_seqs, max_pages] int32; the page that holds positions
             `i * block_size .. (i + 1) * block_size - 1` at column i.
         num_pages: per KV group, [max_num_seqs] int32; pages in use in each row.
+        prefix_spans: by slot, of the requests that have some.
         max_seq_len: the tokens for which a row of a block table has room.
         spare_page: a page that no request has.
     """
@@ -53,6 +55,7 @@ class RequestTable:
         self._make_columns(min(max_model_len + 1, _FIRST_COLUMNS))
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_unnamed = np.zeros(max_num_seqs, np.int32)
+        self.prefix_spans: dict[int, Sequence[PrefixSpan]] = {}
         self._num_adapters = num_adapters
         self.adapters = np.full(max_num_seqs, -1) if num_adapters else None
         max_pages = max_model_len // block_size + 1
@@ -67,6 +70,9 @@ class RequestTable:
         self.reach(num_tokens + 1)
         self.token_ids[slot, :num_tokens] = to_device(np.array(request.token_ids, np.int32), self.device)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        self.prefix_spans.pop(slot, None)
+        if request.prefix_spans:
+            self.prefix_spans[slot] = request.prefix_spans
         self.num_unnamed[slot] = 0 if request.prompt_embeds is None else request.num_prompt_tokens
         if self.adapters is not None:
             self.adapters[slot] = request.adapter
@@ -79,6 +85,8 @@ class RequestTable:
         """Drops the requests in these slots."""
         for num_pages in self.num_pages:
             num_pages[slots] = 0
+        for slot in slots if self.prefix_spans else ():
+            self.prefix_spans.pop(slot, None)
 
     def append_pages(self, slot: int, page_ids: Iterable[list[int]]) -> None:
         """Appends new pages, by KV group, to those of the request in `slot`."""
@@ -93,6 +101,14 @@ class RequestTable:
             return None
         found = self.adapters[slots]
         return found if (found >= 0).any() else None
+
+    def spans_of(self, slots: Sequence[int], starts: Sequence[int]) -> list[Sequence[PrefixSpan]] | None:
+        """Returns the prefix spans of rows that compute tokens from `starts` on; None if no such token is in one."""
+        if not self.prefix_spans:
+            return None
+        found = [self.prefix_spans.get(slot, ()) for slot in slots]
+        meets = any(spans and start < spans[-1][1] for spans, start in zip(found, starts, strict=True))
+        return found if meets else None
 
     def cache_slots(self, group: int, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Returns the slots in a KV group's caches of the tokens at (slot, position) pairs: [n], [n] to [n] int64."""

@@ -100,6 +100,10 @@ def build_runner(
     embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), table.device)
     token_types = TokenTypes(table.device)
     is_cached = bool(table.block_tables or memory.states)
+    has_first_rows = any(layer.num_first_rows for layer in model.state_layers)
+    decode_inputs = None
+    if sequences is None and is_cached:
+        decode_inputs = DecodeInputs(table, recorded.choose_shape, has_first_rows=has_first_rows)
 
     def inputs(*others: SlotState) -> StepInputs:
         return StepInputs(
@@ -108,7 +112,7 @@ def build_runner(
             token_types,
             [table, embedded, token_types, *others],
             _page_moves(memory, config.limits.block_size, may_outlast_steps=config.layout.num_workers == 1),
-            DecodeInputs(table, recorded.choose_shape) if sequences is None and is_cached else None,
+            decode_inputs,
             has_states=bool(memory.states),
         )
 

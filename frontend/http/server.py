@@ -18,7 +18,7 @@ from quire.core.engine.gc_tuning import tune_garbage_collector
 from quire.core.errors import EngineDeadError
 from quire.core.logging import get_logger
 from quire.core.process_start import STARTED_AT
-from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing, needs_whole_prompts
+from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.entry_store.access import StoredEntries
@@ -141,7 +141,7 @@ class HttpServer:
                 num_requests,
                 f"{ready.max_model_len:,}",
                 "".join(map(_state_text, ready.kv_groups)),
-                whole if needs_whole_prompts(ready.kv_groups) else "",
+                whole if ready.whole_prompts else "",
             )
         url = url_of(self._listener, self._server)
         logger.info("ready       %s after %.1f s", url, seconds)

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
-from quire.core.wire.kv_groups import needs_whole_prompts
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -179,7 +178,7 @@ class RequestIntake:
                 prompts otherwise than outputs.
         """
         self.pooling.check_generates()
-        if needs_whole_prompts(self._client.ready[0].kv_groups):
+        if self._client.ready[0].whole_prompts:
             raise ParameterError(
                 "Beam search submits outputs as parts of prompts, and this model reads prompts in both directions but "
                 "outputs in one, so it would find other outputs; leave use_beam_search out.",

@@ -16,11 +16,11 @@ class NativePlan(AttentionPlan):
         block_tables: np.ndarray,
         slot_mapping: Tensor,
         block_size: int,
-        prefix_lens: np.ndarray | None = None,
+        prefix_spans: np.ndarray | None = None,
     ) -> None:
-        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
+        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_spans)
         self.query_lens = np.ascontiguousarray(query_lens, np.int64)
         self.seq_lens = np.ascontiguousarray(seq_lens, np.int64)
         self.block_tables = np.ascontiguousarray(block_tables, np.int32)
-        if prefix_lens is not None:
-            self.prefix_lens = np.ascontiguousarray(prefix_lens, np.int64)
+        if prefix_spans is not None:
+            self.prefix_spans = np.ascontiguousarray(prefix_spans, np.int64)

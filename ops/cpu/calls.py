@@ -51,9 +51,9 @@ class Call:
 
 ATTENTION = Call(
     "quire_attention",
-    "q out kv_cache query_lens seq_lens block_tables prefix_lens sinks slopes distance_bias lse",
+    "q out kv_cache query_lens seq_lens block_tables prefix_spans sinks slopes distance_bias lse",
     "q_token_stride q_head_stride num_requests table_stride page_stride block_size num_kv_heads group head_dim "
-    "row_size window chunk chunks reach q_dtype kv_dtype num_threads",
+    "row_size window chunk span_window chunks reach q_dtype kv_dtype num_threads",
     "scale softcap",
 )
 ATTENTION_OF_CODES = replace(ATTENTION, kernel="quire_attention_of_codes", part="codes")

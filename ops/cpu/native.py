@@ -357,10 +357,10 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         slot_mapping: Tensor,
         *,
         block_size: int,
-        prefix_lens: np.ndarray | None = None,
+        prefix_spans: np.ndarray | None = None,
         there: DeviceRows | None = None,
     ) -> NativePlan:
-        return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
+        return NativePlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_spans)
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: NativePlan, form: AttentionForm) -> Tensor:
         out = self._attend(q, kv_cache, batch, form, None)
@@ -403,8 +403,8 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         num_tokens, num_heads, head_dim = q.shape
         _, _, num_kv_heads, block_size, row_size = kv_cache.shape
         group = num_heads // num_kv_heads
-        prefix_lens = batch.prefix_lens if batch.sees_ahead else None
-        if form.pair_bias is not None or (prefix_lens is not None and form.chunk is not None):
+        spans = batch.prefix_spans if batch.meets_prefix else None
+        if form.pair_bias is not None or (spans is not None and form.chunk is not None):
             return None  # plain torch computes the former, and raises the error of the latter
         if group <= _MAX_GROUP and _is_cache(kv_cache) and q.stride(2) == 1 and q.dtype in DTYPES:
             out = self._empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
@@ -414,11 +414,11 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
             if not attention(
                 q.data_ptr(), out.data_ptr(), kv_cache.data_ptr(), batch.query_lens.ctypes.data,
                 batch.seq_lens.ctypes.data, batch.block_tables.ctypes.data,
-                0 if prefix_lens is None else prefix_lens.ctypes.data, _pointer(form.sinks), _pointer(form.slopes),
+                0 if spans is None else spans.ctypes.data, _pointer(form.sinks), _pointer(form.slopes),
                 _pointer(form.distance_bias), _pointer(lse), q.stride(0), q.stride(1), len(batch.query_lens),
                 batch.block_tables.shape[1], kv_cache.stride(0), block_size, num_kv_heads, group, head_dim, row_size,
-                form.window or 0, form.chunk or 0, CHUNKS[form.chunks], reach, _dtype(q), CACHE_DTYPES[kv_cache.dtype],
-                torch.get_num_threads(), form.scale, form.softcap or 0.0,
+                form.window or 0, form.chunk or 0, form.span_window or 0, CHUNKS[form.chunks], reach, _dtype(q),
+                CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), form.scale, form.softcap or 0.0,
             ):  # fmt: skip
                 return out
         return None

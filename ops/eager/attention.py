@@ -29,7 +29,7 @@ def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionFor
     """
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
     page_bytes = decoded_bytes(num_kv_heads * block_size * q.shape[2], kv_cache.dtype, q.dtype)
-    groups = batch.groups(VisibleRange(form.window, form.chunk, form.chunks), q.shape[1], page_bytes)
+    groups = batch.groups(VisibleRange(form.window, form.chunk, form.chunks, form.span_window), q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
         return _attend_group(q, kv_cache, groups[0], form, lse)
     out = torch.empty_like(q)

@@ -9,11 +9,13 @@ most `max_scores` scores. A single row that exceeds these limits is a separate g
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Places = TypeVar("Places", np.ndarray, Tensor)
 
 MAX_QUERY_LEN = 128
 """The most tokens of one row that share one gathering of its pages."""
@@ -63,6 +65,7 @@ class VisibleRange(NamedTuple):
     window: int | None
     chunk: int | None
     chunks: Literal["own", "previous", "earlier"] = "own"
+    span_window: int | None = None
 
     def first(self, position: np.ndarray | Tensor) -> Any:
         """Returns the first position that a token at `position` sees; with a window, perhaps a negative one."""
@@ -78,6 +81,13 @@ class VisibleRange(NamedTuple):
             return position + 1
         return position - position % self.chunk - (self.chunk if self.chunks == "earlier" else 0)
 
+    def of_span(self, position: Places, begin: Places, end: Places) -> tuple[Places, Places]:
+        """Returns the first position of its span that a token at `position` sees, and the one after the last."""
+        if self.span_window is None:
+            return begin, end
+        reach = self.span_window
+        return begin.clip(position + 1 - reach), end.clip(None, position + reach)
+
 
 @dataclass(frozen=True)
 class Pieces:
@@ -87,16 +97,39 @@ class Pieces:
     first_token: np.ndarray  # flat index of the first query
     query_len: np.ndarray
     end: np.ndarray  # tokens of the row up to the piece's last query, itself included
-    prefix: np.ndarray  # leading tokens of the row that see each other
+    prefix_begin: np.ndarray  # the row's tokens from here up to `prefix_end` see each other
+    prefix_end: np.ndarray
 
     def take(self, index: np.ndarray) -> "Pieces":
-        columns = (self.row, self.first_token, self.query_len, self.end, self.prefix)
+        columns = (self.row, self.first_token, self.query_len, self.end, self.prefix_begin, self.prefix_end)
         return Pieces(*(column[index] for column in columns))
+
+    @property
+    def start(self) -> np.ndarray:
+        """The position of each piece's first query."""
+        return self.end - self.query_len
+
+    @property
+    def prefix(self) -> np.ndarray:
+        """Where each piece's prefix span begins and ends, [2, num_pieces]."""
+        return np.stack((self.prefix_begin, self.prefix_end))
+
+    @property
+    def meets_prefix(self) -> np.ndarray:
+        """True for pieces with a query in a prefix span."""
+        return (self.start < self.prefix_end) & (self.end > self.prefix_begin)
 
     @property
     def reach(self) -> np.ndarray:
         """Tokens of the row up to the last one that a query sees without a limit."""
-        return np.where(self.end - self.query_len < self.prefix, np.maximum(self.end, self.prefix), self.end)
+        return np.where(self.meets_prefix, np.maximum(self.end, self.prefix_end), self.end)
+
+    def first_key(self, visible: VisibleRange) -> np.ndarray:
+        """The first position that a query of each piece sees."""
+        start, first = self.start, visible.first(self.start)
+        is_inside = (self.prefix_begin <= start) & (start < self.prefix_end)
+        first_of_span, _ = visible.of_span(start, self.prefix_begin, self.prefix_end)
+        return np.maximum(np.where(is_inside, np.minimum(first, first_of_span), first), 0)
 
 
 @dataclass
@@ -113,7 +146,9 @@ class Group:
     query_positions: Tensor  # [R, Q] int64
     key_positions: Tensor  # [R, L] int64
     unseen: Tensor | None  # indices into R * L of keys that none of a row's queries sees; None: there are none
-    prefix: Tensor | None  # [R] int64: leading tokens that see each other; None: no query is one of them
+    prefix: (
+        Tensor | None
+    )  # [2, R] int64: where spans of tokens that see each other begin and end; None: no query is in one
     visible: VisibleRange
     sees_all: bool  # every query sees every key
     keeps_bias: bool  # for the next layer
@@ -169,14 +204,16 @@ class Group:
     def _make_bias(self, begin: int, end: int) -> Tensor:
         queries, keys = self.query_positions[:, begin:end].unsqueeze(2), self.key_positions.unsqueeze(1)
         seen = self.visible.end(queries)
+        first = self.visible.first(queries)
         if self.prefix is not None:
-            prefix = self.prefix.view(-1, 1, 1)
-            window = self.visible.window
-            ahead = prefix if window is None else torch.minimum(prefix, queries + window)
-            seen = torch.where(queries < prefix, ahead, seen)
+            begins, ends = self.prefix.view(2, -1, 1, 1).unbind()
+            is_inside = (begins <= queries) & (queries < ends)
+            first_of_span, end_of_span = self.visible.of_span(queries, begins, ends)
+            seen = torch.where(is_inside, end_of_span, seen)
+            first = torch.where(is_inside, torch.minimum(first, first_of_span), first)
         hidden = keys >= seen
         if self.visible.window is not None or self.visible.chunk is not None:
-            hidden |= keys < self.visible.first(queries)
+            hidden |= keys < first
         return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf")).unsqueeze(1)
 
 
@@ -193,27 +230,29 @@ class AttentionPlan:
         block_tables: np.ndarray,
         slot_mapping: Tensor,
         block_size: int,
-        prefix_lens: np.ndarray | None = None,
+        prefix_spans: np.ndarray | None = None,
     ) -> None:
         self.slot_mapping = slot_mapping
         self.query_lens = query_lens
         self.seq_lens = seq_lens
         self.block_tables = block_tables
         self.block_size = block_size
-        self.prefix_lens = prefix_lens
+        self.prefix_spans = prefix_spans
         self._device = slot_mapping.device
         self._groups: dict[tuple[VisibleRange, int, int], list[Group]] = {}
         self._num_kept = 0
 
     @cached_property
     def _pieces(self) -> Pieces:
-        query_lens, prefix_lens = self.query_lens, self.prefix_lens
-        return _cut(query_lens, self.seq_lens, np.zeros_like(query_lens) if prefix_lens is None else prefix_lens)
+        spans = self.prefix_spans
+        return _cut(
+            self.query_lens, self.seq_lens, np.zeros((len(self.query_lens), 2), np.int64) if spans is None else spans
+        )
 
     @property
-    def sees_ahead(self) -> bool:
-        """True if a token of the step sees tokens after itself."""
-        return self.prefix_lens is not None and bool((self.seq_lens - self.query_lens + 1 < self.prefix_lens).any())
+    def meets_prefix(self) -> bool:
+        """True if a new token of the step is in a prefix span."""
+        return self.prefix_spans is not None and bool(self._pieces.meets_prefix.any())
 
     def groups(self, visible: VisibleRange, num_heads: int, page_bytes: int) -> list[Group]:
         """Returns groups that together contain each query once; `page_bytes` is the size of one page's keys once read.
@@ -221,8 +260,8 @@ class AttentionPlan:
         Raises:
             ValueError: chunks, and tokens that see later ones.
         """
-        if self.sees_ahead and visible.chunk is not None:
-            raise ValueError("a prefix whose tokens see each other has no chunks")
+        if self.meets_prefix and visible.chunk is not None:
+            raise ValueError("a prefix span, whose tokens see each other, is not there for attention in chunks")
         key = (visible, num_heads, page_bytes)
         if key not in self._groups:
             self._groups[key] = [self._group(part, visible) for part in self._split(*key)]
@@ -251,7 +290,7 @@ class AttentionPlan:
             begin += count
 
     def _first_page(self, pieces: Pieces, visible: VisibleRange) -> np.ndarray:
-        return np.maximum(visible.first(pieces.end - pieces.query_len), 0) // self.block_size
+        return pieces.first_key(visible) // self.block_size
 
     def _last_page(self, pieces: Pieces, visible: VisibleRange) -> np.ndarray:
         """At least the first one, also for a piece that sees no key."""
@@ -289,10 +328,12 @@ class AttentionPlan:
             tokens=slice(int(tokens[0]), int(tokens[-1]) + 1) if in_sequence else self._send(tokens),
             valid=None if valid is None else self._send(valid),
             targets=None if valid is None else self._send(tokens[valid]),
-            query_positions=self._send((pieces.end - pieces.query_len)[:, None] + clipped),
+            query_positions=self._send(pieces.start[:, None] + clipped),
             key_positions=self._send(key_positions),
             unseen=self._send(unseen) if len(unseen) else None,
-            prefix=self._send(pieces.prefix) if (pieces.end - pieces.query_len < pieces.prefix).any() else None,
+            prefix=self._send(np.stack((pieces.prefix_begin, pieces.prefix_end)))
+            if pieces.meets_prefix.any()
+            else None,
             visible=visible,
             sees_all=sees_all,
             keeps_bias=keeps_bias,
@@ -302,16 +343,16 @@ class AttentionPlan:
         return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device, non_blocking=True)
 
 
-def _cut(query_lens: np.ndarray, seq_lens: np.ndarray, prefix_lens: np.ndarray) -> Pieces:
+def _cut(query_lens: np.ndarray, seq_lens: np.ndarray, prefix_spans: np.ndarray) -> Pieces:
     """Rows cut into pieces of at most MAX_QUERY_LEN queries, in token order."""
     first_token = np.cumsum(query_lens) - query_lens
     rows = np.arange(len(query_lens))
     if query_lens.max() <= MAX_QUERY_LEN:
-        return Pieces(rows, first_token, query_lens, seq_lens, prefix_lens)
+        return Pieces(rows, first_token, query_lens, seq_lens, *prefix_spans.T)
     counts = -(-query_lens // MAX_QUERY_LEN)
     row = np.repeat(rows, counts)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     begin = nth * MAX_QUERY_LEN
     length = np.minimum(query_lens[row] - begin, MAX_QUERY_LEN)
     end = seq_lens[row] - query_lens[row] + begin + length
-    return Pieces(row, first_token[row] + begin, length, end, prefix_lens[row])
+    return Pieces(row, first_token[row] + begin, length, end, *prefix_spans[row].T)

@@ -268,10 +268,10 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         slot_mapping: Tensor,
         *,
         block_size: int,
-        prefix_lens: np.ndarray | None = None,
+        prefix_spans: np.ndarray | None = None,
         there: DeviceRows | None = None,
     ) -> AttentionPlan:
-        return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
+        return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_spans)
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
         return attend(q, kv_cache, batch, form)

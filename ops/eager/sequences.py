@@ -20,7 +20,8 @@ def batch_of_sequences(ops: Backend[Batch, Any, Any], lengths: np.ndarray, devic
     starts = np.cumsum(lengths) - lengths
     tables = (starts[:, None] + np.arange(lengths.max())).astype(np.int32)
     slots = torch.arange(int(lengths.sum()), device=device)
-    return ops.attention_batch(lengths, lengths, tables, slots, block_size=1, prefix_lens=lengths)
+    spans = np.stack((np.zeros_like(lengths), lengths), axis=1)
+    return ops.attention_batch(lengths, lengths, tables, slots, block_size=1, prefix_spans=spans)
 
 
 def attend_sequences(
@@ -34,6 +35,7 @@ def attend_sequences(
 ) -> Tensor:
     """Runs `Backend.sequence_attention` by the backend's operations on pages."""
     num_tokens, num_all, head_dim = heads.shape
+    form = form._replace(span_window=form.window)
     if rotation is None and norm is None:
         q, kv = heads.split((num_all - 2 * num_kv_heads, 2 * num_kv_heads), dim=1)
         return ops.attention(q, kv.unflatten(1, (2, num_kv_heads)).unsqueeze(3), batch, form)

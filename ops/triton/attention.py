@@ -93,7 +93,7 @@ def covers_rotation(heads: Tensor, kv_cache: Tensor, rows: PagedRows, form: Atte
     q = heads[:, : heads.shape[1] - 2 * kv_cache.shape[2]]
     return (
         rows.max_query_len == 1
-        and rows.prefix_lens is None
+        and rows.prefix_spans is None
         and len(heads) == len(rows.seq_lens)
         and form.chunks == "own"
         and covers(q, kv_cache, rows, form)
@@ -147,7 +147,7 @@ class Attention:
         decode_attention(
             work.grid,
             q, kv_cache, out, lse, None if rows.max_query_len == 1 else rows.query_starts,
-            rows.seq_lens, rows.prefix_lens, rows.block_tables, *work.tensors, *work.numbers, **work.constants,
+            rows.seq_lens, rows.prefix_spans, rows.block_tables, *work.tensors, *work.numbers, **work.constants,
         )  # fmt: skip
 
     def rotate_and_attend(
@@ -240,7 +240,7 @@ def _attend_prompts(
     block_q = tiles.block_m // group
     prompt_attention(
         (num_kv_heads, num_blocks(num_tokens, num_rows, block_q)),
-        q, kv_cache, out, lse, rows.query_starts, rows.seq_lens, rows.prefix_lens, rows.block_tables,
+        q, kv_cache, out, lse, rows.query_starts, rows.seq_lens, rows.prefix_spans, rows.block_tables,
         form.sinks, form.slopes, form.distance_bias,
         num_rows, num_kv_heads, group, block_q, rows.block_tables.stride(0), kv_cache.stride(0),
         kv_rows.page_shift(kv_cache), *form_numbers(form),
@@ -257,12 +257,12 @@ def parts_that_wait(num_rows: int, splits: int, num_heads: int, head_dim: int) -
     return min(num_rows * splits, MAX_PART_BYTES // (4 * num_heads * (head_dim + 2)))
 
 
-def form_numbers(form: AttentionForm) -> tuple[float, float, int, int, int]:
-    """The scale, cap, window, chunk and reach of a form, as the kernels take them."""
+def form_numbers(form: AttentionForm) -> tuple[float, float, int, int, int, int]:
+    """The scale, cap, windows, chunk and reach of a form, as the kernels take them."""
     scale = form.scale * LOG2_E if form.softcap is None else 2 * LOG2_E * form.scale / form.softcap
     reach = 0 if form.distance_bias is None else form.distance_bias.shape[1] // 2
-    window = NO_WINDOW if form.window is None else min(form.window, NO_WINDOW)
-    return float(scale), float(form.softcap or 0), window, form.chunk or 0, reach
+    windows = [NO_WINDOW if each is None else min(each, NO_WINDOW) for each in (form.window, form.span_window)]
+    return float(scale), float(form.softcap or 0), windows[0], windows[1], form.chunk or 0, reach
 
 
 def form_constants(form: AttentionForm) -> dict[str, object]:
@@ -296,7 +296,7 @@ def _variant(kernel: Kernel, name: str, head_dim: int, tiles: Tiles, form: dict[
     pointers = {**dict.fromkeys(tensors, f"*{name}"), "slots_ptr": "*i64"}
     ids = dict.fromkeys(("starts_ptr", "seq_lens_ptr", "tables_ptr", "counters_ptr"), "*i32")
     types: dict[str, Any] = {**scalars, **pointers, **ids, **dict.fromkeys(("parts_ptr", "part_sums_ptr"), "*fp32")}
-    absent = ("lse_ptr", "prefix_lens_ptr", "scales_ptr", "sinks_ptr", "slopes_ptr", "bias_ptr")
+    absent = ("lse_ptr", "prefix_spans_ptr", "scales_ptr", "sinks_ptr", "slopes_ptr", "bias_ptr")
     constants: dict[str, object] = {
         "HEAD_DIM": head_dim, "BLOCK_D": head_dim, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
         "ROW": head_dim, "KIND": "plain", "CHUNKS": "none", "HAS_SOFTCAP": False,

@@ -14,15 +14,18 @@ _LOG2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
-def visible_range(position, prefix_len, window, chunk, CHUNKS: tl.constexpr):
+def visible_range(position, prefix_begin, prefix_end, window, span_window, chunk, CHUNKS: tl.constexpr):
     """The first key that a token at `position` sees, and the one after the last, as `AttentionForm` says.
 
-    The first `prefix_len` tokens see each other, within the window; without prefixes it is 0.
+    The tokens from `prefix_begin` up to `prefix_end` see each other; without a prefix span both are 0.
     """
     first = tl.maximum(position + 1 - window, 0)
     end = position + 1
     if CHUNKS == "none":
-        end = tl.where(position < prefix_len, tl.minimum(prefix_len, position + window), end)
+        is_inside = (prefix_begin <= position) & (position < prefix_end)
+        first_of_span = tl.maximum(prefix_begin, position + 1 - span_window)
+        first = tl.where(is_inside, tl.minimum(first, first_of_span), first)
+        end = tl.where(is_inside, tl.minimum(prefix_end, position + span_window), end)
     else:
         start = position - position % chunk
         if CHUNKS == "own":

@@ -166,12 +166,12 @@ class TritonBackend(EagerBackend[PlainWeight]):
         slot_mapping: Tensor,
         *,
         block_size: int,
-        prefix_lens: np.ndarray | None = None,
+        prefix_spans: np.ndarray | None = None,
         there: DeviceRows | None = None,
     ) -> TritonBatch:
         recorder = self._recorder
         return TritonBatch(
-            query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens, there,
+            query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_spans, there,
             lambda: recorder.is_capturing,
         )  # fmt: skip
 

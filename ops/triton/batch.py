@@ -44,38 +44,38 @@ class TritonBatch(AttentionPlan):
         block_tables: np.ndarray,
         slot_mapping: Tensor,
         block_size: int,
-        prefix_lens: np.ndarray | None,
+        prefix_spans: np.ndarray | None,
         there: DeviceRows | None,
         is_recorded: Callable[[], bool],
     ) -> None:
         """Takes the arguments of `Backend.attention_batch`; `is_recorded` returns True while a step is recorded."""
         self.is_recorded = is_recorded
         self._there = there
-        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_lens)
+        super().__init__(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_spans)
 
     @cached_property
     def rows(self) -> PagedRows:
         """The rows on the device, copied there if they are not yet."""
-        there, prefix_lens = self._there, None
-        if there is None or self.prefix_lens is not None:
-            there, prefix_lens = self._copy_rows()
+        there, prefix_spans = self._there, None
+        if there is None or self.prefix_spans is not None:
+            there, prefix_spans = self._copy_rows()
         return PagedRows(
             there.query_starts,
             there.seq_lens,
             there.block_tables,
             self.slot_mapping,
-            prefix_lens,
+            prefix_spans,
             self.block_size,
             there.max_query_len,
             there.max_seq_len,
         )
 
     def _copy_rows(self) -> tuple[DeviceRows, Tensor | None]:
-        """Copies the rows to the device at once, and the prefixes if there are any."""
+        """Copies the rows to the device at once, and the prefix spans if there are any."""
         query_lens, seq_lens, tables = self.query_lens, self.seq_lens, self.block_tables
         starts = np.concatenate(([0], np.cumsum(query_lens)))
-        prefixes = np.empty(0, np.int64) if self.prefix_lens is None else self.prefix_lens
-        parts = [starts, seq_lens, prefixes, tables.ravel()]
+        spans = np.empty(0, np.int64) if self.prefix_spans is None else self.prefix_spans.ravel()
+        parts = [starts, seq_lens, spans, tables.ravel()]
         # Each part begins where a kernel's pointer must.
         packed = torch.from_numpy(np.concatenate([_padded(part) for part in parts], dtype=np.int32, casting="unsafe"))
         memory = (packed.pin_memory() if self._device.type == "cuda" else packed).to(self._device, non_blocking=True)
@@ -86,7 +86,7 @@ class TritonBatch(AttentionPlan):
         rows = DeviceRows(
             there[0], there[1], there[3].view(tables.shape), int(query_lens.max()), int(seq_lens.max())
         )  # fmt: skip
-        return rows, there[2] if self.prefix_lens is not None else None
+        return rows, there[2].view(-1, 2) if self.prefix_spans is not None else None
 
 
 def _padded(array: np.ndarray) -> np.ndarray:

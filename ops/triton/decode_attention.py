@@ -26,7 +26,7 @@ def decode_attention(
     lse_ptr,
     starts_ptr,
     seq_lens_ptr,
-    prefix_lens_ptr,
+    prefix_spans_ptr,
     tables_ptr,
     sinks_ptr,
     slopes_ptr,
@@ -44,6 +44,7 @@ def decode_attention(
     scale,
     softcap,
     window,
+    span_window,
     chunk,
     reach,
     HEAD_DIM: tl.constexpr,
@@ -60,7 +61,7 @@ def decode_attention(
     start_next()
     wait_for_inputs()
     has_parts, part_ends, unit_ends, num_units = list_units(
-        starts_ptr, seq_lens_ptr, prefix_lens_ptr, num_rows, num_kv_heads, max_parts, window, chunk,
+        starts_ptr, seq_lens_ptr, prefix_spans_ptr, num_rows, num_kv_heads, max_parts, window, span_window, chunk,
         BLOCK_ROWS, CHUNKS, BLOCK_N,
     )  # fmt: skip
     lanes, columns = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
@@ -71,10 +72,14 @@ def decode_attention(
         unit, kv_head = item // num_kv_heads, item % num_kv_heads
         row, split, is_split, part_end = find_unit(unit, has_parts, part_ends, unit_ends, BLOCK_ROWS)
         seq_len = tl.load(seq_lens_ptr + row)
-        prefix_len = 0
-        if prefix_lens_ptr is not None:
-            prefix_len = tl.load(prefix_lens_ptr + row)
-        begin, first, end, size, row_splits = row_range(seq_len, prefix_len, window, chunk, CHUNKS, BLOCK_N)
+        prefix_begin = 0
+        prefix_end = 0
+        if prefix_spans_ptr is not None:
+            prefix_begin = tl.load(prefix_spans_ptr + 2 * row)
+            prefix_end = tl.load(prefix_spans_ptr + 2 * row + 1)
+        begin, first, end, size, row_splits = row_range(
+            seq_len, prefix_begin, prefix_end, window, span_window, chunk, CHUNKS, BLOCK_N
+        )  # fmt: skip
         token = row
         if starts_ptr is not None:
             token = tl.load(starts_ptr + row)
@@ -125,6 +130,7 @@ def rotate_and_attend(
     scale,
     softcap,
     window,
+    span_window,
     chunk,
     reach,
     ROTARY_DIM: tl.constexpr,
@@ -147,7 +153,7 @@ def rotate_and_attend(
     start_next()
     wait_for_inputs()
     has_parts, part_ends, unit_ends, num_units = list_units(
-        None, seq_lens_ptr, None, num_rows, num_kv_heads, max_parts, window, chunk,
+        None, seq_lens_ptr, None, num_rows, num_kv_heads, max_parts, window, span_window, chunk,
         BLOCK_ROWS, CHUNKS, BLOCK_N,
     )  # fmt: skip
     lanes = tl.arange(0, BLOCK_M)
@@ -159,7 +165,7 @@ def rotate_and_attend(
         unit, kv_head = item // num_kv_heads, item % num_kv_heads
         row, split, is_split, part_end = find_unit(unit, has_parts, part_ends, unit_ends, BLOCK_ROWS)
         seq_len = tl.load(seq_lens_ptr + row)
-        begin, first, end, size, row_splits = row_range(seq_len, 0, window, chunk, CHUNKS, BLOCK_N)
+        begin, first, end, size, row_splits = row_range(seq_len, 0, 0, window, span_window, chunk, CHUNKS, BLOCK_N)
         split_end = tl.where(is_split, split + 1, row_splits)
         token_ptr = heads_ptr + row.to(tl.int64) * token_stride
         heads = kv_head * group + lanes

@@ -35,9 +35,12 @@ def _split_len(length):
 
 
 @triton.jit
-def row_range(seq_len, prefix_len, window, chunk, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr):
+def row_range(
+    seq_len, prefix_begin, prefix_end, window, span_window, chunk, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
     """The first key of a row's first tile, the first that it sees, the end, keys of a split, and splits, at least 1."""
-    first, end = visible_range(tl.maximum(seq_len - 1, 0), prefix_len, window, chunk, CHUNKS)
+    last = tl.maximum(seq_len - 1, 0)
+    first, end = visible_range(last, prefix_begin, prefix_end, window, span_window, chunk, CHUNKS)
     end = tl.where(seq_len > 0, tl.maximum(end, 0), 0)
     first = tl.minimum(first, end)
     begin = first - first % BLOCK_N
@@ -50,11 +53,12 @@ def row_range(seq_len, prefix_len, window, chunk, CHUNKS: tl.constexpr, BLOCK_N:
 def list_units(
     starts_ptr,
     seq_lens_ptr,
-    prefix_lens_ptr,
+    prefix_spans_ptr,
     num_rows,
     num_kv_heads,
     max_parts,
     window,
+    span_window,
     chunk,
     BLOCK_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -68,10 +72,14 @@ def list_units(
     row_ids = tl.arange(0, BLOCK_ROWS)
     is_row = row_ids < num_rows
     seq_lens = tl.load(seq_lens_ptr + row_ids, mask=is_row, other=0)
-    prefixes = tl.zeros((BLOCK_ROWS,), tl.int32)
-    if prefix_lens_ptr is not None:
-        prefixes = tl.load(prefix_lens_ptr + row_ids, mask=is_row, other=0)
-    _, _, _, _, splits = row_range(seq_lens, prefixes, window, chunk, CHUNKS, BLOCK_N)
+    prefix_begins = tl.zeros((BLOCK_ROWS,), tl.int32)
+    prefix_ends = tl.zeros((BLOCK_ROWS,), tl.int32)
+    if prefix_spans_ptr is not None:
+        prefix_begins = tl.load(prefix_spans_ptr + 2 * row_ids, mask=is_row, other=0)
+        prefix_ends = tl.load(prefix_spans_ptr + 2 * row_ids + 1, mask=is_row, other=0)
+    _, _, _, _, splits = row_range(
+        seq_lens, prefix_begins, prefix_ends, window, span_window, chunk, CHUNKS, BLOCK_N
+    )  # fmt: skip
     if starts_ptr is not None:
         begins = tl.load(starts_ptr + row_ids, mask=is_row, other=0)
         is_row &= tl.load(starts_ptr + row_ids + 1, mask=is_row, other=0) - begins == 1

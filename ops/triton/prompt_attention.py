@@ -102,7 +102,7 @@ def prompt_attention(
     lse_ptr,
     starts_ptr,
     seq_lens_ptr,
-    prefix_lens_ptr,
+    prefix_spans_ptr,
     tables_ptr,
     sinks_ptr,
     slopes_ptr,
@@ -117,6 +117,7 @@ def prompt_attention(
     scale,
     softcap,
     window,
+    span_window,
     chunk,
     reach,
     HEAD_DIM: tl.constexpr,
@@ -153,11 +154,13 @@ def prompt_attention(
     mask = is_query[:, None] & (columns < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + rows[:, None] * HEAD_DIM + columns[None, :], mask=mask, other=0.0)
 
-    prefix_len = 0
-    if prefix_lens_ptr is not None:
-        prefix_len = tl.load(prefix_lens_ptr + row)
+    prefix_begin = 0
+    prefix_end = 0
+    if prefix_spans_ptr is not None:
+        prefix_begin = tl.load(prefix_spans_ptr + 2 * row)
+        prefix_end = tl.load(prefix_spans_ptr + 2 * row + 1)
     positions = tl.maximum(seq_len - query_len + queries, 0)
-    firsts, ends = visible_range(positions, prefix_len, window, chunk, CHUNKS)
+    firsts, ends = visible_range(positions, prefix_begin, prefix_end, window, span_window, chunk, CHUNKS)
     ends = tl.where(seq_len > 0, ends, 0)
     least, limit = tl.min(firsts), tl.max(ends)
     # Between them, every query sees every key.

@@ -18,7 +18,7 @@ class PagedRows(NamedTuple):
         block_tables: [num_rows, max_blocks] int32, dense along the blocks; ids of a row's pages, in order. Entries past
             its last page, and before the pages that its tokens see, may be any values.
         slot_mapping: [num_tokens] int64; page * block_size + offset of each new token; -1: padding.
-        prefix_lens: [num_rows] int32; as in `Backend.attention_batch`; None: no prefix is seen by itself.
+        prefix_spans: [num_rows, 2] int32, dense; as in `Backend.attention_batch`; None: there are none.
         block_size: tokens of a page.
         max_query_len: a bound on the new tokens of a row.
         max_seq_len: a bound on `seq_lens`.
@@ -28,7 +28,7 @@ class PagedRows(NamedTuple):
     seq_lens: Tensor
     block_tables: Tensor
     slot_mapping: Tensor
-    prefix_lens: Tensor | None
+    prefix_spans: Tensor | None
     block_size: int
     max_query_len: int
     max_seq_len: int

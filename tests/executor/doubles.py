@@ -90,7 +90,7 @@ class WholePromptWorker(NullWorker):
     """All of a prompt sees its end."""
 
     def load(self) -> WorkerReady:
-        return replace(super().load(), kv_groups=[KVGroupSpec("prompt", [0], page_bytes=10)])
+        return replace(super().load(), whole_prompts=True)
 
 
 class SlowWorker(NullWorker):

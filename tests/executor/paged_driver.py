@@ -16,6 +16,7 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import ExpertPlacement, ExpertPlacementStrategy
 from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import ModelSpec
+from quire.core.wire.prefix_spans import PrefixSpan
 from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.memory.kv_layout import KVLayout
 from quire.executor.memory.state_layout import StateLayout, StatePages
@@ -23,6 +24,7 @@ from quire.executor.models.base import InputEmbeds, Model, ModelContext, StepCon
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.step.input_batch import state_rows
+from quire.executor.step.span_rows import SpanRows
 from quire.executor.transfers import to_device_together
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packing import PackAtLoad
@@ -142,6 +144,7 @@ class PagedDriver:
             cache.pages[0] = _nothing(cache.pages)
         self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
         self.prompt_lens: dict[int, int] = {}  # by request
+        self.prefix_spans: dict[int, list[PrefixSpan]] = {}  # by request; of models that see prompts, `step` sets them
 
     @torch.inference_mode()
     def step(
@@ -165,7 +168,9 @@ class PagedDriver:
         rows = list(new_tokens)
         for row in rows:
             self.prompt_lens.setdefault(row, len(new_tokens[row]))
-        prompt_lens = np.array([self.prompt_lens[row] for row in rows])
+        if any(layer.sees_prompt for layer in self.model.kv_layers):
+            self.prefix_spans |= {row: [(0, self.prompt_lens[row])] for row in rows}
+        spans = [self.prefix_spans.get(row, []) for row in rows]
         query_lens = np.array([len(new_tokens[row]) for row in rows])
         num_computed = np.array([len(self.tokens[row]) for row in rows])
         positions = np.concatenate([np.arange(n, n + q) for n, q in zip(num_computed, query_lens, strict=True)])
@@ -173,17 +178,18 @@ class PagedDriver:
         tables = self.block_tables[:, rows]
         token_rows = np.repeat(np.arange(len(rows)), query_lens)
         slots = tables[:, token_rows, positions // self.block_size] * self.block_size + positions % self.block_size
-        attention = self._attention(query_lens, seq_lens, prompt_lens, tables, slots)
+        attention = self._attention(query_lens, seq_lens, spans, tables, slots)
         wanted = None
-        rows_there, is_new = to_device_together([np.array(rows), num_computed == 0], torch.device(self.device))
+        is_new = num_computed == 0
+        rows_there, is_new_there = to_device_together([np.array(rows), is_new], torch.device(self.device))
         if only_last:
             query_lens = np.ones_like(query_lens)
-            last = self._attention(query_lens, seq_lens, prompt_lens, tables, slots[:, ends])
+            last = self._attention(query_lens, seq_lens, spans, tables, slots[:, ends])
             wanted = Wanted(self._tensor(ends), last)
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
         step = StepContext(
             self._tensor(positions), self.caches, attention, input_embeds=input_embeds, wanted=wanted,
-            states=self.states, rows=state_rows(rows_there, ends + 1, is_new),
+            states=self.states, rows=state_rows(np.array(rows), rows_there, ends + 1, is_new, is_new_there),
         )  # fmt: skip
         logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:
@@ -205,16 +211,17 @@ class PagedDriver:
         self,
         query_lens: np.ndarray,
         seq_lens: np.ndarray,
-        prompt_lens: np.ndarray,
+        prefix_spans: list[list[PrefixSpan]],
         tables: np.ndarray,
         slots: np.ndarray,
     ) -> list[AttentionBatch]:
+        rows = SpanRows.of(query_lens, seq_lens, prefix_spans)
         return [
             self.ops.attention_batch(
-                query_lens, seq_lens, table, self._tensor(mapping), block_size=self.block_size,
-                prefix_lens=prompt_lens if group.kind == "prompt" else None,
+                rows.query_lens, rows.seq_lens, table[rows.sequences], self._tensor(mapping),
+                block_size=self.block_size, prefix_spans=rows.spans if rows.spans.any() else None,
             )
-            for group, table, mapping in zip(self.groups, tables, slots, strict=True)
+            for table, mapping in zip(tables, slots, strict=True)
         ]  # fmt: skip
 
     def _give_back(self, row: int) -> None:

@@ -48,7 +48,7 @@ class Step:
         given_back: int | None = None,
         page_gap: int = 0,
         cache_dtype: torch.dtype | None = None,
-        prefix_lens: list[int] | None = None,
+        prefix_spans: list[tuple[int, int]] | None = None,
         garbage: int | None = 0x46,
     ) -> None:
         """The cache has the dtype of keys and values, if no other is given.
@@ -91,9 +91,9 @@ class Step:
         self.scale = head_dim**-0.5
         self.batch = ops.attention_batch(
             self.query_lens, self.seq_lens, self.block_tables, torch.cat(slots), block_size=block_size,
-            prefix_lens=None if prefix_lens is None else np.array(prefix_lens),
+            prefix_spans=None if prefix_spans is None else np.array(prefix_spans),
         )  # fmt: skip
-        self.prefix_lens = prefix_lens or [0] * len(rows)
+        self.prefix_spans = prefix_spans or [(0, 0)] * len(rows)
         self.ops = ops
 
     def run(self, window: int | None = None, **form: Any) -> Tensor:
@@ -106,15 +106,21 @@ class Step:
         """The outputs, and the logarithm of each softmax's denominator."""
         form = AttentionForm(self.scale, window, **options)
         results, sums = [], []
-        rows = zip(self.seq_lens.tolist(), self.prefix_lens, self.keys, self.values, strict=True)
-        for queries, (seq_len, prefix, k, v) in zip(self.q.double().split(self.query_lens.tolist()), rows, strict=True):
+        rows = zip(self.seq_lens.tolist(), self.prefix_spans, self.keys, self.values, strict=True)
+        for queries, (seq_len, (begin, end), k, v) in zip(
+            self.q.double().split(self.query_lens.tolist()), rows, strict=True
+        ):
             group = self.q.shape[1] // k.shape[1]
             keys, values = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
             position = torch.arange(seq_len - len(queries), seq_len).unsqueeze(1)
             key = torch.arange(seq_len)
-            seen = (key <= position) | ((key < prefix) & (position < prefix))  # [queries, keys]
+            seen = key <= position  # [queries, keys]
             if window is not None:
-                seen &= (key - position).abs() < window
+                seen &= key > position - window
+            in_span = (begin <= key) & (key < end) & (begin <= position) & (position < end)
+            if form.span_window is not None:
+                in_span &= (key - position).abs() < form.span_window
+            seen |= in_span
             if form.chunk is not None:
                 distance = position // form.chunk - key // form.chunk
                 seen &= {"own": distance == 0, "previous": distance == 1, "earlier": distance > 1}[form.chunks]
@@ -138,26 +144,43 @@ class Step:
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 130), (7, 40), (23, 23), (1, 17), (6, 41), (1, 16), (24, 24), (33, 70), (1, 300)]
 
 
-@pytest.mark.parametrize("window", [None, 1, 30, 200])
+@pytest.mark.parametrize(("window", "span_window"), [(None, None), (1, None), (25, None), (25, 25), (None, 9), (40, 3)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_tokens_of_a_prefix_see_each_other(ops: Backend, has_bias: bool, window: int | None) -> None:
-    """Whole prefixes, with tokens behind them and without; later parts of such sequences; and rows without a prefix."""
-    rows = [(20, 20), (300, 300), (45, 45), (1, 60), (9, 70), (1, 1), (7, 30), (150, 150)]
-    prefix_lens = [20, 300, 30, 40, 61, 1, 0, 20]
-    step = Step(ops, rows, num_heads=6, prefix_lens=prefix_lens)
+def test_tokens_of_a_prefix_span_see_each_other(
+    ops: Backend, has_bias: bool, window: int | None, span_window: int | None
+) -> None:
+    """Whole spans, with tokens around them and without; later parts of such sequences; and rows without a span.
+
+    A window hides nothing of a span from its own tokens, unless it is the span's.
+    """
+    rows = [
+        (20, 20),
+        (300, 300),
+        (45, 45),
+        (1, 60),
+        (9, 70),
+        (1, 1),
+        (7, 30),
+        (150, 150),
+        (200, 230),
+        (40, 40),
+        (1, 50),
+    ]
+    spans = [(0, 20), (0, 300), (0, 30), (0, 40), (0, 61), (0, 1), (0, 0), (0, 20), (60, 210), (30, 40), (3, 50)]
+    step = Step(ops, rows, num_heads=6, prefix_spans=spans)
     bias = torch.randn(6, 2 * 50 + 1, generator=torch.Generator().manual_seed(3)) if has_bias else None
-    form = AttentionForm(step.scale, window, distance_bias=bias)
+    form = AttentionForm(step.scale, window, distance_bias=bias, span_window=span_window)
     out, lse = ops.partial_attention(step.q, step.kv_cache, step.batch, form)
-    expected, expected_lse = step.expected_part(window, distance_bias=bias)
+    expected, expected_lse = step.expected_part(window, distance_bias=bias, span_window=span_window)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(step.run(window, distance_bias=bias), out)
+    torch.testing.assert_close(step.run(window, distance_bias=bias, span_window=span_window), out)
 
 
-def test_a_prefix_has_no_chunks(ops: Backend) -> None:
-    step = Step(ops, [(20, 20)], prefix_lens=[20])
-    with pytest.raises(ValueError, match="no chunks"):
-        step.run(chunk=8)
+def test_a_prefix_span_has_no_chunks(ops: Backend) -> None:
+    step = Step(ops, [(20, 20)], prefix_spans=[(5, 9)])
+    with pytest.raises(ValueError, match="prefix span"):
+        step.run(chunk=16)
 
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])

@@ -123,10 +123,10 @@ def test_bits_depend_neither_on_the_batch_nor_on_chunks(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [32, 40])
-def test_prefixes_whose_tokens_see_each_other(native: NativeBackend, dtype: torch.dtype, head_dim: int) -> None:
+def test_prefix_spans_whose_tokens_see_each_other(native: NativeBackend, dtype: torch.dtype, head_dim: int) -> None:
     """Short and long ones, in several items and tiles; a token alone gives the same bits."""
-    rows, prefix_lens = [(3, 3), (200, 200), (2, 70), (90, 130)], [3, 190, 60, 128]
-    step = Step(native, rows, num_heads=6, head_dim=head_dim, dtype=dtype, prefix_lens=prefix_lens)
+    rows, spans = [(3, 3), (200, 200), (2, 70), (90, 130)], [(0, 3), (0, 190), (0, 60), (50, 128)]
+    step = Step(native, rows, num_heads=6, head_dim=head_dim, dtype=dtype, prefix_spans=spans)
     bias = torch.randn(6, 2 * 20 + 1, generator=torch.Generator().manual_seed(3))
     out = step.run(distance_bias=bias)
     tolerance = TOLERANCE[dtype]
@@ -134,7 +134,7 @@ def test_prefixes_whose_tokens_see_each_other(native: NativeBackend, dtype: torc
     for token in (0, 188, 189, 190):
         alone = native.attention_batch(
             np.array([1]), np.array([token + 1]), step.block_tables[1:2], torch.empty(0, dtype=torch.int64),
-            block_size=16, prefix_lens=np.array([190]),
+            block_size=16, prefix_spans=np.array([[0, 190]]),
         )  # fmt: skip
         q = step.q[3 + token : 4 + token]
         got = native.attention(q, step.kv_cache, alone, AttentionForm(step.scale, distance_bias=bias))

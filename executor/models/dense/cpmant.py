@@ -29,7 +29,7 @@ from quire.executor.models.decoder import layer_places, size_of
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
-from quire.ops.backend import AttentionBatch, AttentionForm, Backend
+from quire.ops.backend import AttentionBatch, AttentionForm, Backend, DeviceRows
 
 _PIECES = {
     "input_layernorm": Piece("self_att.layernorm_before_attention"),
@@ -158,31 +158,49 @@ class _SoftPrompts:
 
     @classmethod
     def of(cls, ops: Backend, length: int, step: StepContext) -> "_SoftPrompts":
-        slots, is_new = step.rows.slots.cpu().numpy(), step.rows.is_new.cpu().numpy()
-        new = np.flatnonzero(is_new)
-        places = torch.from_numpy((slots[new, None] * length + np.arange(length)).ravel()).to(step.positions.device)
+        tables, new, device = step.rows.tables, step.rows.beginning, step.positions.device
+        assert tables is not None
+        assert new is not None
+        places = step.positions[:0]
+        if len(new):
+            places = torch.from_numpy((tables[new].astype(np.int64) * length + np.arange(length)).ravel()).to(device)
 
-        def whole(tables: np.ndarray, lengths: np.ndarray, block_size: int) -> AttentionBatch:
+        def whole(
+            tables: np.ndarray, lengths: np.ndarray, block_size: int, there: DeviceRows | None = None
+        ) -> AttentionBatch:
             """Builds a batch of single queries, each of which sees all keys of its row."""
-            return ops.attention_batch(np.ones_like(lengths), lengths, tables, places, block_size=block_size)
+            return ops.attention_batch(
+                np.ones_like(lengths), lengths, tables, places, block_size=block_size, there=there
+            )  # fmt: skip
 
-        of_tokens = np.repeat(slots, step.rows.starts.diff().cpu().numpy())[:, None]
-        seen_by_all = seen = whole(of_tokens, np.full(len(of_tokens), length), length)
+        if len(step.positions) == len(tables):
+            of_tokens, there = tables, _slots_there(step, length)
+        else:
+            of_tokens, there = np.repeat(tables, step.rows.starts.diff().numpy(), axis=0), None
+        seen_by_all = seen = whole(of_tokens, np.full(len(of_tokens), length), length, there)
         if step.wanted is not None:
             wanted = of_tokens[step.wanted.tokens.cpu().numpy()]
             seen = whole(wanted, np.full(len(wanted), length), length)
         if not len(new):
             return cls(0, places, seen, seen_by_all)
         lengths = np.full(len(new), length)
-        among = ops.attention_batch(
-            lengths, lengths, slots[new, None], places, block_size=length, prefix_lens=lengths
-        )  # fmt: skip
+        spans = np.stack((np.zeros_like(lengths), lengths), axis=1)
+        among = ops.attention_batch(lengths, lengths, tables[new], places, block_size=length, prefix_spans=spans)
         text = step.attention[step.caches[0].group]
-        prompt_lens = text.seq_lens if text.prefix_lens is None else text.prefix_lens
+        assert text.prefix_spans is not None, "a prompt is a span"
         prompts = whole(
-            np.repeat(text.block_tables[new], length, axis=0), np.repeat(prompt_lens[new], length), text.block_size
+            np.repeat(text.block_tables[new], length, axis=0),
+            np.repeat(text.prefix_spans[new, 1], length),
+            text.block_size,
         )
         return cls(len(new), places, seen, seen_by_all, among, prompts)
+
+
+def _slots_there(step: StepContext, length: int) -> DeviceRows:
+    """The rows of one token on the device, each with the `length` keys in its slot."""
+    slots = step.rows.slots
+    starts = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
+    return DeviceRows(starts, torch.full_like(slots, length, dtype=torch.int32), slots.int()[:, None], 1, length)
 
 
 class _Attention:

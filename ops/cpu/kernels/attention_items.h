@@ -123,7 +123,7 @@ template <class Unit, class Cache> struct Attention {
     void run() {
         for (long row = 0; row < rows; row++) {
             const long position = position_of(row);
-            work.seen[row] = {first_seen(call, position), end_seen(call, position, item.prefix)};
+            work.seen[row] = {first_seen(call, position, item.prefix), end_seen(call, position, item.prefix)};
         }
         with_query_type([&](auto* type) { take_queries(type); });
         const long first = walk.begin / SPLIT, last = (walk.end - 1) / SPLIT;

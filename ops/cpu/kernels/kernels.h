@@ -21,13 +21,14 @@ struct AttentionCall {
     const int64_t* query_lens;    // [num_rows]
     const int64_t* seq_lens;      // [num_rows]
     const int32_t* block_tables;  // [num_rows, table_stride]
-    const int64_t* prefix_lens;   // [num_rows], or null; not with chunks
+    const int64_t* prefix_spans;  // [num_rows, 2], or null; not with chunks
     const float *sinks, *slopes;  // [num_kv_heads * group], or null
     const float* distance_bias;   // [num_kv_heads * group, 2 * reach + 1], or null
     float* lse;                   // [num_tokens, num_kv_heads * group], or null
     int64_t q_token_stride, q_head_stride, num_requests, table_stride, page_stride, block_size;
     int64_t num_kv_heads, group, head_dim, row_size;
     int64_t window, chunk;  // 0: none
+    int64_t span_window;    // of tokens in a prefix span; 0: they see all of it
     int64_t chunks;         // one of `Chunks`
     int64_t reach;          // greatest distance that has a separate bias
     int64_t q_dtype, kv_dtype, num_threads;

@@ -29,28 +29,37 @@ constexpr int MIN_ROWS = MAX_ROWS;
 constexpr int MIN_ROWS = 64;
 #endif
 
+// The tokens of a request from `begin` up to `end` see each other.
+struct Prefix {
+    long begin, end;
+
+    bool has(long position) const { return begin <= position && position < end; }
+};
+
 // Queries [first_query, first_query + num_queries) of a request, against keys [first_key, end_key) of some KV heads.
 struct Item {
     long request, first_token, first_query, num_queries, first_head, num_heads, first_key, end_key;
-    long prefix;  // leading tokens of the request that see each other
+    Prefix prefix;
     long shared;  // the same number for the items that divide the keys of the same queries among them; or -1
     long cost;
     bool in_place;  // whether keys and values are read in place (few rows), not packed head by head
 };
 
-// The first key that a query at `position` sees.
-inline long first_seen(const AttentionCall& call, long position) {
+// The first key that a query at `position` sees. It never falls from one query to the next.
+inline long first_seen(const AttentionCall& call, long position, const Prefix& prefix) {
     const long by_window = call.window ? position + 1 - call.window : 0;
     const long back = call.chunks == PREVIOUS ? call.chunk : 0;
     const long by_chunk = call.chunk && call.chunks != EARLIER ? position - position % call.chunk - back : 0;
-    return std::max({0L, by_window, by_chunk});
+    const long first = std::max({0L, by_window, by_chunk});
+    if (!prefix.has(position)) return first;
+    return std::min(first, call.span_window ? std::max<long>(prefix.begin, position + 1 - call.span_window) : prefix.begin);
 }
 
 // The key after the last that a query at `position` sees; 0 if it sees none. It never falls from one query to the next.
-inline long end_seen(const AttentionCall& call, long position, long prefix) {
+inline long end_seen(const AttentionCall& call, long position, const Prefix& prefix) {
     if (call.chunks == OWN) {
-        if (position >= prefix) return position + 1;
-        return call.window ? std::min(prefix, position + (long)call.window) : prefix;
+        if (!prefix.has(position)) return position + 1;
+        return call.span_window ? std::min<long>(prefix.end, position + call.span_window) : prefix.end;
     }
     return std::max(0L, position - position % call.chunk - (call.chunks == EARLIER ? call.chunk : 0));
 }
@@ -78,11 +87,12 @@ inline std::vector<Item> pieces_of(const AttentionCall& call, long few, long& to
     long first_token = 0;
     for (long request = 0; request < call.num_requests; request++) {
         const long count = call.query_lens[request], computed = call.seq_lens[request] - count;
-        const long prefix = call.prefix_lens ? call.prefix_lens[request] : 0;
+        const int64_t* span = call.prefix_spans ? call.prefix_spans + 2 * request : nullptr;
+        const Prefix prefix = span ? Prefix{span[0], span[1]} : Prefix{0, 0};
         for (long first = 0; first < count; first += queries) {
             const long num = std::min(queries, count - first);
             const long end = end_seen(call, computed + first + num - 1, prefix);
-            const long first_key = first_seen(call, computed + first);
+            const long first_key = first_seen(call, computed + first, prefix);
             const long cost = (num + 8) * std::max(1L, end);  // reading the keys costs as much as 8 queries
             const bool in_place = num * call.group <= few && call.head_dim % SPAN == 0;
             pieces.push_back({request, first_token, first, num, 0, 0, first_key, end, prefix, -1, cost, in_place});

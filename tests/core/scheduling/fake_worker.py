@@ -19,8 +19,9 @@ from quire.core.config.resolved import SchedulerLimits
 from quire.core.kv.page_loads import LowerTiers
 from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.wire.kv_groups import KVGroupSpec, needs_whole_prompts
+from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.page_moves import PageMove
+from quire.core.wire.prefix_spans import PrefixSpan, span_around
 from quire.core.wire.protocol import (
     EngineRequest,
     FinishReason,
@@ -35,7 +36,6 @@ from quire.core.wire.sampling_params import SamplingParams
 EOS = 0
 VOCAB_SIZE = 40
 FULL = KVGroupSpec("full", [0], page_bytes=0)
-PROMPT = KVGroupSpec("prompt", [0], page_bytes=0)
 FREE = (-1, 0)
 """The content of a position in a page before the first write."""
 NAN_MESSAGE = "logits are not finite"
@@ -89,7 +89,7 @@ class Row:
     max_num_computed: int  # the last token that the request may have is sampled, and never computed
     token_ids: list[int]
     page_ids: list[list[int]]  # per KV group
-    prompt: tuple[int, ...] = ()
+    prefix_spans: list[PrefixSpan] = field(default_factory=list)
     is_pooled: bool = False  # it samples nothing
     num_computed: int = -1  # unknown until its first row
     drafts: list[int] = field(default_factory=list)
@@ -130,7 +130,6 @@ class FakeWorker:
         self.limits = limits
         self.max_model_len = max_model_len
         self.kv_groups = [group for group in kv_groups if not group.is_recurrent]
-        self.whole_prompts = needs_whole_prompts(kv_groups)
         self.recurrent = next((group for group in kv_groups if group.is_recurrent), None)
         self.states: dict[int, int] = {}  # by slot; never cleared
         self.num_restored = self.num_snapshots = 0
@@ -172,9 +171,13 @@ class FakeWorker:
                 max_num_tokens = new.num_prompt_tokens + 1
             tables = [list(table) for table in new.page_ids]
             assert len(tables) == len(self.kv_groups)
-            prompt = tuple(new.token_ids[: new.num_prompt_tokens])
             row = Row(
-                new.sampling.seed or 0, max_num_tokens - 1, list(new.token_ids), tables, prompt, new.pooling is not None
+                new.sampling.seed or 0,
+                max_num_tokens - 1,
+                list(new.token_ids),
+                tables,
+                new.prefix_spans,
+                new.pooling is not None,
             )
             row.identify()
             self.table[new.slot] = row
@@ -243,8 +246,8 @@ class FakeWorker:
             assert row.num_computed in (-1, start), "a position was computed twice or skipped"
             assert start + count <= len(row.identities), "a token was computed before it was known or drafted"
             assert start + count <= row.max_num_computed, "computed past the length limit"
-            if self.whole_prompts:
-                assert start >= len(row.prompt) or start + count >= len(row.prompt) > start == 0, "a prompt was cut"
+            for cut in (start, start + count):
+                assert span_around(row.prefix_spans, cut) is None, "a span was divided"
             for group, table in enumerate(row.page_ids):
                 ahead = start + count + self.limits.num_lookahead_tokens
                 assert len(table) * size >= ahead, "drafts have no place"
@@ -257,9 +260,11 @@ class FakeWorker:
             self.num_computed_tokens += count
 
     def content(self, group: int, row: Row, position: int) -> tuple[int, ...]:
-        """What a group keeps of a token: in one of the kind "prompt", it depends on the whole prompt."""
-        whole = self.kv_groups[group].kind == "prompt"
-        return group, hash((row.identities[position], row.prompt)) if whole else row.identities[position]
+        """What a group keeps of a token: it depends on all tokens before it, and on spans that have begun."""
+        spans = [span for span in row.prefix_spans if span[0] <= position]
+        if not spans:
+            return group, row.identities[position]
+        return group, hash((row.identities[position], row.identities[spans[-1][1] - 1], tuple(spans)))
 
     def read(self, plan: StepPlan) -> None:
         """Reads every position that a computed token sees, in each group."""
@@ -268,6 +273,7 @@ class FakeWorker:
             row = self.table[slot]
             for group, (spec, table) in enumerate(zip(self.kv_groups, row.page_ids, strict=True)):
                 first = 0 if spec.window is None else max(0, start - spec.window + 1)
+                first = min([first, *(begin for begin, end in row.prefix_spans if begin <= start < end)])
                 expected = [self.content(group, row, position) for position in range(first, row.num_computed)]
                 pages = table[first // size : -(-row.num_computed // size)]
                 found = [content for page in pages for content in self.pages[page]][first % size :]
@@ -372,6 +378,7 @@ class Harness:
         num_stages: int = 1,
         num_token_types: int = 1,
         lower_tiers: LowerTiers | None = None,
+        whole_prompts: bool = False,
         **limits: Any,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 4} | limits
@@ -388,6 +395,7 @@ class Harness:
             num_token_types=num_token_types,
             clock=self.clock,
             lower_tiers=lower_tiers,
+            whole_prompts=whole_prompts,
         )
         self.worker = FakeWorker(self.limits, num_pages, max_model_len, kv_groups, drafter)
         self.depth = depth
@@ -459,6 +467,7 @@ def make_request(
     cache_salt: str | None = None,
     output: list[int] | None = None,
     seed: int = 1,
+    prefix_spans: list[PrefixSpan] | None = None,
     **sampling: Any,
 ) -> EngineRequest:
     """A request of `prompt` tokens (or of that many, which no other request has)."""
@@ -467,7 +476,10 @@ def make_request(
     sampling = {"max_tokens": 4, "ignore_eos": True} | sampling
     start = SequenceStart(request_id, seed, output or [])
     num_tokens = len(prompt) + len(start.output_token_ids)
-    return EngineRequest([start], prompt, SamplingParams(**sampling), priority, cache_salt, num_new_tokens=num_tokens)
+    return EngineRequest(
+        [start], prompt, SamplingParams(**sampling), priority, cache_salt,
+        num_new_tokens=num_tokens, prefix_spans=prefix_spans or [],
+    )  # fmt: skip
 
 
 def start_of(request: EngineRequest) -> SequenceStart:
@@ -486,7 +498,7 @@ def scheduled(
 ) -> Request:
     """The scheduler's state of a request of one sequence, as it arrives."""
     limits: Any = {"priority_key": (priority,), "max_num_tokens": max_num_tokens, "stop_ids": stop_ids}
-    return Request(wire, start_of(wire), Prompt(wire), queued_at=2.5, **limits)
+    return Request(wire, start_of(wire), Prompt(wire, wire.prefix_spans), queued_at=2.5, **limits)
 
 
 def expect_outputs(harness: Harness, requests: list[EngineRequest]) -> None:

@@ -17,7 +17,7 @@ def encode(name: str, num_tokens: int, **fields: Any) -> EngineRequest:
 
 
 def encoder(**options: Any) -> Harness:
-    return Harness(kv_groups=[], num_pages=0, **options)
+    return Harness(kv_groups=[], num_pages=0, whole_prompts=True, **options)
 
 
 @pytest.mark.parametrize("depth", [1, 3])

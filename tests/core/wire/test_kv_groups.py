@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing, needs_whole_prompts, shares_prefixes
+from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing, shares_prefixes
 from quire.core.wire.protocol import KVGroups
 
 
@@ -33,11 +33,11 @@ def test_an_encoder_declares_no_groups() -> None:
     assert decoder.decode(msgspec.msgpack.encode(groups)) == groups
     assert decoder.decode(msgspec.msgpack.encode([])) == []
     assert keeps_nothing([])
-    assert needs_whole_prompts([])
     assert not shares_prefixes([])
     assert not keeps_nothing(groups)
     states = [KVGroupSpec("recurrent", [0], 64, state_bytes=1, interval=16)]
-    assert (keeps_nothing(states), needs_whole_prompts(states), shares_prefixes(states)) == (False, False, True)
+    assert (keeps_nothing(states), shares_prefixes(states)) == (False, True)
+    assert not shares_prefixes(states, whole_prompts=True)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 30])

@@ -20,8 +20,8 @@ PROMPTS = {0: list(range(3, 33)), 1: [7, 5, 9]}
 STEPS = [{0: [11], 1: [12]}, {0: [13], 1: [14]}]
 
 
-READING = {"cpmant", "qwen4_exp_text"}
-"""Soft prompts of CPM-Ant have pages that the host finds, and it counts the tokens of Qwen4 that choose blocks."""
+READING = {"qwen4_exp_text"}
+"""The host counts the tokens of Qwen4 that choose blocks."""
 GRAPHIC = [name for name in NATIVE if name not in READING]
 
 

@@ -45,7 +45,7 @@ def serve(folder: Path, group: ParallelGroup | None = None) -> tuple[Worker, dic
     assert (ready.num_pages, ready.kv_cache_bytes, ready.kv_groups) == (0, 0, [])
     assert ready.max_model_len == 128
     worker.allocate(ready.num_pages, ready.max_model_len)
-    return worker, {"kv_groups": [], "num_pages": 0, "max_model_len": 128, "num_token_types": 2}
+    return worker, {"kv_groups": [], "num_pages": 0, "max_model_len": 128, "num_token_types": 2, "whole_prompts": True}
 
 
 def vectors(served: tuple[Worker, dict[str, Any]], asked: list[EngineRequest], **options: Any) -> dict[str, np.ndarray]:

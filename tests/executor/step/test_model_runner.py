@@ -80,6 +80,7 @@ def generate(
     num_stages: int = 1,
     max_model_len: int = MAX_MODEL_LEN,
     num_token_types: int = 1,
+    whole_prompts: bool = False,
     **limits: Any,
 ) -> dict[str, list[RequestDelta]]:
     """Runs requests to their ends with `depth` plans made ahead; deltas by request id."""
@@ -91,6 +92,7 @@ def generate(
         eos_token_ids=[2],
         num_stages=num_stages,
         num_token_types=num_token_types,
+        whole_prompts=whole_prompts,
     )
     for request in requests:
         assert scheduler.add(request) == []

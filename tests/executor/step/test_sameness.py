@@ -86,7 +86,8 @@ def start(
     worker = Worker(config, Rank(tensor=group.rank), group, **options)
     ready = worker.load()
     worker.allocate(ready.num_pages, ready.max_model_len)
-    return Served(folder, worker, ready, partial(generate, worker, block_size=BLOCK_SIZE, kv_groups=ready.kv_groups))
+    on_worker = partial(generate, worker, block_size=BLOCK_SIZE, kv_groups=ready.kv_groups)
+    return Served(folder, worker, ready, partial(on_worker, whole_prompts=ready.whole_prompts))
 
 
 def alone(served: Served, requests: list[EngineRequest]) -> dict[str, list[int]]:

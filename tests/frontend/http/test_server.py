@@ -9,7 +9,7 @@ import ssl
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
@@ -321,8 +321,9 @@ def test_room_in_the_cache_counts_a_token_once_however_many_groups_keep_it() -> 
     assert room(state) == (7 * 16_384, 7), "as many requests as there are slots"
 
 
-@pytest.mark.parametrize("kind", ["full", "prompt"])
-def test_metrics_do_not_tell_of_a_prefix_cache_that_a_model_cannot_have(kind: Literal["full", "prompt"]) -> None:
-    groups = [KVGroupSpec(kind, [0], page_bytes=64)]
-    ready = EngineReady(4096, 16, 256, 0, 0, "cpu", groups, caches_prefixes=shares_prefixes(groups))
-    assert cache_facts(engine_config(), ready)["enable_prefix_caching"] == str(kind == "full")
+@pytest.mark.parametrize("whole_prompts", [False, True])
+def test_metrics_do_not_tell_of_a_prefix_cache_that_a_model_cannot_have(whole_prompts: bool) -> None:
+    groups = [KVGroupSpec("full", [0], page_bytes=64)]
+    caches_prefixes = shares_prefixes(groups, whole_prompts=whole_prompts)
+    ready = EngineReady(4096, 16, 256, 0, 0, "cpu", groups, caches_prefixes=caches_prefixes)
+    assert cache_facts(engine_config(), ready)["enable_prefix_caching"] == str(not whole_prompts)

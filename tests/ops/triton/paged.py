@@ -42,7 +42,7 @@ def rows_of(step: Step) -> PagedRows:
         seq_lens=send(plan.seq_lens),
         block_tables=send(plan.block_tables),
         slot_mapping=plan.slot_mapping.to(DEVICE),
-        prefix_lens=None if plan.prefix_lens is None else send(plan.prefix_lens),
+        prefix_spans=None if plan.prefix_spans is None else send(plan.prefix_spans),
         block_size=plan.block_size,
         max_query_len=int(plan.query_lens.max()),
         max_seq_len=int(plan.seq_lens.max()),

@@ -17,15 +17,15 @@ TABLES = np.arange(15, dtype=np.int32).reshape(3, 5)
 def test_rows_are_those_of_the_host() -> None:
     with PretendDevice():
         ops, slots = TritonBackend(), torch.arange(9, device="cuda")
-        for prefixes in (None, np.array([0, 4, 2])):
-            batch = ops.attention_batch(QUERY_LENS, SEQ_LENS, TABLES, slots, block_size=4, prefix_lens=prefixes)
+        for spans in (None, np.array([[0, 0], [1, 4], [0, 2]])):
+            batch = ops.attention_batch(QUERY_LENS, SEQ_LENS, TABLES, slots, block_size=4, prefix_spans=spans)
             rows = batch.rows
             assert rows.query_starts.tolist() == [0, 1, 6, 9]
             assert rows.seq_lens.tolist() == SEQ_LENS.tolist()
             assert rows.block_tables.tolist() == TABLES.tolist()
             assert rows.slot_mapping is slots
-            assert (None if rows.prefix_lens is None else rows.prefix_lens.tolist()) == (
-                None if prefixes is None else prefixes.tolist()
+            assert (None if rows.prefix_spans is None else rows.prefix_spans.tolist()) == (
+                None if spans is None else spans.tolist()
             )
             assert (rows.block_size, rows.max_query_len, rows.max_seq_len) == (4, 5, 17)
             tensors = (rows.query_starts, rows.seq_lens, rows.block_tables)

@@ -56,9 +56,10 @@ def test_forms(form: dict[str, Any]) -> None:
     assert_equal_to_eager(step, run(step, **form), **form)
 
 
-def test_the_last_token_of_a_prefix_and_those_behind_it() -> None:
-    step = decode_step([20, 37, 12], prefix_lens=[20, 9, 0])
-    assert_equal_to_eager(step, run(step))
+@pytest.mark.parametrize("form", [{}, {"window": 6}, {"window": 6, "span_window": 4}])
+def test_the_last_token_of_a_prefix_span_and_those_behind_it(form: dict[str, Any]) -> None:
+    step = decode_step([20, 37, 12, 30], prefix_spans=[(0, 20), (0, 9), (0, 0), (11, 30)])
+    assert_equal_to_eager(step, run(step, **form), **form)
 
 
 def test_a_row_alone_has_the_bits_of_a_row_in_company(monkeypatch: pytest.MonkeyPatch) -> None:

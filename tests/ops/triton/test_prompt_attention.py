@@ -49,10 +49,11 @@ def test_forms(form: dict[str, Any]) -> None:
     assert_equal_to_eager(step, run(step, **form), **form)
 
 
-@pytest.mark.parametrize("window", [None, 6])
-def test_tokens_of_a_prefix_see_each_other(window: int | None) -> None:
-    step = Step(EAGER, [(30, 30), (4, 40), (12, 20), (1, 9)], prefix_lens=[20, 38, 20, 9], dtype=torch.bfloat16)
-    assert_equal_to_eager(step, run(step, window=window), window=window)
+@pytest.mark.parametrize("form", [{}, {"window": 5}, {"window": 5, "span_window": 4}])
+def test_tokens_of_a_prefix_span_see_each_other(form: dict[str, Any]) -> None:
+    rows, spans = [(30, 30), (4, 40), (12, 20), (1, 9), (33, 50)], [(0, 20), (0, 38), (0, 20), (0, 9), (22, 41)]
+    step = Step(EAGER, rows, prefix_spans=spans, dtype=torch.bfloat16)
+    assert_equal_to_eager(step, run(step, **form), **form)
 
 
 def test_one_prompt_of_several_blocks() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -139,7 +140,7 @@ def test_prompts_and_prefixes_go_the_ordinary_way(is_one_kernel: list[str]) -> N
     plan, form, cache = decode.step.batch, AttentionForm(decode.step.scale), decode.step.kv_cache.to(DEVICE)
     batch = TRITON.attention_batch(
         plan.query_lens, plan.seq_lens, plan.block_tables, plan.slot_mapping.to(DEVICE), block_size=plan.block_size,
-        prefix_lens=plan.seq_lens,
+        prefix_spans=np.stack((np.zeros_like(plan.seq_lens), plan.seq_lens), axis=1),
     )  # fmt: skip
     TRITON.rotate_and_attend(decode.heads, *decode.turns, cache, batch, form)
     assert is_one_kernel == []
