@@ -8,8 +8,22 @@ def curl_example(url: str, model: str, *, needs_key: bool) -> str:
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'"""
 
 
-def greeting(url: str, model: str, *, needs_key: bool) -> str:
-    """A curl line and a Python snippet for a server at `url` (without /v1)."""
+def vectors_example(url: str, model: str, *, needs_key: bool) -> str:
+    """A request for a vector as a shell command, for a server at `url` (without /v1)."""
+    header = "-H 'Authorization: Bearer YOUR_KEY' " if needs_key else ""
+    return f"""curl {url}/v1/embeddings {header}-H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "input": "What is the capital of France?"}}'"""
+
+
+def greeting(url: str, model: str, *, needs_key: bool, task: str = "generate") -> str:
+    """A curl line and a Python snippet for a server at `url` (without /v1).
+
+    Args:
+        task: the first that the model serves.
+    """
+    if task != "generate":
+        example = f"\nTry it:\n\n  {vectors_example(url, model, needs_key=needs_key)}\n" if task == "embed" else ""
+        return f"{example}\nCtrl-C stops the server; {url}/docs lists its routes.\n"
     key = "YOUR_KEY" if needs_key else "none"
     return f"""
 Try it:

@@ -146,7 +146,8 @@ class HttpServer:
         url = url_of(self._listener, self._server)
         logger.info("ready       %s after %.1f s", url, seconds)
         if self._greet:
-            print(greeting(url, self._engine.model.name, needs_key=bool(self._server.accepted_api_keys)), flush=True)
+            has_key, task = bool(self._server.accepted_api_keys), self._engine.supported_tasks[0]
+            print(greeting(url, self._engine.model.name, needs_key=has_key, task=task), flush=True)
 
     async def _watch_engine(self) -> None:
         """Stops the server when the engine is gone for good, so that a supervisor restarts it."""

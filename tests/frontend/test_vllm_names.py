@@ -231,6 +231,7 @@ MODULES = {
     "outputs": "RequestOutput CompletionOutput PoolingOutput PoolingRequestOutput EmbeddingOutput "
     "EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput",
     "pooling_params": "PoolingParams",
+    "config": "PoolerConfig",
     "logprobs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs",
     "inputs": "PromptType TextPrompt TokensPrompt EmbedsPrompt",
     "engine.arg_utils": "EngineArgs AsyncEngineArgs",

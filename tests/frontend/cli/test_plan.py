@@ -150,3 +150,17 @@ def test_a_broken_checkpoint_is_an_error_in_one_line(tmp_path: Path, capsys: pyt
 )
 def test_sizes_of_memory(text: str, expected: int) -> None:
     assert plan_command.memory_size(text) == expected
+
+
+def test_the_output_of_a_pooling_model_is_told(checkpoint: Checkpoints, plan: Plan) -> None:
+    folder = str(checkpoint("llama"))
+    options = ("--runner", "pooling", "--pooler-config.seq_pooling_type", "MEAN", "--max-num-seqs", "4")
+    _, text = plan(folder, *options)
+    [line] = [line for line in text.splitlines() if line.startswith("output ")]
+    assert line.split(maxsplit=1)[1] == (
+        "serves embed, token_embed; pooling MEAN; vectors of 64, normalized (runner from --runner, pooling from "
+        "--pooler-config)"
+    )
+    _, found = plan(folder, *options, "--json")
+    assert json.loads(found)["pooling"]["tasks"] == ["embed", "token_embed"]
+    assert json.loads(plan(folder, "--max-num-seqs", "4", "--json")[1])["pooling"] is None
