@@ -58,7 +58,7 @@ class LLM(VectorLLM):
     ) -> None:
         template = None if chat_template is None else read_template(os.fspath(chat_template))
         options.setdefault("disable_log_stats", True)
-        super().__init__(LLMEngine(AsyncLLM.from_engine_args(usage="llm", model=model, **options)))
+        super().__init__(LLMEngine(AsyncLLM.from_engine_args(usage="llm", model=model, **options)), template)
         self.model_config = self.llm_engine.model_config
         self._llm = self.llm_engine.async_llm
         self._builder = BatchBuilder(self._llm, template)

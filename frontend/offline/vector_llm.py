@@ -8,12 +8,15 @@ from quire.core.wire.pooling import PoolingTask
 from quire.core.wire.pooling_params import PoolingParams, check_task
 from quire.frontend.offline.arguments import one_each, prompts_of
 from quire.frontend.offline.engine import LLMEngine
+from quire.frontend.offline.scores import Scorer, pairs_of
 from quire.frontend.offline.vectors import VectorBatch, VectorRunner, VectorsOutput
-from quire.frontend.outputs import ClassificationRequestOutput, EmbeddingRequestOutput
+from quire.frontend.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, ScoringRequestOutput
 from quire.frontend.progress import MakeBar, open_progress
 from quire.frontend.refusals.arguments import refuse
 from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.requests.request_fields import check_params
 from quire.frontend.requests.tokenization import Tokenization
+from quire.frontend.text.chat_template import read_template
 
 Prompts = PromptLike | Sequence[PromptLike]
 Params = PoolingParams | Sequence[PoolingParams] | None
@@ -24,11 +27,14 @@ class VectorLLM:
 
     Args:
         llm_engine: the engine, and the thread that talks to it.
+        chat_template: the text of the template for pairs that bring none; None: the tokenizer joins them.
     """
 
-    def __init__(self, llm_engine: LLMEngine) -> None:
+    def __init__(self, llm_engine: LLMEngine, chat_template: str | None) -> None:
         self.llm_engine = llm_engine
+        self._chat_template = chat_template
         self._vectors = VectorRunner(llm_engine.async_llm)
+        self._scorer = Scorer(llm_engine.async_llm, self._vectors)
 
     def encode(
         self,
@@ -105,6 +111,45 @@ class VectorLLM:
             tokenization_kwargs=tokenization_kwargs,
         )
         return [ClassificationRequestOutput.from_base(output) for output in outputs]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: bool | MakeBar | None = None,
+        pooling_params: PoolingParams | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """The score of each pair: a model with one class reads both texts; vectors of texts are compared by their
+        cosine, those of tokens as ColBERT does (MaxSim).
+
+        Args:
+            data_1: a text for all of `data_2`, or one for each.
+            pooling_params: `extra_kwargs` may hold `max_tokens_per_query`, `max_tokens_per_doc` and
+                `chat_template_kwargs`.
+            chat_template: writes a pair as messages of the roles `query` and `document`; None for the one of `LLM`.
+
+        Other arguments and errors are those of `encode`.
+        """
+        refuse(lora_request=lora_request)
+        first, second = pairs_of(data_1, data_2)
+        params = check_params(pooling_params or PoolingParams(), PoolingParams)
+        template = self._chat_template if chat_template is None else read_template(chat_template)
+        with open_progress("Scoring", None, use_tqdm) as progress:
+            return self.llm_engine.run(
+                self._scorer.score(
+                    first,
+                    second,
+                    params,
+                    Tokenization.read(tokenization_kwargs),
+                    template,
+                    lambda output: progress.advance(len(output.prompt_token_ids)),
+                )
+            )
 
     def reward(
         self,

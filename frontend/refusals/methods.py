@@ -12,7 +12,6 @@ _DATA_PARALLEL = "Quire runs one engine; start several servers for more."
 _MEDIA = "Quire's models read text alone, so there is no cache of media."
 
 _REASONS = {
-    "score": "it comes with pairs of texts; take the cosine of two vectors of embed.",
     **dict.fromkeys(("sleep", "wake_up", "is_sleeping", "release_kv_cache_memory"), _SLEEP),
     **dict.fromkeys(("checkpoint_prepare", "checkpoint_restore"), _SLEEP),
     **dict.fromkeys(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from quire import LLM, AsyncLLM, PoolingParams, SamplingParams
 from quire.core.errors import EngineError, ParameterError
@@ -198,9 +198,69 @@ class TestLLM:
         texts = offline.embed(["Hello there", "Hello there"])
         assert texts[0].outputs == texts[1].outputs
 
+    def test_scores_are_cosines(self, offline: LLM) -> None:
+        first, *second = (np.array(each.outputs.embedding) for each in offline.embed(["a b", "c d", "Hello", "a b"]))
+        scores = offline.score("a b", ["c d", "Hello", "a b"])
+        np.testing.assert_allclose(
+            [each.outputs.score for each in scores], [first @ each for each in second], atol=1e-6
+        )
+        assert scores[2].outputs.score == pytest.approx(1, abs=1e-6)
+
     def test_what_the_model_does_not_serve(self, offline: LLM) -> None:
         for call in (offline.classify, offline.reward, offline.generate):
             with pytest.raises(ParameterError, match="serves embed, token_embed, and not"):
                 call("a")
+        with pytest.raises(ParameterError, match="data_1 has 2 texts and data_2 3"):
+            offline.score(["a", "b"], ["c", "d", "e"])
         with pytest.raises(ParameterError, match="token_embed"):
             offline.encode("a", pooling_task="encode")  # type: ignore[arg-type]
+
+
+class TestReranker:
+    """A decoder that says yes or no, as a score of pairs."""
+
+    NO, YES = "n", "y"
+
+    @pytest.fixture(scope="class")
+    def reranker(self, checkpoint: Callable[..., Path]) -> Iterator[LLM]:
+        overrides = {"classifier_from_token": [self.NO, self.YES], "method": "from_2_way_softmax"}
+        folder = str(checkpoint("llama"))
+        with LLM(folder, convert="classify", hf_overrides=overrides, **OPTIONS) as llm:
+            yield llm
+
+    @pytest.fixture(scope="class")
+    def expected(self, checkpoint: Callable[..., Path]) -> Callable[[str], float]:
+        """The probability of yes after a text, by Transformers."""
+        model = AutoModelForCausalLM.from_pretrained(checkpoint("llama"), dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint("llama"))
+        no, yes = tokenizer.convert_tokens_to_ids([self.NO, self.YES])
+
+        def score(text: str) -> float:
+            with torch.inference_mode():
+                logits = model(torch.tensor([tokenizer(text).input_ids])).logits[0, -1]
+            return float(logits[[no, yes]].softmax(-1)[1])
+
+        return score
+
+    def test_scores(self, reranker: LLM, expected: Callable[[str], float]) -> None:
+        assert reranker.supported_tasks == ("classify", "token_classify")
+        documents = ["one", "two", "one"]
+        scores = [each.outputs.score for each in reranker.score("which? ", documents)]
+        np.testing.assert_allclose(scores, [expected(f"which? {each}") for each in documents], atol=1e-5)
+        template = "{{ messages[0]['content'] }} -> {{ messages[1]['content'] }} !"
+        written = reranker.score(["a", "b"], ["c", "d"], chat_template=template)
+        found = [each.outputs.score for each in written]
+        np.testing.assert_allclose(found, [expected("a -> c !"), expected("b -> d !")], atol=1e-5)
+        cut = PoolingParams(extra_kwargs={"max_tokens_per_doc": 1})
+        [short] = reranker.score("a", "c d e f", chat_template=template, pooling_params=cut)
+        assert short.outputs.score == pytest.approx(written[0].outputs.score, abs=1e-6)
+        [plain] = reranker.classify("which? two")
+        assert plain.outputs.probs == pytest.approx([scores[1]], abs=1e-6)
+
+    def test_raw_scores_and_rewards(self, reranker: LLM, expected: Callable[[str], float]) -> None:
+        probability = expected("which? one")
+        [raw] = reranker.score("which? ", "one", pooling_params=PoolingParams(use_activation=False))
+        assert raw.outputs.score == pytest.approx(np.log(probability / (1 - probability)), abs=1e-4)
+        [rewards] = reranker.reward("which? one")
+        assert rewards.outputs.shape == (len(rewards.prompt_token_ids), 1)
+        assert rewards.outputs.tolist()[-1] == pytest.approx(probability, abs=1e-5)

@@ -26,7 +26,7 @@ POOLING = {
     "encode": "prompts pooling_params * use_tqdm lora_request pooling_task tokenization_kwargs",
     "embed": "prompts * use_tqdm pooling_params lora_request tokenization_kwargs",
     "classify": "prompts * pooling_params use_tqdm lora_request tokenization_kwargs",
-    "score": None,
+    "score": "* use_tqdm pooling_params lora_request tokenization_kwargs chat_template",
 }
 WEIGHTS = dict.fromkeys(
     (
