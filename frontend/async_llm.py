@@ -14,6 +14,7 @@ from quire.core.engine.client import EngineClient, OnPlaced
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
+from quire.core.wire.kv_groups import keeps_nothing
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
@@ -329,6 +330,18 @@ class AsyncLLM(EngineControl):
     def supported_tasks(self) -> tuple[str, ...]:
         """The same as `get_supported_tasks`, at once; the usual one first."""
         return self._intake.pooling.tasks
+
+    @property
+    def joins_texts(self) -> bool:
+        """True if a pair is one text for the model, as for language models, unless its configuration says otherwise.
+
+        An encoder, which reads a pair with a separator, keeps nothing of a sequence.
+        """
+        separates = self.config.spec.hf_config.get("use_sep_token")
+        if separates is not None:
+            return not separates
+        assert self.ready is not None, "an engine that has not started is asked for no scores"
+        return not keeps_nothing(self.ready.kv_groups)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -101,7 +101,6 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
         score_activation: makes probabilities of logits: a class of torch.nn.modules, or "auto" for a sigmoid of one
             class and a softmax of several.
         token_scores: None: the checkpoint has a classifier.
-        joins_texts: a pair is one text, without the tokenizer's separating token.
         embedding_size: elements of a vector.
         matryoshka: the numbers of leading elements that are vectors too; None: none; empty: any.
         sources: where the choices come from, for the log.
@@ -114,7 +113,6 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
     classes: list[str] = []
     score_activation: str = "auto"
     token_scores: TokenScores | None = None
-    joins_texts: bool = False
     logit_mean: float | None = None
     logit_sigma: float | None = None
     step_tag_id: int | None = None

@@ -135,9 +135,9 @@ def _classifier(spec: ModelSpec, pooling: PoolingSpec, context: ModelContext) ->
         return _of_tokens(spec, pooling.token_scores, context)
     classes, hidden = len(pooling.classes), spec.hidden_size
     for name in ("score", "classifier", "v_head"):
-        if context.find(f"{name}.weight") is not None:
+        if _is_stored(context, name):
             return _linear(context, name, classes, hidden)
-    if context.find("score.0.weight") is not None and context.find("score.2.weight") is not None:
+    if _is_stored(context, "score.0") and _is_stored(context, "score.2"):
         first, last = _linear(context, "score.0", hidden, hidden), _linear(context, "score.2", classes, hidden)
         return lambda x: last(torch.relu(first(x)))
     raise ModelLoadError(
@@ -145,6 +145,10 @@ def _classifier(spec: ModelSpec, pooling: PoolingSpec, context: ModelContext) ->
         '--convert embed, or name tokens that are its classes with --hf-overrides \'{"classifier_from_token": '
         '["no", "yes"], "method": "from_2_way_softmax"}\'.'
     )
+
+
+def _is_stored(context: ModelContext, layer: str) -> bool:
+    return context.weights.shapes is None or context.find(f"{layer}.weight") is not None
 
 
 def _linear(context: ModelContext, name: str, out_features: int, in_features: int) -> Linear:

@@ -205,7 +205,6 @@ def _classification(spec: ModelSpec, asked: PoolerConfig) -> dict[str, Any]:
         "classes": _classes(config, kind, scores, asked),
         "score_activation": _score_activation(config),
         "token_scores": scores,
-        "joins_texts": not config.get("use_sep_token", scores is None),
         "embedding_size": spec.hidden_size,
         "logit_mean": asked.logit_mean,
         "logit_sigma": asked.logit_sigma,

@@ -123,12 +123,12 @@ class Scorer:
         return [_compared(query, document, compare, self._padding) for query, document in found]
 
     def _writer(self, template: str | None) -> PairWriter:
-        llm, spec = self._llm, self._llm.config.pooling
+        llm = self._llm
         return PairWriter(
             llm.async_tokenizer,
             llm.chat_templates,
             template=template,
-            joins_texts=lambda: spec is not None and spec.joins_texts,
+            joins_texts=lambda: llm.joins_texts,
             limit=llm.limit,
         )
 

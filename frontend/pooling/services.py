@@ -44,7 +44,7 @@ class PoolingServices:
             engine.async_tokenizer,
             engine.chat_templates,
             template=template,
-            joins_texts=lambda: _joins_texts(engine),
+            joins_texts=lambda: engine.joins_texts,
             limit=engine.limit,
         )
         self.pairs = PairScoring(engine, self.inputs, self.encoding, self.tasks, self.pair_writer)
@@ -52,15 +52,3 @@ class PoolingServices:
         self.pooled = PooledOutputs(engine, self.inputs, self.encoding, self.tasks)
         self.classifications = Classifications(engine, self.inputs, self.encoding, self.tasks)
         self.scoring = Scoring(engine, self.pairs)
-
-
-def _joins_texts(engine: AsyncLLM) -> bool:
-    """True if a pair is one text for the model, as for language models, unless its configuration says otherwise.
-
-    An encoder, which reads a pair with a separator, keeps nothing of a sequence.
-    """
-    separates = engine.config.spec.hf_config.get("use_sep_token")
-    if separates is not None:
-        return not separates
-    assert engine.ready is not None, "an engine that has not started is asked for no scores"
-    return bool(engine.ready.kv_groups)

@@ -49,7 +49,7 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
             `check_steps`.
     """
     check_first_chunk(spec.hf_config, context.max_model_len)
-    model = build_skeleton(spec, context.dtype, context.max_model_len)
+    model = build_skeleton(spec, context.dtype, context.max_model_len, generates=context.generates)
     if model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")
     findings, splits, plan = _explore(spec, model, context)

@@ -33,8 +33,12 @@ class UnknownModelError(ModelLoadError):
     """Transformers has no such model."""
 
 
-def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> PreTrainedModel:
+def build_skeleton(
+    spec: ModelSpec, dtype: torch.dtype, max_model_len: int, *, generates: bool = True
+) -> PreTrainedModel:
     """Builds the model of `spec` for inference, its parameters without memory.
+
+    A decoder that does not generate is built with its embedding for a head, which the checkpoint may lack.
 
     Raises:
         UnknownModelError: Transformers has no such model.
@@ -43,6 +47,8 @@ def build_skeleton(spec: ModelSpec, dtype: torch.dtype, max_model_len: int) -> P
     try:
         config = _config(spec)
         model_class = _model_class(spec, config)
+        if not generates and not spec.is_encoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            model_class, config.tie_word_embeddings = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], True
         with _parameters_on_meta(), no_init_weights():
             # "eager" is the one implementation that every class has; it is never run.
             model = model_class._from_config(

@@ -119,13 +119,11 @@ def test_classes_and_their_activation(
     assert (found.score_activation, found.classes) == (activation, classes)
 
 
-def test_a_pair_is_one_text_where_tokens_are_the_classes(tmp_path: Path) -> None:
+def test_tokens_that_are_the_classes(tmp_path: Path) -> None:
     tokenizer = {"tokenizer.json": {"added_tokens": [], "model": {"vocab": {"no": 3, "yes": 4}}}}
     tokens = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
     found, _ = resolved(tmp_path, "LlamaForSequenceClassification", tokenizer, **tokens)
     assert found is not None
     assert found.token_scores is not None
-    assert (found.token_scores.token_ids, found.token_scores.as_difference, found.joins_texts) == ([3, 4], True, True)
-    plain, _ = resolved(tmp_path, "LlamaForSequenceClassification")
-    assert plain is not None
-    assert not plain.joins_texts
+    assert (found.token_scores.token_ids, found.token_scores.as_difference) == ([3, 4], True)
+    assert found.classes == ["LABEL_0"]

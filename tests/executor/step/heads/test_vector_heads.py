@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -18,6 +19,7 @@ from transformers import (
     LlamaForTokenClassification,
 )
 
+from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.config.pooling import PoolerConfig
 from quire.core.config.resolved import EngineConfig
@@ -128,6 +130,23 @@ class TestClassifiers:
             logits = [reference(torch.tensor([prompt])).logits[0] for prompt in PROMPTS]
         check(computed(folder), [activation(each) for each in logits])
         check(computed(folder, PoolingParams(use_activation=False)), logits)
+
+    def test_a_decoder_of_transformers(self, copy: Copy, checkpoint: Callable[..., Path]) -> None:
+        labels = {"0": "a", "1": "b", "2": "c"}
+        folder = copy(
+            {"score.weight": random(3, HIDDEN)}, architectures=["LlamaForSequenceClassification"], id2label=labels
+        )
+        expected = [F.linear(states[-1], random(3, HIDDEN)).softmax(-1) for states in states_of(folder)]
+        check(computed(folder, model_impl="transformers"), expected)
+        folder = checkpoint("llama")
+        vectors = [F.normalize(states[-1], dim=-1) for states in states_of(folder)]
+        check(computed(folder, runner="pooling", model_impl="transformers"), vectors)
+
+    def test_dummy_weights(self, checkpoint: Callable[..., Path]) -> None:
+        config = replace(pooling_config(checkpoint("llama"), convert="classify"), load=LoadConfig(load_format="dummy"))
+        for probabilities in outputs_of(config, start_worker(config), PoolingParams()):
+            assert probabilities.shape == (2,)
+            assert probabilities.sum() == pytest.approx(1, abs=1e-5)
 
     def test_classes_of_tokens(self, copy: Copy) -> None:
         tensors = {"score.weight": random(3, HIDDEN), "score.bias": random(3)}
