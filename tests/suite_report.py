@@ -16,7 +16,7 @@ LONG_TEST_SECONDS = 10.0
 NUM_SLOWEST = 30
 
 TIMES = Path(__file__).with_name("file_times.tsv")
-"""The first rows that `--file-times` wrote for an earlier run. Files begin in their order."""
+"""The first rows of what `--file-times` writes, measured or estimated from a sample. Files begin in their order."""
 
 
 def add_options(parser: pytest.Parser) -> None:

@@ -88,6 +88,7 @@ def _environment(process: psutil.Process) -> str | None:
         return None
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("fault", CHECKPOINTS)
 def test_bad_checkpoint_is_told_in_one_line(checkpoint: Callable[..., Path], tmp_path: Path, fault: str) -> None:
     folder = tmp_path / "broken"
@@ -106,6 +107,7 @@ def test_path_that_is_no_checkpoint_is_told(checkpoint: Callable[..., Path]) -> 
     assert f"Did you mean {str(folder)!r}?" in refused(f"{folder}x")
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

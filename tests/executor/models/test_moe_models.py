@@ -115,6 +115,7 @@ def folder(request: pytest.FixtureRequest, checkpoint: Checkpoints) -> Path:
     return checkpoint(family, **options)
 
 
+@pytest.mark.turns(4)
 def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
     spec = read_spec(folder)
     model = load_model(spec)

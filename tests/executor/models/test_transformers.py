@@ -53,6 +53,7 @@ def feed_in_chunks(driver: PagedDriver, token_ids: list[int]) -> Tensor:
     return torch.cat(got)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     "variant",
     [

@@ -58,6 +58,7 @@ def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints)
     assert programs[0].selects
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     "model_type",
     [
@@ -186,6 +187,7 @@ def test_writing_into_a_view_changes_what_it_is_a_view_of() -> None:
     check(code)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize(
     ("model_type", "per_layer"),
     [("mixtral", 1), ("qwen3_moe", 1), ("dots1", 0.75), ("gpt_oss", 1), ("deepseek_v3", 0.75), ("olmoe", 1)],

@@ -57,6 +57,7 @@ def constraint(schema: Schema, dice: random.Random) -> Constraint:
     return Constraint("structural_tag", json.dumps({"format": form}), **options)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_keyword_is_left_out_in_silence(backend: str, seed: int) -> None:
