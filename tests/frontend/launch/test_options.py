@@ -234,3 +234,12 @@ def test_each_of_several_engines_may_be_spread_over_hosts() -> None:
         resolve(EngineArgs.from_flat(**options, enable_expert_parallel=True), SPEC, "server")
     with pytest.raises(ConfigError, match="does not divide the 1 workers"):
         layout_of(ParallelConfig(nnodes=4, data_parallel_size=2))
+
+
+@pytest.mark.parametrize("usage", ["llm", "server"])
+def test_a_step_of_an_encoder_has_room_for_a_text_of_full_length(usage: Any) -> None:
+    encoder = msgspec.structs.replace(SPEC, is_encoder=True, max_position_embeddings=8192)
+    for options, expected in (({}, 8192), ({"max_model_len": 6000}, 6000), ({"max_num_batched_tokens": 600}, 600)):
+        limits = resolve(EngineArgs.from_flat(device="cpu", **options), encoder, usage).limits
+        assert limits.max_num_batched_tokens == expected
+    assert resolve(EngineArgs.from_flat(device="cpu"), SPEC, usage).limits.max_num_batched_tokens < 8192
