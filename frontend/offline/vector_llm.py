@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from quire.core.config.pooling import PoolingSpec
 from quire.core.errors import ParameterError
 from quire.core.wire.pooling import PoolingTask
 from quire.core.wire.pooling_params import PoolingParams, check_task
@@ -45,6 +46,7 @@ class VectorLLM:
         lora_request: object = None,
         pooling_task: PoolingTask | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        prompt_name: str | None = None,
     ) -> list[VectorsOutput]:
         """The output of a task for each prompt, in the order of the prompts. Equal prompts are computed once.
 
@@ -54,6 +56,8 @@ class VectorLLM:
             pooling_task: one of `supported_tasks`; None for that of the parameters, or else the model's first.
             use_tqdm: show a progress bar; None shows it only on a terminal.
             tokenization_kwargs: see `Tokenization.read`.
+            prompt_name: of the texts that the checkpoint has for uses, as sentence-transformers stores them, the one to
+                put before each text; None: none.
 
         Raises:
             ParameterError: a prompt or parameter is wrong, or the model does not serve the task.
@@ -61,6 +65,8 @@ class VectorLLM:
         refuse(lora_request=lora_request)
         check_task(pooling_task)
         many = prompts_of(prompts)
+        if prompt_name is not None:
+            many = prompted(many, prompt_name, self.llm_engine.config.pooling)
         if not many:
             raise ParameterError("prompts must hold at least one prompt.", param="prompts")
         params = one_each("pooling_params", pooling_params, PoolingParams, len(many), PoolingParams())
@@ -76,6 +82,7 @@ class VectorLLM:
         pooling_params: Params = None,
         lora_request: object = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput] | list[VectorsOutput]:
         """The vector of each prompt. Of a model that makes vectors of tokens first, those, as `encode` returns them.
 
@@ -89,6 +96,7 @@ class VectorLLM:
             lora_request=lora_request,
             pooling_task="token_embed" if by_token else "embed",
             tokenization_kwargs=tokenization_kwargs,
+            prompt_name=prompt_name,
         )
         return outputs if by_token else [EmbeddingRequestOutput.from_base(output) for output in outputs]
 
@@ -182,6 +190,22 @@ class VectorLLM:
             return self.llm_engine.run(
                 self._vectors.run(batch, lambda output: progress.advance(len(output.prompt_token_ids)))
             )
+
+
+def prompted(prompts: Sequence[PromptLike], name: str, spec: PoolingSpec | None) -> list[PromptLike]:
+    """The texts with one of the checkpoint's prompts before each.
+
+    Raises:
+        ParameterError: the checkpoint has none of this name, or a prompt is no text.
+    """
+    known = {} if spec is None else spec.prompts
+    if name not in known:
+        names = ", ".join(known) or "none"
+        raise ParameterError(f"The checkpoint has no prompt {name!r}; its prompts: {names}.", param="prompt_name")
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise ParameterError("prompt_name goes before texts; leave it out for token ids.", param="prompt_name")
+    return [known[name] + text for text in texts]
 
 
 def _for_task(params: PoolingParams, task: PoolingTask) -> PoolingParams:
