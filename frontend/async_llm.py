@@ -195,10 +195,10 @@ class AsyncLLM(EngineControl):
         await self.start()
         return await self._intake.open_stream(submission)
 
-    async def open_beams(self, submission: BeamSubmission, *, tells_logprobs: bool = True) -> BeamSearch:
+    async def open_beams(self, submission: BeamSubmission, *, returns_logprobs: bool = True) -> BeamSearch:
         """Prepares a beam search from a prompt; arguments, result and errors are `RequestIntake.open_beams`'s."""
         await self.start()
-        return await self._intake.open_beams(submission, tells_logprobs=tells_logprobs)
+        return await self._intake.open_beams(submission, returns_logprobs=returns_logprobs)
 
     async def generate(
         self,
@@ -391,6 +391,6 @@ def _after_reasoning(model: ServedModel, tokenizer: Tokenizer | None) -> AfterRe
     if model.reasoning.parser_name is None or tokenizer is None or model.structured_outputs.enable_in_reasoning:
         return None
     # Imported here, because most engines have no parser.
-    from quire.frontend.parsing.constraints import ConstraintsAfterReasoning
+    from quire.frontend.parsing.answers.constraints import ConstraintsAfterReasoning
 
     return ConstraintsAfterReasoning.from_options(model.reasoning, tokenizer).apply

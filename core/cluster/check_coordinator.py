@@ -132,7 +132,7 @@ class CheckCoordinator:
             await self._measure_all(quantity, findings)
         if self._misfits is not None and not self._missing():
             findings.problems += await asyncio.to_thread(self._misfits, findings.reports)
-        await self._tell_verdict(findings.problems)
+        await self._send_verdict(findings.problems)
         return findings
 
     def close(self) -> None:
@@ -153,9 +153,9 @@ class CheckCoordinator:
                     self._changed.clear()
                     await self._changed.wait()
 
-    async def _tell_verdict(self, problems: list[str]) -> None:
+    async def _send_verdict(self, problems: list[str]) -> None:
         for node in self._nodes.values():
-            self._tell(node.peer, Verdict(problems))
+            self._send(node.peer, Verdict(problems))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 for node in self._nodes.values():
@@ -212,7 +212,7 @@ class CheckCoordinator:
             return await self._probe.measure(quantity, endpoint)
         peer, number = self._nodes[source].peer, next(self._numbers)
         self._measurements[peer, number] = measured = asyncio.get_running_loop().create_future()
-        self._tell(peer, Measure(number, quantity, endpoint))
+        self._send(peer, Measure(number, quantity, endpoint))
         try:
             async with asyncio.timeout(LIMIT_SECONDS + ANSWER_SECONDS):
                 return await measured
@@ -269,13 +269,13 @@ class CheckCoordinator:
             logger.info("%s is there", facts)
             self._nodes[rank] = _Node(peer, hello, clock)
             self._changed.set()
-        self._tell(peer, Welcome())
+        self._send(peer, Welcome())
 
     def _refuse(self, peer: _Peer, sentence: str) -> None:
         if self._refused.get(peer) != sentence:
             self._refused[peer] = sentence
             logger.error("%s", sentence)
-        self._tell(peer, Verdict([sentence]))
+        self._send(peer, Verdict([sentence]))
 
     def _node_of(self, peer: _Peer) -> _Node | None:
         return next((node for node in self._nodes.values() if node.peer == peer), None)
@@ -283,7 +283,7 @@ class CheckCoordinator:
     def _on_stranger(self) -> None:
         self._num_strangers += 1
 
-    def _tell(self, peer: _Peer, message: ToChecked) -> None:
+    def _send(self, peer: _Peer, message: ToChecked) -> None:
         self._channels[peer.channel].send([peer.identity, *checking(message)])
 
 

@@ -87,7 +87,7 @@ class CheckParticipant:
         if self._probe is None:
             self._probe = Probe(address, self._start.keys)
         report = replace(self._start.report, facts=replace(self._start.report.facts, address=address))
-        self._connection.is_connected = self._tell(Hello(report, self._probe.endpoint, time.time()))
+        self._connection.is_connected = self._send(Hello(report, self._probe.endpoint, time.time()))
 
     def close(self) -> None:
         """Closes the connections. Idempotent."""
@@ -122,7 +122,7 @@ class CheckParticipant:
                 task.add_done_callback(self._measuring.discard)
             case Verdict(problems):
                 if not self._verdict.done():
-                    self._tell(Farewell())
+                    self._send(Farewell())
                     self._verdict.set_result(problems)
 
     def _on_rebuff(self) -> None:
@@ -130,9 +130,9 @@ class CheckParticipant:
 
     async def _measure(self, asked: Measure) -> None:
         assert self._probe is not None  # node 0 has seen its endpoint
-        self._tell(Measured(asked.number, await self._probe.measure(asked.quantity, asked.endpoint)))
+        self._send(Measured(asked.number, await self._probe.measure(asked.quantity, asked.endpoint)))
 
-    def _tell(self, message: FromChecked) -> bool:
+    def _send(self, message: FromChecked) -> bool:
         """Sends a message. Returns False if there is no connection."""
         with contextlib.suppress(zmq.Again):
             return self._channel.send(checking(message))

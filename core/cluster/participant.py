@@ -106,7 +106,7 @@ class Participant:
             if self._heartbeat.is_lost():
                 self._ended.set_result(f"node 0 has been silent for {SILENCE_SECONDS} s.")
                 break
-            self._try_to_tell(Beat())
+            self._try_to_send(Beat())
             await asyncio.wait([self._ended], timeout=BEAT_SECONDS)
         return self._ended.result()
 
@@ -118,7 +118,7 @@ class Participant:
         news: list[asyncio.Future[Any]] = [self._joined, self._ended, following]
         try:
             while not any(each.done() for each in news):
-                self._connection.is_connected = self._try_to_tell(Join(self.facts, time.time()))
+                self._connection.is_connected = self._try_to_send(Join(self.facts, time.time()))
                 await asyncio.wait(news, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 pause = min(2 * pause, JOIN_SECONDS)
                 if time.monotonic() - said_at >= REMINDER_SECONDS and not self._joined.done():
@@ -137,12 +137,12 @@ class Participant:
 
     def report(self, news: EngineNews | RendezvousOpened) -> None:
         """Reports news of an engine, or the address of the rendezvous, to node 0."""
-        self._try_to_tell(news)
+        self._try_to_send(news)
 
     def leave(self, reason: str, cause: FailureCause = "other") -> None:
         """Reports to node 0 that this node stops, and makes `run` return. Does nothing when the session has ended."""
         if not self._ended.done():
-            self._try_to_tell(NodeLost(reason, cause))
+            self._try_to_send(NodeLost(reason, cause))
             self._ended.set_result(reason)
 
     def on_failure(self, error: Exception) -> None:
@@ -190,7 +190,7 @@ class Participant:
             ):
                 self._listener.on_order(order)
 
-    def _try_to_tell(self, message: FromNode) -> bool:
+    def _try_to_send(self, message: FromNode) -> bool:
         """Sends a message. Returns False if there is no connection."""
         with contextlib.suppress(zmq.Again):
             return self._channel.send(control(message))

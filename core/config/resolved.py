@@ -120,7 +120,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         return "engine" if self.layout.data == 1 else f"engine-dp{self.place.data}"
 
     @property
-    def tells_hints(self) -> bool:
+    def logs_hints(self) -> bool:
         """True for the one engine that logs what is slow on this machine."""
         return not self.is_restart and self.place.local == 0
 

@@ -194,7 +194,7 @@ def main(fd: int) -> int:
     _follow_parent(assignment.parent_pid, assignment.rank)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the executor asks a hung worker for its stack
-    hints = assignment.rank.is_first and assignment.config.tells_hints
+    hints = assignment.rank.is_first and assignment.config.logs_hints
     logging.configure(f"worker-{assignment.rank}", assignment.config.logging, hints=hints)
     return WorkerProcess(assignment).run()
 

@@ -15,6 +15,7 @@ from quire.frontend.anthropic.answers import (
     ThinkingBlock,
     ToolUseBlock,
 )
+from quire.frontend.http.event_stream import event_frame
 from quire.frontend.parsing.events import (
     Event,
     Finish,
@@ -141,4 +142,4 @@ def _parse(arguments: str) -> Any:
 
 
 def _frame(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+    return event_frame(_encode({"type": kind, **fields}), kind)

@@ -8,6 +8,7 @@ from litestar import Request, Response
 from quire.core.errors import ParameterError
 from quire.frontend.anthropic.answers import ErrorAnswer, ErrorCause, ThreadDetails
 from quire.frontend.http.errors import ErrorReporter, Problem
+from quire.frontend.http.event_stream import event_frame
 
 _TYPES = {
     400: "invalid_request_error",
@@ -33,10 +34,10 @@ def error_body(problem: Problem, details: ThreadDetails | None = None) -> bytes:
 
 def error_frame(problem: Problem) -> bytes:
     """The last event of a stream that fails."""
-    return b"event: error\ndata: " + error_body(problem) + b"\n\n"
+    return event_frame(error_body(problem), "error")
 
 
-PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+PING = event_frame(b'{"type":"ping"}', "ping")
 """The event without content, which keeps a connection open."""
 
 

@@ -27,7 +27,7 @@ from quire.frontend.pooling.services import PoolingServices
 logger = get_logger(__name__)
 
 
-MAX_TOLD = 20
+MAX_LOGGED = 20
 """Failed lines that the log names one by one."""
 
 
@@ -87,7 +87,7 @@ class BatchServer:
         text = TextCompletions(engine, server, conversations)
         pooling = PoolingServices(engine, server, conversations)
         self._reader = BodyReader(strict=server.strict_fields)
-        self._num_told = 0
+        self._num_logged = 0
         ranks, scores = _Route(RerankRequest, pooling.scoring.rerank), _Route(ScoreRequest, pooling.scoring.score)
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, chat.complete),
@@ -111,20 +111,20 @@ class BatchServer:
             raise
         except Exception as error:  # as in a server, a failure ends one request only
             problem = describe(error)
-            self._tell(number, error, problem)
+            self._log_error(number, error, problem)
             response = BatchResponse(problem.status, answer_id, msgspec.Raw(problem.body()))
             return BatchAnswer(answer_id, custom_id, response, BatchError(str(problem.status), problem.message, number))
         return BatchAnswer(answer_id, custom_id, BatchResponse(200, body.id, body))
 
-    def _tell(self, number: int, error: Exception, problem: Problem) -> None:
+    def _log_error(self, number: int, error: Exception, problem: Problem) -> None:
         """Logs a line's failure; those of a user's making only while they are few."""
         if problem.status == 500 and not isinstance(error, ParameterError):
             logger.error("line %d failed", number, exc_info=error)
             return
-        self._num_told += 1
-        if self._num_told <= MAX_TOLD:
+        self._num_logged += 1
+        if self._num_logged <= MAX_LOGGED:
             logger.warning("line %d failed: %s", number, problem.message)
-        if self._num_told == MAX_TOLD:
+        if self._num_logged == MAX_LOGGED:
             logger.warning("further failures are in the output only")
 
     async def _complete(self, request: BatchRequest) -> Any:

@@ -34,7 +34,7 @@ def engine_recording(llm: LLM, active: bool) -> Iterator[None]:
         return
     llm.start_profile()
     yield
-    _tell(llm.stop_profile())
+    _print_profile(llm.stop_profile())
 
 
 @contextlib.asynccontextmanager
@@ -56,7 +56,7 @@ async def server_recording(base_url: str, headers: dict[str, str], active: bool)
         try:
             yield
         finally:
-            _tell(_check(await client.post("/stop_profile")))
+            _print_profile(_check(await client.post("/stop_profile")))
 
 
 def _check(response: httpx.Response) -> str | None:
@@ -66,6 +66,6 @@ def _check(response: httpx.Response) -> str | None:
     return msgspec.json.decode(response.content).get("path") if response.content else None
 
 
-def _tell(path: str | None) -> None:
+def _print_profile(path: str | None) -> None:
     where = path or "the folder of the server's --profiler-config"
     print(f"The timeline is in {where}; https://ui.perfetto.dev shows it.")

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.outputs import CompletionOutput, RequestOutput
+from quire.frontend.parsing.answers.output_parser import OutputParser
 from quire.frontend.parsing.events import (
     Event,
     Finish,
@@ -13,7 +14,6 @@ from quire.frontend.parsing.events import (
     ToolCallStart,
     Usage,
 )
-from quire.frontend.parsing.output_parser import OutputParser
 from quire.frontend.parsing.reader import TextEnd
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
 from quire.frontend.requests.merging import OutputStream
@@ -28,7 +28,7 @@ class Choice:
         parser: None when the text is the answer unchanged.
         custom_calls: finds calls of custom tools among those of functions; None where no such tools are offered.
         count_search: counts whether a call was found, once for each piece of text in `streaming` answers, else once.
-        tells_reasoning: False drops reasoning from the events.
+        shows_reasoning: False drops reasoning from the events.
         always_answers: reasoning becomes the answer at the end of a text that has neither an answer nor a call.
     """
 
@@ -39,7 +39,7 @@ class Choice:
         custom_calls: CustomCalls | None = None,
         count_search: Callable[[bool], None] | None = None,
         streaming: bool = False,
-        tells_reasoning: bool = True,
+        shows_reasoning: bool = True,
         always_answers: bool = False,
     ) -> None:
         self._parser = parser
@@ -48,7 +48,7 @@ class Choice:
         self._custom_calls = custom_calls
         self._count_search = count_search
         self._streaming = streaming
-        self._tells_reasoning = tells_reasoning
+        self._shows_reasoning = shows_reasoning
         self._reasoning: list[str] = []
         self._needs_answer = always_answers
         self.answers_with_reasoning = False
@@ -126,7 +126,7 @@ class Choice:
     def _keep_reasoning(self, events: list[Event]) -> list[Event]:
         thoughts = [event.text for event in events if isinstance(event, ReasoningDelta)]
         self._reasoning += thoughts
-        if self._tells_reasoning or not thoughts:
+        if self._shows_reasoning or not thoughts:
             return events
         return [event for event in events if not isinstance(event, ReasoningDelta)]
 
@@ -148,7 +148,7 @@ class Turn:
         choices: a reader for each sequence; None when every text is the answer unchanged.
         tokenizer: counts the tokens of reasoning.
         reads_reasoning: the readers separate reasoning from the answer.
-        tells_tokens: False when the client must not see the answer's tokens, because they include hidden reasoning.
+        shows_tokens: False when the client must not see the answer's tokens, because they include hidden reasoning.
     """
 
     def __init__(
@@ -159,12 +159,12 @@ class Turn:
         tokenizer: Tokenizer,
         *,
         reads_reasoning: bool = False,
-        tells_tokens: bool = True,
+        shows_tokens: bool = True,
     ) -> None:
         self.stream = stream
         self.choices = choices
         self.num_prompt_tokens = num_prompt_tokens
-        self.tells_tokens = tells_tokens
+        self.shows_tokens = shows_tokens
         self._reads_reasoning = reads_reasoning
         self._tokenizer = tokenizer
 

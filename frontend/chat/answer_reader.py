@@ -10,10 +10,10 @@ from quire.frontend.chat.answer_events import Choice
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.custom_tools import CustomCalls
 from quire.frontend.metrics.tool_calls import ToolCallSearches
-from quire.frontend.parsing import constraints
 from quire.frontend.parsing.answer_sink import Held
-from quire.frontend.parsing.output_parser import OutputParser
-from quire.frontend.parsing.parsers import OutputParsers, ReasoningMarks
+from quire.frontend.parsing.answers import constraints
+from quire.frontend.parsing.answers.output_parser import OutputParser
+from quire.frontend.parsing.answers.parsers import OutputParsers, ReasoningMarks
 from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -63,7 +63,7 @@ class AnswerReader:
         """True if there is a parser of reasoning or calls."""
         return self._parsers.reads_reasoning or self._parsers.reads_calls
 
-    def tells_tokens(self, chat: ChatInput) -> bool:
+    def shows_tokens(self, chat: ChatInput) -> bool:
         """True if the client may see token ids and log-probabilities.
 
         False when it leaves reasoning out: parsers separate reasoning as text, so its tokens are not known."""
@@ -86,7 +86,7 @@ class AnswerReader:
             fields["shown_special_token_ids"] = special_ids
         if chat.sampling.get("thinking_token_budget") is not None:
             fields["thinking"] = self.thinking_marks(prompt_text)
-        if not self.tells_tokens(chat):
+        if not self.shows_tokens(chat):
             fields |= {"logprobs": None, "logprob_token_ids": None}
         return fields
 
@@ -190,7 +190,7 @@ class AnswerReader:
                 custom_calls=CustomCalls(chat.tools.custom) if chat.tools.custom else None,
                 count_search=count_search,
                 streaming=chat.streams,
-                tells_reasoning=chat.include_reasoning,
+                shows_reasoning=chat.include_reasoning,
                 always_answers=always_answers,
             )
 

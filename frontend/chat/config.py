@@ -12,8 +12,8 @@ from quire.frontend.checkpoint.serving_defaults import FILE_NAME, ServingDefault
 
 if TYPE_CHECKING:
     from quire.frontend.chat.chat_input import ChatInput
-    from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
-    from quire.frontend.parsing.parsers import OutputParsers
+    from quire.frontend.parsing.answers.parsers import OutputParsers
+    from quire.frontend.parsing.formats.checkpoint_marks import CheckpointMarks
 
 logger = get_logger(__name__)
 
@@ -113,7 +113,9 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: there is no parser of that name, or a plugin cannot be loaded.
         """
-        from quire.frontend.parsing.parsers import OutputParsers  # imported here, because most servers need none
+        from quire.frontend.parsing.answers.parsers import (
+            OutputParsers,  # imported here, because most servers need none
+        )
 
         return OutputParsers(
             self.tool_call_parser,
@@ -139,8 +141,8 @@ class ChatConfig(Struct, frozen=True, kw_only=True):
 
 def _recognized(template: str | None) -> str:
     # Imported here, because most servers need no parser.
-    from quire.frontend.parsing.recognition import recognize
-    from quire.frontend.parsing.registry import tool_parser_names
+    from quire.frontend.parsing.answers.registry import tool_parser_names
+    from quire.frontend.parsing.formats.recognition import recognize
 
     name = recognize(template or "")
     if name is None:

@@ -21,7 +21,7 @@ from quire.frontend.chat.renderer import Renderer
 from quire.frontend.checkpoint.serving_defaults import read_serving_defaults
 from quire.frontend.metrics.tool_calls import ToolCallSearches
 from quire.frontend.outputs import RequestOutput
-from quire.frontend.parsing.checkpoint_marks import read_marks
+from quire.frontend.parsing.formats.checkpoint_marks import read_marks
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.merging import OutputStream
 from quire.frontend.requests.prompt import Prompt
@@ -136,9 +136,9 @@ class Conversations:
         """True if answers are searched for reasoning or calls."""
         return self._reader.parses
 
-    def tells_tokens(self, chat: ChatInput) -> bool:
+    def shows_tokens(self, chat: ChatInput) -> bool:
         """True if the client sees token ids and log-probabilities of the answer."""
-        return self._reader.tells_tokens(chat)
+        return self._reader.shows_tokens(chat)
 
     def text_sampling(self, chat: ChatInput) -> SamplingParams:
         """Those sampling parameters that decide what the text of an answer's tokens is. Raises ParameterError."""
@@ -160,7 +160,7 @@ class Conversations:
             choices,
             self._engine.async_tokenizer.tokenizer,
             reads_reasoning=self._reader.reads_reasoning,
-            tells_tokens=self._reader.tells_tokens(chat),
+            shows_tokens=self._reader.shows_tokens(chat),
         )
 
     def shown_special_ids(self, chat: ChatInput) -> list[int]:
@@ -226,7 +226,7 @@ class Conversations:
             choices,
             self._engine.async_tokenizer.tokenizer,
             reads_reasoning=self._reader.reads_reasoning,
-            tells_tokens=self._reader.tells_tokens(chat),
+            shows_tokens=self._reader.shows_tokens(chat),
         )
 
     def _asked(self, chat: ChatInput) -> dict[str, Any]:
@@ -286,5 +286,5 @@ class Conversations:
                 cache_salt=chat.cache_salt,
                 data_parallel_rank=data_parallel_rank,
             ),
-            tells_logprobs=sampling.logprobs is not None,
+            returns_logprobs=sampling.logprobs is not None,
         )

@@ -5,7 +5,7 @@ import asyncio
 from quire.core.errors import ParameterError
 from quire.frontend.chat.chat_input import ChatInput
 from quire.frontend.chat.config import ChatConfig
-from quire.frontend.parsing.parsers import OutputParsers
+from quire.frontend.parsing.answers.parsers import OutputParsers
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.text.chat_templates import ChatTemplates

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     """Serves until a signal comes, or becomes a node that serves no HTTP."""
     # Imported here, so that --help does not load the server, and late, so that the engine loads at the same time.
     from quire.core.logging import configure
-    from quire.frontend.http.listener import bind, release
+    from quire.frontend.http.connections.listener import bind, release
     from quire.frontend.launch.headless import run_node
     from quire.frontend.launch.setup import EngineSetup
 
@@ -61,7 +61,7 @@ def _serve(setup: "EngineSetup", server: ServerConfig, listener: socket.socket) 
     import uvloop
 
     from quire.frontend.async_llm import AsyncLLM
-    from quire.frontend.http.process_exit import exit_soon
+    from quire.frontend.http.connections.signals import exit_soon
     from quire.frontend.http.server import serve
 
     gc.freeze()  # what imports made stays: the collection at the end of the start need not visit it

@@ -11,7 +11,7 @@ from quire.core.wire.structured_outputs import ConstraintKind, StructuredOutputs
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.constraint import Constraint, read_constraint
 from quire.frontend.grammar.helper_client import Helper, HelperDied, OutOfTime
-from quire.frontend.grammar.messages import Compile, Compiled, Refused, Setup
+from quire.frontend.grammar.messages import Compile, Compiled, GrammarRefused, Setup
 from quire.frontend.grammar.pool import HelperPool
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -113,7 +113,7 @@ class GrammarCompiler:
             answer = await self._ask(helper, Compile(constraint, list(self._vocabularies)), field)
             if answer.is_large:
                 helper.kill()
-        if isinstance(answer, Refused):
+        if isinstance(answer, GrammarRefused):
             message = f"{_WORDS[constraint.kind]} cannot be followed: {answer.message} {_remedy(constraint)}"
             raise ParameterError(message, param=field)
         if len(answer.data) > MAX_GRAMMAR_BYTES:
@@ -124,7 +124,7 @@ class GrammarCompiler:
             )
         return Grammar(answer.backend, key, answer.data, self._vocabulary_path(answer))
 
-    async def _ask(self, helper: Helper, question: Compile, field: str) -> Compiled | Refused:
+    async def _ask(self, helper: Helper, question: Compile, field: str) -> Compiled | GrammarRefused:
         kind = question.constraint.kind
         try:
             async with asyncio.timeout(self._backstop_seconds):

@@ -21,7 +21,7 @@ import psutil
 from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import Backend, GrammarError
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Compiled, Refused, Setup, framed
+from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Compiled, GrammarRefused, Setup, framed
 from quire.frontend.grammar.schema import SchemaError
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ class Compiler:
             try:
                 data = self._backend(backend, name).compile(constraint)
             except SchemaError as error:
-                return Refused(f"{error}.")
+                return GrammarRefused(f"{error}.")
             except GrammarError as error:
                 reasons.append(f"{backend}: {error}")
                 continue
@@ -80,7 +80,7 @@ class Compiler:
             known = name in question.known_vocabularies
             vocabulary = b"" if known else msgspec.msgpack.encode(self._vocabulary(name))
             return Compiled(backend, zlib.compress(data, 1), name, vocabulary, _is_large())
-        return Refused("; ".join(reasons) + ".", _is_large())
+        return GrammarRefused("; ".join(reasons) + ".", _is_large())
 
     def _backend(self, backend: str, vocabulary: str) -> Backend:
         key = (backend, vocabulary)
@@ -165,7 +165,7 @@ def _answer_within_limits(compiler: Compiler, question: Compile, setup: Setup) -
         with limited(setup.limit_bytes, setup.limit_cpu_seconds):
             return compiler.answer(question)
     except (MemoryError, OSError, RuntimeError):  # from Python, the system or a library; RecursionError is the last
-        return Refused("It is too complex.", is_large=True)
+        return GrammarRefused("It is too complex.", is_large=True)
 
 
 def main() -> None:

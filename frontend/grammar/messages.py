@@ -24,7 +24,7 @@ class Setup(Struct, array_like=True, tag="setup"):
 
 
 class Compile(Struct, array_like=True, tag="compile"):
-    """A constraint to compile. The answer is `Compiled` or `Refused`."""
+    """A constraint to compile. The answer is `Compiled` or `GrammarRefused`."""
 
     constraint: Constraint
     known_vocabularies: list[str]  # names of vocabularies that the frontend has already
@@ -40,7 +40,7 @@ class Compiled(Struct, array_like=True, tag="compiled"):
     is_large: bool  # the helper uses much memory, and should be replaced
 
 
-class Refused(Struct, array_like=True, tag="refused"):
+class GrammarRefused(Struct, array_like=True, tag="refused"):
     """No backend could compile the constraint; `message` gives the client the reasons."""
 
     message: str
@@ -48,7 +48,7 @@ class Refused(Struct, array_like=True, tag="refused"):
 
 
 Question = Setup | Compile
-Answer = Compiled | Refused
+Answer = Compiled | GrammarRefused
 
 
 def framed(message: Struct) -> bytes:

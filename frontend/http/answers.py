@@ -1,5 +1,6 @@
 """The answers of handlers: a Struct as JSON, or a stream of events. Both end when the client disconnects."""
 
+import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -7,15 +8,17 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.response.base import ASGIResponse
 
+from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.errors import ErrorBody, ErrorReporter, Problem
 from quire.frontend.http.event_stream import KEEP_ALIVE, EventStream, error_frame
 from quire.frontend.http.json_request import JsonRequest
-from quire.frontend.http.load_report import LoadReport
 from quire.frontend.http.server_state import ServerState
 
 T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
+_ASKED_FORMAT = "endpoint-load-metrics-format"
+_REPORT = "endpoint-load-metrics"
 
 
 def json_answer(body: Any, *, status_code: int = 200, headers: dict[str, str] | None = None) -> ASGIResponse:
@@ -37,6 +40,31 @@ def documented_empty() -> dict[int, ResponseSpec]:
         200: ResponseSpec(None, description="Success", generate_examples=False),
         503: ResponseSpec(ErrorBody, description="Not now.", generate_examples=False),
     }
+
+
+class LoadReport:
+    """Reports the load of all engines to clients that send the header `endpoint-load-metrics-format`.
+
+    ORCA load reports, which load balancers read, as text or JSON:
+    https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
+    """
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._metrics = engine.metrics
+
+    def headers(self, request: JsonRequest) -> dict[str, str]:
+        """The report in the format that `request` asks for; none for an unknown format, or with --disable-log-stats."""
+        asked = request.headers.get(_ASKED_FORMAT, "").lower()
+        if not asked or self._metrics is None:
+            return {}
+        waiting, usage = self._metrics.num_waiting, self._metrics.kv_cache_usage
+        named = {"num_requests_waiting": float(waiting), "kv_cache_usage_perc": float(usage)}
+        match asked:
+            case "text":
+                return {_REPORT: "TEXT " + ", ".join(f"named_metrics.{name}={each}" for name, each in named.items())}
+            case "json":
+                return {_REPORT: "JSON " + json.dumps({"named_metrics": named})}
+        return {}
 
 
 class HttpAnswers:

@@ -23,15 +23,15 @@ from quire.frontend.cohere.service import CohereEmbeddings
 from quire.frontend.entry_store.access import LocalEntries, StoredEntries
 from quire.frontend.http.answers import HttpAnswers
 from quire.frontend.http.auth import ApiKeyGuard
-from quire.frontend.http.dev_routes import dev_routes
-from quire.frontend.http.documents import Documentation
 from quire.frontend.http.errors import ErrorReporter
-from quire.frontend.http.front_page import FrontPage
 from quire.frontend.http.json_request import BodyReader, requests_read_by
-from quire.frontend.http.metrics_page import MetricsPage, OwnPage
+from quire.frontend.http.pages.documents import Documentation
+from quire.frontend.http.pages.front_page import FrontPage
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
-from quire.frontend.http.service_routes import control_routes, front_page_route, monitoring_routes
+from quire.frontend.http.service.dev_routes import dev_routes
+from quire.frontend.http.service.metrics_page import MetricsPage, OwnPage
+from quire.frontend.http.service.service_routes import control_routes, front_page_route, monitoring_routes
 from quire.frontend.openai.routes import openai_routes
 from quire.frontend.pooling.routes import pooling_routes
 from quire.frontend.pooling.services import PoolingServices

@@ -35,9 +35,16 @@ _HEADERS = [
 ]
 
 
+def event_frame(data: bytes, kind: str | None = None) -> bytes:
+    """Writes one event: its `data`, JSON in one line, and the name of its kind in protocols that give it one."""
+    if kind is None:
+        return b"data: %b\n\n" % data
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
 def error_frame(problem: Problem) -> bytes:
     """An error as chat and text completions write it, and the end of the stream."""
-    return b"data: " + problem.body() + b"\n\n" + DONE
+    return event_frame(problem.body()) + DONE
 
 
 class EventStream:

@@ -23,17 +23,16 @@ from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.entry_store.access import StoredEntries
 from quire.frontend.http.app import create_app
-from quire.frontend.http.cache_facts import cache_facts, cache_room
-from quire.frontend.http.certificates import CertificateWatcher
-from quire.frontend.http.greeting import greeting
-from quire.frontend.http.listener import bind, release, url_of
-from quire.frontend.http.metrics_page import MetricsPage
+from quire.frontend.http.connections.certificates import CertificateWatcher
+from quire.frontend.http.connections.listener import bind, release, url_of
+from quire.frontend.http.connections.signals import signal_handlers
+from quire.frontend.http.connections.uvicorn_config import uvicorn_config
 from quire.frontend.http.middleware import HttpMetrics, RequestObserver
+from quire.frontend.http.pages.greeting import greeting
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
-from quire.frontend.http.signals import signal_handlers
+from quire.frontend.http.service.metrics_page import MetricsPage, cache_facts, cache_room
 from quire.frontend.http.user_middleware import wrapped
-from quire.frontend.http.uvicorn_config import uvicorn_config
 
 logger = get_logger(__name__)
 

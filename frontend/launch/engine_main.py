@@ -47,7 +47,7 @@ def main(fd: int) -> None:
     with open(fd, "rb") as file:
         file.seek(0)
         start = msgspec.msgpack.decode(file.read(), type=EngineStart)
-    configure(start.config.process_name, start.config.logging, hints=start.config.tells_hints)
+    configure(start.config.process_name, start.config.logging, hints=start.config.logs_hints)
     if start.config.executor == "uni" and start.worker_factory is None:
         torch_library.load_ahead()
     code = uvloop.run(_run_engine(start))

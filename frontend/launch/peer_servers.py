@@ -75,7 +75,7 @@ class CoordinatorServer(EngineHosts):
 
     def on_joined(self, node: NodeLink) -> None:
         self._servers.add(node)
-        self._tell_what_is_missing()
+        self._send_what_is_missing()
 
     def on_engine(self, node: NodeLink, news: EngineNews) -> None:
         """Answers a server that is about to start one of its engines."""
@@ -91,9 +91,9 @@ class CoordinatorServer(EngineHosts):
         for place in [place for place in self._answers if place[0] is node]:
             self._answers.pop(place).cancel()
         self._epochs.end(PeerLostError(str(error)))
-        self._tell_what_is_missing()
+        self._send_what_is_missing()
 
-    def _tell_what_is_missing(self) -> None:
+    def _send_what_is_missing(self) -> None:
         for server in self._servers:
             server.tell(WaitsFor(self.waits_for))
 

@@ -59,7 +59,7 @@ class BatchRunner:
         running: list[_Running] = []
         async with _ended(running):
             async for each in self._start(batch):
-                each.output.add_done_callback(_tell(on_output))
+                each.output.add_done_callback(_report_progress(on_output))
                 running.append(each)
             return await asyncio.gather(*(each.output for each in running))
 
@@ -90,7 +90,7 @@ class BatchRunner:
         running, self._submitted = self._submitted, []
         async with _ended(running):
             for each in running:
-                each.output.add_done_callback(_tell(on_output))
+                each.output.add_done_callback(_report_progress(on_output))
             return await asyncio.gather(*(each.output for each in running))
 
     async def search(
@@ -185,7 +185,7 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _tell(on_output: OnOutput) -> Callable[[asyncio.Task[RequestOutput]], None]:
+def _report_progress(on_output: OnOutput) -> Callable[[asyncio.Task[RequestOutput]], None]:
     def on_done(task: asyncio.Task[RequestOutput]) -> None:
         if not task.cancelled() and task.exception() is None:
             on_output(task.result())

@@ -56,7 +56,7 @@ class VectorRunner:
                         work = self._compute(number, prompt, params, batch.tokenization, places)
                         tasks[number if key is None else key] = asyncio.create_task(work)
                     task = tasks[number if key is None else key]
-                    task.add_done_callback(_tell(on_output))
+                    task.add_done_callback(_report_progress(on_output))
                     wanted.append((number, task))
             await asyncio.gather(*tasks.values())
         finally:
@@ -115,7 +115,7 @@ def _named(output: VectorsOutput, number: str) -> VectorsOutput:
     return output if output.request_id == number else msgspec.structs.replace(output, request_id=number)
 
 
-def _tell(on_output: OnVectors) -> Callable[[asyncio.Task[VectorsOutput]], None]:
+def _report_progress(on_output: OnVectors) -> Callable[[asyncio.Task[VectorsOutput]], None]:
     def on_done(task: asyncio.Task[VectorsOutput]) -> None:
         if not task.cancelled() and task.exception() is None:
             on_output(task.result())

@@ -27,7 +27,7 @@ class ChatCompletions:
     def __init__(self, engine: AsyncLLM, server: ServerConfig, conversations: Conversations) -> None:
         self._engine = engine
         self._server = server
-        self._replies = Replies(engine, server, "chatcmpl", tells_cached=True)
+        self._replies = Replies(engine, server, "chatcmpl", reports_cached=True)
         self._conversations = conversations
         self._encoder = msgspec.json.Encoder()
 
@@ -51,8 +51,8 @@ class ChatCompletions:
         num_tokens = sum(len(each.token_ids) for each in output.outputs)
         num_reasoning, num_cached = await turn.count_reasoning(num_tokens), output.num_cached_tokens or 0
         usage = reply.usage(Usage(len(output.prompt_token_ids), num_tokens, num_cached, num_reasoning))
-        tells_ids = bool(request.return_token_ids) and turn.tells_tokens
-        answer = functools.partial(self._answer, request, reply, output, events, usage, tells_ids=tells_ids)
+        returns_ids = bool(request.return_token_ids) and turn.shows_tokens
+        answer = functools.partial(self._answer, request, reply, output, events, usage, returns_ids=returns_ids)
         return await in_thread_if_long(answer, is_long=len(output.outputs) > INLINE_CHOICES)
 
     async def stream(
@@ -92,7 +92,7 @@ class ChatCompletions:
         events: list[list[Event]] | None,
         usage: CompletionUsage,
         *,
-        tells_ids: bool,
+        returns_ids: bool,
     ) -> ChatCompletion:
         formatter, role = self.formatter(request), self.role(request)
         echoed = request.echoed(role)
@@ -113,7 +113,7 @@ class ChatCompletions:
                     logprobs=formatter.chat(each.logprobs) if each.logprobs is not None else None,
                     finish_reason=finish_reason_of(finish, request),
                     stop_reason=finish.stop_reason,
-                    token_ids=each.token_ids if tells_ids else None,
+                    token_ids=each.token_ids if returns_ids else None,
                     weight_versions=request.weight_versions(len(each.token_ids)),
                 )
             )

@@ -148,7 +148,7 @@ class ChatChunks:
         self._readers = turn.choices
         self._echoed = request.echoed(role)
         self._return_prompt_ids = bool(request.return_token_ids)
-        self._return_token_ids = self._return_prompt_ids and turn.tells_tokens
+        self._return_token_ids = self._return_prompt_ids and turn.shows_tokens
         self._num_choices = request.n or 1
         self._prompt_tokens = 0
         self._cached_tokens = 0

@@ -147,7 +147,7 @@ class TextCompletions:
                         add_special_tokens=special,
                         data_parallel_rank=data_parallel_rank,
                     ),
-                    tells_logprobs=sampling.logprobs is not None,
+                    returns_logprobs=sampling.logprobs is not None,
                 )
             if sampling.thinking_token_budget is not None:
                 sampling = sampling.replace(thinking=self._conversations.thinking_marks(self._as_text(prompt)))

@@ -72,7 +72,7 @@ class Derendering:
         choices = await self._conversations.choices(chat, prompt_ids or [])
         output = await self._given.output(given, prompt_ids or [], self._conversations.text_sampling(chat))
         turn = self._conversations.reread(chat, output, choices)
-        if not turn.tells_tokens:
+        if not turn.shows_tokens:
             for each in output.outputs:
                 each.logprobs = None
         answer = await self._chat.answer(asked, self._reply(given.request_id, request.model, given.usage), turn)
@@ -100,7 +100,7 @@ class Derendering:
             replay=self._given.replay(prompt_ids or [], self._conversations.text_sampling(chat)),
             formatter=self._chat.formatter(asked),
             role=self._chat.role(asked),
-            tells_tokens=self._conversations.tells_tokens(chat),
+            shows_tokens=self._conversations.shows_tokens(chat),
         )
         chunk = ChatChunk(
             id=given.request_id, created=int(time.time()), model=request.model or self._engine.model.name, choices=[]

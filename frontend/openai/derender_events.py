@@ -24,7 +24,7 @@ class ChatPart(Struct):
     replay: Replay
     formatter: LogprobFormatter
     role: str
-    tells_tokens: bool
+    shows_tokens: bool
 
     def read(self, state: StreamState, part: GivenPart, rows: Rows) -> tuple[ChatChunkChoice, StreamState]:
         """The event's choice, and the state after it."""
@@ -40,7 +40,7 @@ class ChatPart(Struct):
                 delta.content = echoed + (delta.content or "")
         ids = pin_ids(delta, state.last_tool_call_ids)
         choice = ChatChunkChoice(index=part.index, delta=delta)
-        if self.tells_tokens:
+        if self.shows_tokens:
             choice.logprobs = None if rows is None else self.formatter.chat(rows)
             choice.token_ids = output.token_ids if self.request.return_token_ids else UNSET
         if isinstance(finish, Finish):

@@ -50,7 +50,7 @@ class _MessageReading(Struct):
     context: ParseContext
     chat: ChatInput
     choices: list[Choice] | None  # None: every text is the answer unchanged
-    tells_tokens: bool
+    shows_tokens: bool
 
 
 class TokenGeneration:
@@ -194,7 +194,7 @@ class TokenGeneration:
             context,
             chat,
             await self._conversations.choices(chat, request.token_ids),
-            self._conversations.tells_tokens(chat),
+            self._conversations.shows_tokens(chat),
         )
 
     # ------------------------------------------------------------------------------------------------------ answers
@@ -221,10 +221,10 @@ class TokenGeneration:
             reason, stop_reason = finish.reason, finish.stop_reason
             if reason == "tool_calls" and reading.context.names_call:
                 reason = "stop"
-        rows = output.logprobs if reading.tells_tokens else None
+        rows = output.logprobs if reading.shows_tokens else None
         return GenerateChoice(
             index=output.index,
-            token_ids=output.token_ids if reading.tells_tokens else None,
+            token_ids=output.token_ids if reading.shows_tokens else None,
             message=message,
             logprobs=None if rows is None else self._logprobs(request, rows),
             finish_reason=reason,

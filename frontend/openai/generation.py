@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
+from quire.frontend.http.event_stream import event_frame
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import (
     ChatChunkChoice,
@@ -58,15 +59,15 @@ class Replies:
 
     Args:
         prefix: of the answers' ids.
-        tells_cached: usage has the number of cached tokens, even without the server's option for it.
+        reports_cached: usage has the number of cached tokens, even without the server's option for it.
     """
 
-    def __init__(self, engine: AsyncLLM, server: ServerConfig, prefix: str, *, tells_cached: bool = False) -> None:
+    def __init__(self, engine: AsyncLLM, server: ServerConfig, prefix: str, *, reports_cached: bool = False) -> None:
         self._model = engine.model
         self._tokenizer = engine.tokenizer
         self._server = server
         self._prefix = prefix
-        self._tells_cached = tells_cached or server.enable_prompt_tokens_details
+        self._reports_cached = reports_cached or server.enable_prompt_tokens_details
         self._fingerprint = fingerprint(server, engine.config)
 
     def begin(self, request: GenerationRequest, headers: ClientHeaders) -> Reply:
@@ -83,7 +84,7 @@ class Replies:
             id=f"{self._prefix}-{headers.choose_id(request.request_id)}",
             model=self._model.name,
             created=int(time.time()),
-            cache_details=self._tells_cached,
+            cache_details=self._reports_cached,
             include_usage=include_usage,
             continuous_usage=forced or (include_usage and bool(asked and asked.continuous_usage_stats)),
             fingerprint=self._fingerprint,
@@ -98,7 +99,7 @@ class Replies:
 
 def event(chunk: msgspec.Struct, encoder: msgspec.json.Encoder) -> bytes:
     """A chunk as a server-sent event."""
-    return b"data: " + encoder.encode(chunk) + b"\n\n"
+    return event_frame(encoder.encode(chunk))
 
 
 class TextEvent:

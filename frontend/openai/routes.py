@@ -14,10 +14,9 @@ from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.entry_store.access import StoredEntries
-from quire.frontend.http.answers import HttpAnswers, documented, documented_empty, json_answer
+from quire.frontend.http.answers import HttpAnswers, LoadReport, documented, documented_empty, json_answer
 from quire.frontend.http.json_request import JsonRequest, decode_body
-from quire.frontend.http.load_report import LoadReport
-from quire.frontend.http.openapi_document import BODY
+from quire.frontend.http.pages.openapi_document import BODY
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.answers import (

@@ -79,8 +79,8 @@ class ReasoningParser(ABC):
         return []
 
 
-class PluginStage:
-    """A stage that runs a plugin's parser and counts its calls.
+class PluginFilter:
+    """A filter that runs a plugin's parser and counts its calls.
 
     Args:
         content: takes the parser's content.

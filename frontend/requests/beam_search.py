@@ -98,7 +98,7 @@ class BeamSearch:
         spec: the model's facts, such as its EOS tokens.
         prompt: read and checked.
         request_id: prefix of the ids of the beams' requests.
-        tells_logprobs: the output includes log-probabilities.
+        returns_logprobs: the output includes log-probabilities.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class BeamSearch:
         params: BeamSearchParams,
         request_id: str,
         *,
-        tells_logprobs: bool = True,
+        returns_logprobs: bool = True,
     ) -> None:
         self._open_request = open_request
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._params = params
         self._request_id = request_id
-        self._tells_logprobs = tells_logprobs
+        self._returns_logprobs = returns_logprobs
         self._eos_token_ids = frozenset(() if params.ignore_eos else spec.eos_token_ids)
         self._end_ids = self._eos_token_ids.union(params.stop_token_ids)
         width = params.beam_width
@@ -166,7 +166,7 @@ class BeamSearch:
                     text=self._text(beam.token_ids),
                     token_ids=beam.token_ids,
                     cumulative_logprob=beam.cum_logprob,
-                    logprobs=beam.logprobs if self._tells_logprobs else None,
+                    logprobs=beam.logprobs if self._returns_logprobs else None,
                     finish_reason=beam.finish_reason,
                     stop_reason=beam.stop_reason,
                 )

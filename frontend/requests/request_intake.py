@@ -167,11 +167,11 @@ class RequestIntake:
             )
         return self._engines.index(rank)
 
-    async def open_beams(self, submission: BeamSubmission, *, tells_logprobs: bool = True) -> BeamSearch:
+    async def open_beams(self, submission: BeamSubmission, *, returns_logprobs: bool = True) -> BeamSearch:
         """Prepares a beam search from a prompt, and validates it; nothing runs yet.
 
         Args:
-            tells_logprobs: the output includes the log-probabilities of its tokens.
+            returns_logprobs: the output includes the log-probabilities of its tokens.
 
         Raises:
             ParameterError: the rank or the prompt is wrong, the prompt too long for max_tokens, or the model reads
@@ -197,5 +197,5 @@ class RequestIntake:
             return self.running.open_stream(each, limit_logprobs=False, engine=engine)
 
         return BeamSearch(
-            open_request, self._tokenizer, self._spec, read, params, request_id, tells_logprobs=tells_logprobs
+            open_request, self._tokenizer, self._spec, read, params, request_id, returns_logprobs=returns_logprobs
         )

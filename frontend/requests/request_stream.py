@@ -42,7 +42,7 @@ class RequestStream:
     __slots__ = (
         *("request_id", "_prompt", "_sampling", "_metrics", "_abort_in_engine", "_on_close", "_arrived_at"),
         *("_arrival_time", "_finished_at", "_error", "_loop", "_has_news", "_reader", "_only_news", "_only_last"),
-        *("_done", "_completions", "_num_unfinished", "_prompt_rows", "_may_tell", "_unread"),
+        *("_done", "_completions", "_num_unfinished", "_prompt_rows", "_may_report", "_unread"),
     )
 
     def __init__(
@@ -83,7 +83,7 @@ class RequestStream:
             num_named = max(map(len, sampling.prompt_logprob_token_ids or [[]]))
             self._prompt_rows = PromptRows(prompt.token_ids, self._completions[0].text_tokenizer, num_named)
         # True if a reader may take outputs before the end: the prompt's log-probabilities come first.
-        self._may_tell = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
+        self._may_report = not self._only_last and (self._prompt_rows is None or self._prompt_rows.complete)
 
     def count_by(self, metrics: RequestMetrics | None) -> None:
         """Names the metrics of the engine that has the request; see `metrics`."""
@@ -116,7 +116,7 @@ class RequestStream:
             assert isinstance(delta.output, row_outputs.PromptLogprobs), "the frontend asks for no other"
             assert self._prompt_rows is not None
             self._prompt_rows.add(delta.output)
-            self._may_tell = self._prompt_rows.complete and not self._only_last
+            self._may_report = self._prompt_rows.complete and not self._only_last
             if self._prompt_rows.complete and any(each.has_news for each in self._completions):
                 self._wake()  # another sequence had news first
             return
@@ -132,7 +132,7 @@ class RequestStream:
             self._num_unfinished -= 1
             if not self._num_unfinished:
                 self._finish(now)
-        if self._finished_at is not None or (completion.has_news and self._may_tell):
+        if self._finished_at is not None or (completion.has_news and self._may_report):
             self._wake()
 
     def _fail(self, failure: RequestFailure) -> None:

@@ -15,7 +15,7 @@ from quire.core.errors import UnavailableError
 from quire.core.logging import configure, get_logger
 from quire.core.processes import leave
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.http.process_exit import exit_soon
+from quire.frontend.http.connections.signals import exit_soon
 from quire.frontend.http.server import HttpServer
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.servers.calls import Calls, LinkEndedError
@@ -111,7 +111,7 @@ class ApiServer:
     async def run(self) -> None:
         """Serves until the HTTP server stops."""
         self._link.send(Serving())
-        tasks = [asyncio.create_task(each) for each in (self._listen(), self._tell())]
+        tasks = [asyncio.create_task(each) for each in (self._listen(), self._send_snapshots())]
         try:
             await self._http.run()
         finally:
@@ -150,7 +150,7 @@ class ApiServer:
     async def _answer(self, asked: AskedOfServer) -> None:
         self._link.send(Answer.of(asked.call_id, await self._entries.answer(asked.question)))
 
-    async def _tell(self) -> None:
+    async def _send_snapshots(self) -> None:
         while True:
             await asyncio.sleep(SNAPSHOT_SECONDS)
             self._link.send(self._snapshot(0))

@@ -25,10 +25,10 @@ from quire.core.errors import EngineDeadError, PeerLostError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineReady, Heartbeat, SchedulerStats, StepOutputs
 from quire.frontend.checkpoint.served_model import ServedModel
-from quire.frontend.http.cache_facts import cache_facts
+from quire.frontend.http.connections.signals import signal_handlers
+from quire.frontend.http.connections.uvicorn_config import GRACE_SECONDS
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.http.signals import signal_handlers
-from quire.frontend.http.uvicorn_config import GRACE_SECONDS
+from quire.frontend.http.service.metrics_page import cache_facts
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.engine_statistics import EngineStatistics
 from quire.frontend.metrics.families import Labelled
@@ -137,7 +137,7 @@ class ServerGroup:
         before = self._reports[of.number]
         if (report := replace(before, **changes)) != before:
             self._reports[of.number] = report
-            self._tell(report)
+            self._broadcast(report)
 
     def has_work(self, engine: EngineHandle) -> bool:
         load = self._loads[engine.number]
@@ -222,13 +222,13 @@ class ServerGroup:
                 case Answer():
                     server.calls.on_answer(message)
                 case Placed():
-                    self._tell(message, but=number)
+                    self._broadcast(message, but=number)
 
     def _calls_to(self, number: int) -> Calls | None:
         return self._servers[number].calls if number in self._servers else None
 
     def _ask(self, scrape_id: int) -> set[int]:
-        self._tell(TakeSnapshot(scrape_id))
+        self._broadcast(TakeSnapshot(scrape_id))
         return {number for number, server in self._servers.items() if server.serving_since is not None}
 
     def _own_families(self) -> Iterable[Metric]:
@@ -236,7 +236,7 @@ class ServerGroup:
             return iter(())
         return chain.from_iterable(each.collect() for each in self._statistics)
 
-    def _tell(self, message: ToServer, *, but: int | None = None) -> None:
+    def _broadcast(self, message: ToServer, *, but: int | None = None) -> None:
         for number, server in self._servers.items():
             # A server that hangs need not know where prompts are, and this process would keep all such news for it.
             if number != but and not (isinstance(message, Placed) and server.link.is_behind):

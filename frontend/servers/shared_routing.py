@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from quire.frontend.servers.messages import Placed
 
-TELL_SECONDS = 0.01
+PUBLISH_SECONDS = 0.01
 """The time for which reports are collected, so that a busy server sends few messages."""
 
 
@@ -19,17 +19,17 @@ class PlacedPrompts:
 
     def __init__(self, send: Callable[[Placed], None]) -> None:
         self._send = send
-        self._untold: list[tuple[int, bytes]] = []
+        self._unpublished: list[tuple[int, bytes]] = []
 
     def add(self, engine: int, blocks: Sequence[int]) -> None:
         """Notes that a prompt of these blocks went to an engine."""
-        if not self._untold:
-            asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
-        self._untold.append((engine, array("q", blocks).tobytes()))
+        if not self._unpublished:
+            asyncio.get_running_loop().call_later(PUBLISH_SECONDS, self._publish)
+        self._unpublished.append((engine, array("q", blocks).tobytes()))
 
-    def _tell(self) -> None:
-        untold, self._untold = self._untold, []
-        self._send(Placed(untold))
+    def _publish(self) -> None:
+        placed, self._unpublished = self._unpublished, []
+        self._send(Placed(placed))
 
 
 def blocks_of(names: bytes) -> Sequence[int]:

@@ -11,7 +11,7 @@ from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.errors import ErrorBody, ErrorReporter
 from quire.frontend.http.json_request import JsonRequest, decode_body
-from quire.frontend.http.openapi_document import BODY
+from quire.frontend.http.pages.openapi_document import BODY
 from quire.frontend.pooling import schema as jina
 from quire.frontend.pooling.answers import RerankResponse
 from quire.frontend.pooling.services import PoolingServices

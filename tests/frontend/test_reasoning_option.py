@@ -12,8 +12,8 @@ from quire.frontend.chat.config import ChatConfig
 from quire.frontend.checkpoint.serving_defaults import ServingDefaults
 from quire.frontend.cli import serve
 from quire.frontend.flags.parser import CommandParser
-from quire.frontend.parsing.constraints import ConstraintsAfterReasoning
-from quire.frontend.parsing.parsers import OutputParsers
+from quire.frontend.parsing.answers.constraints import ConstraintsAfterReasoning
+from quire.frontend.parsing.answers.parsers import OutputParsers
 
 THINKING, PLAIN = "Hi<think>\n", "Hi<think>so</think>"
 DIGITS = SamplingParams(

@@ -61,7 +61,7 @@ class Job:
 
     def note(self, output: CompletionOutput) -> None:
         """Records an unparsed output, for a request that asks for it and may see all of it."""
-        if self.request.enable_response_messages and self.turn.tells_tokens:
+        if self.request.enable_response_messages and self.turn.shows_tokens:
             self._texts.append(output.text)
             self._token_ids += output.token_ids
 

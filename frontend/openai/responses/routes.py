@@ -13,7 +13,7 @@ from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
 from quire.frontend.http.errors import Problem
-from quire.frontend.http.event_stream import Accepted
+from quire.frontend.http.event_stream import Accepted, event_frame
 from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.openai.responses.answers import Compaction, DeletedResponse, InputTokenCount, Response
 from quire.frontend.openai.responses.bodies import CompactRequest, InputTokensRequest
@@ -49,7 +49,7 @@ class _Numbered:
         """The event of an error."""
         body = {"type": "error", "sequence_number": self._number, "code": str(problem.status)}
         body |= {"message": problem.message, "param": problem.param}
-        return b"event: error\ndata: " + _encode(body) + b"\n\n"
+        return event_frame(_encode(body), "error")
 
 
 def response_routes(responses: Responses, compactions: Compactions, answers: HttpAnswers) -> list[Any]:

@@ -234,7 +234,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ParameterError: a field that is malformed or contradicts another, by its name in chat completions (`NAMES`).
         """
-        tells_logprobs = self.includes(OUTPUT_LOGPROBS)
+        returns_logprobs = self.includes(OUTPUT_LOGPROBS)
         form = OutputFields(
             response_format=_response_format(self.text.format if self.text else None),
             structured_outputs=self.structured_outputs,
@@ -253,7 +253,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
             include_reasoning=self.include_reasoning is not False,
             sampling={
                 **read_sampling(self),
-                "logprobs": (self.top_logprobs or 0) if tells_logprobs else None,
+                "logprobs": (self.top_logprobs or 0) if returns_logprobs else None,
                 "structured_outputs": form.read_format(),
             },
             max_tokens=self.max_output_tokens,

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from quire.frontend.chat.custom_tools import CustomCallInput, CustomCallStart
+from quire.frontend.http.event_stream import event_frame
 from quire.frontend.openai.answers import TokenLogprob
 from quire.frontend.openai.responses.answers import (
     CallItem,
@@ -196,7 +197,7 @@ class ResponseBuilder:
     def _frame(self, kind: str, **fields: Any) -> bytes:
         body = _encode({"type": kind, "sequence_number": self._sequence_number, **fields})
         self._sequence_number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+        return event_frame(body, kind)
 
 
 def _new_id(prefix: str) -> str:

@@ -417,7 +417,7 @@ def test_silence_of_either_side_ends_the_membership(monkeypatch: pytest.MonkeyPa
             [node] = await cluster.all_joined()
             node.listener = here = Heard()
             started = time.monotonic()
-            participant._try_to_tell = lambda message: None  # type: ignore[method-assign]
+            participant._try_to_send = lambda message: None  # type: ignore[method-assign]
             assert "silent" in str(await here.lost.get())
             assert time.monotonic() - started > 0.6
             assert "lost" in await running  # node 0 says so, in case that it is heard

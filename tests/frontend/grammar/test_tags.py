@@ -19,10 +19,10 @@ from quire.frontend.grammar.backends.guidance_backend import GuidanceBackend
 from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.helper_process import Compiler
-from quire.frontend.grammar.messages import Answer, Compile, Compiled, Refused, Setup
+from quire.frontend.grammar.messages import Answer, Compile, Compiled, GrammarRefused, Setup
 from quire.frontend.grammar.non_strict_schemas import loosened
-from quire.frontend.parsing.constraints import after_reasoning
-from quire.frontend.parsing.parsers import CallConstraint, OutputParsers, ReasoningMarks
+from quire.frontend.parsing.answers.constraints import after_reasoning
+from quire.frontend.parsing.answers.parsers import CallConstraint, OutputParsers, ReasoningMarks
 from quire.frontend.parsing.tools import Tool, ToolChoice
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.schemas import API_SCHEMAS
@@ -301,7 +301,7 @@ def test_what_one_library_cannot_do_another_takes(compile_in: Callable[..., Answ
     assert isinstance(answer, Compiled), answer
     assert answer.backend == "guidance"
     alone = compile_in(place, schema, ("xgrammar",))
-    assert isinstance(alone, Compiled if words is None else Refused)
+    assert isinstance(alone, Compiled if words is None else GrammarRefused)
     assert words is None or f"xgrammar: {words} " in alone.message
 
 
@@ -312,7 +312,7 @@ def test_what_no_library_can_do_is_refused_wherever_it_stands(
 ) -> None:
     for backends in (AUTO, *((each,) for each in AUTO)):
         answer = compile_in(place, NOBODY[keyword], backends)
-        assert isinstance(answer, Refused), (backends, answer)
+        assert isinstance(answer, GrammarRefused), (backends, answer)
         assert keyword.split()[0] in answer.message
 
 
@@ -386,7 +386,7 @@ def test_only_strict_functions_are_refused_for_their_schemas(
         assert asked is not None
         answers.append(compile_tag(asked))
     assert isinstance(answers[0], Compiled)
-    assert isinstance(answers[1], Refused)
+    assert isinstance(answers[1], GrammarRefused)
     assert "uniqueItems" in answers[1].message
 
 

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from quire.core.logging import LoggingConfig, configure
+from quire.frontend.http.connections.uvicorn_config import uvicorn_config
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.http.uvicorn_config import uvicorn_config
 
 
 async def app(scope: object, receive: object, send: object) -> None:

@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from openai._streaming import SSEDecoder
 
 from quire.core.errors import OverloadedError, QuireError, UnavailableError
 from quire.frontend.http import event_stream
 from quire.frontend.http.errors import ClientGoneError, ErrorReporter
-from quire.frontend.http.event_stream import ACCEPTED, DONE, Accepted, EventStream
+from quire.frontend.http.event_stream import ACCEPTED, DONE, Accepted, EventStream, event_frame
 from quire.frontend.http.server_state import ServerState
 
 
@@ -189,3 +190,11 @@ def test_busy_stream_needs_no_comments() -> None:
     client = Client()
     play(Source(*[b"x", 0.01] * 10), client, keep_alive_seconds=0.08)
     assert client.bodies == [b"x"] * 10 + [b""]
+
+
+def test_frames_are_the_events_that_a_client_reads() -> None:
+    frames = event_frame(b'{"type":"ping"}', "ping"), event_frame(b'{"a":"\\n"}'), DONE
+    read = list(SSEDecoder().iter_bytes(iter(frames)))
+    assert [(each.event, each.data) for each in read] == [
+        ("ping", '{"type":"ping"}'), (None, '{"a":"\\n"}'), (None, "[DONE]"),
+    ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.http.listener import bind
+from quire.frontend.http.connections.listener import bind
 from quire.frontend.http.server import HttpServer
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.launch.launcher import EngineLauncher

@@ -21,10 +21,10 @@ from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
 from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http import event_stream
-from quire.frontend.http.cache_facts import cache_facts, cache_room
-from quire.frontend.http.listener import bind, url_of
+from quire.frontend.http.connections.listener import bind, url_of
 from quire.frontend.http.server import serve
 from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.service.metrics_page import cache_facts, cache_room
 from quire.frontend.launch.launcher import EngineLauncher
 from tests.core.engine.null_engine import engine_config
 

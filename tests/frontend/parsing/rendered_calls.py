@@ -4,15 +4,15 @@ import html
 import json
 from typing import Any
 
-from quire.frontend.parsing.attribute_calls import AttributeCalls
-from quire.frontend.parsing.element_calls import ElementCalls
-from quire.frontend.parsing.harmony import Harmony
-from quire.frontend.parsing.json_calls import JsonCalls
-from quire.frontend.parsing.keyed_calls import KeyedCalls
+from quire.frontend.parsing.formats.harmony import Harmony
 from quire.frontend.parsing.literals import Notation
-from quire.frontend.parsing.named_calls import NamedCalls
-from quire.frontend.parsing.python_calls import PythonCalls
-from quire.frontend.parsing.xml_calls import XmlCalls
+from quire.frontend.parsing.shapes.attribute_calls import AttributeCalls
+from quire.frontend.parsing.shapes.element_calls import ElementCalls
+from quire.frontend.parsing.shapes.json_calls import JsonCalls
+from quire.frontend.parsing.shapes.keyed_calls import KeyedCalls
+from quire.frontend.parsing.shapes.named_calls import NamedCalls
+from quire.frontend.parsing.shapes.python_calls import PythonCalls
+from quire.frontend.parsing.shapes.xml_calls import XmlCalls
 
 Call = tuple[str, dict[str, Any]]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.frontend.parsing.parsers import OutputParsers
-from quire.frontend.parsing.registry import find_reasoning_parser, find_tool_parser
+from quire.frontend.parsing.answers.parsers import OutputParsers
+from quire.frontend.parsing.answers.registry import find_reasoning_parser, find_tool_parser
 from quire.frontend.parsing.tools import ToolChoice
 from tests.frontend.parsing.rendered_calls import render
 from tests.frontend.parsing.test_reasoning_parsers import ANSWER, THOUGHT, written

@@ -6,10 +6,10 @@ import pytest
 
 from quire.frontend.chat.answer_events import Choice
 from quire.frontend.outputs import CompletionOutput
+from quire.frontend.parsing.answers.parsers import OutputParsers
+from quire.frontend.parsing.answers.registry import find_reasoning_parser, find_tool_parser
 from quire.frontend.parsing.events import Event, Finish, ToolCallEnd
-from quire.frontend.parsing.harmony import Harmony
-from quire.frontend.parsing.parsers import OutputParsers
-from quire.frontend.parsing.registry import find_reasoning_parser, find_tool_parser
+from quire.frontend.parsing.formats.harmony import Harmony
 from tests.frontend.parsing.rendered_calls import render
 from tests.frontend.parsing.test_reasoning_parsers import FORMATS as REASONING
 from tests.frontend.parsing.test_reasoning_parsers import written

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from quire.frontend.parsing.answer_sink import Held
-from quire.frontend.parsing.element_calls import ElementCalls
-from quire.frontend.parsing.parsers import OutputParsers
-from quire.frontend.parsing.reasoning_formats import REASONING_FORMATS
-from quire.frontend.parsing.registry import find_reasoning_parser, find_tool_parser
+from quire.frontend.parsing.answers.parsers import OutputParsers
+from quire.frontend.parsing.answers.registry import find_reasoning_parser, find_tool_parser
+from quire.frontend.parsing.formats.reasoning_formats import REASONING_FORMATS
+from quire.frontend.parsing.shapes.element_calls import ElementCalls
 from quire.frontend.parsing.tools import ToolChoice
 from tests.frontend.parsing.rendered_calls import render
 from tests.frontend.parsing.test_reasoning_parsers import FORMATS, written

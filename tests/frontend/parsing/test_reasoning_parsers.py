@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.errors import ConfigError
-from quire.frontend.parsing.parsers import OutputParsers
-from quire.frontend.parsing.reasoning_formats import REASONING_FORMATS
-from quire.frontend.parsing.registry import find_reasoning_parser, find_tool_parser, reasoning_parser_names
+from quire.frontend.parsing.answers.parsers import OutputParsers
+from quire.frontend.parsing.answers.registry import find_reasoning_parser, find_tool_parser, reasoning_parser_names
+from quire.frontend.parsing.formats.reasoning_formats import REASONING_FORMATS
 from tests.frontend.parsing.rendered_calls import render
 from tests.frontend.parsing.test_tool_parsers import CALLS, Parsed, chunkings, decoded, parse
 from tests.frontend.parsing.tool_samples import TOOLS

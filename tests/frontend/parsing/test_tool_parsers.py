@@ -14,8 +14,8 @@ from quire.core.config.reasoning import ReasoningConfig
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.serving_defaults import ServingDefaults
 from quire.frontend.http.server_config import ServerConfig
-from quire.frontend.parsing import recognition
-from quire.frontend.parsing.call_shape import CallShape
+from quire.frontend.parsing.answers.parsers import OutputParsers
+from quire.frontend.parsing.answers.registry import find_tool_parser, tool_parser_names
 from quire.frontend.parsing.events import (
     Event,
     ReasoningDelta,
@@ -24,10 +24,10 @@ from quire.frontend.parsing.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from quire.frontend.parsing.harmony import Harmony
-from quire.frontend.parsing.parsers import OutputParsers
-from quire.frontend.parsing.registry import find_tool_parser, tool_parser_names
-from quire.frontend.parsing.tool_formats import TOOL_FORMATS
+from quire.frontend.parsing.formats import recognition
+from quire.frontend.parsing.formats.harmony import Harmony
+from quire.frontend.parsing.formats.tool_formats import TOOL_FORMATS
+from quire.frontend.parsing.shapes.call_shape import CallShape
 from quire.frontend.parsing.tools import Tool, ToolChoice
 from tests.frontend.parsing.rendered_calls import render
 from tests.frontend.parsing.tool_samples import CALLS, HANDWRITTEN, TOOLS

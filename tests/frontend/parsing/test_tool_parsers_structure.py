@@ -13,17 +13,17 @@ from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.xgrammar_backend import XGrammarBackend
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.schema import LARK
-from quire.frontend.parsing.call_tags import call_list_schema
-from quire.frontend.parsing.checkpoint_marks import CheckpointMarks
-from quire.frontend.parsing.harmony import Harmony
-from quire.frontend.parsing.parsers import OutputParsers
-from quire.frontend.parsing.registry import find_tool_parser
-from quire.frontend.parsing.structure import tool_call_schema, tool_call_structure
-from quire.frontend.parsing.tool_formats import TOOL_FORMATS
+from quire.frontend.parsing.answers.parsers import OutputParsers
+from quire.frontend.parsing.answers.registry import find_tool_parser
+from quire.frontend.parsing.answers.structure import tool_call_schema, tool_call_structure
+from quire.frontend.parsing.formats.checkpoint_marks import CheckpointMarks
+from quire.frontend.parsing.formats.harmony import Harmony
+from quire.frontend.parsing.formats.tool_formats import TOOL_FORMATS
+from quire.frontend.parsing.shapes.call_tags import call_list_schema
 from quire.frontend.parsing.tools import Tool, ToolChoice
+from tests.frontend.parsing.formats.test_checkpoint_marks import PATTERNED
 from tests.frontend.parsing.rendered_calls import Call, render
 from tests.frontend.parsing.tag_matching import INFO, TOKENS, accepts
-from tests.frontend.parsing.test_checkpoint_marks import PATTERNED
 from tests.frontend.parsing.test_tool_parsers import decoded, parse
 
 TOOLS = [

@@ -13,7 +13,7 @@ from quire.core.errors import EngineError, ParameterError
 from quire.core.wire.repetition import RepetitionDetection
 from quire.core.wire.sampling_params import ThinkingMarks
 from quire.frontend.outputs import CompletionOutput
-from quire.frontend.parsing.parsers import OutputParsers
+from quire.frontend.parsing.answers.parsers import OutputParsers
 from tests.checkpoints import VOCAB_SIZE
 
 PROMPT = [40 + 7 * i % 200 for i in range(30)]

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from quire.frontend.servers.shared_routing import TELL_SECONDS
+from quire.frontend.servers.shared_routing import PUBLISH_SECONDS
 from tests.servers import ServerProcess
 
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 20, "ignore_eos": True, "temperature": 0}
@@ -253,7 +253,7 @@ def test_what_one_server_sent_to_an_engine_the_others_know(server: ServerProcess
         for prompt in prompts:
             body = BODY | {"prompt": prompt, "max_tokens": 1}
             one.post("/v1/completions", json=body, headers={"X-data-parallel-rank": "1"}).raise_for_status()
-        time.sleep(2 * TELL_SECONDS)  # the server tells it before it reads the next request
+        time.sleep(2 * PUBLISH_SECONDS)  # the server tells it before it reads the next request
         for client in (one, other):  # both ask the parent, whose messages come in order
             assert client.get("/v1/responses/none").status_code == 404
         for prompt in prompts:

@@ -11,7 +11,7 @@ import pytest
 
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ParameterError
-from quire.frontend.parsing.recognition import recognize
+from quire.frontend.parsing.formats.recognition import recognize
 from quire.frontend.text.chat_template import ChatTemplate
 from quire.frontend.text.message_formats import NAMES, template_of
 from quire.frontend.text.tokenizer_files import read_tokenizer_files

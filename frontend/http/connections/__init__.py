@@ -1,0 +1,1 @@
+"""Sockets, TLS, uvicorn and signals: everything below the application."""

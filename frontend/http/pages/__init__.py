@@ -1,0 +1,1 @@
+"""Pages for readers: how to call the server, and its OpenAPI document."""

@@ -1,0 +1,1 @@
+"""Routes for the operator of a server, and what they answer with."""

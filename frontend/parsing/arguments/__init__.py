@@ -1,0 +1,1 @@
+"""Values of a call's arguments, as the model writes them, made valid JSON."""

@@ -1,0 +1,1 @@
+"""Each model's format of calls and of reasoning."""
