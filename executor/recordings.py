@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from quire.core.config.graphs import GraphConfig
-from quire.ops.backend import RecordingRules
+from quire.ops.recording import RecordingRules
 
 MAX_ROWS = 512
 """Steps of more rows are not recorded."""

@@ -9,12 +9,15 @@ import numpy as np
 from torch import Tensor
 
 from quire.core.trace import Spans
-from quire.ops.backend import Activation, Backend, DeviceRows, LinearWeight, Recording
+from quire.ops.activations import Activation
+from quire.ops.backend import Backend, DeviceRows
 from quire.ops.latent import LatentOperations
+from quire.ops.linear import LinearWeight
+from quire.ops.recording import Recording
 from quire.ops.recurrent import RecurrentOperations
+from quire.ops.residual_streams import ResidualStreamOperations
 from quire.ops.sampling import SamplingOperations
 from quire.ops.stored import StoredWeight
-from quire.ops.streams import StreamOperations
 
 
 def timed(ops: Backend, spans: Spans) -> Backend:
@@ -40,7 +43,7 @@ class _TimedBackend(Backend[Any, Any, Any]):
         self.latent = _timed_part(LatentOperations, ops.latent, self.run)
         self.recurrent = _timed_part(RecurrentOperations, ops.recurrent, self.run)
         self.sampling = _timed_part(SamplingOperations, ops.sampling, self.run)
-        self.streams = _timed_part(StreamOperations, ops.streams, self.run)
+        self.residual_streams = _timed_part(ResidualStreamOperations, ops.residual_streams, self.run)
 
     def run(self, span: str, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls `operation` in a span, adds the name to a recording in progress, and returns the result."""

@@ -45,7 +45,7 @@ from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.page_tiers import lower_tiers
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
-from quire.executor.step.runners import RequestMemory, build_runner
+from quire.executor.step.runner_builder import RequestMemory, build_runner
 from quire.executor.step.speculation_checks import check_draft, check_layout, check_target
 from quire.executor.step.speculator import Speculator
 from quire.executor.step.stage import PipelineStage
@@ -53,6 +53,7 @@ from quire.executor.step.stage_runner import StageRunner
 from quire.executor.timed_ops import timed
 from quire.executor.torch_profile import TorchProfile
 from quire.executor.transfers import Transfers, transfers_from
+from quire.ops.backend import ModelNeeds
 
 logger = get_logger(__name__)
 
@@ -203,12 +204,9 @@ class Worker:
         pages, caches = self._memory.allocate_pages(num_pages + 1 if has_spare else num_pages)
         states = self._memory.states.allocate(limits.max_num_seqs)
         layers = [layer for each in self._models.values() for layer in each.model.kv_layers]
-        self._ops.prepare(
-            {cache.pages.dtype for layer, cache in zip(layers, caches, strict=True) if isinstance(layer, LayerKV)},
-            has_latents=any(isinstance(layer, LatentKV) for layer in layers),
-            has_states=bool(states),
-            has_adapters=self.adapters is not None,
-        )
+        dtypes = {cache.pages.dtype for layer, cache in zip(layers, caches, strict=True) if isinstance(layer, LayerKV)}
+        has_latents = any(isinstance(layer, LatentKV) for layer in layers)
+        self._ops.prepare(ModelNeeds(dtypes, has_latents, bool(states), self.adapters is not None))
         if self._device.type == "cpu" and num_pages:
             touch_behind(pages, config.page_slots, config.first_touch_seconds)
         table = RequestTable(

@@ -2,39 +2,26 @@
 
 A backend is bound once, when a model is built, and passed to the layers. No other code asks for the device. Tensors are
 on the backend's device. `num_tokens` is the number of new tokens in a step; the tokens of its requests follow one
-another.
+another. Families of operations are declared in files of their own; attention over pages is declared here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.elementwise import ElementwiseOperations
+from quire.ops.experts import ExpertOperations, PackedExperts
 from quire.ops.latent import LatentOperations, Selection
-from quire.ops.quantized import QuantizedWeight
+from quire.ops.linear import LinearOperations, PackedLinear
+from quire.ops.recording import Recording, RecordingRules
 from quire.ops.recurrent import RecurrentOperations
-from quire.ops.routing import Router
+from quire.ops.residual_streams import ResidualStreamOperations
 from quire.ops.sampling import SamplingOperations
 from quire.ops.stored import StoredWeight, put_together
-from quire.ops.streams import StreamOperations
-
-PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "quick_gelu"]
-"""An elementwise activation function: silu (arXiv:1702.03118), gelu (1606.08415), its approximations by tanh and by `x
-* sigmoid(1.702 * x)`, relu and its square (2109.08668).
-"""
-
-Activation = PlainActivation | Literal["clamped_swiglu", "clamped_silu"]
-"""The output of a gated layer for a gate g and its up u.
-
-f(g) * u with a plain activation f; or g * sigmoid(SWIGLU_ALPHA * g) * (u + 1) with g and u at most SWIGLU_LIMIT, and u
-at least its negative (arXiv:2508.10925); or silu(g) * u with the same limits by SILU_LIMIT.
-"""
-
-SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-SILU_LIMIT = 10.0
 
 
 class DeviceRows(NamedTuple):
@@ -73,43 +60,6 @@ class AttentionBatch(Protocol):
     """The `prefix_spans` of `Backend.attention_batch`."""
 
     block_size: int
-
-
-class RecordingRules(NamedTuple):
-    """The decode steps that a backend records.
-
-    Attributes:
-        row_counts: ascending; a step with fewer rows is padded to one of these. A step with more is not padded. Empty:
-            none is padded.
-        max_seq_lens: ascending bounds on the lengths of sequences; a recording serves one of them. Empty: a recording
-            serves all lengths.
-        interval: the least number of steps from one recording to the next, because a recording delays its step.
-        max_rows: steps with more rows are not recorded; None: all are.
-        shared_bytes: memory that recordings share, beside a step's activations and logits.
-        each_bytes: memory of each recording.
-    """
-
-    row_counts: Sequence[int] = ()
-    max_seq_lens: Sequence[int] = ()
-    interval: int = 1
-    max_rows: int | None = None
-    shared_bytes: int = 0
-    each_bytes: int = 0
-
-
-class Recording(Protocol):
-    """Recorded operations, which can run again on the memory that they were recorded with."""
-
-    def run(self) -> None:
-        """Runs all operations, in order."""
-        ...
-
-    def run_timed(self) -> list[float]:
-        """Runs all operations; returns the CLOCK_MONOTONIC time in seconds at which each was done.
-
-        One time is returned for all where they are launched as one.
-        """
-        ...
 
 
 class PairBias(NamedTuple):
@@ -162,80 +112,65 @@ class AttentionForm(NamedTuple):
     span_window: int | None = None
 
 
-LinearWeight = Tensor | QuantizedWeight
-"""The weight of a linear layer, [out, in], in a form that every backend packs."""
-
-
-class ExpertWeights(NamedTuple):
-    """The two linear layers of one expert (arXiv:1701.06538, 2002.05202). All experts of a layer have one form.
-
-    Attributes:
-        gate_up: [2 * size, hidden]: gates, then ups; or [size, hidden], without gates, or with only the gates.
-        down: [hidden, size].
-        gate_up_bias: one value an output, gates first; or None.
-        down_bias: [hidden], or None.
-        up: [size, hidden]: the ups, if they have another form than the gates; else None.
-    """
-
-    gate_up: LinearWeight
-    down: LinearWeight
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
-    up: LinearWeight | None = None
-
-    @property
-    def is_gated(self) -> bool:
-        """True if the activation has gates and ups."""
-        return self.up is not None or self.gate_up.shape[0] != self.down.shape[1]
-
-    @property
-    def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """The biases of `gate_up` and `up`."""
-        if self.up is None or self.gate_up_bias is None:
-            return self.gate_up_bias, None
-        gate, up = self.gate_up_bias.chunk(2)
-        return gate, up
-
-
-class LowRankWeights(NamedTuple):
-    """Low-rank weights that adapters add to those of linear layers with the same input (LoRA, arXiv:2106.09685).
-
-    Adapter n adds `b[n] @ a[n]` to a layer's weight, by the layer's part of the rows of `a` and of the columns of `b`.
-    Both are dense, and in the dtype of the layers' inputs.
-
-    Attributes:
-        a: [num_adapters, num_layers * rank, in]: the rows of each layer after those of the previous one.
-        b: [num_adapters, rank, sum of `sizes`]: each layer's outputs after those of the previous one.
-        sizes: the number of each layer's outputs.
-    """
-
-    a: Tensor
-    b: Tensor
-    sizes: tuple[int, ...]
-
-
-class UnlikeExpertsError(ValueError):
-    """Experts of one layer differ in form, so there is no packed form for them."""
-
-
 Batch = TypeVar("Batch", bound=AttentionBatch)
 """A backend's own `AttentionBatch`, from its `attention_batch` for its `attention`."""
 
-PackedLinear = TypeVar("PackedLinear")
-"""A weight in the backend's layout: from `pack_linear` for `linear`, or from `pack_gated_linear` for `gated_linear`."""
 
-PackedExperts = TypeVar("PackedExperts")
-"""A layer's experts in the backend's layout: from `pack_experts`, for `experts`."""
+class NewHeads(NamedTuple):
+    """A step's queries, keys and values, and the places of the keys and values: the arguments of `rotate_and_store`.
+
+    Attributes:
+        heads: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values.
+        cos: and `sin`: as for `rotary`, which rotates queries and keys.
+        kv_cache: of the shape `kv_cache_shape`.
+        slot_mapping: [num_tokens] int64, as `AttentionBatch.slot_mapping`.
+        norm: the weight [num_heads + num_kv_heads, head_dim] and the eps that normalize queries and keys; or None.
+        is_interleaved: pairs are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), which leaves products of queries
+            and keys as they are.
+        scales: as for `write_kv`.
+    """
+
+    heads: Tensor
+    cos: Tensor
+    sin: Tensor
+    kv_cache: Tensor
+    slot_mapping: Tensor
+    norm: tuple[Tensor, float] | None = None
+    is_interleaved: bool = False
+    scales: Tensor | None = None
 
 
-class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
-    """The operations, the same for every device. A new operation is declared here and implemented in each backend.
+class ModelNeeds(NamedTuple):
+    """The parts of a backend that only some models use.
+
+    Attributes:
+        cache_dtypes: those of the caches of keys and values.
+        has_latents: there are caches of latents.
+        has_states: there are recurrent layers.
+        has_adapters: linear layers take adapters.
+    """
+
+    cache_dtypes: Collection[torch.dtype] = ()
+    has_latents: bool = False
+    has_states: bool = False
+    has_adapters: bool = False
+
+
+class Backend(
+    ElementwiseOperations,
+    LinearOperations[PackedLinear],
+    ExpertOperations[PackedExperts],
+    ABC,
+    Generic[Batch, PackedLinear, PackedExperts],
+):
+    """The operations, the same for every device. A new operation is declared in its family and implemented in each
+    backend.
 
     Attributes:
         latent: the operations of multi-head latent attention.
         recurrent: the operations of recurrent layers.
         sampling: the operations that choose tokens.
-        streams: the operations of models with several residual streams.
+        residual_streams: the operations of models with several residual streams.
         recording_rules: the decode steps for which `record` is called.
         packed_types: the classes that packed weights are made of.
     """
@@ -243,89 +178,9 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
     latent: LatentOperations[Batch]
     recurrent: RecurrentOperations
     sampling: SamplingOperations
-    streams: StreamOperations
+    residual_streams: ResidualStreamOperations
     recording_rules: RecordingRules = RecordingRules()
     packed_types: tuple[type, ...]
-
-    @abstractmethod
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm over the last dimension (arXiv:1910.07467).
-
-        `x` is [..., size]; `weight` is [size], or [heads, size] for an `x` of [..., heads, size]. The product with the
-        weight is computed in the weight's dtype, which is `x`'s or float32; the result has `x`'s.
-        """
-
-    @abstractmethod
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """`(rms_norm(x + residual), x + residual)`; `residual` may be overwritten."""
-
-    @abstractmethod
-    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        """Layer norm over the last dimension (arXiv:1607.06450), computed in float32 and rounded once.
-
-        `x` is [..., size]; `weight` is like `rms_norm`'s, or None for ones; `bias` is [size], or None for zeros, of the
-        weight's dtype.
-        """
-
-    @abstractmethod
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Computes `x + residual`, perhaps in place of `residual`; both are [num_tokens, size]."""
-
-    @abstractmethod
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Joins the columns of all `parts`, each [num_tokens, its size]: [num_tokens, sum of the sizes]."""
-
-    @abstractmethod
-    def scale(self, x: Tensor, factor: float, softcap: float | None = None) -> Tensor:
-        """Computes `factor * x`, capped as in `AttentionForm.softcap`, perhaps in place of `x` [num_tokens, size]."""
-
-    @abstractmethod
-    def activate(self, x: Tensor, activation: PlainActivation) -> Tensor:
-        """Applies the activation to each element of `x` [num_tokens, size], perhaps in place."""
-
-    @abstractmethod
-    def rotation(
-        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines for `rotary`, both [num_tokens, 1, rotary_dim] of `dtype`.
-
-        `positions` is [num_tokens] int64; `frequencies` [rotary_dim / 2] float32, radians a position; `scale`
-        multiplies both.
-        """
-
-    @abstractmethod
-    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotates pairs (i, i + rotary_dim / 2) of the first `rotary_dim` of each head (arXiv:2104.09864, NeoX order).
-
-        `x` is [num_tokens, heads, head_dim]; `cos` and `sin` are [num_tokens, 1, rotary_dim] with `sin`'s first half
-        negated, of `x`'s dtype.
-        """
-
-    @abstractmethod
-    def activate_and_mul(self, x: Tensor, activation: Activation = "silu") -> Tensor:
-        """Maps [num_tokens, 2 * size], gates, then ups, to their activation [num_tokens, size] (arXiv:2002.05202)."""
-
-    @abstractmethod
-    def take_rows(self, x: Tensor, index: Tensor, scale: float = 1.0) -> Tensor:
-        """Looks up rows of `x` [rows, size] at `index` [n] int64, times `scale`: [n, size]."""
-
-    @abstractmethod
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
-        """Packs `weight` [out, in] (and `bias` [out]) in the backend's layout; the caller then drops the original.
-
-        Tensors on torch's meta device are packed into such tensors, as large as those of real weights would be.
-        """
-
-    @abstractmethod
-    def has_rows(self, packed: PackedLinear) -> bool:
-        """Returns True if `take_packed_rows` takes a weight from `pack_linear`. It takes all of a `QuantizedWeight`."""
-
-    @abstractmethod
-    def take_packed_rows(self, packed: PackedLinear, index: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        """Looks up rows of a weight [rows, size] that `pack_linear` packed, dequantized to `dtype`: [n, size].
-
-        They equal those of `dequantize(weight, dtype)`, except that the sum of product and offset may be rounded once.
-        """
 
     @property
     @abstractmethod
@@ -338,69 +193,6 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         The tensors are used without a copy. Raises ValueError for a form that the backend does not know.
         """
         return put_together(stored, self.packed_types)
-
-    @abstractmethod
-    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """Maps `x` [num_tokens, in] to [num_tokens, out]."""
-
-    @abstractmethod
-    def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
-        """Packs a `weight` [gate | up, in], as `pack_linear` does; only `gated_linear` takes the result."""
-
-    @abstractmethod
-    def gated_linear(self, x: Tensor, packed: PackedLinear, activation: Activation = "silu") -> Tensor:
-        """Runs `activate_and_mul` on a linear layer's outputs: `x` [num_tokens, in] → [num_tokens, size]."""
-
-    @abstractmethod
-    def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
-        """Adds the products of `x` [num_tokens, in] with each token's adapter to `out` [num_tokens, out], perhaps in
-        place.
-
-        `adapters` [num_tokens] int64 has each token's adapter, or -1 for none. The sum is rounded once.
-        """
-
-    @abstractmethod
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-        """Selects the experts of each token of `x` [num_tokens, hidden], and their weights; computed in float32.
-
-        Returns ids [num_tokens, top_k] int64, the best first, and weights [num_tokens, top_k] float32.
-        """
-
-    @abstractmethod
-    def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> PackedExperts:
-        """Packs all experts of a layer in the backend's layout. They are read one by one, and all have the same shapes.
-
-        Tensors on torch's meta device are packed as in `pack_linear`.
-
-        Raises:
-            UnlikeExpertsError: they differ in form: in the dtypes and shapes of their tensors.
-        """
-
-    @abstractmethod
-    def expert_tensors(self, packed: PackedExperts, index: int) -> list[Tensor]:
-        """Returns the memory of one expert. Writing another expert's bytes there replaces the expert.
-
-        All experts of a layer have tensors of the same shapes, in the same order.
-        """
-
-    @abstractmethod
-    def experts(
-        self,
-        x: Tensor,
-        packed: PackedExperts,
-        ids: Tensor,
-        weights: Tensor,
-        activation: Activation = "silu",
-        *,
-        weighs_inputs: bool = False,
-    ) -> Tensor:
-        """Sums each token's experts, weighted (arXiv:1701.06538): `x` [num_tokens, hidden] → the same shape.
-
-        An expert is a gated layer, or a linear layer with a plain activation, and the linear layer after it. `ids`
-        [num_tokens, top_k] int64 are below the number of experts, or -1 for an expert of another rank, which adds
-        nothing; `weights` [num_tokens, top_k] are float32. The terms of a token are summed in the order of its ids.
-        With `weighs_inputs`, the weights multiply an expert's input instead of its output.
-        """
 
     @abstractmethod
     def kv_cache_shape(
@@ -429,41 +221,16 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         """Reads the keys and values in `slots` [n] int64 that `write_kv` stored: both [n, num_kv_heads, head_dim]."""
 
     @abstractmethod
-    def rotate_and_store(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-        is_interleaved: bool = False,
-        scales: Tensor | None = None,
-    ) -> Tensor:
+    def rotate_and_store(self, new: NewHeads) -> Tensor:
         """`rms_norm`, `rotary` and `write_kv` in one: the operations between a layer's projection and its attention.
 
-        `heads` [num_tokens, num_heads + 2 * num_kv_heads, head_dim] holds queries, keys and values. Queries and keys
-        are normalized by `norm` (weight [num_heads + num_kv_heads, head_dim], eps) if given, and rotated. If
-        `is_interleaved`, pairs are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), which leaves products of
-        queries and keys as they are. Keys and values are stored, with `scales` as in `write_kv`.
-        Returns the queries [num_tokens, num_heads, head_dim].
+        Queries and keys are normalized if `new` has a norm, then rotated; keys and values are stored. Returns the
+        queries [num_tokens, num_heads, head_dim].
         """
 
     @abstractmethod
-    def prepare(
-        self,
-        cache_dtypes: Collection[torch.dtype],
-        *,
-        has_latents: bool,
-        has_states: bool,
-        has_adapters: bool = False,
-    ) -> None:
-        """Makes ready what only some models need, so that none of their steps waits for it.
-
-        `cache_dtypes` are those of the model's caches of keys and values; `has_latents` says whether it has caches of
-        latents, `has_states` whether it has recurrent layers, `has_adapters` whether its linear layers take adapters.
-        """
+    def prepare(self, needs: ModelNeeds) -> None:
+        """Makes ready what a model needs, so that none of its steps waits for it."""
 
     @abstractmethod
     def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:
@@ -506,24 +273,12 @@ class Backend(ABC, Generic[Batch, PackedLinear, PackedExperts]):
         h // (num_heads / num_kv_heads). `form.chunks` is "own", so that each token sees itself.
         """
 
-    def rotate_and_attend(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        batch: Batch,
-        form: AttentionForm,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-        scales: Tensor | None = None,
-    ) -> Tensor:
+    def rotate_and_attend(self, new: NewHeads, batch: Batch, form: AttentionForm) -> Tensor:
         """`rotate_and_store`, and `attention` of all tokens of the step: [num_tokens, num_heads, head_dim].
 
         A backend may have one kernel for both.
         """
-        q = self.rotate_and_store(heads, cos, sin, kv_cache, batch.slot_mapping, norm=norm, scales=scales)
-        return self.attention(q, kv_cache, batch, form)
+        return self.attention(self.rotate_and_store(new), new.kv_cache, batch, form)
 
     @abstractmethod
     def sequence_batch(self, lengths: np.ndarray, device: torch.device) -> Batch:

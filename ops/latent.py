@@ -47,6 +47,30 @@ class CacheRows(NamedTuple):
     counts: Tensor
 
 
+class NewLatents(NamedTuple):
+    """A step's projections, and the places of its latents: the arguments of `rotate_and_store_latent`.
+
+    Attributes:
+        q: [num_tokens, heads, rotary_dim], the rotated part of the queries.
+        latent: [num_tokens, rank + rotary_dim]: the latents, and the keys that are rotated like the queries.
+        norm: the weight [rank] and the eps that normalize the latents.
+        cos: and `sin`: as for `Backend.rotary`; without dimensions, nothing is rotated.
+        cache: the layer's cache.
+        slot_mapping: [num_tokens] int64.
+        is_interleaved: pairs are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), in queries and keys alike, which
+            preserves their products.
+    """
+
+    q: Tensor
+    latent: Tensor
+    norm: tuple[Tensor, float]
+    cos: Tensor
+    sin: Tensor
+    cache: Tensor
+    slot_mapping: Tensor
+    is_interleaved: bool
+
+
 class LatentOperations(ABC, Generic[Batch]):
     """The operations of latent attention on one kind of device."""
 
@@ -58,28 +82,11 @@ class LatentOperations(ABC, Generic[Batch]):
         """
 
     @abstractmethod
-    def rotate_and_store_latent(
-        self,
-        q: Tensor,
-        latent: Tensor,
-        norm: tuple[Tensor, float],
-        cos: Tensor,
-        sin: Tensor,
-        cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        is_interleaved: bool,
-    ) -> Tensor:
+    def rotate_and_store_latent(self, new: NewLatents) -> Tensor:
         """Runs the operations between the projections and the attention.
 
-        `q` [num_tokens, heads, rotary_dim] is the rotated part of the queries. `latent` [num_tokens, rank + rotary_dim]
-        is the projection to store: the latents, which are normalized by `norm` (weight [rank], eps), and keys, which
-        are rotated like the queries. They are stored in the slots of `slot_mapping` [num_tokens] int64 as finite values
-        (see `Backend.write_kv`). Returns the rotated queries, dense.
-
-        `cos` and `sin` are as for `Backend.rotary`; without dimensions, nothing is rotated. If `is_interleaved`, pairs
-        are (2i, 2i + 1) and come out as (i, i + rotary_dim / 2), in queries and keys alike, which preserves their
-        products.
+        Latents are normalized, keys and queries rotated, and latents and keys stored as finite values (see
+        `Backend.write_kv`). Returns the rotated queries, dense.
         """
 
     @abstractmethod

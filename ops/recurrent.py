@@ -33,6 +33,96 @@ class StateRows(NamedTuple):
     beginning: np.ndarray | None = None
 
 
+class ScanCall(NamedTuple):
+    """The inputs of the scan of Mamba 1: `x`, `dt`, `gate`, `b` and `c` are of one dtype, the others float32.
+
+    Attributes:
+        x: [num_tokens, channels].
+        dt: [num_tokens, channels].
+        dt_bias: [channels].
+        a: [size, channels], negative.
+        b: and `c`: [num_tokens, size].
+        d: [channels].
+        gate: [num_tokens, channels].
+    """
+
+    x: Tensor
+    dt: Tensor
+    dt_bias: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    d: Tensor
+    gate: Tensor
+
+
+class SsdCall(NamedTuple):
+    """The inputs of the scan of Mamba 2: `x`, `dt`, `b` and `c` are of one dtype, the others float32.
+
+    Attributes:
+        x: [num_tokens, heads, value_dim].
+        dt: [num_tokens, heads].
+        dt_bias: [heads].
+        dt_limit: the least and the greatest time step.
+        a: [heads], negative.
+        b: and `c`: [num_tokens, groups, key_dim]; head h reads group h // (heads / groups).
+        d: [heads].
+    """
+
+    x: Tensor
+    dt: Tensor
+    dt_bias: Tensor
+    dt_limit: tuple[float, float]
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    d: Tensor
+
+
+class DeltaRuleCall(NamedTuple):
+    """The inputs of the gated delta rule: `q`, `k`, `v`, `dt` and `beta` are of one dtype, the others float32.
+
+    Attributes:
+        q: and `k`: [num_tokens, key_heads, key_dim]; head h reads key head h // (heads / key_heads).
+        v: [num_tokens, heads, value_dim].
+        dt: [num_tokens, heads]; or [num_tokens, heads, key_dim], if each channel of the keys has a decay of its own
+            (arXiv:2510.26692).
+        dt_bias: [heads], or [heads, key_dim] like `dt`.
+        a: [heads], negative.
+        beta: [num_tokens, heads].
+        least_log_decay: negative; bounds the decay from below.
+        beta_scale: multiplies the sigmoid of `beta`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dt: Tensor
+    dt_bias: Tensor
+    a: Tensor
+    beta: Tensor
+    least_log_decay: float | None = None
+    beta_scale: float = 1.0
+
+
+class RgLruCall(NamedTuple):
+    """The inputs of the real-gated linear recurrent unit: `x` and the gates are of one dtype, the others float32.
+
+    Attributes:
+        x: [num_tokens, channels].
+        input_gate: and `decay_gate`: [num_tokens, channels].
+        input_bias: and `decay_bias`: [channels].
+        log_decay: [channels], negative.
+    """
+
+    x: Tensor
+    input_gate: Tensor
+    input_bias: Tensor
+    decay_gate: Tensor
+    decay_bias: Tensor
+    log_decay: Tensor
+
+
 class RecurrentOperations(ABC):
     """The operations of recurrent layers on one kind of device."""
 
@@ -55,49 +145,22 @@ class RecurrentOperations(ABC):
         """
 
     @abstractmethod
-    def selective_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        gate: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def selective_scan(self, call: ScanCall, state: Tensor, rows: StateRows) -> Tensor:
         """The scan of Mamba 1 (arXiv:2312.00752), times `silu(gate)`: [num_tokens, channels], like `x`.
 
         With t = softplus(dt + dt_bias): state = exp(t * a) * state + t * x * b; out = sum of state * c + d * x.
 
-        `x`, `dt` and `gate` are [num_tokens, channels], `b` and `c` [num_tokens, size], all of one dtype. `dt_bias` and
-        `d` are [channels], `a` is [size, channels] and negative, `state` [num_slots, size, channels], all float32.
+        `state` is [num_slots, size, channels] float32.
         """
 
     @abstractmethod
-    def ssd(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        dt_limit: tuple[float, float],
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def ssd(self, call: SsdCall, state: Tensor, rows: StateRows) -> Tensor:
         """The scan of Mamba 2 (arXiv:2405.21060): [num_tokens, heads, value_dim], like `x`.
 
         With t = softplus(dt + dt_bias) within `dt_limit`: state = exp(t * a) * state + t * (b ⊗ x); out = state · c + d
         * x.
 
-        `x` is [num_tokens, heads, value_dim], `dt` [num_tokens, heads], `b` and `c` are [num_tokens, groups, key_dim],
-        all of one dtype; head h reads group h // (heads / groups). `dt_bias`, `a` (negative) and `d` are [heads],
-        `state` is [num_slots, heads, key_dim, value_dim], all float32.
+        `state` is [num_slots, heads, key_dim, value_dim] float32.
         """
 
     @abstractmethod
@@ -112,32 +175,14 @@ class RecurrentOperations(ABC):
         """
 
     @abstractmethod
-    def gated_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        a: Tensor,
-        beta: Tensor,
-        state: Tensor,
-        rows: StateRows,
-        *,
-        least_log_decay: float | None = None,
-        beta_scale: float = 1.0,
-    ) -> Tensor:
+    def gated_delta_rule(self, call: DeltaRuleCall, state: Tensor, rows: StateRows) -> Tensor:
         """The gated delta rule (arXiv:2412.06464): [num_tokens, heads, value_dim], like `v`.
 
         `q` and `k` are scaled to length 1, q then by key_dim**-0.5. With g = exp(softplus(dt + dt_bias) * a):
         state = g * state + k ⊗ (beta_scale * sigmoid(beta) * (v - (g * state) · k)); out = state · q. With
         `least_log_decay` (negative), g = exp(least_log_decay * sigmoid(-a * (dt + dt_bias))) instead.
 
-        `q` and `k` are [num_tokens, key_heads, key_dim], `v` is [num_tokens, heads, value_dim], `dt` and `beta` are
-        [num_tokens, heads], all of one dtype; head h reads key head h // (heads / key_heads). `dt_bias` and `a`
-        (negative) are [heads], `state` is [num_slots, heads, key_dim, value_dim], all float32. Where each channel of
-        the keys has a decay of its own (arXiv:2510.26692), `dt` is [num_tokens, heads, key_dim], and `dt_bias` is
-        [heads, key_dim].
+        `state` is [num_slots, heads, key_dim, value_dim] float32.
         """
 
     @abstractmethod
@@ -166,24 +211,13 @@ class RecurrentOperations(ABC):
         """
 
     @abstractmethod
-    def rg_lru(
-        self,
-        x: Tensor,
-        input_gate: Tensor,
-        input_bias: Tensor,
-        decay_gate: Tensor,
-        decay_bias: Tensor,
-        log_decay: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def rg_lru(self, call: RgLruCall, state: Tensor, rows: StateRows) -> Tensor:
         """The real-gated linear recurrent unit (arXiv:2402.19427, section 2.4): [num_tokens, channels], like `x`.
 
         With a = exp(log_decay * sigmoid(decay_gate + decay_bias)): state = a * state + sqrt(1 - a²) * x *
         sigmoid(input_gate + input_bias); out = state. The factor sqrt(1 - a²) is 1 at the first token of a sequence.
 
-        `x` and the gates are [num_tokens, channels], of one dtype. The biases and `log_decay` (negative) are
-        [channels], `state` is [num_slots, channels], all float32.
+        `state` is [num_slots, channels] float32.
         """
 
     @abstractmethod

@@ -40,7 +40,7 @@ class Routing(NamedTuple):
     distance: float = 0.0
 
 
-class Router(NamedTuple):
+class ExpertRouter(NamedTuple):
     """A linear layer, one output an expert, and the parameters of its outputs' use.
 
     Attributes:

@@ -63,32 +63,40 @@ ROOMS: dict[str, dict[str, str]] = {
         "flags": "launch refusals",
         "text": "checkpoint",
         "grammar": "text",
-        "parsing": "grammar text",
+        "parsing": "",
+        "parsing/arguments": "grammar parsing",
+        "parsing/shapes": "grammar parsing parsing/arguments",
+        "parsing/formats": "text parsing parsing/arguments parsing/shapes",
+        "parsing/answers": "grammar text parsing parsing/formats parsing/shapes",
         "requests": "checkpoint metrics outputs text grammar",
         "control": "metrics refusals requests checkpoint",
-        "async_llm": "checkpoint metrics outputs refusals launch text parsing requests control",
+        "async_llm": "checkpoint metrics outputs refusals launch text parsing/answers requests control",
         "offline": "metrics outputs progress refusals launch text requests async_llm",
         "llm": "metrics outputs progress refusals launch text requests async_llm offline",
-        "chat": "checkpoint refusals grammar metrics outputs text parsing requests async_llm",
+        "chat": "checkpoint refusals grammar metrics outputs text parsing parsing/formats parsing/answers requests "
+        "async_llm",
         "http": "entry_store async_llm chat",
+        "http/pages": "http",
+        "http/service": "async_llm http http/pages",
+        "http/connections": "http",
         "anthropic": "checkpoint parsing requests async_llm chat http",
-        "openai": "refusals entry_store outputs text parsing requests async_llm chat http",
+        "openai": "refusals entry_store outputs text parsing requests async_llm chat http http/pages",
         "pooling": "outputs text requests async_llm chat http openai",
         "cohere": "text requests async_llm chat http pooling",
-        "tei": "text requests async_llm chat http pooling",
+        "tei": "text requests async_llm chat http http/pages pooling",
         "batch": "progress async_llm chat http openai pooling",
-        "http/app": "entry_store async_llm chat http anthropic openai pooling cohere tei",
-        "http/server": "entry_store async_llm http http/app",
+        "http/app": "entry_store async_llm chat http http/pages http/service anthropic openai pooling cohere tei",
+        "http/server": "entry_store async_llm http http/connections http/pages http/service http/app",
         "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",
-        "servers": "entry_store checkpoint metrics launch async_llm http http/server",
+        "servers": "entry_store checkpoint metrics launch async_llm http http/connections http/service http/server",
         "labs": "flags bench",
-        "cli": "labs launch flags async_llm http batch http/server servers",
+        "cli": "labs launch flags async_llm http http/connections batch http/server servers",
     },
 }
 """What each room imports of its own folder: a room below never imports one above.
 
-A room is a folder, or a file in the folder's root. `http/app.py` puts the protocols together and `http/server.py` runs
-what comes of it, so they stand above the rest of http/.
+A room is a folder, a folder in it, or a file in either. `http/app.py` puts the protocols together and `http/server.py`
+runs what comes of it, so they stand above the rest of http/.
 """
 HELPERS = {
     "core": {"envs", "errors", "light_import", "logging", "process_start", "processes", "ram", "trace"},
@@ -196,6 +204,47 @@ def test_no_file_imports_one_that_imports_it() -> None:
 
     graph = {module: {target(name) for name in imports_of(path)} - {None} for module, path in modules.items()}
     assert len(list(TopologicalSorter(graph).static_order())) == len(modules)
+
+
+FENCED = {"executor/models/transformers": "tests/executor/models/transformers"}
+"""Packages that other files know by the names in `__all__` alone, and the folder of their tests."""
+
+
+@pytest.mark.parametrize(("package", "tests"), FENCED.items())
+def test_a_fenced_package_is_known_by_its_own_names(package: str, tests: str) -> None:
+    prefix = "quire." + package.replace("/", ".")
+    [shown] = [
+        ast.literal_eval(node.value)
+        for node in tree_of(ROOT / package / "__init__.py").body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    outside = [
+        path
+        for folder in (*FOLDERS, "tests", "scripts")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not {ROOT / package, ROOT / tests} & {*path.parents}
+    ]
+    allowed = {prefix, *(f"{prefix}.{name}" for name in shown)}
+    trespasses = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in outside
+        for name in imports_of(path)
+        if name.startswith(prefix + ".") and name not in allowed
+    }
+    assert trespasses == set()
+    assert any(f"{prefix}.{name}" in imports_of(path) for path in outside for name in shown)
+
+
+def test_event_streams_are_written_in_one_room() -> None:
+    """Protocols hand over JSON and the kinds of events; `http/event_stream.py` knows the bytes around them."""
+    writers = {
+        path.relative_to(ROOT / "frontend").parts[0]
+        for path in (ROOT / "frontend").rglob("*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, bytes)
+        if re.search(rb"(^|\n)(data|event|id|retry): ", node.value)
+    }
+    assert writers == {"http"}
 
 
 def test_relative_imports_are_not_used() -> None:

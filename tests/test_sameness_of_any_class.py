@@ -1,6 +1,6 @@
 """Classes of Transformers with Quire's parts, served by real processes: the library's tokens, whatever happens beside.
 
-Other tests of such models run them in the test's own process (tests/executor/models/test_transformers.py).
+Other tests of such models run them in the test's own process (tests/executor/models/transformers/).
 """
 
 from collections.abc import Iterator

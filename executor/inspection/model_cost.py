@@ -27,7 +27,8 @@ from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.packed_state import is_packed
 from quire.executor.weights.packing import PackAtLoad, ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.quantization.schemes import own_config
-from quire.ops.backend import Backend, LinearWeight
+from quire.ops.backend import Backend
+from quire.ops.linear import LinearWeight
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "top_k_experts")
 """config.json's names of the number of experts for each token."""

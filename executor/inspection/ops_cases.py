@@ -12,8 +12,9 @@ from quire.core.wire.inspection import LayerShape, OpsQuestion
 from quire.executor.inspection.weight_formats import FORMATS, activation_dtype
 from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.memory.kv_layout import zeros
-from quire.ops.backend import AttentionForm, Backend, ExpertWeights
+from quire.ops.backend import AttentionForm, Backend
 from quire.ops.cache_rows import row_size
+from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.latent import CacheRows
 
 BEYOND_CACHES = 96 << 20
@@ -255,7 +256,7 @@ def _experts(ops: Backend, shape: LayerShape, dtype: str, rows: list[int]) -> It
 
         def run(x: torch.Tensor = x, weights: torch.Tensor = weights, chosen: list[torch.Tensor] = chosen) -> None:
             chosen[0] = torch.rand(len(x), num_experts).argsort(dim=1)[:, :top_k].contiguous()
-            ops.experts(x, packed, chosen[0], weights)
+            ops.experts(packed, ExpertCall(x, chosen[0], weights))
 
         def num_bytes(chosen: list[torch.Tensor] = chosen) -> int:
             return len(chosen[0].unique()) * bytes_each

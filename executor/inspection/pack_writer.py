@@ -36,7 +36,8 @@ from quire.executor.weights.packed_state import (
 )
 from quire.executor.weights.packing import ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.readers import Shard, Stored, StoredRows, WeightReader
-from quire.ops.backend import Backend, LinearWeight
+from quire.ops.backend import Backend
+from quire.ops.linear import LinearWeight
 from quire.ops.stored import StoredWeight, take_apart
 
 

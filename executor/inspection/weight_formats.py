@@ -6,7 +6,7 @@ import torch
 
 from quire.executor.weights.quantization.formats import gguf_blocks
 from quire.executor.weights.quantization.formats.bitsandbytes import NF4
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 
 _GROUP = 32

@@ -15,7 +15,8 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import Backend, LowRankWeights
+from quire.ops.backend import Backend
+from quire.ops.linear import LowRankWeights
 
 
 class AdapterLimits(NamedTuple):

@@ -13,7 +13,9 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import Activation, Backend, LinearWeight
+from quire.ops.activations import Activation
+from quire.ops.backend import Backend
+from quire.ops.linear import LinearWeight
 
 
 class ColumnLinear:

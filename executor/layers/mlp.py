@@ -6,7 +6,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import Activation, PlainActivation
+from quire.ops.activations import Activation, PlainActivation
 
 
 class GatedMLP:
@@ -80,7 +80,7 @@ class SparseMLP:
         gate_up = self._gate_up(x)
         gates = gate_up[:, : self._size]
         whole = gates if self._group.size == 1 else self._group.all_gather(gates.contiguous(), dim=-1)
-        self._ops.streams.keep_outliers(gates, whole, self._deviations)
+        self._ops.residual_streams.keep_outliers(gates, whole, self._deviations)
         return self._down(self._ops.activate_and_mul(gate_up, self._activation))
 
 

@@ -15,7 +15,8 @@ from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import MissingTensorError, Shard
-from quire.ops.backend import Backend, LinearWeight
+from quire.ops.backend import Backend
+from quire.ops.linear import LinearWeight
 
 
 class RowLookup(Protocol):

@@ -18,7 +18,7 @@ from quire.core.ram import available_ram
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.models.base import Model
 from quire.executor.recordings import largest_step, num_recordings, rules_for
-from quire.ops.backend import RecordingRules
+from quire.ops.recording import RecordingRules
 
 GIB = 2**30
 DEFAULT_CPU_CACHE_BYTES = 4 * GIB

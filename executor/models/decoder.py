@@ -31,7 +31,7 @@ from quire.executor.layers.vocabulary import (
     untied,
 )
 from quire.executor.weights.readers import MissingTensorError
-from quire.ops.backend import PlainActivation
+from quire.ops.activations import PlainActivation
 
 
 class SettingError(ModelLoadError):

@@ -117,7 +117,7 @@ def _own_architecture(spec: ModelSpec) -> str:
 
 def _transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
     # Imported here because it takes a second, and few models need it.
-    from quire.executor.models.transformers.model import UnknownModelError, build_transformers_model
+    from quire.executor.models.transformers import UnknownModelError, build_transformers_model
 
     if context.experts is not None and context.experts.num_engines > 1:
         raise ModelLoadError(

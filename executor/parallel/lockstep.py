@@ -11,7 +11,7 @@ import torch
 
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import DistributedGroup, GlooGroup, ParallelGroup
-from quire.executor.parallel.unprofiled import unprofiled
+from quire.executor.parallel.unprofiled_messages import start_unprofiled
 
 IDLE_LIMIT = timedelta(days=3650)
 """The longest time for which the engines may be idle."""
@@ -111,7 +111,7 @@ class Lockstep(DistributedGroup):
         step = torch.tensor([self._step])
         others = [rank for rank in range(self.size) if rank != self.rank]
         send, bells = self._distributed.isend, self._bells
-        self._calls = [(unprofiled(send, step, group=bells, group_dst=rank), step) for rank in others]
+        self._calls = [(start_unprofiled(send, step, group=bells, group_dst=rank), step) for rank in others]
 
     def _listen(self, wake: Callable[[], None]) -> None:
         step = torch.zeros(1, dtype=torch.int64)

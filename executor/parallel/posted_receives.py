@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quire.executor.parallel.unprofiled import unprofiled
+from quire.executor.parallel.unprofiled_messages import start_unprofiled
 
 MAX_BYTES = 256 * 1024
 """The largest tensor. With more, the bytes take longer than the round trips, and buffers would have to be larger."""
@@ -79,4 +79,4 @@ class PostedReceives:
         return buffer
 
     def _receive(self, buffer: torch.Tensor, peer: int) -> Any:
-        return unprofiled(self._distributed.irecv, buffer, group=self._handle, group_src=peer, tag=_TAG)
+        return start_unprofiled(self._distributed.irecv, buffer, group=self._handle, group_src=peer, tag=_TAG)

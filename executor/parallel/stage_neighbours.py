@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from quire.executor.parallel.posted_receives import MAX_BYTES
-from quire.executor.parallel.unprofiled import unprofiled
+from quire.executor.parallel.unprofiled_messages import start_unprofiled
 
 _LARGE_TAG, _SMALL_TAG = 0, 1  # both ends know a message's size, which determines its tag
 
@@ -56,7 +56,7 @@ class DistributedNeighbours:
     def _send(self, message: torch.Tensor, tag: int) -> None:
         while len(self._sent) >= self._depth:
             self._sent.popleft()[0].wait()
-        self._sent.append((unprofiled(self._distributed.isend, message, dst=self._after, tag=tag), message))
+        self._sent.append((start_unprofiled(self._distributed.isend, message, dst=self._after, tag=tag), message))
 
 
 class GlooNeighbours(DistributedNeighbours):
@@ -86,5 +86,5 @@ class GlooNeighbours(DistributedNeighbours):
         self._send(message, _LARGE_TAG if message.nbytes > MAX_BYTES else _SMALL_TAG)
 
     def _post(self, buffer: torch.Tensor) -> None:
-        work = unprofiled(self._distributed.irecv, buffer, src=self._before, tag=_SMALL_TAG)
+        work = start_unprofiled(self._distributed.irecv, buffer, src=self._before, tag=_SMALL_TAG)
         self._posted.append((work, buffer))

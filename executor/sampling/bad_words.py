@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import Mask, SampleBatch
+from quire.executor.sampling.sampling_feature import Mask, SampleBatch
 
 _ANY = -1
 """Pads sequences shorter than the longest at their front; matches every token."""

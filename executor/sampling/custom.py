@@ -13,7 +13,7 @@ import torch
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.sampling_feature import LogitsFeature, SampleBatch
 from quire.executor.transfers import to_device
 
 logger = get_logger(__name__)
@@ -79,7 +79,7 @@ class LogitsProcessor(ABC):
         """Changed logits, [num_rows, vocab_size] float32, of rows that all want it; may change its input in place."""
 
 
-class CustomFeature(Feature):
+class CustomFeature(LogitsFeature):
     """A logits processor as a feature. An exception in it ends the requests that want it, and no others."""
 
     can_go_back = False  # its state is unknown

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.sampling_feature import LogitsFeature, SampleBatch
 
 
-class LogitBias(Feature):
+class LogitBias(LogitsFeature):
     """Adds the biases before any other feature, so that masks and penalties see biased logits."""
 
     def __init__(self, max_num_seqs: int) -> None:

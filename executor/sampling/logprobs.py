@@ -8,7 +8,7 @@ import torch
 from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.row_outputs import TokenLogprobs
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.transfers import Transfer, Transfers, to_device_together
 
 _NONE = -2

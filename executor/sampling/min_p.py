@@ -4,11 +4,11 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.sampling_feature import LogitsFeature, SampleBatch
 from quire.ops.sampling import SamplingOperations
 
 
-class MinP(Feature):
+class MinP(LogitsFeature):
     """Works on logits: p < min_p * p_max is the same as logit < logit_max + log(min_p)."""
 
     def __init__(self, max_num_seqs: int, ops: SamplingOperations) -> None:

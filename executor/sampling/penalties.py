@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.sampling_feature import LogitsFeature, SampleBatch
 
 
-class Penalties(Feature):
+class Penalties(LogitsFeature):
     """Reads the tokens seen from the request table, so that there are no separate counts that could go stale."""
 
     def __init__(self, max_num_seqs: int) -> None:

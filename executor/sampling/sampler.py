@@ -12,13 +12,13 @@ from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
 from quire.executor.sampling.custom import CustomFeature
-from quire.executor.sampling.feature import Feature, FollowingMask, Mask, SampleBatch
 from quire.executor.sampling.grammar.masks import DeadEnd, GrammarMasks
 from quire.executor.sampling.logit_bias import LogitBias
 from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
 from quire.executor.sampling.min_p import MinP
 from quire.executor.sampling.min_tokens import MinTokens
 from quire.executor.sampling.penalties import Penalties
+from quire.executor.sampling.sampling_feature import FollowingMask, LogitsFeature, Mask, SampleBatch
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
 from quire.executor.sampling.top_k_top_p import TopK, TopP
@@ -94,7 +94,7 @@ class Sampler:
         self._transfers = transfers or HostTransfers()
         self._custom = custom
         self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids, ops)
-        self._features: list[Feature | Mask] = [
+        self._features: list[LogitsFeature | Mask] = [
             LogitBias(max_num_seqs),
             AllowedTokens(max_num_seqs),
             BadWords(max_num_seqs),
@@ -119,7 +119,7 @@ class Sampler:
         # Per slot, bit i: may want feature i; the bits above: wants logprobs, the likeliest token, a draw.
         self._wanted = np.zeros(max_num_seqs, np.int64)
         self._asks, self._greedy, self._draws = (1 << len(self._features) + place for place in range(3))
-        self._features_by_bits: dict[int, list[Feature | Mask]] = {0: []}  # bits to features
+        self._features_by_bits: dict[int, list[LogitsFeature | Mask]] = {0: []}  # bits to features
         self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode, self._transfers)
         self._starts = np.zeros(max_num_seqs, np.uint64)  # starts of random streams, from seeds
 
@@ -209,7 +209,9 @@ class Sampler:
         return None
 
     @staticmethod
-    def _apply(feature: Feature | Mask, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch) -> torch.Tensor:
+    def _apply(
+        feature: LogitsFeature | Mask, logits: torch.Tensor, rows: np.ndarray, batch: SampleBatch
+    ) -> torch.Tensor:
         """Returns the logits of the step after `feature` has changed `rows`."""
         if isinstance(feature, Mask):
             feature.apply(logits, rows, batch.take(rows))
@@ -220,7 +222,7 @@ class Sampler:
         logits[_index(rows, logits)] = feature.apply(_rows(logits, rows), batch.take(rows))
         return logits
 
-    def _wanted_features(self, wanted: int) -> list[Feature | Mask]:
+    def _wanted_features(self, wanted: int) -> list[LogitsFeature | Mask]:
         """Features that some row of the step wants now or later; none in a step of plain requests."""
         bits = wanted & self._asks - 1
         if (known := self._features_by_bits.get(bits)) is None:

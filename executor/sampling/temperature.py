@@ -4,13 +4,13 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.sampling_feature import LogitsFeature, SampleBatch
 
 _HOTTEST = 1e30
 """Larger temperatures give the same uniform distribution, and infinity would turn masked logits into NaN."""
 
 
-class Temperature(Feature):
+class Temperature(LogitsFeature):
     """Scales the logits of rows that are not greedy."""
 
     def __init__(self, max_num_seqs: int) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.sampling_params import ThinkingMarks
-from quire.executor.sampling.feature import FollowingMask, SampleBatch
+from quire.executor.sampling.sampling_feature import FollowingMask, SampleBatch
 
 
 class Thinking:

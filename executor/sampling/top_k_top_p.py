@@ -4,11 +4,11 @@ import numpy as np
 import torch
 
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import Feature, SampleBatch
+from quire.executor.sampling.sampling_feature import LogitsFeature, SampleBatch
 from quire.ops.sampling import SamplingOperations
 
 
-class TopK(Feature):
+class TopK(LogitsFeature):
     """Keeps the k likeliest tokens."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, ops: SamplingOperations) -> None:
@@ -29,7 +29,7 @@ class TopK(Feature):
         return self._ops.keep_top_k(logits, self._top_k[batch.slots])
 
 
-class TopP(Feature):
+class TopP(LogitsFeature):
     """Keeps the smallest set of likeliest tokens whose probability reaches top_p; at least one."""
 
     def __init__(self, max_num_seqs: int, ops: SamplingOperations) -> None:

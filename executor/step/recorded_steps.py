@@ -16,7 +16,8 @@ from quire.core.config.graphs import GraphConfig
 from quire.executor.recordings import MAX_RECORDINGS, round_up, rules_for
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import InputBatch, StepShape
-from quire.ops.backend import Backend, Recording
+from quire.ops.backend import Backend
+from quire.ops.recording import Recording
 
 
 class _Recorded(NamedTuple):

@@ -7,9 +7,9 @@ import torch
 
 from quire.core.wire.protocol import StepResult
 from quire.core.wire.row_outputs import RequestFailure, TokenLogprobs
-from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.grammar.masks import DeadEnd
 from quire.executor.sampling.sampler import Sampled, Sampler
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.step.drafts import num_accepted
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.speculator import ForwardPass, SampledTokens, Speculator

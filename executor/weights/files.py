@@ -38,7 +38,7 @@ class _FileNaming:
     index: str
     single: str
     patterns: tuple[str, ...]
-    without: str = "\0"  # beginning of the names that belong to another layout
+    without: str = "\0"  # beginning of the names that belong to another naming
 
 
 _SAFETENSORS = _FileNaming("model.safetensors.index.json", "model.safetensors", ("*.safetensors",), "consolidated")
@@ -49,7 +49,7 @@ _MISTRAL = _FileNaming(
 
 _GGUF = _FileNaming("\0", gguf_table.FILE_NAME, ())
 
-_LAYOUTS: dict[FileFormat, tuple[_FileNaming, ...]] = {
+_NAMINGS: dict[FileFormat, tuple[_FileNaming, ...]] = {
     "auto": (_GGUF, _SAFETENSORS, _TORCH, _MISTRAL),
     "bitsandbytes": (_SAFETENSORS, _TORCH),
     "safetensors": (_SAFETENSORS,),
@@ -69,43 +69,43 @@ def find_files(folder: Path, load_format: FileFormat) -> WeightFiles:
     Raises:
         ModelLoadError: no file of this format, or an index that cannot be used.
     """
-    layouts = _LAYOUTS[load_format]
-    found = _first(_find_named, folder, layouts) or _first(_find_any, folder, layouts)
+    namings = _NAMINGS[load_format]
+    found = _first(_find_named, folder, namings) or _first(_find_any, folder, namings)
     if found is None:
         raise ModelLoadError(_nothing_found(folder, load_format))
     return found
 
 
 def _first(
-    find: Callable[[Path, _FileNaming], WeightFiles | None], folder: Path, layouts: Iterable[_FileNaming]
+    find: Callable[[Path, _FileNaming], WeightFiles | None], folder: Path, namings: Iterable[_FileNaming]
 ) -> WeightFiles | None:
-    return next((found for layout in layouts if (found := find(folder, layout)) is not None), None)
+    return next((found for naming in namings if (found := find(folder, naming)) is not None), None)
 
 
-def _find_named(folder: Path, layout: _FileNaming) -> WeightFiles | None:
-    """Finds the file or the index with the layout's usual name. A whole file wins over an index next to it."""
-    is_mistral = layout is _MISTRAL
-    if (folder / layout.single).is_file():
+def _find_named(folder: Path, naming: _FileNaming) -> WeightFiles | None:
+    """Finds the file or the index with the naming's usual name. A whole file wins over an index next to it."""
+    is_mistral = naming is _MISTRAL
+    if (folder / naming.single).is_file():
         return WeightFiles(
-            [folder / layout.single], has_mistral_names=is_mistral, is_gguf=layout is _GGUF
+            [folder / naming.single], has_mistral_names=is_mistral, is_gguf=naming is _GGUF
         )  # fmt: skip
-    index = folder / layout.index
+    index = folder / naming.index
     if index.is_file():
         listed = _read_index(index)
         return WeightFiles(sorted(set(listed.values())), index, listed, is_mistral)
     return None
 
 
-def _find_any(folder: Path, layout: _FileNaming) -> WeightFiles | None:
-    paths = [path for pattern in layout.patterns for path in sorted(folder.glob(pattern))]
-    paths = [path for path in paths if not path.name.startswith((*BESIDE_WEIGHTS, layout.without))]
-    return WeightFiles(paths, has_mistral_names=layout is _MISTRAL) if paths else None
+def _find_any(folder: Path, naming: _FileNaming) -> WeightFiles | None:
+    paths = [path for pattern in naming.patterns for path in sorted(folder.glob(pattern))]
+    paths = [path for path in paths if not path.name.startswith((*BESIDE_WEIGHTS, naming.without))]
+    return WeightFiles(paths, has_mistral_names=naming is _MISTRAL) if paths else None
 
 
 def _nothing_found(folder: Path, load_format: FileFormat) -> str:
-    patterns = [pattern for layout in _LAYOUTS[load_format] for pattern in layout.patterns]
+    patterns = [pattern for naming in _NAMINGS[load_format] for pattern in naming.patterns]
     text = f"{folder} holds no weights ({', '.join(patterns)})"
-    everywhere = list(dict.fromkeys(layout for layouts in _LAYOUTS.values() for layout in layouts))
+    everywhere = list(dict.fromkeys(naming for namings in _NAMINGS.values() for naming in namings))
     if _first(_find_named, folder, everywhere) or _first(_find_any, folder, everywhere):
         return f"{text}, but others: drop --load-format {load_format}."
     if adapters := [path.name for pattern in ADAPTERS for path in sorted(folder.glob(pattern))]:

@@ -27,7 +27,8 @@ from quire.executor.weights.packing import ReadExperts, ReadLinear, ReadProducts
 from quire.executor.weights.readers import Shard, Stored, StoredRows
 from quire.executor.weights.sharded_state import experts_flags, key_of
 from quire.executor.weights.tensor_files import SafetensorsFile
-from quire.ops.backend import Backend, LinearWeight
+from quire.ops.backend import Backend
+from quire.ops.linear import LinearWeight
 from quire.ops.stored import StoredWeight
 
 MANIFEST = "packed.json"

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from quire.ops.backend import Backend, ExpertWeights, LinearWeight
+from quire.ops.backend import Backend
+from quire.ops.experts import ExpertWeights
+from quire.ops.linear import LinearWeight
 
 ReadLinear = Callable[[], tuple[LinearWeight, Tensor | None]]
 """Reads the weight [out, in] and the bias [out] of a linear layer."""

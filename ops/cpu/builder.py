@@ -43,7 +43,7 @@ class Job:
     """A build that takes longer is ended, and counts as refused."""
 
 
-class Refused(Exception):
+class CompilerError(Exception):
     """The compiler refuses these sources; the first line of the text is the reason."""
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     job, refusal = Job(**json.loads(sys.argv[1])), sys.argv[2]
     try:
         build(job)
-    except Refused as reason:
+    except CompilerError as reason:
         text = Path(f"{refusal}.new")
         text.write_text(f"{reason}\n")
         os.replace(text, refusal)
@@ -74,7 +74,7 @@ def build(job: Job) -> None:
     """Makes the library.
 
     Raises:
-        Refused: the compiler fails, or takes too long.
+        CompilerError: the compiler fails, or takes too long.
         Interrupted: a signal ended it.
     """
     scratch = Path(job.scratch)
@@ -123,14 +123,14 @@ def _run(command: list[str], folder: Path, deadline: float, max_seconds: float) 
             timeout=max(0.0, deadline - time.monotonic()),
         )
     except subprocess.TimeoutExpired:
-        raise Refused(f"{command[0]} took longer than {max_seconds:.0f} s") from None
+        raise CompilerError(f"{command[0]} took longer than {max_seconds:.0f} s") from None
     if done.returncode < 0:
         raise Interrupted(f"{command[0]} was ended by signal {-done.returncode}")
     if done.returncode:
         lines = done.stderr.splitlines()
         telling = [line for line in lines if "error:" in line or "undefined reference" in line] or lines
         reason = telling[0] if telling else f"exit status {done.returncode}"
-        raise Refused(f"{command[0]} failed: {reason}\n{done.stderr}")
+        raise CompilerError(f"{command[0]} failed: {reason}\n{done.stderr}")
 
 
 if __name__ == "__main__":

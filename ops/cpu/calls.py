@@ -5,11 +5,12 @@ twelve.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from quire.ops.backend import Activation
+from quire.ops.activations import Activation
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`Dtype` in `kernels/vector.h`."""
@@ -31,6 +32,16 @@ _FORM = "out_features in_features group codec scale_dtype has_offsets is_gated"
 """`WeightForm` in `kernels/kernels.h`."""
 
 
+def _form_of(layer: str) -> str:
+    """The fields of one of several forms, each name behind that of its layer."""
+    return " ".join(layer + name for name in _FORM.split())
+
+
+def form_fields(layer: str, form: Sequence[int]) -> dict[str, int]:
+    """The values of one of several forms by the names of the call's fields."""
+    return dict(zip(_form_of(layer).split(), form, strict=True))
+
+
 @dataclass(frozen=True)
 class Call:
     """A kernel's name, and the fields of its struct in order. Each field is eight bytes; a pointer of 0 is null."""
@@ -41,6 +52,11 @@ class Call:
     floats: str = ""
     part: str = ""
     """The folder of `kernels/parts/` that has the kernel; empty: the main library."""
+
+    @property
+    def fields(self) -> list[str]:
+        """The names of all fields, in order."""
+        return f"{self.pointers} {self.integers} {self.floats}".split()
 
     @property
     def layout(self) -> struct.Struct:
@@ -84,8 +100,8 @@ EXPERTS = Call(
     "quire_experts",
     "x gate_up up down gate_up_table up_table down_table gate_up_order up_order down_order gate_up_bias down_bias ids "
     "weights out",
-    f"rows x_stride hidden size num_experts top_k activation {_FORM} {_FORM} {_FORM} dtype gate_up_x_bits up_x_bits "
-    "down_x_bits weighs_inputs num_threads",
+    f"rows x_stride hidden size num_experts top_k activation {_form_of('gate_up_')} {_form_of('up_')} "
+    f"{_form_of('down_')} dtype gate_up_x_bits up_x_bits down_x_bits weighs_inputs num_threads",
 )
 TAKE_ROWS = Call("quire_take_rows", "x index out", "rows count row_bytes dtype", "scale")
 COPY_COLUMNS = Call("quire_copy_columns", "x out", "num_tokens row_bytes x_stride out_stride num_threads")

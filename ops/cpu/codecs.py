@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quire.ops.backend import LinearWeight
 from quire.ops.cpu.calls import DTYPES
+from quire.ops.linear import LinearWeight
 
 INT8, E4M3, E5M2, INT4, TABLE4 = 3, 4, 5, 6, 7
 """`CodecNumber` in `kernels/codecs.h`."""

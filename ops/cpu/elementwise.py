@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import LowRankWeights, PlainActivation
+from quire.ops.activations import PlainActivation
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
 from quire.ops.eager.backend import EagerBackend
+from quire.ops.linear import LowRankWeights
 
 
 class PlainKernels:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, ExpertWeights
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
@@ -17,9 +16,9 @@ from quire.ops.cpu.launches import Launcher
 from quire.ops.cpu.quantized_panels import Encoded, Panels, address
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.experts import GroupedExperts
-from quire.ops.experts import alike
+from quire.ops.experts import ExpertCall, ExpertWeights, alike
 from quire.ops.quantized import QuantizedWeight
-from quire.ops.routing import SCORES, Router
+from quire.ops.routing import SCORES, ExpertRouter
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,10 @@ class NativeExperts:
         self._eager = eager
         self._fallbacks = fallbacks
         self._empty = launcher.empty
-        self._experts = launcher.bind(calls.EXPERTS)
+        self._experts = launcher.bind_by_name(calls.EXPERTS)
         self._route = launcher.bind(calls.ROUTE)
 
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: ExpertRouter) -> tuple[Tensor, Tensor]:
         routing, weight = router.routing, router.weight
         given = [tensor for tensor in (weight, router.bias, router.correction, router.shares) if tensor is not None]
         is_covered = all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in given)
@@ -143,48 +142,43 @@ class NativeExperts:
         biases = [bias for bias in (packed.gate_up_bias, packed.down_bias) if bias is not None]
         return [part[index] for part in [*chain.from_iterable(layer.tensors for layer in packed.layers), *biases]]
 
-    def run(
-        self,
-        x: Tensor,
-        packed: PackedExperts,
-        ids: Tensor,
-        weights: Tensor,
-        activation: Activation = "silu",
-        *,
-        weighs_inputs: bool = False,
-    ) -> Tensor:
+    def run(self, packed: PackedExperts, call: ExpertCall) -> Tensor:
         """Runs `Backend.experts`.
 
         Raises:
             ValueError: `x` has another dtype or shape than the experts take, or an id is invalid.
         """
         if isinstance(packed, GroupedExperts):
-            return self._fallbacks.run(
-                self._eager.experts, x, packed, ids, weights, activation, weighs_inputs=weighs_inputs
-            )
+            return self._fallbacks.run(self._eager.experts, packed, call)
         gate_up, up, down = packed.gate_up, packed.up, packed.down
+        x, ids, weights = call.x, call.ids.contiguous(), call.weights.contiguous()
         if x.dtype not in DTYPES or x.dtype != (packed.dtype or x.dtype) or x.shape[1] != packed.hidden_size:
             takes = packed.dtype or "floats"
             raise ValueError(f"x is {x.dtype} {list(x.shape)}; these experts take {takes} [*, {packed.hidden_size}].")
         x = x if x.stride(1) == 1 else x.contiguous()
-        ids, weights = ids.contiguous(), weights.contiguous()
         out = self._empty(*x.shape, dtype=x.dtype)
         other = gate_up if up is None else up  # a form that is not read, if there are no ups apart
         failed = self._experts(
-            x.data_ptr(), gate_up.panels.data_ptr(), 0 if up is None else up.panels.data_ptr(), down.panels.data_ptr(),
-            address(gate_up.table), address(other.table), address(down.table), address(gate_up.order),
-            address(other.order), address(down.order), address(packed.gate_up_bias), address(packed.down_bias),
-            ids.data_ptr(), weights.data_ptr(), out.data_ptr(), len(x), x.stride(0), packed.hidden_size, packed.size,
-            len(down.panels), ids.shape[1], ACTIVATIONS[activation], *gate_up.form, *other.form, *down.form,
-            DTYPES[x.dtype], *(self._bits_of(x, layer) for layer in (gate_up, other, down)), weighs_inputs,
-            torch.get_num_threads(),
+            x=x.data_ptr(), out=out.data_ptr(), ids=ids.data_ptr(), weights=weights.data_ptr(),
+            gate_up=gate_up.panels.data_ptr(), up=0 if up is None else up.panels.data_ptr(),
+            down=down.panels.data_ptr(),
+            gate_up_table=address(gate_up.table), up_table=address(other.table), down_table=address(down.table),
+            gate_up_order=address(gate_up.order), up_order=address(other.order), down_order=address(down.order),
+            gate_up_bias=address(packed.gate_up_bias), down_bias=address(packed.down_bias),
+            rows=len(x), x_stride=x.stride(0), hidden=packed.hidden_size, size=packed.size,
+            num_experts=len(down.panels), top_k=ids.shape[1], activation=ACTIVATIONS[call.activation],
+            **calls.form_fields("gate_up_", gate_up.form), **calls.form_fields("up_", other.form),
+            **calls.form_fields("down_", down.form),
+            gate_up_x_bits=self._bits_of(x, gate_up), up_x_bits=self._bits_of(x, other),
+            down_x_bits=self._bits_of(x, down), weighs_inputs=call.weighs_inputs, dtype=DTYPES[x.dtype],
+            num_threads=torch.get_num_threads(),
         )  # fmt: skip
         if failed == 3:
             raise ValueError(f"ids of experts must be from 0 to {len(down.panels) - 1}, or -1.")
         if failed == 2:
             raise MemoryError(f"no memory for {ids.shape[1]} experts of {len(x)} tokens")
         if failed:  # a processor that cannot convert float16
-            return self.run(x.float(), packed, ids, weights, activation, weighs_inputs=weighs_inputs).to(x.dtype)
+            return self.run(packed, call._replace(x=x.float())).to(x.dtype)
         return out
 
     def _bits_of(self, x: Tensor, layer: ExpertLinear) -> int:

@@ -13,7 +13,7 @@ from quire.ops.cpu.calls import CACHE_DTYPES, DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
 from quire.ops.eager.attention_plan import AttentionPlan
-from quire.ops.latent import CacheRows, LatentOperations, Selection
+from quire.ops.latent import CacheRows, LatentOperations, NewLatents, Selection
 
 
 class NativeLatent(LatentOperations[NativePlan]):
@@ -42,18 +42,8 @@ class NativeLatent(LatentOperations[NativePlan]):
                 return out
         return self._fallbacks.run(self._eager.head_linear, x, weight)
 
-    def rotate_and_store_latent(
-        self,
-        q: Tensor,
-        latent: Tensor,
-        norm: tuple[Tensor, float],
-        cos: Tensor,
-        sin: Tensor,
-        cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        is_interleaved: bool,
-    ) -> Tensor:
+    def rotate_and_store_latent(self, new: NewLatents) -> Tensor:
+        q, latent, norm, cos, sin, cache, slot_mapping, is_interleaved = new
         weight, eps = norm
         same = q.dtype == latent.dtype == cos.dtype == sin.dtype
         dense = weight.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
@@ -69,10 +59,7 @@ class NativeLatent(LatentOperations[NativePlan]):
                 torch.get_num_threads(), eps, largest_stored(cache.dtype),
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(
-            self._eager.rotate_and_store_latent, q, latent, norm, cos, sin, cache, slot_mapping,
-            is_interleaved=is_interleaved,
-        )  # fmt: skip
+        return self._fallbacks.run(self._eager.rotate_and_store_latent, new)
 
     def store_rows(self, x: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
         if _are_rows(x, cache) and _are_numbers(x) and _are_caches(cache):

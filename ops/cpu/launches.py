@@ -9,6 +9,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,19 @@ class Launcher:
     def bind(self, call: Call) -> Callable[..., int]:
         """A function that calls the kernel with all fields of `call`, in order; it returns 0 if the kernel ran."""
         return self._bind_late(call) if call.part else self._bind(self._kernels, call)
+
+    def bind_by_name(self, call: Call) -> Callable[..., int]:
+        """As `bind`, for a kernel of many fields: the function takes each by its name."""
+        launch, names = self.bind(call), call.fields
+        values_of = itemgetter(*names)
+
+        def launch_by_name(**fields: int | float) -> int:
+            if fields.keys() != set(names):
+                wrong = ", ".join(sorted(fields.keys() ^ set(names)))
+                raise TypeError(f"{call.kernel} is called with other fields than it has: {wrong}")
+            return launch(*values_of(fields))
+
+        return launch_by_name
 
     def _bind_late(self, call: Call) -> Callable[..., int]:
         """The same for a kernel of a part, which the first call loads; without the part, no call runs."""

@@ -4,23 +4,15 @@ A call that the kernels do not cover (another dtype, or a layout that is not den
 logged once.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import (
-    Activation,
-    AttentionForm,
-    Backend,
-    DeviceRows,
-    ExpertWeights,
-    LinearWeight,
-    LowRankWeights,
-    PlainActivation,
-)
+from quire.ops.activations import Activation, PlainActivation
+from quire.ops.backend import AttentionForm, Backend, DeviceRows, ModelNeeds, NewHeads
 from quire.ops.cache_rows import largest_stored
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
@@ -36,14 +28,16 @@ from quire.ops.cpu.onednn import OneDnnWeight, has_kernel
 from quire.ops.cpu.panels import PanelLinear, PanelWeight
 from quire.ops.cpu.quantized_panels import Panels, QuantizedPanelLinear, QuantizedPanelWeight
 from quire.ops.cpu.recurrent import NativeRecurrent
+from quire.ops.cpu.residual_streams import NativeResidualStreams
 from quire.ops.cpu.sampling import NativeSampling
-from quire.ops.cpu.streams import NativeStreams
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.quantized import QuantizedLayer
 from quire.ops.eager.sequences import attend_sequences, batch_of_sequences
+from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.latent import Selection
+from quire.ops.linear import LinearWeight, LowRankWeights
 from quire.ops.quantized import QuantizedWeight
-from quire.ops.routing import Router
+from quire.ops.routing import ExpertRouter
 from quire.ops.stored import StoredWeight
 
 PackedWeight = PanelWeight | QuantizedPanelWeight | OneDnnWeight | QuantizedLayer
@@ -86,7 +80,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         self.recurrent = NativeRecurrent(launcher, eager.recurrent, fallbacks)
         self.sampling = NativeSampling(launcher, eager.sampling, fallbacks)
         self.latent = NativeLatent(launcher, eager.latent, fallbacks)
-        self.streams = NativeStreams(launcher, eager.streams, fallbacks)
+        self.residual_streams = NativeResidualStreams(launcher, eager.residual_streams, fallbacks)
         self._attention = launcher.bind(calls.ATTENTION)
         self._attention_of_codes = launcher.bind(calls.ATTENTION_OF_CODES)
         self._take_rows = launcher.bind(calls.TAKE_ROWS)
@@ -253,7 +247,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
         return self._plain.add_low_rank(x, out, weights, adapters)
 
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: ExpertRouter) -> tuple[Tensor, Tensor]:
         return self._mixture.route(x, router)
 
     def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> PackedExperts:
@@ -262,17 +256,8 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     def expert_tensors(self, packed: PackedExperts, index: int) -> list[Tensor]:
         return self._mixture.tensors(packed, index)
 
-    def experts(
-        self,
-        x: Tensor,
-        packed: PackedExperts,
-        ids: Tensor,
-        weights: Tensor,
-        activation: Activation = "silu",
-        *,
-        weighs_inputs: bool = False,
-    ) -> Tensor:
-        return self._mixture.run(x, packed, ids, weights, activation, weighs_inputs=weighs_inputs)
+    def experts(self, packed: PackedExperts, call: ExpertCall) -> Tensor:
+        return self._mixture.run(packed, call)
 
     def kv_cache_shape(
         self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -295,50 +280,34 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         return self._eager.read_kv(kv_cache, slots)
 
-    def rotate_and_store(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-        is_interleaved: bool = False,
-        scales: Tensor | None = None,
-    ) -> Tensor:
+    def rotate_and_store(self, new: NewHeads) -> Tensor:
+        heads, cos, sin, kv_cache = new.heads, new.cos, new.sin, new.kv_cache
         num_tokens, num_all, head_dim = heads.shape
         num_kv_heads, block_size = kv_cache.shape[2:4]
-        weight, eps = norm or (None, 0.0)
+        weight, eps = new.norm or (None, 0.0)
         dense = heads.stride(2) == 1 and heads.stride(1) == head_dim and cos.is_contiguous() and sin.is_contiguous()
         if weight is not None:
             dense = dense and weight.is_contiguous() and _are_numbers(weight)
         if dense and _is_cache(kv_cache) and _same_dtype(heads, cos, sin):
-            num_heads, slots = num_all - 2 * num_kv_heads, slot_mapping.contiguous()
+            num_heads, slots = num_all - 2 * num_kv_heads, new.slot_mapping.contiguous()
             out = self._empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
             if not self._rotate_and_store(
                 heads.data_ptr(), 0 if weight is None else weight.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-                out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), _pointer(scales), num_tokens, num_heads,
-                num_kv_heads, head_dim, cos.shape[-1], heads.stride(0), kv_cache.stride(0), block_size, is_interleaved,
-                _dtype(heads), _dtype(heads if weight is None else weight), CACHE_DTYPES[kv_cache.dtype],
-                torch.get_num_threads(), eps, largest_stored(kv_cache.dtype),
+                out.data_ptr(), kv_cache.data_ptr(), slots.data_ptr(), _pointer(new.scales), num_tokens, num_heads,
+                num_kv_heads, head_dim, cos.shape[-1], heads.stride(0), kv_cache.stride(0), block_size,
+                new.is_interleaved, _dtype(heads), _dtype(heads if weight is None else weight),
+                CACHE_DTYPES[kv_cache.dtype], torch.get_num_threads(), eps, largest_stored(kv_cache.dtype),
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(
-            self._eager.rotate_and_store, heads, cos, sin, kv_cache, slot_mapping,
-            norm=norm, is_interleaved=is_interleaved, scales=scales,
-        )  # fmt: skip
+        return self._fallbacks.run(self._eager.rotate_and_store, new)
 
-    def prepare(
-        self,
-        cache_dtypes: Collection[torch.dtype],
-        *,
-        has_latents: bool,
-        has_states: bool,
-        has_adapters: bool = False,
-    ) -> None:
-        has_codes = not DTYPES.keys() >= set(cache_dtypes)
-        wanted = {"codes": has_codes, "latent": has_latents, "recurrent": has_states, "low_rank": has_adapters}
+    def prepare(self, needs: ModelNeeds) -> None:
+        wanted = {
+            "codes": not DTYPES.keys() >= set(needs.cache_dtypes),
+            "latent": needs.has_latents,
+            "recurrent": needs.has_states,
+            "low_rank": needs.has_adapters,
+        }
         for part, is_wanted in wanted.items():
             if is_wanted:
                 self._kernels.part(part)

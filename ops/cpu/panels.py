@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation
+from quire.ops.activations import Activation
 from quire.ops.cpu import calls
 from quire.ops.cpu.calls import ACTIVATIONS
 from quire.ops.cpu.fallbacks import Fallbacks

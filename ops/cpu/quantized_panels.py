@@ -7,12 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, LinearWeight
+from quire.ops.activations import Activation
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
 from quire.ops.cpu.codecs import Coded, encode
 from quire.ops.cpu.launches import Launcher
+from quire.ops.linear import LinearWeight
 
 
 @dataclass(frozen=True)

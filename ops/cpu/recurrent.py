@@ -15,7 +15,15 @@ from quire.ops.cpu import calls
 from quire.ops.cpu.calls import DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
-from quire.ops.recurrent import GateActivation, RecurrentOperations, StateRows
+from quire.ops.recurrent import (
+    DeltaRuleCall,
+    GateActivation,
+    RecurrentOperations,
+    RgLruCall,
+    ScanCall,
+    SsdCall,
+    StateRows,
+)
 
 _GATES: tuple[GateActivation, ...] = ("silu", "sigmoid", "identity", "softplus")
 """In the kernel's numbering."""
@@ -58,19 +66,8 @@ class NativeRecurrent(RecurrentOperations):
                 return out
         return self._fallbacks.run(self._eager.causal_conv1d, x, weight, bias, state, rows, activation=activation)
 
-    def selective_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        gate: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def selective_scan(self, call: ScanCall, state: Tensor, rows: StateRows) -> Tensor:
+        x, dt, dt_bias, a, b, c, d, gate = call
         parts, wide = (x, dt, b, c, gate), (dt_bias, a, d, state)
         if all(part.stride(1) == 1 for part in parts) and _are_covered(parts, wide):
             out = self._empty(*x.shape, dtype=x.dtype)
@@ -79,25 +76,14 @@ class NativeRecurrent(RecurrentOperations):
                 x.shape[1], len(a), *(part.stride(0) for part in parts), DTYPES[x.dtype], torch.get_num_threads(),
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(self._eager.selective_scan, x, dt, dt_bias, a, b, c, d, gate, state, rows)
+        return self._fallbacks.run(self._eager.selective_scan, call, state, rows)
 
-    def ssd(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        dt_limit: tuple[float, float],
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def ssd(self, call: SsdCall, state: Tensor, rows: StateRows) -> Tensor:
+        x, dt, dt_bias, dt_limit, a, b, c, d = call
         out = self._add_up(c, b, x, dt, None, dt_bias, a, d, state, rows, (*dt_limit, 0.0, 1.0))
         if out is not None:
             return out
-        return self._fallbacks.run(self._eager.ssd, x, dt, dt_bias, dt_limit, a, b, c, d, state, rows)
+        return self._fallbacks.run(self._eager.ssd, call, state, rows)
 
     def lightning_attention(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor, rows: StateRows
@@ -107,29 +93,13 @@ class NativeRecurrent(RecurrentOperations):
             return out
         return self._fallbacks.run(self._eager.lightning_attention, q, k, v, log_decay, state, rows)
 
-    def gated_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        a: Tensor,
-        beta: Tensor,
-        state: Tensor,
-        rows: StateRows,
-        *,
-        least_log_decay: float | None = None,
-        beta_scale: float = 1.0,
-    ) -> Tensor:
+    def gated_delta_rule(self, call: DeltaRuleCall, state: Tensor, rows: StateRows) -> Tensor:
+        q, k, v, dt, dt_bias, a, beta, least_log_decay, beta_scale = call
         bounds = (0.0, math.inf, least_log_decay or 0.0, beta_scale)
         out = self._add_up(q, k, v, dt, beta, dt_bias, a, None, state, rows, bounds)
         if out is not None:
             return out
-        return self._fallbacks.run(
-            self._eager.gated_delta_rule, q, k, v, dt, dt_bias, a, beta, state, rows,
-            least_log_decay=least_log_decay, beta_scale=beta_scale,
-        )  # fmt: skip
+        return self._fallbacks.run(self._eager.gated_delta_rule, call, state, rows)
 
     def _add_up(
         self,
@@ -190,17 +160,8 @@ class NativeRecurrent(RecurrentOperations):
                 return out
         return self._fallbacks.run(self._eager.mlstm, q, k, v, add, keep, state, rows, eps=eps)
 
-    def rg_lru(
-        self,
-        x: Tensor,
-        input_gate: Tensor,
-        input_bias: Tensor,
-        decay_gate: Tensor,
-        decay_bias: Tensor,
-        log_decay: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def rg_lru(self, call: RgLruCall, state: Tensor, rows: StateRows) -> Tensor:
+        x, input_gate, input_bias, decay_gate, decay_bias, log_decay = call
         parts, wide = (x, input_gate, decay_gate), (input_bias, decay_bias, log_decay, state)
         if all(part.stride(1) == 1 for part in parts) and _are_covered(parts, wide):
             out = self._empty(*x.shape, dtype=x.dtype)
@@ -209,9 +170,7 @@ class NativeRecurrent(RecurrentOperations):
                 x.shape[1], *(part.stride(0) for part in parts), DTYPES[x.dtype], torch.get_num_threads(),
             ):  # fmt: skip
                 return out
-        return self._fallbacks.run(
-            self._eager.rg_lru, x, input_gate, input_bias, decay_gate, decay_bias, log_decay, state, rows
-        )
+        return self._fallbacks.run(self._eager.rg_lru, call, state, rows)
 
     def gated_rms_norm(
         self,

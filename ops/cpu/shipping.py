@@ -47,7 +47,7 @@ def build_libraries(levels: Sequence[Level], package: Path, scratch: Path) -> It
     """Builds the libraries of each level into the package in `package`, one after the other, and yields their paths.
 
     Raises:
-        builder.Refused: the compiler fails.
+        builder.CompilerError: the compiler fails.
     """
     folder = package / FOLDER
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier wheel

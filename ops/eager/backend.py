@@ -1,6 +1,6 @@
 """The operations in plain torch: they run on every device, and other backends are tested against them."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Generic, overload
 
@@ -9,21 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.backend import (
-    SILU_LIMIT,
-    SWIGLU_ALPHA,
-    SWIGLU_LIMIT,
-    Activation,
-    AttentionForm,
-    Backend,
-    DeviceRows,
-    ExpertWeights,
-    LinearWeight,
-    LowRankWeights,
-    PackedLinear,
-    PlainActivation,
-    Recording,
-)
+from quire.ops.activations import SILU_LIMIT, SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, PlainActivation
+from quire.ops.backend import AttentionForm, Backend, DeviceRows, ModelNeeds, NewHeads
 from quire.ops.cache_rows import decode, encode, in_octets, largest_stored, plain_dtype, row_size
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention import attend, attend_partly, merge
@@ -34,14 +21,17 @@ from quire.ops.eager.linear import LinearLayers
 from quire.ops.eager.low_rank import add_low_rank
 from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
 from quire.ops.eager.recurrent import EagerRecurrent
+from quire.ops.eager.residual_streams import EagerResidualStreams
 from quire.ops.eager.routing import route
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.eager.selection import attend_tokens
 from quire.ops.eager.sequences import attend_sequences, batch_of_sequences
-from quire.ops.eager.streams import EagerStreams
+from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.latent import Selection
+from quire.ops.linear import LinearWeight, LowRankWeights, PackedLinear
 from quire.ops.quantized import QuantizedWeight, dequantize
-from quire.ops.routing import Router
+from quire.ops.recording import Recording
+from quire.ops.routing import ExpertRouter
 
 _ACTIVATIONS: dict[PlainActivation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -66,7 +56,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         self.latent = EagerLatent(self.rms_norm, self.rotary)
         self.recurrent = EagerRecurrent()
         self.sampling = EagerSampling()
-        self.streams = EagerStreams()
+        self.residual_streams = EagerResidualStreams()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.is_cuda and weight.dtype in (x.dtype, torch.float32):  # the same roundings, in a quarter of the kernels
@@ -175,7 +165,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def add_low_rank(self, x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:
         return add_low_rank(x, out, weights, adapters)
 
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: ExpertRouter) -> tuple[Tensor, Tensor]:
         return route(x, router)
 
     def pack_experts(self, experts: Iterable[ExpertWeights], num_experts: int) -> GroupedExperts:
@@ -184,21 +174,12 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def expert_tensors(self, packed: GroupedExperts, index: int) -> list[Tensor]:
         return tensors(packed, index)
 
-    def experts(
-        self,
-        x: Tensor,
-        packed: GroupedExperts,
-        ids: Tensor,
-        weights: Tensor,
-        activation: Activation = "silu",
-        *,
-        weighs_inputs: bool = False,
-    ) -> Tensor:
-        activate = partial(self.activate_and_mul, activation=activation)
+    def experts(self, packed: GroupedExperts, call: ExpertCall) -> Tensor:
+        activate = partial(self.activate_and_mul, activation=call.activation)
         if not packed.is_gated:
-            assert activation in _ACTIVATIONS, "an activation that has gates, for experts without them"
-            activate = partial(self.activate, activation=activation)
-        return run(x, packed, ids, weights, activate, weighs_inputs=weighs_inputs)
+            assert call.activation in _ACTIVATIONS, "an activation that has gates, for experts without them"
+            activate = partial(self.activate, activation=call.activation)
+        return run(packed, call, activate)
 
     def kv_cache_shape(
         self, num_pages: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -223,38 +204,20 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         keys, values = (decode(each, plain_dtype(kv_cache.dtype)) for each in rows)
         return keys, values
 
-    def rotate_and_store(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-        is_interleaved: bool = False,
-        scales: Tensor | None = None,
-    ) -> Tensor:
-        num_kv_heads = kv_cache.shape[2]
-        num_heads = heads.shape[1] - 2 * num_kv_heads
-        qk, v = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
-        if norm is not None:
-            qk = self.rms_norm(qk, *norm)
-        if is_interleaved:
-            turned, rest = qk.tensor_split((cos.shape[-1],), dim=-1)
+    def rotate_and_store(self, new: NewHeads) -> Tensor:
+        num_kv_heads = new.kv_cache.shape[2]
+        num_heads = new.heads.shape[1] - 2 * num_kv_heads
+        qk, v = new.heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        if new.norm is not None:
+            qk = self.rms_norm(qk, *new.norm)
+        if new.is_interleaved:
+            turned, rest = qk.tensor_split((new.cos.shape[-1],), dim=-1)
             qk = torch.cat((turned[..., ::2], turned[..., 1::2], rest), dim=-1)
-        q, k = self.rotary(qk, cos, sin).split((num_heads, num_kv_heads), dim=1)
-        self.write_kv(k, v, kv_cache, slot_mapping, scales)
+        q, k = self.rotary(qk, new.cos, new.sin).split((num_heads, num_kv_heads), dim=1)
+        self.write_kv(k, v, new.kv_cache, new.slot_mapping, new.scales)
         return q
 
-    def prepare(
-        self,
-        cache_dtypes: Collection[torch.dtype],
-        *,
-        has_latents: bool,
-        has_states: bool,
-        has_adapters: bool = False,
-    ) -> None:
+    def prepare(self, needs: ModelNeeds) -> None:
         """Torch has all operations."""
 
     def scratch_bytes(self, device: torch.device, row_bytes: int, *, is_quantized: bool) -> int:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.backend import ExpertWeights, LinearWeight
 from quire.ops.eager.quantized import PART
-from quire.ops.experts import alike
+from quire.ops.experts import ExpertCall, ExpertWeights, alike
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight, dequantize
 
 _ALIGNMENT = 16
@@ -155,15 +155,8 @@ def tensors(packed: GroupedExperts, index: int) -> list[Tensor]:
     return [part for layer in layers if layer is not None for part in layer.tensors(index)]
 
 
-def run(
-    x: Tensor,
-    packed: GroupedExperts,
-    ids: Tensor,
-    weights: Tensor,
-    activate: Callable[[Tensor], Tensor],
-    *,
-    weighs_inputs: bool,
-) -> Tensor:
+def run(packed: GroupedExperts, call: ExpertCall, activate: Callable[[Tensor], Tensor]) -> Tensor:
+    x, ids, weights = call.x, call.ids, call.weights
     num_tokens, top_k = ids.shape
     num_experts = packed.num_experts
     # Rows of experts of other ranks come last, after all ends, and their results are not used.
@@ -174,7 +167,7 @@ def run(
     experts = experts.clamp(max=num_experts - 1)
     padded = F.pad(x, (0, packed.gate_up.shape[1] - x.shape[1]))
     inputs = padded[order // top_k]
-    if weighs_inputs:
+    if call.weighs_inputs:
         inputs, weights = (inputs * weights.flatten()[order].unsqueeze(1)).to(x.dtype), torch.ones_like(weights)
     inner = packed.gate_up.multiply(inputs, ends, experts)
     if packed.up is not None:

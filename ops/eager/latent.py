@@ -9,7 +9,7 @@ from quire.ops.cache_rows import decode_parts, decoded_bytes, encode, in_octets,
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group, VisibleRange
 from quire.ops.eager.selection import attend_rows, attend_selected, best_rows, select_tokens
-from quire.ops.latent import CacheRows, LatentOperations, Selection
+from quire.ops.latent import CacheRows, LatentOperations, NewLatents, Selection
 
 
 class EagerLatent(LatentOperations[AttentionPlan]):
@@ -21,24 +21,14 @@ class EagerLatent(LatentOperations[AttentionPlan]):
     def head_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
 
-    def rotate_and_store_latent(
-        self,
-        q: Tensor,
-        latent: Tensor,
-        norm: tuple[Tensor, float],
-        cos: Tensor,
-        sin: Tensor,
-        cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        is_interleaved: bool,
-    ) -> Tensor:
+    def rotate_and_store_latent(self, new: NewLatents) -> Tensor:
+        q, latent, norm, cos, sin, cache, slot_mapping, is_interleaved = new
         rank = len(norm[0])
         k = latent[:, rank:].unsqueeze(1)
         if is_interleaved:
             q, k = (torch.cat((x[..., ::2], x[..., 1::2]), dim=-1) for x in (q, k))
-        new = self._rms_norm(latent[:, :rank], *norm), self._rotary(k, cos, sin).squeeze(1)
-        for x, rows in zip(new, split_rows(cache, (rank, latent.shape[1] - rank)), strict=True):
+        parts = self._rms_norm(latent[:, :rank], *norm), self._rotary(k, cos, sin).squeeze(1)
+        for x, rows in zip(parts, split_rows(cache, (rank, latent.shape[1] - rank)), strict=True):
             self.store_rows(x, rows, slot_mapping)
         return self._rotary(q, cos, sin)
 

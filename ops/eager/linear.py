@@ -5,7 +5,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.backend import PackedLinear
+from quire.ops.linear import PackedLinear
 
 
 class LinearLayers(Protocol[PackedLinear]):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quire.ops.backend import LowRankWeights
+from quire.ops.linear import LowRankWeights
 
 
 def add_low_rank(x: Tensor, out: Tensor, weights: LowRankWeights, adapters: Tensor) -> Tensor:

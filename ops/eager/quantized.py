@@ -6,8 +6,8 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from quire.ops.backend import PackedLinear
 from quire.ops.eager.linear import LinearLayers
+from quire.ops.linear import PackedLinear
 from quire.ops.quantized import QuantizedWeight, dequantize
 
 PART = 1 << 24

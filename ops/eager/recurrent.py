@@ -12,7 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.recurrent import GateActivation, RecurrentOperations, StateRows
+from quire.ops.recurrent import (
+    DeltaRuleCall,
+    GateActivation,
+    RecurrentOperations,
+    RgLruCall,
+    ScanCall,
+    SsdCall,
+    StateRows,
+)
 
 CHUNK = 64
 CHANNEL_CHUNK = 16  # if each channel has a separate decay, between any two tokens of a chunk
@@ -43,19 +51,9 @@ class EagerRecurrent(RecurrentOperations):
             out = out + bias.float()
         return (F.silu(out) if activation == "silu" else out).to(x.dtype)
 
-    def selective_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        gate: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def selective_scan(self, call: ScanCall, state: Tensor, rows: StateRows) -> Tensor:
+        x, dt, dt_bias, a, b, c, d, gate = call
+
         def scan(x: Tensor, t: Tensor, b: Tensor, c: Tensor, state: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
             outputs = []
             for token in range(
@@ -70,19 +68,8 @@ class EagerRecurrent(RecurrentOperations):
         out = _by_row(scan, (full, F.softplus(dt.float() + dt_bias), b.float(), c.float()), state, rows)
         return ((out + d * full) * F.silu(gate.float())).to(x.dtype)
 
-    def ssd(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        dt_limit: tuple[float, float],
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def ssd(self, call: SsdCall, state: Tensor, rows: StateRows) -> Tensor:
+        x, dt, dt_bias, dt_limit, a, b, c, d = call
         full, t = x.float(), F.softplus(dt.float() + dt_bias).clamp(*dt_limit)
         inputs = (c.float(), b.float(), full * t.unsqueeze(-1), (t * a).unsqueeze(-1))
         return (_by_row(_outer_products, inputs, state, rows) + full * d.unsqueeze(-1)).to(x.dtype)
@@ -93,21 +80,8 @@ class EagerRecurrent(RecurrentOperations):
         inputs = (q.float(), k.float(), v.float(), log_decay.view(-1, 1).expand(len(q), -1, -1))
         return _by_row(_outer_products, inputs, state, rows).to(v.dtype)
 
-    def gated_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        a: Tensor,
-        beta: Tensor,
-        state: Tensor,
-        rows: StateRows,
-        *,
-        least_log_decay: float | None = None,
-        beta_scale: float = 1.0,
-    ) -> Tensor:
+    def gated_delta_rule(self, call: DeltaRuleCall, state: Tensor, rows: StateRows) -> Tensor:
+        q, k, v, dt, dt_bias, a, beta, least_log_decay, beta_scale = call
         q = _unit(q.float()) * q.shape[-1] ** -0.5
         raw, a = (dt.float() + dt_bias).view(*beta.shape, -1), a.unsqueeze(-1)
         log_decay = F.softplus(raw) * a if least_log_decay is None else least_log_decay * (raw * -a).sigmoid()
@@ -157,17 +131,9 @@ class EagerRecurrent(RecurrentOperations):
         inputs = (q.float() * q.shape[-1] ** -0.5, k.float(), F.pad(v.float(), (0, 1), value=1.0))
         return _by_row(remember, (*inputs, add.float(), F.logsigmoid(keep.float())), state, rows).to(v.dtype)
 
-    def rg_lru(
-        self,
-        x: Tensor,
-        input_gate: Tensor,
-        input_bias: Tensor,
-        decay_gate: Tensor,
-        decay_bias: Tensor,
-        log_decay: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def rg_lru(self, call: RgLruCall, state: Tensor, rows: StateRows) -> Tensor:
+        x, input_gate, input_bias, decay_gate, decay_bias, log_decay = call
+
         def scan(added: Tensor, decay: Tensor, state: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
             outputs = []
             for token in range(added.shape[1]):  # zeros after a row's last token keep its state: their decay is 0

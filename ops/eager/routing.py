@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.routing import Router, Routing, Score
+from quire.ops.routing import ExpertRouter, Routing, Score
 
 
-def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+def route(x: Tensor, router: ExpertRouter) -> tuple[Tensor, Tensor]:
     routing = router.routing
     logits = F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
     scores = _SCORES[routing.score](logits)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import AttentionBatch, AttentionForm, Backend
+from quire.ops.backend import AttentionBatch, AttentionForm, Backend, NewHeads
 
 Batch = TypeVar("Batch", bound=AttentionBatch)
 
@@ -41,5 +41,5 @@ def attend_sequences(
         return ops.attention(q, kv.unflatten(1, (2, num_kv_heads)).unsqueeze(3), batch, form)
     cos, sin = rotation or (heads.new_empty(num_tokens, 1, 0), heads.new_empty(num_tokens, 1, 0))
     pages = heads.new_empty(num_tokens, 2, num_kv_heads, 1, head_dim)
-    q = ops.rotate_and_store(heads, cos, sin, pages, batch.slot_mapping, norm=norm)
+    q = ops.rotate_and_store(NewHeads(heads, cos, sin, pages, batch.slot_mapping, norm=norm))
     return ops.attention(q, pages, batch, form)

@@ -1,9 +1,9 @@
-"""Activation functions inside kernels, in float32; the formulas of `quire.ops.backend.Activation`."""
+"""Activation functions inside kernels, in float32; the formulas of `quire.ops.activations.Activation`."""
 
 import triton
 import triton.language as tl
 
-from quire.ops.backend import SILU_LIMIT, SWIGLU_ALPHA, SWIGLU_LIMIT
+from quire.ops.activations import SILU_LIMIT, SWIGLU_ALPHA, SWIGLU_LIMIT
 
 _SWIGLU_ALPHA = tl.constexpr(SWIGLU_ALPHA)
 _SWIGLU_LIMIT = tl.constexpr(SWIGLU_LIMIT)

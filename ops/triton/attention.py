@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from quire.ops.backend import AttentionForm
+from quire.ops.backend import AttentionForm, NewHeads
 from quire.ops.cache_rows import in_octets
 from quire.ops.triton import kv_rows
 from quire.ops.triton.attention_scores import LOG2_E, NO_WINDOW
@@ -150,28 +150,18 @@ class Attention:
             rows.seq_lens, rows.prefix_spans, rows.block_tables, *work.tensors, *work.numbers, **work.constants,
         )  # fmt: skip
 
-    def rotate_and_attend(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        rows: PagedRows,
-        form: AttentionForm,
-        norm: tuple[Tensor, float] | None,
-        scales: Tensor | None,
-    ) -> Tensor:
+    def rotate_and_attend(self, new: NewHeads, rows: PagedRows, form: AttentionForm) -> Tensor:
         """Runs `Backend.rotate_and_attend` for rows of one token, of which none has a prefix."""
-        heads = aligned(heads)
+        heads, kv_cache, cos = aligned(new.heads), new.kv_cache, new.cos.contiguous()
         num_heads, head_dim = heads.shape[1] - 2 * kv_cache.shape[2], heads.shape[2]
         out = torch.empty(len(heads), num_heads, head_dim, dtype=heads.dtype, device=heads.device)
         if not len(heads):
             return out
         work = self._work(out, kv_cache, rows, form)
-        weight, eps = norm or (None, 0.0)
+        weight, eps = new.norm or (None, 0.0)
         rotate_and_attend(
             work.grid,
-            heads, cos.contiguous(), sin.contiguous(), rows.slot_mapping, weight, scales, kv_cache, in_octets(kv_cache),
+            heads, cos, new.sin.contiguous(), new.slot_mapping, weight, new.scales, kv_cache, in_octets(kv_cache),
             out, rows.seq_lens, rows.block_tables, *work.tensors, heads.stride(0), float(eps), *work.numbers,
             ROTARY_DIM=cos.shape[-1], **work.constants,
         )  # fmt: skip

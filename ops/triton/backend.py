@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, AttentionForm, DeviceRows, PlainActivation, Recording
+from quire.ops.activations import Activation, PlainActivation
+from quire.ops.backend import AttentionForm, DeviceRows, ModelNeeds, NewHeads
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.experts import GroupedExperts
@@ -15,8 +16,10 @@ from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import PlainLinear
 from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
 from quire.ops.eager.sampling import EagerSampling
+from quire.ops.experts import ExpertCall
 from quire.ops.latent import Selection
-from quire.ops.routing import Router
+from quire.ops.recording import Recording
+from quire.ops.routing import ExpertRouter
 from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing, selected_attention
 from quire.ops.triton.attention import Attention, covers, covers_rotation
 from quire.ops.triton.batch import TritonBatch
@@ -72,16 +75,9 @@ class TritonBackend(EagerBackend[PlainWeight]):
         if not {"rms_norm", "rotary"}.isdisjoint(operations):
             self.latent = EagerLatent(self.rms_norm, self.rotary)
 
-    def prepare(
-        self,
-        cache_dtypes: Collection[torch.dtype],
-        *,
-        has_latents: bool,
-        has_states: bool,
-        has_adapters: bool = False,
-    ) -> None:
+    def prepare(self, needs: ModelNeeds) -> None:
         self.leave_to_torch(self._find_broken())
-        super().prepare(cache_dtypes, has_latents=has_latents, has_states=has_states, has_adapters=has_adapters)
+        super().prepare(needs)
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:
         if not isinstance(packed, QuantizedLayer):
@@ -138,25 +134,9 @@ class TritonBackend(EagerBackend[PlainWeight]):
             return super().write_kv(k, v, kv_cache, slot_mapping, scales)
         return rotate_store.write_kv(k, v, kv_cache, slot_mapping, scales)
 
-    def rotate_and_store(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        slot_mapping: Tensor,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-        is_interleaved: bool = False,
-        scales: Tensor | None = None,
-    ) -> Tensor:
-        if not rotate_store.covers(heads, kv_cache):
-            return super().rotate_and_store(
-                heads, cos, sin, kv_cache, slot_mapping, norm=norm, is_interleaved=is_interleaved, scales=scales
-            )
-        return rotate_store.rotate_and_store(
-            heads, cos, sin, kv_cache, slot_mapping, norm=norm, is_interleaved=is_interleaved, scales=scales
-        )
+    def rotate_and_store(self, new: NewHeads) -> Tensor:
+        is_covered = rotate_store.covers(new.heads, new.kv_cache)
+        return rotate_store.rotate_and_store(new) if is_covered else super().rotate_and_store(new)
 
     def attention_batch(
         self,
@@ -179,27 +159,17 @@ class TritonBackend(EagerBackend[PlainWeight]):
         out = self._attend(q, kv_cache, batch, form)
         return super().attention(q, kv_cache, batch, form) if out is None else out
 
-    def rotate_and_attend(
-        self,
-        heads: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        batch: AttentionPlan,
-        form: AttentionForm,
-        *,
-        norm: tuple[Tensor, float] | None = None,
-        scales: Tensor | None = None,
-    ) -> Tensor:
-        is_covered = (
-            self._is_one_kernel
-            and isinstance(batch, TritonBatch)
-            and rotate_store.covers(heads, kv_cache)
-            and covers_rotation(heads, kv_cache, batch.rows, form)
-        )
-        if not is_covered:
-            return super().rotate_and_attend(heads, cos, sin, kv_cache, batch, form, norm=norm, scales=scales)
-        return self._attention_of(heads).rotate_and_attend(heads, cos, sin, kv_cache, batch.rows, form, norm, scales)
+    def rotate_and_attend(self, new: NewHeads, batch: AttentionPlan, form: AttentionForm) -> Tensor:
+        heads, kv_cache = new.heads, new.kv_cache
+        if (
+            not self._is_one_kernel
+            or new.is_interleaved
+            or not isinstance(batch, TritonBatch)
+            or not rotate_store.covers(heads, kv_cache)
+            or not covers_rotation(heads, kv_cache, batch.rows, form)
+        ):
+            return super().rotate_and_attend(new, batch, form)
+        return self._attention_of(heads).rotate_and_attend(new, batch.rows, form)
 
     def partial_attention(
         self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm
@@ -235,20 +205,10 @@ class TritonBackend(EagerBackend[PlainWeight]):
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         return self._recorder.record(run)
 
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: ExpertRouter) -> tuple[Tensor, Tensor]:
         return routing.route(x, router) if routing.covers(x, router) else super().route(x, router)
 
-    def experts(
-        self,
-        x: Tensor,
-        packed: GroupedExperts,
-        ids: Tensor,
-        weights: Tensor,
-        activation: Activation = "silu",
-        *,
-        weighs_inputs: bool = False,
-    ) -> Tensor:
-        if not experts.covers(x, packed):
-            return super().experts(x, packed, ids, weights, activation, weighs_inputs=weighs_inputs)
-        activate_and_mul = partial(self.activate_and_mul, activation=activation)
-        return experts.run(x, packed, ids, weights, activation, activate_and_mul, weighs_inputs=weighs_inputs)
+    def experts(self, packed: GroupedExperts, call: ExpertCall) -> Tensor:
+        if not experts.covers(call.x, packed):
+            return super().experts(packed, call)
+        return experts.run(packed, call, partial(self.activate_and_mul, activation=call.activation))

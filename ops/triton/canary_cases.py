@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, AttentionForm, Backend, ExpertWeights
+from quire.ops.activations import Activation
+from quire.ops.backend import AttentionForm, Backend, NewHeads
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
+from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.quantized import QuantizedWeight
-from quire.ops.routing import Router, Routing
+from quire.ops.routing import ExpertRouter, Routing
 from quire.ops.triton.backend import TritonBackend
 
 UNDECIDED = "undecided: "
@@ -129,7 +131,7 @@ def _rotate_and_store(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]
     heads = make.normal(5, _HEADS + 2 * _KV_HEADS, _HEAD_DIM)
     norm = make.normal(_HEADS + _KV_HEADS, _HEAD_DIM), 1e-6
     cache, slots = _pages(ops, make, 4), make.place([3, 17, 40, 16, 63], torch.int64)
-    return [ops.rotate_and_store(heads, cos, sin, cache, slots, norm=norm), *ops.read_kv(cache, slots)]
+    return [ops.rotate_and_store(NewHeads(heads, cos, sin, cache, slots, norm=norm)), *ops.read_kv(cache, slots)]
 
 
 def _write_kv(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
@@ -185,8 +187,8 @@ def _rotate_and_attend(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor
         step = _rows(_DECODE, ops, make)
         heads = make.normal(len(_DECODE), _HEADS + 2 * _KV_HEADS, _HEAD_DIM)
         norm = make.normal(_HEADS + _KV_HEADS, _HEAD_DIM), 1e-6
-        turns = _turns(ops, make, len(_DECODE))
-        results += [ops.rotate_and_attend(heads, *turns, step.cache, step.batch, form, norm=norm)]
+        new = NewHeads(heads, *_turns(ops, make, len(_DECODE)), step.cache, step.slots, norm=norm)
+        results += [ops.rotate_and_attend(new, step.batch, form)]
         results += ops.read_kv(step.cache, step.slots)
     return results
 
@@ -194,7 +196,7 @@ def _rotate_and_attend(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor
 def _route(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
     weight, x = make.normal(32, 256, scale=0.05), make.normal(5, 256)
     routings = Routing(4), Routing(4, "sigmoid", renormalize=True, num_groups=4, top_groups=2, group_best=2)
-    return [each for routing in routings for each in ops.route(x, Router(routing, weight))]
+    return [each for routing in routings for each in ops.route(x, ExpertRouter(routing, weight))]
 
 
 def _experts(num_tokens: int, ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
@@ -202,7 +204,7 @@ def _experts(num_tokens: int, ops: Backend[Any, Any, Any], make: Inputs) -> list
     packed = ops.pack_experts(iter(weights), len(weights))
     ids = make.ids(2 * num_tokens, 4).reshape(num_tokens, 2) + make.place([0, 4], torch.int64)
     shares = make.place([[0.75, 0.25]] * num_tokens, torch.float32)
-    return [ops.experts(make.normal(num_tokens, 256), packed, ids, shares)]
+    return [ops.experts(packed, ExpertCall(make.normal(num_tokens, 256), ids, shares))]
 
 
 def _sampling(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:

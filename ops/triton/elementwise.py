@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.backend import Activation, PlainActivation
+from quire.ops.activations import Activation, PlainActivation
 from quire.ops.triton import activations
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.tiles import FLOATS, UNIT, USUAL, VECTOR, are_aligned, are_whole

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.backend import Activation
+from quire.ops.activations import Activation
 from quire.ops.eager.experts import GroupedExperts, GroupedLinear
+from quire.ops.experts import ExpertCall
 from quire.ops.quantized import QuantizedWeight
 from quire.ops.triton.activations import activate, activate_and_mul
 from quire.ops.triton.expert_blocks import Blocks, sort_by_expert
@@ -234,34 +235,27 @@ def covers(x: Tensor, packed: GroupedExperts) -> bool:
     return x.dtype in _DTYPES and all(isinstance(each, QuantizedWeight) or each.dtype == x.dtype for each in layers)
 
 
-def run(
-    x: Tensor,
-    packed: GroupedExperts,
-    ids: Tensor,
-    weights: Tensor,
-    activation: Activation,
-    activate_and_mul: Callable[[Tensor], Tensor],
-    *,
-    weighs_inputs: bool,
-) -> Tensor:
+def run(packed: GroupedExperts, call: ExpertCall, activate_and_mul: Callable[[Tensor], Tensor]) -> Tensor:
     """Runs `Backend.experts`; `activate_and_mul` is for gates and ups that two products make."""
-    num_tokens, top_k = ids.shape
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if ids.numel() == 0:
+    num_tokens, top_k = call.ids.shape
+    out = torch.empty_like(call.x, memory_format=torch.contiguous_format)
+    if call.ids.numel() == 0:
         return out.zero_()
-    x, ids, weights = (x if x.stride(1) == 1 else x.contiguous()), ids.contiguous(), weights.contiguous()
+    x = call.x if call.x.stride(1) == 1 else call.x.contiguous()
+    ids, weights = call.ids.contiguous(), call.weights.contiguous()
     blocks = _choose_blocks(ids, packed.num_experts)
-    multiply = partial(_multiply, x, blocks, ids.numel(), top_k=top_k, factors=weights if weighs_inputs else None)
+    factors = weights if call.weighs_inputs else None
+    multiply = partial(_multiply, x, blocks, ids.numel(), top_k=top_k, factors=factors)
     if packed.up is None:
-        inner = multiply(packed.gate_up, packed.is_gated, activation)
+        inner = multiply(packed.gate_up, packed.is_gated, call.activation)
     else:
         parts = [multiply(layer, False, None) for layer in (packed.gate_up, packed.up)]
         inner = activate_and_mul(torch.cat(parts, dim=1))
     outputs = _multiply(inner, blocks, ids.numel(), packed.down, False, None)
     grid = num_tokens, triton.cdiv(packed.hidden_size, _COLUMNS)
     sum_experts(
-        grid, outputs, ids, weights, out, packed.hidden_size, outputs.stride(0), top_k, IS_WEIGHTED=not weighs_inputs,
-        IS_EVEN=packed.hidden_size % 8 == 0, COLUMNS=_COLUMNS,
+        grid, outputs, ids, weights, out, packed.hidden_size, outputs.stride(0), top_k,
+        IS_WEIGHTED=not call.weighs_inputs, IS_EVEN=packed.hidden_size % 8 == 0, COLUMNS=_COLUMNS,
     )  # fmt: skip
     return out
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from quire.ops.backend import Recording, RecordingRules
+from quire.ops.recording import Recording, RecordingRules
 from quire.ops.triton.decode_units import MAX_PART_BYTES
 
 logger = logging.getLogger(__name__)

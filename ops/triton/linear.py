@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.backend import Activation
+from quire.ops.activations import Activation
 from quire.ops.triton.arch import arch_of
 from quire.ops.triton.chain import LINE, prefetch, start_next, wait_for_inputs
 from quire.ops.triton.launch import Kernel

@@ -124,7 +124,7 @@ def tile_of(size: int) -> RowTile:
     return next(tile for tile in TILES if size <= tile.block)
 
 
-class _Layout(NamedTuple):
+class _Heads(NamedTuple):
     """A tensor as [tokens, heads, size], in place."""
 
     heads: int
@@ -133,19 +133,19 @@ class _Layout(NamedTuple):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
     """As `Backend.rms_norm`, or None for tensors that the kernel does not take."""
-    layout = _layout(x)
-    if layout is None or not _fit(x, layout, weight) or weight.dtype not in (x.dtype, torch.float32):
+    shape = _as_heads(x)
+    if shape is None or not _fit(x, shape, weight) or weight.dtype not in (x.dtype, torch.float32):
         return None
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    strides = *layout.strides, _weight_stride(weight)
-    _launch(rms_norm_rows, (x, weight, out), x, (layout.heads,), strides, eps)
+    strides = *shape.strides, _weight_stride(weight)
+    _launch(rms_norm_rows, (x, weight, out), x, (shape.heads,), strides, eps)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor | None:
     """The norm of `x + residual`, which replaces `residual`; or None for tensors that the kernel does not take."""
-    layout = _layout(x)
-    if layout is None or not _fit(x, layout, weight) or weight.dtype not in (residual.dtype, torch.float32):
+    shape = _as_heads(x)
+    if shape is None or not _fit(x, shape, weight) or weight.dtype not in (residual.dtype, torch.float32):
         return None
     if x.dim() != 2 or weight.dim() != 1 or x.shape != residual.shape:
         return None
@@ -159,26 +159,26 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
     """As `Backend.layer_norm`, or None for tensors that the kernel does not take."""
-    layout = _layout(x)
+    shape = _as_heads(x)
     given = [each for each in (weight, bias) if each is not None]
-    if layout is None or not _fit(x, layout, *given) or any(each.dtype != x.dtype for each in given):
+    if shape is None or not _fit(x, shape, *given) or any(each.dtype != x.dtype for each in given):
         return None
     if bias is not None and (weight is None or bias.dim() != 1):
         return None
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    strides = *layout.strides, _weight_stride(weight)
-    _launch(layer_norm_rows, (x, weight, bias, out), x, (layout.heads,), strides, eps)
+    strides = *shape.strides, _weight_stride(weight)
+    _launch(layer_norm_rows, (x, weight, bias, out), x, (shape.heads,), strides, eps)
     return out
 
 
-def _layout(x: Tensor) -> _Layout | None:
+def _as_heads(x: Tensor) -> _Heads | None:
     if x.dim() > 3 and x.is_contiguous():
         x = x.flatten(0, -3)
     if not 1 <= x.dim() <= 3 or x.stride(-1) != 1:
         return None
     if x.dim() == 3:
-        return _Layout(x.shape[1], (x.stride(0), x.stride(1)))
-    return _Layout(x.shape[0], (0, x.stride(0))) if x.dim() == 2 else _Layout(1, (0, 0))
+        return _Heads(x.shape[1], (x.stride(0), x.stride(1)))
+    return _Heads(x.shape[0], (0, x.stride(0))) if x.dim() == 2 else _Heads(1, (0, 0))
 
 
 def _launch(
@@ -204,18 +204,18 @@ def _weight_stride(weight: Tensor | None) -> int:
     return weight.stride(0) if weight is not None and weight.dim() == 2 else 0
 
 
-def _fit(x: Tensor, layout: _Layout, *parameters: Tensor) -> bool:
+def _fit(x: Tensor, shape: _Heads, *parameters: Tensor) -> bool:
     size = x.shape[-1]
     return (
         x.dtype in FLOATS
         and 0 < size <= LONGEST
         and are_aligned(x, *parameters)
-        and are_whole(size, *layout.strides, *map(_weight_stride, parameters))
+        and are_whole(size, *shape.strides, *map(_weight_stride, parameters))
         and all(
             each.dtype in FLOATS
             and each.stride(-1) == 1
             and each.shape[-1] == size
-            and (each.dim() == 1 or each.shape == (layout.heads, size))
+            and (each.dim() == 1 or each.shape == (shape.heads, size))
             for each in parameters
         )
     )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from quire.ops.backend import Activation
+from quire.ops.activations import Activation
 from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
 from quire.ops.quantized import QuantizedWeight
 from quire.ops.triton.arch import arch_of

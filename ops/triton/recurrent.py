@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from quire.ops.eager.recurrent import EagerRecurrent
-from quire.ops.recurrent import GateActivation, StateRows
+from quire.ops.recurrent import DeltaRuleCall, GateActivation, ScanCall, SsdCall, StateRows
 from quire.ops.triton.recurrent_steps import (
     CHANNELS,
     SCANNED_CHANNELS,
@@ -47,21 +47,10 @@ class TritonRecurrent(EagerRecurrent):
         )  # fmt: skip
         return out
 
-    def selective_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        gate: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def selective_scan(self, call: ScanCall, state: Tensor, rows: StateRows) -> Tensor:
+        x, dt, dt_bias, a, b, c, d, gate = call
         if not _are_decodes(x, rows, state, a):
-            return super().selective_scan(x, dt, dt_bias, a, b, c, d, gate, state, rows)
+            return super().selective_scan(call, state, rows)
         x, dt, b, c, gate = map(_dense, (x, dt, b, c, gate))
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         scan_token(
@@ -71,21 +60,10 @@ class TritonRecurrent(EagerRecurrent):
         )  # fmt: skip
         return out
 
-    def ssd(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        dt_limit: tuple[float, float],
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        state: Tensor,
-        rows: StateRows,
-    ) -> Tensor:
+    def ssd(self, call: SsdCall, state: Tensor, rows: StateRows) -> Tensor:
+        x, dt, dt_bias, dt_limit, a, b, c, d = call
         if not _are_decodes(x, rows, state) or state.shape[2] > _MAX_KEYS:
-            return super().ssd(x, dt, dt_bias, dt_limit, a, b, c, d, state, rows)
+            return super().ssd(call, state, rows)
         return _update("ssd", c, b, x, a, state, rows, dt=dt, dt_bias=dt_bias, d=d, limits=dt_limit)
 
     def lightning_attention(
@@ -95,25 +73,10 @@ class TritonRecurrent(EagerRecurrent):
             return super().lightning_attention(q, k, v, log_decay, state, rows)
         return _update("lightning", q, k, v, log_decay, state, rows)
 
-    def gated_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dt: Tensor,
-        dt_bias: Tensor,
-        a: Tensor,
-        beta: Tensor,
-        state: Tensor,
-        rows: StateRows,
-        *,
-        least_log_decay: float | None = None,
-        beta_scale: float = 1.0,
-    ) -> Tensor:
+    def gated_delta_rule(self, call: DeltaRuleCall, state: Tensor, rows: StateRows) -> Tensor:
+        q, k, v, dt, dt_bias, a, beta, least_log_decay, beta_scale = call
         if not _are_decodes(q, rows, state) or state.shape[2] > _MAX_KEYS:
-            return super().gated_delta_rule(
-                q, k, v, dt, dt_bias, a, beta, state, rows, least_log_decay=least_log_decay, beta_scale=beta_scale
-            )
+            return super().gated_delta_rule(call, state, rows)
         return _update(
             "delta", q, k, v, a, state, rows, dt=dt, dt_bias=dt_bias, beta=beta, least=least_log_decay,
             beta_scale=beta_scale,

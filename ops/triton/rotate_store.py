@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.backend import NewHeads
 from quire.ops.cache_rows import in_octets
 from quire.ops.triton.chain import start_next, wait_for_inputs
 from quire.ops.triton.kv_rows import MAX_HEAD_DIM, PLAIN_KINDS, has_kernels, kind_of, page_shift, store_rows
@@ -27,32 +28,22 @@ def covers(x: Tensor, kv_cache: Tensor) -> bool:
     return x.dtype in PLAIN_KINDS and x.shape[2] <= MAX_HEAD_DIM and has_kernels(kv_cache, x.shape[2])
 
 
-def rotate_and_store(
-    heads: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    kv_cache: Tensor,
-    slot_mapping: Tensor,
-    *,
-    norm: tuple[Tensor, float] | None,
-    is_interleaved: bool,
-    scales: Tensor | None,
-) -> Tensor:
+def rotate_and_store(new: NewHeads) -> Tensor:
     """Runs `Backend.rotate_and_store`. Slots below 0 are not written."""
+    heads, kv_cache, cos = aligned(new.heads), new.kv_cache, new.cos.contiguous()
     num_tokens, num_all, head_dim = heads.shape
-    heads = aligned(heads)
     num_kv_heads = kv_cache.shape[2]
     num_heads = num_all - 2 * num_kv_heads
     q = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     if not num_tokens:
         return q
-    weight, eps = norm or (None, 0.0)
+    weight, eps = new.norm or (None, 0.0)
     rotate_and_store_heads(
         (num_tokens, triton.cdiv(num_all, BLOCK_HEADS)),
-        heads, q, cos.contiguous(), sin.contiguous(), in_octets(kv_cache), slot_mapping, weight, scales,
+        heads, q, cos, new.sin.contiguous(), in_octets(kv_cache), new.slot_mapping, weight, new.scales,
         heads.stride(0), kv_cache.stride(0), page_shift(kv_cache), num_heads, num_kv_heads, float(eps),
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), ROTARY_DIM=cos.shape[-1],
-        IS_INTERLEAVED=is_interleaved, ROW=kv_cache.shape[4], KIND=kind_of(kv_cache.dtype),
+        IS_INTERLEAVED=new.is_interleaved, ROW=kv_cache.shape[4], KIND=kind_of(kv_cache.dtype),
         BLOCK_HEADS=BLOCK_HEADS, num_warps=num_warps(head_dim), num_stages=1,
     )  # fmt: skip
     return q

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.routing import Router
+from quire.ops.routing import ExpertRouter
 from quire.ops.triton.activations import softplus
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.variants import Variant
@@ -257,12 +257,12 @@ def _num_warps(num_experts: int) -> int:
     return 1 if num_experts <= 256 else 4
 
 
-def covers(x: Tensor, router: Router) -> bool:
+def covers(x: Tensor, router: ExpertRouter) -> bool:
     """Returns True if the kernels route `x`."""
     return x.dtype in (torch.bfloat16, torch.float16) and router.weight.dtype in (x.dtype, torch.float32)
 
 
-def route(x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+def route(x: Tensor, router: ExpertRouter) -> tuple[Tensor, Tensor]:
     """Runs `Backend.route`."""
     routing, weight = router.routing, router.weight.contiguous()
     num_tokens, num_experts = len(x), len(weight)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,6 +45,11 @@ def read_spec(folder: Path, *, dtype: Any = "float32", **overrides: Any) -> Mode
     path = folder / "config.json"
     config = json.loads(path.read_bytes()) | overrides
     return make_model_spec(config, folder, ModelConfig(model=folder.name, dtype=dtype), path, folder)
+
+
+def transformers_spec(folder: Path, **options: Any) -> ModelSpec:
+    """The facts of a checkpoint whose class of Transformers is to run, whether or not there is a file here."""
+    return msgspec.structs.replace(read_spec(folder, **options), implementation="transformers")
 
 
 def model_context(

@@ -6,7 +6,7 @@ import torch
 from quire import LogitsProcessor
 from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.custom import ProcessorContext
-from quire.executor.sampling.feature import SampleBatch
+from quire.executor.sampling.sampling_feature import SampleBatch
 
 
 class Forced(LogitsProcessor):

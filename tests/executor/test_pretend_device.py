@@ -13,9 +13,9 @@ from tests.executor.pretend_device import PretendDevice
 MODELS = "tests/executor/models/"
 SOME = [
     MODELS + "test_models.py::test_log_probabilities_and_greedy_tokens_are_those_of_transformers[gemma3-window]",
-    MODELS + "test_transformers_programs.py::test_steps_use_our_operations_alone[bloom]",
-    MODELS + "test_transformers_programs.py::test_steps_use_our_operations_alone[gptj]",
-    MODELS + "test_transformers_programs.py::test_experts_and_their_routers_are_ours[mixtral-1]",
+    MODELS + "transformers/test_programs.py::test_steps_use_our_operations_alone[bloom]",
+    MODELS + "transformers/test_programs.py::test_steps_use_our_operations_alone[gptj]",
+    MODELS + "transformers/test_programs.py::test_experts_and_their_routers_are_ours[mixtral-1]",
     MODELS + "test_latent_models.py::test_log_probabilities_and_greedy_tokens_are_those_of_transformers[deepseek_v32]",
     "tests/executor/weights/test_quantized_checkpoints.py::test_outputs_are_those_of_the_numbers[gptq-order]",
     "tests/executor/weights/test_quantized_checkpoints.py::test_outputs_are_those_of_the_numbers[ct-w4-zeros]",

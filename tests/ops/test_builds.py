@@ -288,5 +288,5 @@ def test_a_function_that_there_is_not_is_missed_by_the_build(tmp_path: Path) -> 
     (sources / "one.cpp").write_text('int nowhere(int); extern "C" int here(int x) { return nowhere(x); }\n')
     files, made = [str(sources / "one.cpp")], str(tmp_path / "one.so")
     job = builder.Job(["c++", "-fPIC"], str(sources), files, str(tmp_path / "scratch"), made, 60)
-    with pytest.raises(builder.Refused, match="undefined reference to `nowhere"):
+    with pytest.raises(builder.CompilerError, match="undefined reference to `nowhere"):
         builder.build(job)

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import ExpertWeights
 from quire.ops.cpu.activation_bits import ActivationBits
 from quire.ops.cpu.codecs import INT4, INT8
 from quire.ops.cpu.native import NativeBackend
+from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.quantized import QuantizedWeight, dequantize
 from tests.ops.levels import RUNNABLE, TESTED_WITH_INTEGERS, ByteProducts, Level
 from tests.ops.test_quantized_linear import TABLES, weight_of
@@ -215,7 +215,7 @@ def test_experts_round_what_both_layers_read(ops: NativeBackend, products: ByteP
     ]
     packed, x = ops.pack_experts(experts, num_experts), torch.randn(50, hidden).half()
     ids = torch.randint(num_experts, (50, 1))
-    got = ops.experts(x, packed, ids, torch.ones(50, 1))
+    got = ops.experts(packed, ExpertCall(x, ids, torch.ones(50, 1)))
 
     def computed(is_rounded: bool) -> Tensor:
         out = torch.empty(50, hidden, dtype=torch.float64)
@@ -233,7 +233,7 @@ def test_experts_round_what_both_layers_read(ops: NativeBackend, products: ByteP
     error, without = ((got.double() - computed(is_rounded)).abs().mean() for is_rounded in (True, False))
     assert error < without / 4
     for num_tokens in (1, 2, 13):
-        part = ops.experts(x[:num_tokens], packed, ids[:num_tokens], torch.ones(num_tokens, 1))
+        part = ops.experts(packed, ExpertCall(x[:num_tokens], ids[:num_tokens], torch.ones(num_tokens, 1)))
         assert torch.equal(part, got[:num_tokens])
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Backend
+from quire.ops.backend import Backend, NewHeads
 from quire.ops.cache_rows import LARGEST_CODE, SCALE_BYTES, decode, encode, row_size
 from quire.ops.eager import attention, attention_plan, backend, latent, selection
 from quire.ops.eager.backend import EagerBackend
@@ -90,7 +90,7 @@ def test_rows_have_the_scales_of_their_heads(ops: Backend, dtype: torch.dtype, s
         codes = quotients.to(dtype).float() if dtype.is_floating_point else quotients.round()
         assert torch.equal(stored, codes * own)
     no_rotation = torch.empty(3, 1, 0, dtype=source)
-    ops.rotate_and_store(heads, no_rotation, no_rotation, same, slots, scales=scales)
+    ops.rotate_and_store(NewHeads(heads, no_rotation, no_rotation, same, slots, scales=scales))
     assert torch.equal(same.view(torch.uint8), cache.view(torch.uint8))
 
 

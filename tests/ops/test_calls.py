@@ -23,7 +23,8 @@ def fields_of_structs() -> dict[str, list[tuple[str, str]]]:
         structs[name] = fields = []
         for kind, names in re.findall(r"\s*((?:const )?\w+)\b([^;]+);", body):
             if kind in structs:
-                fields += structs[kind]
+                owner = names.strip().removesuffix("form")  # of several forms, each field has the name of its layer
+                fields += [(owner + field, form) for field, form in structs[kind]]
                 continue
             for field in names.split(","):
                 form = "P" if "*" in field else {"int64_t": "q", "double": "d"}[kind]

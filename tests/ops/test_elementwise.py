@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from quire.ops import bind
-from quire.ops.backend import Backend, PlainActivation
+from quire.ops.activations import PlainActivation
+from quire.ops.backend import Backend, NewHeads
 from quire.ops.cpu.native import NativeBackend
 
 torch.set_num_threads(1)
@@ -87,14 +88,14 @@ def test_rotate_and_store_is_norm_rotation_and_write(
     apart = memory[:, 2:-3].unflatten(1, cache.shape[1:])
     options = {"norm": None if norm is None else (weight, 1e-5), "is_interleaved": is_interleaved}
     assert torch.equal(
-        ops.rotate_and_store(heads, cos, sin, apart, slots, **options),
-        ops.rotate_and_store(heads, cos, sin, cache, slots, **options),
+        ops.rotate_and_store(NewHeads(heads, cos, sin, apart, slots, **options)),
+        ops.rotate_and_store(NewHeads(heads, cos, sin, cache, slots, **options)),
     )
     assert torch.equal(apart, cache)
     assert not memory[:, :2].any()
     assert not memory[:, -3:].any()
     cache.zero_()
-    q = ops.rotate_and_store(heads, cos, sin, cache, slots, **options)
+    q = ops.rotate_and_store(NewHeads(heads, cos, sin, cache, slots, **options))
 
     qk = heads[:, :7] if norm is None else ops.rms_norm(heads[:, :7], weight, 1e-5)
     if is_interleaved:

@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, Backend, ExpertWeights
+from quire.ops.activations import Activation
+from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
+from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.quantized import QuantizedWeight, dequantize
-from quire.ops.routing import Router, Routing
+from quire.ops.routing import ExpertRouter, Routing
 from tests.executor.pretend_device import PretendDevice
 
 torch.set_num_threads(1)
@@ -36,7 +38,7 @@ ROUTINGS = {
 }
 
 
-def expected_routes(x: Tensor, router: Router) -> tuple[list[list[int]], list[list[float]]]:
+def expected_routes(x: Tensor, router: ExpertRouter) -> tuple[list[list[int]], list[list[float]]]:
     """Ids and weights of each token, one by one."""
     routing = router.routing
     all_ids, all_weights = [], []
@@ -80,7 +82,7 @@ def test_routes(ops: Backend, name: str, is_corrected: bool, dtype: torch.dtype)
     shares = torch.rand(12) if is_corrected else None
     weight_dtype = torch.float32 if is_corrected else dtype  # a router may be kept in float32
     bias = torch.randn(12).to(weight_dtype) if name == "softmax" else None
-    router = Router(ROUTINGS[name], (torch.randn(12, 37) / 6).to(weight_dtype), bias, correction, shares)
+    router = ExpertRouter(ROUTINGS[name], (torch.randn(12, 37) / 6).to(weight_dtype), bias, correction, shares)
     x = torch.randn(33, 37).to(dtype)
     for num_tokens in (1, 5, 33):
         ids, weights = ops.route(x[:num_tokens], router)
@@ -173,7 +175,7 @@ def test_the_result_is_the_weighted_sum_of_the_chosen_experts(
     for num_tokens in (1, 2, 3, 7, 40, 130):
         x = torch.randn(num_tokens, hidden_size).to(dtype)
         ids, weights = choose(num_tokens, num_experts, top_k)
-        got = ops.experts(x, packed, ids, weights)
+        got = ops.experts(packed, ExpertCall(x, ids, weights))
         assert got.dtype == dtype
         expected = expected_output(ops, x, experts, ids, weights, "silu")
         largest = expected.abs().max().item() + 1  # terms that cancel each other are rounded, too
@@ -195,7 +197,7 @@ def test_quantized_experts_of_an_accelerator_read_nothing_from_it(
     plain = [ExpertWeights(dequantize(each.gate_up), dequantize(each.down)) for each in experts]  # type: ignore[arg-type]
     ops, x, (ids, weights) = EagerBackend(PlainLinear()), torch.randn(9, 37), choose(9, 5, 2)
     ids[0], ids[1:, 0] = -1, 3
-    expected = ops.experts(x, ops.pack_experts(plain, 5), ids, weights)
+    expected = ops.experts(ops.pack_experts(plain, 5), ExpertCall(x, ids, weights))
     with PretendDevice() as device:
         there = [
             ExpertWeights(*(QuantizedWeight(*_put(each)) for each in expert[:2] if isinstance(each, QuantizedWeight)))
@@ -204,7 +206,7 @@ def test_quantized_experts_of_an_accelerator_read_nothing_from_it(
         packed = ops.pack_experts(there, 5)
         x, ids, weights = (each.to("cuda") for each in (x, ids, weights))
         with device.without_reads():
-            got = ops.experts(x, packed, ids, weights)
+            got = ops.experts(packed, ExpertCall(x, ids, weights))
     torch.testing.assert_close(got.as_subclass(Tensor), expected)
 
 
@@ -220,7 +222,7 @@ def test_plain_torch_on_a_host_dequantizes_only_experts_with_tokens(monkeypatch:
         return dequantize(weight, dtype)
 
     monkeypatch.setattr("quire.ops.eager.experts.dequantize", counted)
-    got = ops.experts(x, packed, ids, weights)
+    got = ops.experts(packed, ExpertCall(x, ids, weights))
     assert len(shapes) == 2 * 4, "both products of the experts 0, 1, 4 and 5"
     torch.testing.assert_close(
         got.double(), expected_output(ops, x, experts, ids, weights, "silu"), atol=1e-4, rtol=1e-4
@@ -239,7 +241,7 @@ def test_activations_and_biases(ops: Backend, activation: Activation, has_bias: 
     packed = ops.pack_experts(experts, 6)
     x = torch.randn(9, 32) * 6  # some gates and ups pass the limits
     ids, weights = choose(9, 6, 2)
-    got = ops.experts(x, packed, ids, weights, activation)
+    got = ops.experts(packed, ExpertCall(x, ids, weights, activation))
     expected = expected_output(ops, x, experts, ids, weights, activation)
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
 
@@ -254,7 +256,7 @@ def test_experts_without_gates(ops: Backend, size: int, is_int8: bool, dtype: to
             x = torch.randn(num_tokens, 37).to(dtype)
             ids, weights = choose(num_tokens, 5, 2)
             expected = expected_output(ops, x, experts, ids, weights, activation)
-            got = ops.experts(x, packed, ids, weights, activation)
+            got = ops.experts(packed, ExpertCall(x, ids, weights, activation))
             atol = TOLERANCE[dtype] * (expected.abs().max().item() + 1)
             torch.testing.assert_close(got.double(), expected, atol=atol, rtol=0)
 
@@ -268,7 +270,7 @@ def test_weights_may_multiply_the_inputs(ops: Backend, is_gated: bool) -> None:
     for place in range(2):
         scaled, its_ids = x * weights[:, place : place + 1], ids[:, place : place + 1]
         expected += expected_output(ops, scaled, experts, its_ids, torch.ones(9, 1), "silu")
-    got = ops.experts(x, packed, ids, weights, weighs_inputs=True)
+    got = ops.experts(packed, ExpertCall(x, ids, weights, weighs_inputs=True))
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-5)
 
 
@@ -280,23 +282,23 @@ def test_experts_that_are_elsewhere_add_nothing(ops: Backend, is_int8: bool, dty
     x, (ids, weights) = torch.randn(11, 37).to(dtype), choose(11, 5, 3)
     ids[0], ids[1:4, 0], ids[5, 1:] = -1, -1, -1
     expected = expected_output(ops, x, experts, ids.clamp(min=0), weights.masked_fill(ids < 0, 0), "silu")
-    got = ops.experts(x, packed, ids, weights)
+    got = ops.experts(packed, ExpertCall(x, ids, weights))
     torch.testing.assert_close(
         got.double(), expected, atol=TOLERANCE[dtype] * (1 + expected.abs().max().item()), rtol=0
     )
     assert not got[0].any()
-    assert not ops.experts(x, packed, torch.full_like(ids, -1), weights).any()
+    assert not ops.experts(packed, ExpertCall(x, torch.full_like(ids, -1), weights)).any()
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["plain", "int8"])
 def test_an_expert_may_take_the_place_of_another(ops: Backend, is_int8: bool) -> None:
     packed = ops.pack_experts(make_experts(4, 37, 24, torch.bfloat16, has_bias=True, is_int8=is_int8), 4)
     x, (ids, weights) = torch.randn(9, 37).bfloat16(), choose(9, 3, 2)
-    expected = ops.experts(x, packed, torch.where(ids == 1, 3, ids), weights)
-    assert not torch.equal(ops.experts(x, packed, ids, weights), expected)
+    expected = ops.experts(packed, ExpertCall(x, torch.where(ids == 1, 3, ids), weights))
+    assert not torch.equal(ops.experts(packed, ExpertCall(x, ids, weights)), expected)
     for to, source in zip(ops.expert_tensors(packed, 1), ops.expert_tensors(packed, 3), strict=True):
         to.copy_(source)
-    assert torch.equal(ops.experts(x, packed, ids, weights), expected)
+    assert torch.equal(ops.experts(packed, ExpertCall(x, ids, weights)), expected)
 
 
 def test_input_may_be_a_view(ops: Backend) -> None:
@@ -304,8 +306,8 @@ def test_input_may_be_a_view(ops: Backend) -> None:
     packed = ops.pack_experts(experts, 4)
     x = torch.randn(5, 40)[:, 11:27]
     ids, weights = choose(5, 4, 2)
-    got = ops.experts(x, packed, ids, weights)
-    torch.testing.assert_close(got, ops.experts(x.contiguous(), packed, ids, weights), atol=1e-6, rtol=1e-6)
+    got = ops.experts(packed, ExpertCall(x, ids, weights))
+    torch.testing.assert_close(got, ops.experts(packed, ExpertCall(x.contiguous(), ids, weights)), atol=1e-6, rtol=1e-6)
 
 
 def test_a_layer_without_experts_is_refused(ops: Backend) -> None:
@@ -318,15 +320,15 @@ def test_a_layer_without_experts_is_refused(ops: Backend) -> None:
 def test_a_token_is_the_same_in_any_batch(own_native: NativeBackend, is_int8: bool, dtype: torch.dtype) -> None:
     """To the bit: as one row of an expert or of a tile, and with one expert for nearly all tokens."""
     packed = own_native.pack_experts(make_experts(6, 70, 45, dtype, is_int8=is_int8), 6)
-    router = Router(Routing(2, renormalize=True), torch.randn(6, 70) / 8, torch.tensor([9.0, 0, 0, 0, 0, 0]))
+    router = ExpertRouter(Routing(2, renormalize=True), torch.randn(6, 70) / 8, torch.tensor([9.0, 0, 0, 0, 0, 0]))
     x = torch.randn(230, 70).to(dtype)
     all_ids, all_weights = own_native.route(x, router)
-    together = own_native.experts(x, packed, all_ids, all_weights)
+    together = own_native.experts(packed, ExpertCall(x, all_ids, all_weights))
     for rows in (slice(1), slice(2), slice(3), slice(6), slice(7, 12), slice(90), slice(77, 78)):
         ids, weights = own_native.route(x[rows], router)
         assert torch.equal(ids, all_ids[rows])
         assert torch.equal(weights, all_weights[rows])
-        assert torch.equal(own_native.experts(x[rows], packed, ids, weights), together[rows])
+        assert torch.equal(own_native.experts(packed, ExpertCall(x[rows], ids, weights)), together[rows])
 
 
 def test_parts_of_a_long_prompt_and_the_number_of_threads_do_not_show(own_native: NativeBackend) -> None:
@@ -334,32 +336,32 @@ def test_parts_of_a_long_prompt_and_the_number_of_threads_do_not_show(own_native
     packed = own_native.pack_experts(make_experts(3, 3000, 8, torch.float32), 3)
     x = torch.randn(4000, 3000)
     ids, weights = choose(len(x), 3, 2)
-    together = own_native.experts(x, packed, ids, weights)
+    together = own_native.experts(packed, ExpertCall(x, ids, weights))
     torch.set_num_threads(4)
     try:
-        assert torch.equal(own_native.experts(x, packed, ids, weights), together)
+        assert torch.equal(own_native.experts(packed, ExpertCall(x, ids, weights)), together)
     finally:
         torch.set_num_threads(1)
     last = slice(3990, 4000)
-    assert torch.equal(own_native.experts(x[last], packed, ids[last], weights[last]), together[last])
+    assert torch.equal(own_native.experts(packed, ExpertCall(x[last], ids[last], weights[last])), together[last])
 
 
 def test_kernels_round_nothing_but_the_result(own_native: NativeBackend) -> None:
     experts = make_experts(4, 96, 40, torch.bfloat16, has_bias=True)
     x = torch.randn(30, 96).bfloat16()
     ids, weights = choose(30, 4, 3)
-    got = own_native.experts(x, own_native.pack_experts(experts, 4), ids, weights)
+    got = own_native.experts(own_native.pack_experts(experts, 4), ExpertCall(x, ids, weights))
     expected = expected_output(own_native, x, experts, ids, weights, "silu")
     torch.testing.assert_close(got.double(), expected, rtol=2**-8, atol=1e-5 * expected.abs().max().item())
 
 
 def test_a_recording_runs_on_new_inputs(own_native: NativeBackend) -> None:
     packed = own_native.pack_experts(make_experts(8, 64, 48, torch.bfloat16), 8)
-    router = Router(Routing(3), torch.randn(8, 64))
+    router = ExpertRouter(Routing(3), torch.randn(8, 64))
     x = torch.randn(3, 64).bfloat16()
 
     def run() -> Tensor:
-        return own_native.experts(x, packed, *own_native.route(x, router))
+        return own_native.experts(packed, ExpertCall(x, *own_native.route(x, router)))
 
     out, recording = own_native.record(run)
     assert recording is not None
@@ -372,9 +374,9 @@ def test_inputs_that_do_not_fit_are_refused(own_native: NativeBackend) -> None:
     packed = own_native.pack_experts(make_experts(4, 16, 8, torch.float32), 4)
     ids, weights = choose(2, 4, 2)
     with pytest.raises(ValueError, match=r"bfloat16 \[2, 16\]; these experts take torch.float32 \[\*, 16\]"):
-        own_native.experts(torch.randn(2, 16).bfloat16(), packed, ids, weights)
+        own_native.experts(packed, ExpertCall(torch.randn(2, 16).bfloat16(), ids, weights))
     with pytest.raises(ValueError, match=r"\[2, 15\]"):
-        own_native.experts(torch.randn(2, 15), packed, ids, weights)
+        own_native.experts(packed, ExpertCall(torch.randn(2, 15), ids, weights))
     for bad in (-2, 4):
         with pytest.raises(ValueError, match="from 0 to 3, or -1"):
-            own_native.experts(torch.randn(2, 16), packed, torch.full((2, 2), bad), weights)
+            own_native.experts(packed, ExpertCall(torch.randn(2, 16), torch.full((2, 2), bad), weights))

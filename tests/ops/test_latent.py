@@ -15,7 +15,7 @@ from quire.ops.eager import attention_plan
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import PlainLinear
-from quire.ops.latent import CacheRows, Selection
+from quire.ops.latent import CacheRows, NewLatents, Selection
 from tests.ops.test_attention import GARBAGE, garbage_memory
 from tests.ops.test_cache_rows import CODES, STEPS, note_decoded
 
@@ -242,7 +242,7 @@ def test_rotate_and_store(ops: Backend, dtype: torch.dtype, is_interleaved: bool
     cache = torch.zeros(3, block_size, rank + size + 4, dtype=dtype)[..., : rank + size]
     slots = torch.tensor([7, 0, 11, 2, 5])
     rotated = ops.latent.rotate_and_store_latent(
-        q, latent, (weight, NORM_EPS), cos, sin, cache, slots, is_interleaved=is_interleaved
+        NewLatents(q, latent, (weight, NORM_EPS), cos, sin, cache, slots, is_interleaved=is_interleaved)
     )
 
     def turn(x: Tensor) -> Tensor:  # [num_tokens, ..., size] as complex numbers
@@ -276,10 +276,10 @@ def test_latents_are_stored_as_codes(ops: Backend, cache_dtype: torch.dtype, dty
     row = row_size(rank, cache_dtype) + row_size(size, cache_dtype)
     plain, memory = torch.zeros(3, 4, rank + size, dtype=dtype), torch.zeros(3, 4, row + 4, dtype=torch.uint8)
     for cache in (plain, memory.view(cache_dtype)[..., :row]):
-        ops.latent.rotate_and_store_latent(
+        ops.latent.rotate_and_store_latent(NewLatents(
             torch.zeros(3, 1, size, dtype=dtype), latent, (weight, NORM_EPS), cos, sin, cache, slots,
             is_interleaved=True,
-        )  # fmt: skip
+        ))  # fmt: skip
     stored, expected = memory.flatten(0, 1)[slots, :row].view(cache_dtype), plain.flatten(0, 1)[slots]
     got, expected = (
         decode_parts(rows, (rank, size), torch.float32)
@@ -300,7 +300,9 @@ def test_without_cosines_nothing_is_rotated(ops: Backend, dtype: torch.dtype) ->
     q, latent, cache = torch.randn(3, 2, 12).to(dtype), torch.randn(3, 20).to(dtype), torch.zeros(1, 4, 20, dtype=dtype)
     nothing, norm = torch.empty(1, 1, 0, dtype=dtype), (torch.ones(8, dtype=dtype), NORM_EPS)
     slots = torch.tensor([2, 0, 3])
-    same = ops.latent.rotate_and_store_latent(q, latent, norm, nothing, nothing, cache, slots, is_interleaved=False)
+    same = ops.latent.rotate_and_store_latent(
+        NewLatents(q, latent, norm, nothing, nothing, cache, slots, is_interleaved=False)
+    )
     assert torch.equal(same, q)
     assert torch.equal(cache[0, slots, 8:], latent[:, 8:])
 
@@ -310,10 +312,10 @@ def test_stored_numbers_are_finite(ops: Backend) -> None:
     latent[1] = torch.inf
     cache = torch.zeros(1, 4, 12)
     cos, sin = torch.ones(2, 2, 1, 4)
-    ops.latent.rotate_and_store_latent(
+    ops.latent.rotate_and_store_latent(NewLatents(
         torch.zeros(2, 1, 4), latent, (torch.ones(8), NORM_EPS), cos, sin, cache, torch.tensor([0, 1]),
         is_interleaved=True,
-    )  # fmt: skip
+    ))  # fmt: skip
     assert cache.isfinite().all()
 
 
@@ -426,9 +428,9 @@ def test_the_kernels_take_codes(
     for name in [name for name in vars(EagerLatent) if not name.startswith("_")]:
         monkeypatch.setattr(EagerLatent, name, None)
     norm, nothing = (torch.ones(24), NORM_EPS), torch.empty(1, 1, 0)
-    native.latent.rotate_and_store_latent(
+    native.latent.rotate_and_store_latent(NewLatents(
         step.q_rotated, torch.randn(4, 36), norm, nothing, nothing, step.latent_cache, step.slots, is_interleaved=False
-    )  # fmt: skip
+    ))  # fmt: skip
     native.latent.store_rows(step.index_q[:, 0], step.key_cache, step.slots)
     assert step.attend(step.select(9)).isfinite().all()
     assert step.run_partly()[0].isfinite().all()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm
+from quire.ops.cpu import calls
 from quire.ops.cpu.native import NativeBackend
 
 
@@ -159,3 +160,17 @@ def test_recording_does_not_import_the_compiler(native: NativeBackend) -> None:
         assert "torch._dynamo" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_fields_by_name_are_those_of_the_call_and_no_others(native: NativeBackend) -> None:
+    x, index, out = torch.arange(6.0).view(3, 2), torch.tensor([2, 0]), torch.empty(2, 2)
+    fields = {
+        "scale": 1.0, "dtype": 0, "row_bytes": 8, "count": 2, "rows": 3,
+        "x": x.data_ptr(), "index": index.data_ptr(), "out": out.data_ptr(),
+    }  # fmt: skip
+    take_rows = native._launcher.bind_by_name(calls.TAKE_ROWS)
+    assert take_rows(**fields) == 0
+    assert torch.equal(out, x[index])
+    for others in (fields | {"stride": 2}, {name: value for name, value in fields.items() if name != "rows"}):
+        with pytest.raises(TypeError, match=r"quire_take_rows .*: (stride|rows)$"):
+            take_rows(**others)

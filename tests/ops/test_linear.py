@@ -5,7 +5,8 @@ from typing import get_args
 import pytest
 import torch
 
-from quire.ops.backend import Activation, Backend, PlainActivation
+from quire.ops.activations import Activation, PlainActivation
+from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
 
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, PlainActivation
+from quire.ops.activations import Activation, PlainActivation
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.panels import PanelWeight
 from tests.ops.levels import TESTED, Level, in_turns

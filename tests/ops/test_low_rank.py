@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Backend, LowRankWeights
+from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
+from quire.ops.linear import LowRankWeights
 from tests.ops.test_elementwise import DTYPES, assert_near
 
 torch.set_num_threads(1)

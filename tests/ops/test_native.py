@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import AttentionForm
+from quire.ops.backend import AttentionForm, NewHeads
 from quire.ops.cpu.libraries import load_kernels
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear, OneDnnWeight
@@ -287,7 +287,7 @@ def test_rotate_and_store_keeps_the_cache_finite(native: NativeBackend, cache_dt
     heads[0, 2], heads[0, 3, :2] = float("nan"), torch.tensor([float("inf"), float("-inf")])
     cos, sin = torch.ones(2, 1, 16), torch.zeros(2, 1, 16)
     cache = torch.zeros(native.kv_cache_shape(1, 2, 1, 16, cache_dtype), dtype=cache_dtype)
-    q = native.rotate_and_store(heads, cos, sin, cache, torch.tensor([0, 1]))
+    q = native.rotate_and_store(NewHeads(heads, cos, sin, cache, torch.tensor([0, 1])))
     assert torch.equal(q, heads[:, :2])
     largest = min(1e18, torch.finfo(cache_dtype).max)
     expected = heads[:, 2:].nan_to_num(0.0, largest, -largest).to(cache_dtype)

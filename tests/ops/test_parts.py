@@ -7,6 +7,7 @@ import httpx
 import pytest
 import torch
 
+from quire.ops.backend import ModelNeeds
 from quire.ops.cpu.libraries import Kernels
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.onednn import OneDnnLinear
@@ -40,9 +41,9 @@ def test_a_model_gets_the_parts_that_it_needs(
 
     ops = NativeBackend(Kernels(level.level, find), EagerBackend(OneDnnLinear()))
     for _ in range(2):
-        ops.prepare(cache_dtypes, has_latents=has_latents, has_states=has_states)
+        ops.prepare(ModelNeeds(cache_dtypes, has_latents=has_latents, has_states=has_states))
     assert asked == ["", *expected]
-    ops.prepare(cache_dtypes, has_latents=has_latents, has_states=has_states, has_adapters=True)
+    ops.prepare(ModelNeeds(cache_dtypes, has_latents=has_latents, has_states=has_states, has_adapters=True))
     assert asked == ["", *expected, "low_rank"]
 
 

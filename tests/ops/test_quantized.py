@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from quire.ops.backend import Backend, ExpertWeights
+from quire.ops.backend import Backend
+from quire.ops.experts import ExpertWeights
 from quire.ops.quantized import QuantizedWeight, dequantize
 
 OUT, IN, GROUP = 3, 12, 4

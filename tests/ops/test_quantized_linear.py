@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Backend, ExpertWeights, LinearWeight, UnlikeExpertsError
+from quire.ops.backend import Backend
 from quire.ops.cpu.experts import ExpertPanels
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.cpu.quantized_panels import QuantizedPanelWeight
+from quire.ops.experts import ExpertCall, ExpertWeights, UnlikeExpertsError
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight, dequantize
 from tests.ops.levels import TESTED_WITH_INTEGERS, Level, in_turns
 from tests.ops.test_quantized import random_weight
@@ -130,8 +132,8 @@ def test_experts(ops: Backend, kind: str, is_rich: bool, dtype: torch.dtype) -> 
         x = torch.randn(num_tokens, 64).to(dtype)
         ids = torch.stack([torch.randperm(5)[:2] for _ in range(num_tokens)])
         weights = torch.rand(num_tokens, 2)
-        expected = ops.experts(x.float(), reference, ids, weights)
-        got = ops.experts(x, packed, ids, weights)
+        expected = ops.experts(reference, ExpertCall(x.float(), ids, weights))
+        got = ops.experts(packed, ExpertCall(x, ids, weights))
         is_native = isinstance(ops, NativeBackend)
         # Activations between the layers become integers of 16 bits, or else numbers of the model's type.
         are_integers = is_native and kind in ("int8", "int4")
@@ -139,7 +141,7 @@ def test_experts(ops: Backend, kind: str, is_rich: bool, dtype: torch.dtype) -> 
         largest = expected.abs().max().item()
         torch.testing.assert_close(got.float(), expected, atol=slack * largest, rtol=rounding)
         if is_native:
-            assert torch.equal(got[:1], ops.experts(x[:1], packed, ids[:1], weights[:1]))
+            assert torch.equal(got[:1], ops.experts(packed, ExpertCall(x[:1], ids[:1], weights[:1])))
 
 
 MIXES = {
@@ -195,18 +197,19 @@ def test_layers_of_an_expert_may_differ(ops: Backend, mix: str, is_rich: bool, d
     for num_tokens, weighs_inputs in ((1, False), (2, True), (9, False), (120, True)):
         x = torch.randn(num_tokens, hidden).to(dtype)
         ids, weights = torch.rand(num_tokens, 5).argsort(1)[:, :2].contiguous(), torch.rand(num_tokens, 2)
-        expected = ops.experts(x.float(), reference, ids, weights, "gelu_tanh", weighs_inputs=weighs_inputs)
-        got = ops.experts(x, packed, ids, weights, "gelu_tanh", weighs_inputs=weighs_inputs)
+        expected = ops.experts(reference, ExpertCall(x.float(), ids, weights, "gelu_tanh", weighs_inputs=weighs_inputs))
+        got = ops.experts(packed, ExpertCall(x, ids, weights, "gelu_tanh", weighs_inputs=weighs_inputs))
         error = (got.float() - expected).norm() / expected.norm()
         assert error < (1e-5 if dtype == torch.float32 else 2e-2), "activations of 8 bits beside those of 4"
         if isinstance(ops, NativeBackend):
-            one = ops.experts(x[:1], packed, ids[:1], weights[:1], "gelu_tanh", weighs_inputs=weighs_inputs)
+            one = ops.experts(packed, ExpertCall(x[:1], ids[:1], weights[:1], "gelu_tanh", weighs_inputs=weighs_inputs))
             assert torch.equal(got[:1], one)
     for to, source in zip(ops.expert_tensors(packed, 1), ops.expert_tensors(packed, 3), strict=True):
         to.copy_(source)
     ids = torch.full((9, 1), 1)
     x, weights = torch.randn(9, hidden).to(dtype), torch.rand(9, 1)
-    assert torch.equal(ops.experts(x, packed, ids, weights), ops.experts(x, packed, ids + 2, weights))
+    own, others = (ops.experts(packed, ExpertCall(x, each, weights)) for each in (ids, ids + 2))
+    assert torch.equal(own, others)
 
 
 def dequantized(weight: LinearWeight) -> Tensor:

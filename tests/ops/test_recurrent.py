@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
-from quire.ops.recurrent import GateActivation, StateRows
+from quire.ops.recurrent import DeltaRuleCall, GateActivation, RgLruCall, ScanCall, SsdCall, StateRows
 
 torch.set_num_threads(1)
 
@@ -90,7 +90,7 @@ def mamba(ops: Backend, dtype: torch.dtype, channels: int, size: int) -> Case:
 
     def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
         x, dt, gate, b, c = inputs
-        return ops.recurrent.selective_scan(x, dt, dt_bias, a, b, c, d, gate, state, rows)
+        return ops.recurrent.selective_scan(ScanCall(x, dt, dt_bias, a, b, c, d, gate), state, rows)
 
     def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         x, dt, gate, b, c = inputs
@@ -106,7 +106,7 @@ def mamba2(ops: Backend, dtype: torch.dtype, heads: int, groups: int, key_dim: i
 
     def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
         x, dt, b, c = inputs
-        return ops.recurrent.ssd(x, dt, dt_bias, limit, a, b, c, d, state, rows)
+        return ops.recurrent.ssd(SsdCall(x, dt, dt_bias, limit, a, b, c, d), state, rows)
 
     def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         x, dt, b, c = inputs
@@ -150,9 +150,7 @@ def delta_rule(
 
     def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
         q, k, v, dt, beta = inputs
-        return ops.recurrent.gated_delta_rule(
-            q, k, v, dt, dt_bias, a, beta, state, rows, least_log_decay=least, beta_scale=scale
-        )
+        return ops.recurrent.gated_delta_rule(DeltaRuleCall(q, k, v, dt, dt_bias, a, beta, least, scale), state, rows)
 
     def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v, dt, beta = inputs
@@ -228,7 +226,8 @@ def rg_lru(ops: Backend, dtype: torch.dtype, channels: int) -> Case:
 
     def operation(inputs: list[Tensor], state: Tensor, rows: StateRows) -> Tensor:
         x, input_gate, decay_gate = inputs
-        return ops.recurrent.rg_lru(x, input_gate, input_bias, decay_gate, decay_bias, log_decay, state, rows)
+        call = RgLruCall(x, input_gate, input_bias, decay_gate, decay_bias, log_decay)
+        return ops.recurrent.rg_lru(call, state, rows)
 
     def formula(inputs: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
         x, input_gate, decay_gate = inputs

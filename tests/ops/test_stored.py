@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Backend, ExpertWeights, LinearWeight
+from quire.ops.backend import Backend
 from quire.ops.cpu.onednn import OneDnnLinear
 from quire.ops.eager.backend import EagerBackend
+from quire.ops.experts import ExpertCall, ExpertWeights
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 from quire.ops.stored import StoredWeight, put_together, take_apart
 
@@ -50,7 +52,8 @@ def test_experts(ops: Backend, kind: str) -> None:
     packed = ops.pack_experts([ExpertWeights(gate_up, down, bias) for bias in biases], 3)
     x = torch.randn(4, 32).to(dtype)
     chosen = torch.randint(0, 3, (4, 2)), torch.rand(4, 2)
-    assert torch.equal(ops.experts(x, stored_and_back(ops, packed), *chosen), ops.experts(x, packed, *chosen))
+    call = ExpertCall(x, *chosen)
+    assert torch.equal(ops.experts(stored_and_back(ops, packed), call), ops.experts(packed, call))
 
 
 def test_layers_of_onednn() -> None:

@@ -17,7 +17,7 @@ from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import AttentionForm, Backend
+from quire.ops.backend import AttentionForm, Backend, NewHeads
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,9 @@ class Attention:
         pages, group = step.caches[self._place.number]
         wanted = step.wanted if self._place.is_last else None
         if wanted is None and self._is_plain and step.shard_view is None:
-            return self._ops.rotate_and_attend(
-                heads, *self._rotation(step), pages, step.attention[group], self._form,
-                norm=self._qk_norm, scales=self._cache_scales,
-            )  # fmt: skip
+            batch = step.attention[group]
+            new = self._new_heads(heads, step, pages, batch.slot_mapping)
+            return self._ops.rotate_and_attend(new, batch, self._form)
         q = self._store(heads, step, pages, step.attention[group].slot_mapping)
         if wanted is not None:
             q = self.outputs_of(q.flatten(1), step).unflatten(1, q.shape[1:])
@@ -162,9 +161,11 @@ class Attention:
 
     def _store(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> Tensor:
         """Normalizes and rotates `heads`, see `Backend.rotate_and_store`; stores keys and values; returns queries."""
-        cos, sin = self._rotation(step)
-        return self._ops.rotate_and_store(
-            heads, cos, sin, pages, slot_mapping, norm=self._qk_norm, scales=self._cache_scales
+        return self._ops.rotate_and_store(self._new_heads(heads, step, pages, slot_mapping))
+
+    def _new_heads(self, heads: Tensor, step: StepContext, pages: Tensor, slot_mapping: Tensor) -> NewHeads:
+        return NewHeads(
+            heads, *self._rotation(step), pages, slot_mapping, norm=self._qk_norm, scales=self._cache_scales
         )  # fmt: skip
 
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:

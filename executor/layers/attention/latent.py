@@ -27,6 +27,7 @@ from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.ops.backend import Backend
 from quire.ops.cache_rows import row_size
+from quire.ops.latent import NewLatents
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,10 @@ class LatentAttention:
         if self._temperature is not None:
             q = self._temperature(self._ops, q, step)
         cos, sin = (self._no_rotation,) * 2 if self._rotary is None else step.rotation(self._rotary)
-        q_rotated = self._ops.latent.rotate_and_store_latent(
+        q_rotated = self._ops.latent.rotate_and_store_latent(NewLatents(
             self._heads(q)[..., self._shape.nope_head_dim :], latent, self._kv_norm, cos, sin, latents,
             step.attention[group].slot_mapping, is_interleaved=self._is_interleaved,
-        )  # fmt: skip
+        ))  # fmt: skip
         selection = None if self._selector is None else self._selector(x, q_input, step, keys, group)
         wanted = step.wanted if self._place.is_last else None
         if wanted is not None:

@@ -19,7 +19,7 @@ class QueryTemperature:
     def __call__(self, ops: Backend, q: Tensor, step: StepContext) -> Tensor:
         """Multiplies `q` [num_tokens, ...]."""
         temperature = ops.take_rows(self._temperature, step.positions)
-        return ops.streams.predict(q.flatten(1).unsqueeze(0), temperature)[0].view(q.shape)
+        return ops.residual_streams.predict(q.flatten(1).unsqueeze(0), temperature)[0].view(q.shape)
 
 
 def query_temperature(context: ModelContext, beta: float, period: int, *, first: int = 0) -> QueryTemperature | None:

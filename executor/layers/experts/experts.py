@@ -16,7 +16,8 @@ from quire.executor.layers.experts.places import ExpertPlaces
 from quire.executor.layers.experts.stored import ExpertShape, StoredExperts
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import Activation, UnlikeExpertsError
+from quire.ops.activations import Activation
+from quire.ops.experts import ExpertCall, UnlikeExpertsError
 
 
 class Experts:
@@ -100,9 +101,8 @@ class Experts:
             return torch.zeros_like(x)
         if self._places is not None:
             ids = self._places.local(x, ids)
-        return self._ops.experts(
-            x, self._packed, ids, weights, self._activation, weighs_inputs=self._weighs_inputs
-        )  # fmt: skip
+        call = ExpertCall(x, ids, weights, self._activation, self._weighs_inputs)
+        return self._ops.experts(self._packed, call)
 
     @property
     def places(self) -> ExpertPlaces:

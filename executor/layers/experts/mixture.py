@@ -9,8 +9,8 @@ from torch import Tensor
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.experts import Experts
 from quire.executor.layers.experts.stored import ExpertShape, StoredExperts
-from quire.ops.backend import Activation
-from quire.ops.routing import Router, Routing
+from quire.ops.activations import Activation
+from quire.ops.routing import ExpertRouter, Routing
 
 
 class PartialLayer(Protocol):
@@ -39,7 +39,7 @@ class RoutedExperts:
         correction: str | Tensor | None = None,
         weighs_inputs: bool = False,
     ) -> None:
-        """Takes as `router` the name of a linear layer, with a `bias` or not; `correction` is `Router`'s, or its name.
+        """Takes as `router` the name of a linear layer, with a `bias` or not; `correction` is a tensor or its name.
 
         `weighs_inputs` as for `Backend.experts`.
         """
@@ -80,13 +80,13 @@ def read_router(
     *,
     bias: bool = False,
     correction: str | Tensor | None = None,
-) -> Router:
+) -> ExpertRouter:
     """Reads a router in float32, because rounding of scores may change the selected experts."""
 
     def read(tensor: str, *size: int) -> Tensor:
         return context.read(tensor, size, dtype=torch.float32)
 
-    return Router(
+    return ExpertRouter(
         routing,
         read(f"{name}.weight", shape.num_experts, shape.hidden_size),
         read(f"{name}.bias", shape.num_experts) if bias else None,

@@ -14,7 +14,7 @@ from quire.executor.weights.quantization.four_bit_floats import MX_GROUP, mxfp4
 from quire.executor.weights.quantization.per_layer import check_mxfp4
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, Stored, StoredRows, TensorSource
-from quire.ops.backend import ExpertWeights
+from quire.ops.experts import ExpertWeights
 from quire.ops.quantized import QuantizedWeight
 
 

@@ -14,7 +14,7 @@ from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
-from quire.ops.recurrent import GateActivation
+from quire.ops.recurrent import DeltaRuleCall, GateActivation
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,8 @@ class GatedDeltaNet(RecurrentLayer):
         mixed = self._conv(projected[:, : self._conv.size], conv_state, rows)
         q, k = (mixed[:, begin : begin + keys].unflatten(1, (-1, self._key_dim)) for begin in (0, keys))
         v = mixed[:, 2 * keys :].unflatten(1, (-1, self._value_dim))
-        out = self._ops.recurrent.gated_delta_rule(
-            q, k, v, dt, self._dt_bias, self._decay, beta, state, rows, beta_scale=self._beta_scale
-        )
+        call = DeltaRuleCall(q, k, v, dt, self._dt_bias, self._decay, beta, beta_scale=self._beta_scale)
+        out = self._ops.recurrent.gated_delta_rule(call, state, rows)
         out, gate = self.outputs_of(out.flatten(1), step), self.outputs_of(gate, step)
         out, gate = (part.unflatten(1, (-1, self._value_dim)) for part in (out, gate))
         out = self._ops.recurrent.gated_rms_norm(

@@ -13,6 +13,7 @@ from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard, Stored
+from quire.ops.recurrent import DeltaRuleCall
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,11 @@ class KimiDeltaAttention(RecurrentLayer):
         projected, gates = self._in(x), self._gates(x)
         mixed = self._conv(projected[:, : 3 * size], conv_state, step.rows)
         q, k, v = (self._heads(mixed[:, begin : begin + size]) for begin in (0, size, 2 * size))
-        out = recurrent.gated_delta_rule(
-            q, k, v, self._heads(gates[:, :size]), self._dt_bias, self._decay, projected[:, 3 * size :], state,
-            step.rows, least_log_decay=self._shape.least_log_decay,
+        call = DeltaRuleCall(
+            q, k, v, self._heads(gates[:, :size]), self._dt_bias, self._decay, projected[:, 3 * size :],
+            least_log_decay=self._shape.least_log_decay,
         )  # fmt: skip
+        out = recurrent.gated_delta_rule(call, state, step.rows)
         out, gate = self.outputs_of(out.flatten(1), step), self.outputs_of(gates[:, size:], step)
         out = recurrent.gated_rms_norm(
             self._heads(out), self._heads(gate), self._norm, self._shape.eps, gate_first=False, activation="sigmoid"

@@ -13,6 +13,7 @@ from quire.executor.layers.recurrent.base import CausalConv1d, RecurrentLayer, p
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization.scheme import LinearPart
+from quire.ops.recurrent import ScanCall
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,8 @@ class MambaMixer(RecurrentLayer):
         mixed = self._conv(projected[:, : self._conv.size], conv_state, step.rows)
         gate = projected[:, self._conv.size :]
         dt, b, c = self._token_parameters(mixed)
-        out = self._ops.recurrent.selective_scan(
-            mixed, self._dt(dt), self._dt_bias, self._decay, b, c, self._skip, gate, state, step.rows
-        )
+        call = ScanCall(mixed, self._dt(dt), self._dt_bias, self._decay, b, c, self._skip, gate)
+        out = self._ops.recurrent.selective_scan(call, state, step.rows)
         return self._out(self.outputs_of(out, step))
 
     def _token_parameters(self, mixed: Tensor) -> list[Tensor]:

@@ -12,6 +12,7 @@ from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.recurrent.base import CausalConv1d, RecurrentLayer, parts_of, read_decay, within
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
+from quire.ops.recurrent import SsdCall
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Mamba2Mixer(RecurrentLayer):
             for begin in (own, own + self._groups_size)
         )
         out = self._ops.recurrent.ssd(
-            values, dt, self._dt_bias, shape.dt_limit, self._decay, b, c, self._skip, state, step.rows
+            SsdCall(values, dt, self._dt_bias, shape.dt_limit, self._decay, b, c, self._skip), state, step.rows
         )
         return self._out(self._gated(self.outputs_of(out.flatten(1), step), self.outputs_of(gate, step)))
 

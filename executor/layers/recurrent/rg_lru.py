@@ -12,7 +12,8 @@ from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import PlainActivation
+from quire.ops.activations import PlainActivation
+from quire.ops.recurrent import RgLruCall
 
 _DECAY = 8.0
 """The factor of a channel's softplus parameter in the logarithm of its strongest decay."""
@@ -56,8 +57,7 @@ class RecurrentUnit(RecurrentLayer):
         mixed = self._conv(self._in(x), conv_state, step.rows)
         heads = mixed.unflatten(1, (len(self._gates[0]), -1))
         input_gate, decay_gate = (self._ops.latent.head_linear(heads, gate).flatten(1) for gate in self._gates)
-        out = self._ops.recurrent.rg_lru(
-            mixed, input_gate, self._biases[0], decay_gate, self._biases[1], self._log_decay, state, step.rows
-        )
+        call = RgLruCall(mixed, input_gate, self._biases[0], decay_gate, self._biases[1], self._log_decay)
+        out = self._ops.recurrent.rg_lru(call, state, step.rows)
         gate = self._ops.activate(self._gate(self.outputs_of(x, step)), self._activation)
         return self._out(self._ops.recurrent.multiply_gate(self.outputs_of(out, step), gate, "identity"))

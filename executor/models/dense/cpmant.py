@@ -29,7 +29,7 @@ from quire.executor.models.decoder import layer_places, size_of
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
-from quire.ops.backend import AttentionBatch, AttentionForm, Backend, DeviceRows
+from quire.ops.backend import AttentionBatch, AttentionForm, Backend, DeviceRows, NewHeads
 
 _PIECES = {
     "input_layernorm": Piece("self_att.layernorm_before_attention"),
@@ -256,7 +256,7 @@ class _Attention:
         return x[: len(step.positions)] if step.wanted is None else self._ops.take_rows(x, step.wanted.tokens)
 
     def _store(self, heads: Tensor, pages: Tensor, places: Tensor) -> Tensor:
-        return self._ops.rotate_and_store(heads, self._no_rotation, self._no_rotation, pages, places)
+        return self._ops.rotate_and_store(NewHeads(heads, self._no_rotation, self._no_rotation, pages, places))
 
     def _attend(
         self, q: Tensor, own: tuple[Tensor, AttentionBatch], other: tuple[Tensor, AttentionBatch], bias: Tensor

@@ -15,9 +15,9 @@ from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.layers.mlp import GatedMLP, SparseMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.positions.rotary import RotaryEmbedding
+from quire.executor.layers.residual_streams.altup import AltUp, StreamEnds, drop_unwanted
+from quire.executor.layers.residual_streams.per_layer_inputs import PerLayerBlock, PerLayerInputs
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.streams.altup import AltUp, StreamEnds, drop_unwanted
-from quire.executor.layers.streams.per_layer_inputs import PerLayerBlock, PerLayerInputs
 from quire.executor.models.decoder import (
     FeedForward,
     MLPMaker,
@@ -87,7 +87,7 @@ class Gemma3nLayer:
         first = corrected[self._active]
         if self._scale is not None:
             first = ops.recurrent.multiply_gate(first, self._scale.expand(len(first), -1), "identity")
-        ops.streams.add_to_others(corrected, self._per_layer(first, inputs))
+        ops.residual_streams.add_to_others(corrected, self._per_layer(first, inputs))
         return corrected, inputs
 
 

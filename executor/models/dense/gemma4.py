@@ -18,8 +18,8 @@ from quire.executor.layers.experts.stored import ExpertShape, FusedExperts, Sepa
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.positions.rotary import RotaryEmbedding
+from quire.executor.layers.residual_streams.per_layer_inputs import PerLayerBlock, PerLayerInputs
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.streams.per_layer_inputs import PerLayerBlock, PerLayerInputs
 from quire.executor.models.decoder import (
     SelfAttention,
     activation_of,

@@ -15,7 +15,7 @@ from quire.executor.layers.vocabulary import Embedding, positioned_embedding
 from quire.executor.models.blocks import PostNormLayer
 from quire.executor.models.decoder import Decoder, SettingError, attention_shape, layer_places, vocabulary_ends
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
-from quire.ops.backend import PlainActivation
+from quire.ops.activations import PlainActivation
 
 _PIECES = {
     "self_attn.q_proj": Piece("attentions.{}.q_lin"),

@@ -8,7 +8,8 @@ from quire.executor.models.decoder import FeedForward, SettingError, size_of
 from quire.executor.models.encoders.bert import BERT_ENDS, BERT_PIECES, BERT_VOCABULARY, BertModel, Family
 from quire.executor.models.encoders.heads import DenseForm, HeadForms
 from quire.executor.weights.rearranged import Piece, fused
-from quire.ops.backend import AttentionForm, PlainActivation
+from quire.ops.activations import PlainActivation
+from quire.ops.backend import AttentionForm
 
 _ACTIVATIONS: dict[str, PlainActivation] = {"geglu": "gelu", "reglu": "relu"}
 

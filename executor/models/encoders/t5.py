@@ -21,7 +21,8 @@ from quire.executor.models.encoders.encoder import (
 )
 from quire.executor.models.encoders.heads import WORDS, HeadForms, Heads, read_words
 from quire.executor.weights.rearranged import Piece
-from quire.ops.backend import AttentionForm, PlainActivation
+from quire.ops.activations import PlainActivation
+from quire.ops.backend import AttentionForm
 
 _PIECES = {
     "attention_norm": Piece("layer.0.layer_norm"),

@@ -21,7 +21,8 @@ from quire.executor.models.hybrid.bamba import mamba2_shape
 from quire.executor.models.hybrid_decoder import Block, FeedForwardBlock, HybridDecoder, MixerBlock
 from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.readers import Shard, TensorSource, WeightReader
-from quire.ops.backend import Backend, LinearWeight
+from quire.ops.backend import Backend
+from quire.ops.linear import LinearWeight
 
 
 class FalconH1ForCausalLM(HybridDecoder):

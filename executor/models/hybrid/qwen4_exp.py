@@ -16,9 +16,9 @@ from quire.executor.layers.norm import NormStyle
 from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.layers.recurrent.gated_delta import GatedDeltaNet
 from quire.executor.layers.recurrent.state import LayerState
+from quire.executor.layers.residual_streams.gated_streams import StreamMixer, inject
+from quire.executor.layers.residual_streams.ngrams import NGramLayer, NGramShape
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.streams.gated_streams import StreamMixer, inject
-from quire.executor.layers.streams.ngrams import NGramLayer, NGramShape
 from quire.executor.models.decoder import (
     FeedForward,
     SettingError,

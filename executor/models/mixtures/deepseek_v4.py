@@ -20,11 +20,11 @@ from quire.executor.layers.experts.stored import ExpertShape, SeparateExperts
 from quire.executor.layers.mlp import GatedMLP
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.positions.rotary import RotaryEmbedding
+from quire.executor.layers.residual_streams.hyper_connections import HyperConnection, StreamHead
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.streams.hyper_connections import HyperConnection, StreamHead
 from quire.executor.models.decoder import SettingError, hand_over, size_of, vocabulary_ends
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
-from quire.ops.backend import SILU_LIMIT
+from quire.ops.activations import SILU_LIMIT
 from quire.ops.routing import Routing
 
 _SLIDING, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"

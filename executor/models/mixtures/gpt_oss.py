@@ -9,7 +9,8 @@ from quire.executor.layers.experts.stored import ExpertShape, FusedExperts, Mxfp
 from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.models.decoder import PreNormDecoder, SettingError, attention_shape, layer_windows, size_of
 from quire.executor.weights.quantization.schemes import OF_EXPERTS, is_gguf, own_config
-from quire.ops.backend import SWIGLU_ALPHA, SWIGLU_LIMIT, AttentionForm
+from quire.ops.activations import SWIGLU_ALPHA, SWIGLU_LIMIT
+from quire.ops.backend import AttentionForm
 from quire.ops.routing import Routing
 
 

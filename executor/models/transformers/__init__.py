@@ -1,1 +1,10 @@
-"""Decoders without a file here: the checkpoint's Transformers class, with its layers replaced by ours."""
+"""Models without a file here: the checkpoint's Transformers class, with its layers replaced by ours.
+
+Other code sees only the names below; docs/design/transformers.md explains the insides. The import takes a second,
+because it imports Transformers.
+"""
+
+from quire.executor.models.transformers.model import TransformersModel, build_transformers_model
+from quire.executor.models.transformers.skeleton import UnknownModelError
+
+__all__ = ["TransformersModel", "UnknownModelError", "build_transformers_model"]

@@ -13,14 +13,14 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.heads import Attention
 from quire.executor.models.transformers.latents import LatentAttention
 from quire.executor.models.transformers.masks import Visible
 from quire.executor.models.transformers.probe import AttentionCall, run_backbone
-from quire.executor.models.transformers.program import Program
+from quire.executor.models.transformers.programs.heads import Attention
+from quire.executor.models.transformers.programs.program import Program
+from quire.executor.models.transformers.programs.tracing import RunPart
 from quire.executor.models.transformers.skeleton import first_tensor
 from quire.executor.models.transformers.stages import received_rows
-from quire.executor.models.transformers.tracing import RunPart
 from quire.ops.backend import AttentionForm, Backend
 
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "cache_position", "return_dict"})

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts.experts import Experts
 from quire.executor.layers.experts.stored import ExpertShape, FusedExperts, SeparateExperts
-from quire.executor.models.transformers.evaluation import agree, examples
+from quire.executor.models.transformers.programs.evaluation import agree, examples
 from quire.executor.weights.quantization.formats.gguf import Gguf
 from quire.executor.weights.readers import Shard, Stored, StoredRows
-from quire.ops.backend import Activation, Backend, PlainActivation
+from quire.ops.activations import Activation, PlainActivation
+from quire.ops.backend import Backend
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 _NUM_TOKENS, _HIDDEN, _SIZE = 5, 8, 6

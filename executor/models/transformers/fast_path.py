@@ -16,15 +16,15 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.base import Model
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.heads import fuse_heads
 from quire.executor.models.transformers.latents import fuse_latents
-from quire.executor.models.transformers.program import InStep, Program, Runner
-from quire.executor.models.transformers.rewriting import Rewriter, merge_projections, weigh_norms
-from quire.executor.models.transformers.rotation import Positions
-from quire.executor.models.transformers.routing import fuse_routers
+from quire.executor.models.transformers.programs.heads import fuse_heads
+from quire.executor.models.transformers.programs.program import InStep, Program, Runner
+from quire.executor.models.transformers.programs.rewriting import Rewriter, merge_projections, weigh_norms
+from quire.executor.models.transformers.programs.rotation import Positions
+from quire.executor.models.transformers.programs.routing import fuse_routers
+from quire.executor.models.transformers.programs.tracing import RunPart, Untraceable, trace
 from quire.executor.models.transformers.small_sequences import SmallSequences
 from quire.executor.models.transformers.stages import StagePart
-from quire.executor.models.transformers.tracing import RunPart, Untraceable, trace
 from quire.ops.backend import Backend
 
 logger = get_logger(__name__)

@@ -17,9 +17,9 @@ from quire.executor.layers.attention.latent import attend_to_latents
 from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.evaluation import agree, examples, is_layer
-from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
-from quire.executor.models.transformers.rotation import (
+from quire.executor.models.transformers.programs.evaluation import agree, examples, is_layer
+from quire.executor.models.transformers.programs.program import AttendingStep, Call, Program, Ref
+from quire.executor.models.transformers.programs.rotation import (
     Positions,
     RotaryForm,
     Rotations,
@@ -28,6 +28,7 @@ from quire.executor.models.transformers.rotation import (
     read_rotary_form,
 )
 from quire.ops.backend import Backend
+from quire.ops.latent import NewLatents
 
 
 @dataclass(eq=False)
@@ -83,10 +84,10 @@ class RotatedLatentAttention(AttendingStep):
         pages, group = step.caches[self.number]
         nope_head_dim = self.expansion.to_latent.shape[1]
         q = projected[0].unflatten(1, (len(self.expansion.to_latent), -1))
-        rotated = self.ops.latent.rotate_and_store_latent(
+        rotated = self.ops.latent.rotate_and_store_latent(NewLatents(
             q[..., nope_head_dim:], latents[0], self.norm, cos, sin, pages, step.attention[group].slot_mapping,
             is_interleaved=self.is_interleaved,
-        )  # fmt: skip
+        ))  # fmt: skip
         return attended(self, step, q[..., :nope_head_dim], rotated, is_last=is_last)
 
 

@@ -10,7 +10,8 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.layers.experts import experts as layers
 from quire.executor.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from quire.executor.weights.packing import ReadLinear
-from quire.ops.backend import Backend, PlainActivation
+from quire.ops.activations import PlainActivation
+from quire.ops.backend import Backend
 
 
 class LayerModule(nn.Module):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.ops.backend import Activation, PlainActivation
+from quire.ops.activations import Activation, PlainActivation
 
 _TOLERANCE = 1e-5
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -31,14 +31,12 @@ from quire.executor.models.transformers.own_attention import RowCode
 from quire.executor.models.transformers.probe import Findings, probe, probe_rows, set_attention, sizes_of
 from quire.executor.models.transformers.replacement import LayerReplacement, transposed_weights
 from quire.executor.models.transformers.row_by_row import RowByRow, RowPlan, check_cache, keeps_more
-from quire.executor.models.transformers.skeleton import UnknownModelError, build_skeleton
+from quire.executor.models.transformers.skeleton import build_skeleton
 from quire.executor.models.transformers.splits import Split, choose_splits, local_outputs
 from quire.executor.models.transformers.stages import StagePart, keep_stage, received_rows
 from quire.executor.models.transformers.step_check import check_steps
 
 logger = get_logger(__name__)
-
-__all__ = ["TransformersModel", "UnknownModelError", "build_transformers_model"]
 
 
 def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "TransformersModel":

@@ -20,15 +20,15 @@ from transformers import AttentionMaskInterface, Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from quire.executor.layers.step_context import StepContext
-from quire.executor.models.transformers.evaluation import agree, constants_of, evaluated, examples
-from quire.executor.models.transformers.heads import Attention, HeadsFirst
 from quire.executor.models.transformers.masks import MaskBuilder, MaskFunction, Visible, read_mask
 from quire.executor.models.transformers.probe import set_attention
-from quire.executor.models.transformers.program import Call, Meta, Program, Ref
+from quire.executor.models.transformers.programs.evaluation import agree, constants_of, evaluated, examples
+from quire.executor.models.transformers.programs.heads import Attention, HeadsFirst
+from quire.executor.models.transformers.programs.program import Call, Meta, Program, Ref
+from quire.executor.models.transformers.programs.tracing import RunPart, Untraceable
 from quire.executor.models.transformers.row_by_row import LayerPlan, NoLayer, RowPlan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor
 from quire.executor.models.transformers.stages import received_rows
-from quire.executor.models.transformers.tracing import RunPart, Untraceable
 from quire.ops.backend import AttentionForm, Backend
 
 _NUM_TOKENS = 96

@@ -55,11 +55,11 @@ def keep_stage(
     """
     assert findings.backbone is not None
     stack = _find_stack(findings, num_layers)
-    whole, streams = _run_whole(model, findings, plan, stack)
-    entering = streams.given[layers.start]
-    leaving = streams.given.get(layers.stop)
+    whole, runs = _run_whole(model, findings, plan, stack)
+    entering = runs.given[layers.start]
+    leaving = runs.given.get(layers.stop)
     part = StagePart(layers.start == 0, leaving is None, entering.shape[-1])
-    _leave_out(model, findings, stack, layers, streams, part)
+    _leave_out(model, findings, stack, layers, runs, part)
     kept = set(model.modules())
     own = replace(
         findings,
@@ -113,7 +113,7 @@ def _find_stack(findings: Findings, num_layers: int) -> nn.ModuleList:
 
 
 @dataclass
-class _Streams:
+class _LayerRuns:
     """The inputs and outputs of layers in a dry run.
 
     Attributes:
@@ -127,16 +127,16 @@ class _Streams:
 
 def _run_whole(
     model: PreTrainedModel, findings: Findings, plan: RowPlan | None, stack: nn.ModuleList
-) -> tuple[Trace, _Streams]:
-    streams = _Streams()
+) -> tuple[Trace, _LayerRuns]:
+    runs = _LayerRuns()
     hooks = []
     for index, layer in enumerate(stack):
 
         def note_given(_: nn.Module, args: Any, kwargs: Any, index: int = index) -> None:
-            streams.given.setdefault(index, _hidden_of(args, kwargs).clone())
+            runs.given.setdefault(index, _hidden_of(args, kwargs).clone())
 
         def note_returned(_: nn.Module, args: Any, output: Any, index: int = index) -> None:
-            streams.num_returned[index] = None if isinstance(output, Tensor) else len(output)
+            runs.num_returned[index] = None if isinstance(output, Tensor) else len(output)
 
         hooks.append(layer.register_forward_pre_hook(note_given, with_kwargs=True))
         hooks.append(layer.register_forward_hook(note_returned))
@@ -145,10 +145,10 @@ def _run_whole(
     finally:
         for hook in hooks:
             hook.remove()
-    shapes, types = ({getattr(x, name) for x in streams.given.values()} for name in ("shape", "dtype"))
+    shapes, types = ({getattr(x, name) for x in runs.given.values()} for name in ("shape", "dtype"))
     if len(shapes) > 1 or types != {model.dtype} or next(iter(shapes))[:-1] != (1, _NUM_TOKENS):
         raise _refusal("its layers do not hand on hidden states of one size and type")
-    return trace, streams
+    return trace, runs
 
 
 def _dry_run(model: PreTrainedModel, backbone: nn.Module | None, plan: RowPlan | None, embeds: Tensor | None) -> Trace:
@@ -225,7 +225,7 @@ def _leave_out(
     findings: Findings,
     stack: nn.ModuleList,
     layers: range,
-    streams: _Streams,
+    runs: _LayerRuns,
     part: StagePart,
 ) -> None:
     passage, backbone = _Passage(), findings.backbone
@@ -240,7 +240,7 @@ def _leave_out(
     for index, layer in enumerate(stack):
         if index not in layers:
             enters, leaves = index == layers.start - 1, index == layers.stop
-            others[layer] = _AbsentLayer(layer, streams.num_returned[index], passage, enters=enters, leaves=leaves)
+            others[layer] = _AbsentLayer(layer, runs.num_returned[index], passage, enters=enters, leaves=leaves)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child in others:

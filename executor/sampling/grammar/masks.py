@@ -14,9 +14,9 @@ import torch
 
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import NewSlot
-from quire.executor.sampling.feature import FollowingMask, SampleBatch
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
+from quire.executor.sampling.sampling_feature import FollowingMask, SampleBatch
 from quire.ops.backend import Backend
 
 logger = get_logger(__name__)

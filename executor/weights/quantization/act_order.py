@@ -10,7 +10,7 @@ from quire.executor.weights.quantization.bit_packing import integers
 from quire.executor.weights.quantization.groups import equal_groups, find_group
 from quire.executor.weights.quantization.log_once import log_expanded
 from quire.executor.weights.quantization.stored_layer import StoredLayer
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 
 
 class InputOrder(NamedTuple):

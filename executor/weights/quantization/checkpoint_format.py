@@ -14,11 +14,11 @@ from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.quantization.stored_layer import REMEDY, StoredLayer
 from quire.executor.weights.readers import Stored, TensorSource
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 
 
-class LayerLayout(Protocol):
+class LayerFormat(Protocol):
     """One way to store a quantized linear layer."""
 
     def is_in(self, layer: StoredLayer) -> bool:
@@ -28,7 +28,7 @@ class LayerLayout(Protocol):
     def read(self, layer: StoredLayer) -> LinearWeight:
         """Reads the layer's wanted outputs with all inputs.
 
-        A layout whose groups a `QuantizedWeight` cannot represent returns a dequantized tensor in the model's dtype.
+        If a `QuantizedWeight` cannot represent the groups, the result is a dequantized tensor in the model's dtype.
         """
         ...
 
@@ -61,15 +61,15 @@ def _finder(name: str) -> Callable[[str], re.Match[str] | None]:
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """Reads each layer in the layout that its tensors have, quantized or plain.
+    """Reads each layer in the layer format that its tensors have, quantized or plain.
 
     Attributes:
-        layouts: those that the format's layers may have. The first one is assumed where the tensors' names are not
-            known: for random weights, and where a plan is made without the files.
+        layer_formats: those that layers may have. The first one is assumed where the tensors' names are not known: for
+            random weights, and where a plan is made without the files.
         excluded: the layers that are plain in that case.
     """
 
-    layouts: Sequence[LayerLayout]
+    layer_formats: Sequence[LayerFormat]
     excluded: Exclusions = field(default_factory=lambda: Exclusions(()))
     dtype: torch.dtype = torch.float32
 
@@ -83,10 +83,10 @@ class CheckpointFormat:
             rows = range(int(wanted.min()), int(wanted.max()) + 1)
             index = wanted - rows.start
         layer = StoredLayer(stored.reader, stored.name, stored.out_features, in_features, rows, self.dtype)
-        layout = self._layout(layer)
-        if layout is None:
+        layer_format = self._layer_format(layer)
+        if layer_format is None:
             return source.read(f"{name}.weight", (out_features, in_features), shard)
-        weight = layout.read(layer)
+        weight = layer_format.read(layer)
         _check_finite(weight, layer.name)
         if index is not None and not torch.equal(index, torch.arange(len(rows), device=index.device)):
             weight = _take_outputs(weight, index)
@@ -109,10 +109,10 @@ class CheckpointFormat:
     def for_head(self, rows: LinearWeight, part: LinearPart) -> LinearWeight:
         return rows
 
-    def _layout(self, layer: StoredLayer) -> LayerLayout | None:
+    def _layer_format(self, layer: StoredLayer) -> LayerFormat | None:
         if not layer.is_known:
-            return None if layer.name in self.excluded else self.layouts[0]
-        found = next((layout for layout in self.layouts if layout.is_in(layer)), None)
+            return None if layer.name in self.excluded else self.layer_formats[0]
+        found = next((layer_format for layer_format in self.layer_formats if layer_format.is_in(layer)), None)
         plain = layer.find("weight")
         if found is None and plain is not None and plain.dtype.itemsize == 1:
             kind = str(plain.dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ from quire.executor.weights.quantization.formats.bitsandbytes import NF4
 from quire.executor.weights.quantization.int8 import quantize as to_int8
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import TensorSource
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 
 logger = get_logger(__name__)

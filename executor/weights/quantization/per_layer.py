@@ -15,7 +15,7 @@ from quire.executor.weights.quantization.online import Online, to_mxfp4
 from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.quantization.unquantized import Unquantized
 from quire.executor.weights.readers import TensorSource
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 
 logger = get_logger(__name__)
 

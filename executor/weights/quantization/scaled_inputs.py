@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from quire.executor.weights.quantization import sharding
-from quire.executor.weights.quantization.checkpoint_format import LayerLayout
+from quire.executor.weights.quantization.checkpoint_format import LayerFormat
 from quire.executor.weights.quantization.log_once import log_expanded
 from quire.executor.weights.quantization.stored_layer import StoredLayer
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 
 
 @dataclass(frozen=True)
 class ScaledInputs:
-    """Another layout, in which some layers have factors for their inputs, or a second weight of low rank.
+    """Another layer format, in which some layers have factors for their inputs, or a second weight of low rank.
 
     Such layers have no quantized form, in which neighbouring inputs share a scale: they are dequantized.
 
@@ -25,15 +25,15 @@ class ScaledInputs:
         low_rank: kinds of two tensors [rank, in] and [out, rank], whose product is added to the weight.
     """
 
-    layout: LayerLayout
+    layer_format: LayerFormat
     factors: str = "pre_quant_scale"
     low_rank: Sequence[tuple[str, str]] = ()
 
     def is_in(self, layer: StoredLayer) -> bool:
-        return self.layout.is_in(layer)
+        return self.layer_format.is_in(layer)
 
     def read(self, layer: StoredLayer) -> LinearWeight:
-        weight = self.layout.read(layer)
+        weight = self.layer_format.read(layer)
         low_rank = next((kinds for kinds in self.low_rank if layer.has(kinds[0])), None)
         if low_rank is None and not layer.has(self.factors):
             return weight

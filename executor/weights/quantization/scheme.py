@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.weights.readers import Shard, TensorSource
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 
 
 class LinearPart(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.log_once import log_expanded
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight, dequantize
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import TensorSource
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 
 _SCALES = ("weight_scale", "weight_scale_inv", "scale")
 """The scales of 8-bit codes, in quantized formats."""

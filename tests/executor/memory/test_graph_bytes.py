@@ -12,7 +12,7 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.plan import DeviceMemory, MemoryNeeds, graph_bytes, still_free
 from quire.executor.memory.rank_memory import RankMemory
-from quire.ops.backend import RecordingRules
+from quire.ops.recording import RecordingRules
 from tests.frontend.launch.test_graphs import SPEC, config
 
 RULES = RecordingRules((1, 4, 16), (32, 64), shared_bytes=1000, each_bytes=10)

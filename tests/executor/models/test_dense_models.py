@@ -13,8 +13,9 @@ from quire.core.errors import ModelLoadError
 from quire.executor.models.base import Model, StepContext
 from quire.executor.models.registry import build_model
 from quire.executor.parallel.groups import ParallelGroup
-from quire.ops.backend import Backend, Recording
+from quire.ops.backend import Backend
 from quire.ops.cpu.native import NativeBackend
+from quire.ops.recording import Recording
 from tests.checkpoints import Family
 from tests.executor.models.test_models import expected_logprobs, prompts
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec

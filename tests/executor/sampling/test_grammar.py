@@ -15,13 +15,13 @@ import torch
 from quire import ops
 from quire.core.wire.protocol import Grammar, NewSlot, StepPlan, Vocabulary
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
-from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.grammar.guidance_matcher import GuidanceMatcher
 from quire.executor.sampling.grammar.library import GrammarLibrary
 from quire.executor.sampling.grammar.masks import DeadEnd, GrammarMasks
 from quire.executor.sampling.grammar.matcher import Matcher, MatcherError
 from quire.executor.sampling.grammar.xgrammar_matcher import XGrammarMatcher, xgrammar
 from quire.executor.sampling.sampler import Sampler
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.step.request_table import RequestTable
 from quire.frontend.grammar.constraint import Constraint
 from tests.checkpoints import VOCAB_SIZE as MODEL_VOCAB_SIZE

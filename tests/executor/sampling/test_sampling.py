@@ -12,9 +12,9 @@ from quire import ops
 from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
-from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.penalties import Penalties
 from quire.executor.sampling.sampler import Sampled, Sampler
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.sampling.top_k_top_p import TopP
 from quire.executor.step.request_table import RequestTable
 

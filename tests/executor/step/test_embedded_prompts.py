@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from quire.core.wire.protocol import EngineRequest, NewSlot, StepPlan
 from quire.core.wire.sampling_params import SamplingParams
-from quire.executor.sampling.feature import SampleBatch
 from quire.executor.sampling.penalties import Penalties
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
 from quire.executor.step.request_table import RequestTable
 from quire.executor.worker import Worker

@@ -9,10 +9,10 @@ import torch
 
 from quire.core.wire.protocol import EngineRequest
 from quire.executor.weights.quantization.int8 import quantize
-from quire.ops.backend import LinearWeight
 from quire.ops.cpu import launches
 from quire.ops.cpu.libraries import load_kernels
 from quire.ops.cpu.native import NativeBackend
+from quire.ops.linear import LinearWeight
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.step.test_model_runner import prompt_of, request, tokens_of
 from tests.executor.step.test_sameness import start

@@ -13,10 +13,10 @@ from quire.core.config.resolved import EngineConfig
 from quire.executor.recordings import rules_for
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
-from quire.ops.backend import RecordingRules
 from quire.ops.cpu import launches
 from quire.ops.cpu.libraries import load_kernels
 from quire.ops.cpu.native import NativeBackend
+from quire.ops.recording import RecordingRules
 from tests.executor.step.test_model_runner import (
     engine_config,
     generate,

@@ -18,7 +18,7 @@ from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.executor.weights.readers import TensorSource
 from quire.frontend.launch.keywords import read_keywords
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 from tests.checkpoints import Family
 from tests.executor.paged_driver import Checkpoints, model_context, read_spec

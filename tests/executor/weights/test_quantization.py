@@ -22,7 +22,7 @@ from quire.executor.weights.quantization.scheme import LinearPart, LinearScheme
 from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.executor.weights.quantization.unquantized import Unquantized
 from quire.executor.weights.readers import Shard, TensorSource
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight, dequantize
 from tests.checkpoints import FAMILIES, Family
 from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ops.backend import AttentionForm
+from quire.ops.backend import AttentionForm, NewHeads
 from quire.ops.triton import launch
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.binaries import Binary, store
@@ -77,7 +77,8 @@ class Steps:
         x = ops.rms_norm(residual, self._norm, 1e-6)
         heads = ops.linear(x, self._qkv).view(num_tokens, -1, shape.head_dim)
         form = AttentionForm(shape.head_dim**-0.5)
-        attended = ops.rotate_and_attend(heads, cos, sin, self._cache, batch, form, norm=self._head_norms)
+        new = NewHeads(heads, cos, sin, self._cache, slots, norm=self._head_norms)
+        attended = ops.rotate_and_attend(new, batch, form)
         x, residual = ops.add_rms_norm(ops.linear(attended.flatten(1), self._output), residual, self._norm, 1e-6)
         x = ops.linear(ops.gated_linear(x, self._gate_up), self._down)
         x, _ = ops.add_rms_norm(x, residual, self._norm, 1e-6)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, PlainActivation
+from quire.ops.activations import Activation, PlainActivation
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from quire.ops.triton import elementwise

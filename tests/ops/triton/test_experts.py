@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation, ExpertWeights
+from quire.ops.activations import Activation
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
+from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.quantized import QuantizedWeight, dequantize
 from quire.ops.triton import expert_blocks, experts
 from quire.ops.triton.backend import TritonBackend
@@ -51,14 +52,16 @@ def check(
     x = torch.randn(num_tokens, some[0].down.shape[0]).to(DEVICE, dtype)
     packed = KERNELS.pack_experts(map(move, some), len(some))
     assert experts.covers(x, packed)
-    got = KERNELS.experts(x, packed, ids, weights, activation, weighs_inputs=weighs_inputs)
+    got = KERNELS.experts(packed, ExpertCall(x, ids, weights, activation, weighs_inputs=weighs_inputs))
     assert got.dtype == dtype
     full = PLAIN.pack_experts([move(each, torch.float32) for each in some], len(some))
-    expected = PLAIN.experts(x.float(), full, ids, weights, activation, weighs_inputs=weighs_inputs)
+    expected = PLAIN.experts(full, ExpertCall(x.float(), ids, weights, activation, weighs_inputs=weighs_inputs))
     tolerance = 2e-2 if dtype == torch.bfloat16 else 4e-3
     torch.testing.assert_close(got.float(), expected, atol=tolerance * expected.abs().max().item(), rtol=0)
     last = slice(num_tokens - 1, num_tokens)
-    alone = KERNELS.experts(x[last], packed, ids[last], weights[last], activation, weighs_inputs=weighs_inputs)
+    alone = KERNELS.experts(
+        packed, ExpertCall(x[last], ids[last], weights[last], activation, weighs_inputs=weighs_inputs)
+    )
     assert torch.equal(alone, got[last])
 
 
@@ -79,8 +82,8 @@ def test_a_popular_expert_fills_several_blocks() -> None:
     packed = KERNELS.pack_experts(map(move, some), 8)
     x, ids = torch.randn(37, 64).to(DEVICE, torch.bfloat16), torch.full((37, 1), 6, device=DEVICE)
     weights = torch.ones(37, 1, device=DEVICE)
-    got = KERNELS.experts(x, packed, ids, weights)
-    torch.testing.assert_close(got, PLAIN.experts(x, packed, ids, weights), atol=3e-2, rtol=3e-2)
+    got = KERNELS.experts(packed, ExpertCall(x, ids, weights))
+    torch.testing.assert_close(got, PLAIN.experts(packed, ExpertCall(x, ids, weights)), atol=3e-2, rtol=3e-2)
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "quick_gelu", "relu", "clamped_swiglu", "clamped_silu"])
@@ -161,5 +164,5 @@ def test_no_token_has_no_result() -> None:
     packed = KERNELS.pack_experts(map(move, make_experts(2, 16, 16, torch.bfloat16)), 2)
     none = torch.empty(0, 16, dtype=torch.bfloat16, device=DEVICE)
     ids, weights = choose(1, 2, 1)
-    got = KERNELS.experts(none, packed, ids[:0].to(DEVICE), weights[:0].to(DEVICE))
+    got = KERNELS.experts(packed, ExpertCall(none, ids[:0].to(DEVICE), weights[:0].to(DEVICE)))
     assert got.shape == (0, 16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import Activation
+from quire.ops.activations import Activation
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.kernel_function import KernelFunction
 from quire.ops.triton.launch import Kernel

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.ops.backend import AttentionForm
+from quire.ops.backend import AttentionForm, NewHeads
 from quire.ops.triton.attention import Attention
 from quire.ops.triton.backend import TritonBackend
 from tests.ops.test_attention import Step
@@ -48,12 +48,10 @@ class Decode:
         batch = ops.attention_batch(
             plan.query_lens, plan.seq_lens, plan.block_tables, plan.slot_mapping.to(DEVICE), block_size=plan.block_size
         )
+        new = NewHeads(self.heads, *self.turns, cache, batch.slot_mapping, norm=self.norm, scales=scales)
         if is_one:
-            return ops.rotate_and_attend(
-                self.heads, *self.turns, cache, batch, form, norm=self.norm, scales=scales
-            ), cache
-        slots = batch.slot_mapping
-        q = ops.rotate_and_store(self.heads, *self.turns, cache, slots, norm=self.norm, scales=scales)
+            return ops.rotate_and_attend(new, batch, form), cache
+        q = ops.rotate_and_store(new)
         return ops.attention(q, cache, batch, form), cache
 
 
@@ -142,5 +140,5 @@ def test_prompts_and_prefixes_go_the_ordinary_way(is_one_kernel: list[str]) -> N
         plan.query_lens, plan.seq_lens, plan.block_tables, plan.slot_mapping.to(DEVICE), block_size=plan.block_size,
         prefix_spans=np.stack((np.zeros_like(plan.seq_lens), plan.seq_lens), axis=1),
     )  # fmt: skip
-    TRITON.rotate_and_attend(decode.heads, *decode.turns, cache, batch, form)
+    TRITON.rotate_and_attend(NewHeads(decode.heads, *decode.turns, cache, batch.slot_mapping), batch, form)
     assert is_one_kernel == []

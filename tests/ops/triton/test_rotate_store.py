@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.ops.backend import NewHeads
 from quire.ops.cache_rows import LARGEST_CODE, in_octets
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
@@ -77,8 +78,8 @@ def test_queries_are_returned_and_keys_and_values_stored(
         options["norm"] = (weight.to(dtype if norm == "own" else torch.float32), 1e-5)
     slots = torch.tensor([17, 0, 63], device=DEVICE)
     got, expected = caches(num_kv_heads, 16, head_dim, dtype)
-    queries = TRITON.rotate_and_store(heads, cos, sin, got, slots, **options)
-    same = EAGER.rotate_and_store(heads, cos, sin, expected, slots, **options)
+    queries = TRITON.rotate_and_store(NewHeads(heads, cos, sin, got, slots, **options))
+    same = EAGER.rotate_and_store(NewHeads(heads, cos, sin, expected, slots, **options))
     tolerance = {"rtol": 2e-6, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
     torch.testing.assert_close(queries, same, **tolerance)
     torch.testing.assert_close(got, expected, **tolerance)
@@ -100,7 +101,7 @@ def test_quantized_rows_are_those_of_plain_torch(head_dim: int, dtype: torch.dty
     assert_same_cache(got, expected, head_dim)
     got = empty_cache(3, 8, head_dim, dtype, gap=16)
     cos = sin = torch.empty(NUM_TOKENS, 1, 0, device=DEVICE)
-    assert torch.equal(TRITON.rotate_and_store(heads, cos, sin, got, slots, scales=scales), heads[:, :3])
+    assert torch.equal(TRITON.rotate_and_store(NewHeads(heads, cos, sin, got, slots, scales=scales)), heads[:, :3])
     assert_same_cache(got, expected, head_dim)
 
 
@@ -130,8 +131,8 @@ def test_padding_is_not_stored() -> None:
     slots = torch.tensor([-1, 20, -1], device=DEVICE)
     got, expected = caches(1, 16, 32, torch.float32)
     cos, sin = EAGER.rotation(torch.arange(3, device=DEVICE), torch.rand(16, device=DEVICE), 1.0, torch.float32)
-    q = TRITON.rotate_and_store(heads, cos, sin, got, slots)
-    EAGER.rotate_and_store(heads[1:2], cos[1:2], sin[1:2], expected, slots[1:2])
+    q = TRITON.rotate_and_store(NewHeads(heads, cos, sin, got, slots))
+    EAGER.rotate_and_store(NewHeads(heads[1:2], cos[1:2], sin[1:2], expected, slots[1:2]))
     torch.testing.assert_close(got, expected)
     TRITON.write_kv(heads[:, 2:3], heads[:, 3:], got, slots)
     EAGER.write_kv(heads[1:2, 2:3], heads[1:2, 3:], expected, slots[1:2])
@@ -145,6 +146,6 @@ def test_heads_may_be_columns_of_a_wider_row() -> None:
     for heads in (wide[:, 1:5], wide.transpose(0, 1).contiguous().transpose(0, 1)[:, :4]):
         got, expected = caches(1, 16, 64, torch.float32)
         slots = torch.arange(NUM_TOKENS, device=DEVICE)
-        q = TRITON.rotate_and_store(heads, cos, sin, got, slots)
-        torch.testing.assert_close(q, EAGER.rotate_and_store(heads, cos, sin, expected, slots))
+        q = TRITON.rotate_and_store(NewHeads(heads, cos, sin, got, slots))
+        torch.testing.assert_close(q, EAGER.rotate_and_store(NewHeads(heads, cos, sin, expected, slots)))
         torch.testing.assert_close(got, expected)

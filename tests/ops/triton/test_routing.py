@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire.ops.eager.routing import route as expected_route
-from quire.ops.routing import Router, Routing
+from quire.ops.routing import ExpertRouter, Routing
 from quire.ops.triton import routing
 from tests.ops.test_experts import ROUTINGS
 from tests.ops.triton.conftest import DEVICE
@@ -12,12 +12,14 @@ from tests.ops.triton.conftest import DEVICE
 DTYPES = [(torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)]
 
 
-def make_router(form: Routing, weight: torch.dtype, hidden: int, num_experts: int = 12, *, is_full: bool) -> Router:
+def make_router(
+    form: Routing, weight: torch.dtype, hidden: int, num_experts: int = 12, *, is_full: bool
+) -> ExpertRouter:
     torch.manual_seed(0)
     bias, correction, shares = torch.randn(num_experts), torch.randn(num_experts), torch.rand(num_experts)
     correction = None if form.score == "sparse_mixer" else correction.to(DEVICE)
     parts = (bias.to(DEVICE, weight), correction, shares.to(DEVICE)) if is_full else (None, None, None)
-    return Router(form, (torch.randn(num_experts, hidden) / hidden**0.5).to(DEVICE, weight), *parts)
+    return ExpertRouter(form, (torch.randn(num_experts, hidden) / hidden**0.5).to(DEVICE, weight), *parts)
 
 
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
@@ -55,11 +57,11 @@ def test_a_token_is_routed_alike_in_any_company(groups: int, num_experts: int) -
 
 def test_equal_and_undefined_experts_are_chosen_once_each() -> None:
     weight = torch.zeros(5, 32, dtype=torch.bfloat16, device=DEVICE)
-    ids, weights = routing.route(weight[:1] + 1, Router(Routing(5), weight))
+    ids, weights = routing.route(weight[:1] + 1, ExpertRouter(Routing(5), weight))
     assert ids.tolist() == [[0, 1, 2, 3, 4]]
     assert weights.tolist() == [[pytest.approx(0.2)] * 5]
     weight[3] = float("nan")
-    ids, _ = routing.route(weight[:1] + 1, Router(Routing(5, "sigmoid"), weight))
+    ids, _ = routing.route(weight[:1] + 1, ExpertRouter(Routing(5, "sigmoid"), weight))
     assert ids.tolist() == [[3, 0, 1, 2, 4]]
 
 

@@ -170,6 +170,6 @@ class InterleavedRows:
 
 
 def awq_gemm(bits: int, group_size: int, *, has_zeros: bool) -> PackedOutputs:
-    """The layout of AWQ in the order `gemm`, with 4 to 8 bits."""
+    """The layer format of AWQ in the order `gemm`, with 4 to 8 bits."""
     places = _GEMM_OF_BYTES if bits == 8 else GEMM
     return PackedOutputs(bits=bits, places=places, group_size=group_size, has_zeros=has_zeros)

@@ -1,4 +1,4 @@
-"""Maps a quantized checkpoint's format, as config.json names it, to the layouts that its config describes."""
+"""Maps a quantized checkpoint's format, as config.json names it, to the layer formats that its config describes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from quire.core.errors import ModelLoadError
-from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat, Exclusions, LayerLayout
+from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat, Exclusions, LayerFormat
 from quire.executor.weights.quantization.eight_bit import Float8, Int8Codes
 from quire.executor.weights.quantization.fields import block, integer, mapping, names
 from quire.executor.weights.quantization.formats import compressed_tensors, torchao
@@ -15,7 +15,7 @@ from quire.executor.weights.quantization.formats.bitsandbytes import BlockFloat4
 from quire.executor.weights.quantization.formats.gptq import Gptq
 from quire.executor.weights.quantization.formats.hqq import Hqq
 from quire.executor.weights.quantization.formats.modelopt import LOW_RANK, PairedOutputs
-from quire.executor.weights.quantization.formats.quark import quark_layouts
+from quire.executor.weights.quantization.formats.quark import quark_formats
 from quire.executor.weights.quantization.four_bit_floats import MX_INT4, Mxfp4, Nvfp4, Nvfp4OfE5m3
 from quire.executor.weights.quantization.scaled_inputs import ScaledInputs
 
@@ -24,11 +24,11 @@ _IN_BLOCKS = {"FP8_PB_WO", "FP8_PB_REAL", "MIXED_PRECISION"}
 """ModelOpt's algorithms whose scales may be those of blocks."""
 
 
-def _gptq(config: Config) -> list[LayerLayout]:
+def _gptq(config: Config) -> list[LayerFormat]:
     return [Gptq.of(config)]
 
 
-def _awq(config: Config) -> list[LayerLayout]:
+def _awq(config: Config) -> list[LayerFormat]:
     version = str(config.get("version", "gemm")).lower()
     if version not in ("gemm", "exllama", "marlin", "ipex", "gemv", "gemv_fast"):
         raise ModelLoadError(f"AWQ in the order {version} is not read; take one in the order gemm, gemv or gemv_fast.")
@@ -46,15 +46,15 @@ def _awq(config: Config) -> list[LayerLayout]:
     return [awq_gemm(bits, group_size, has_zeros=bool(config.get("zero_point", True)))]
 
 
-def _auto_round(config: Config) -> list[LayerLayout]:
-    """The layouts of AutoRound (arXiv:2309.05516), which writes those of other formats."""
+def _auto_round(config: Config) -> list[LayerFormat]:
+    """The layer formats of AutoRound (arXiv:2309.05516), which writes those of other formats."""
     packing = f"{config.get('packing_format') or 'auto_round:auto_gptq'} {config.get('backend') or ''}"
     sizes = size if isinstance(size := config.get("group_size"), (list, tuple)) else None
     if "awq" in packing:
         return _awq(config)
     if "llm_compressor" in packing:
         nvfp4 = Nvfp4("weight_packed", "weight_global_scale", divides=True)
-        others: list[LayerLayout] = [
+        others: list[LayerFormat] = [
             Float8(),
             nvfp4,
             Mxfp4(),
@@ -75,7 +75,7 @@ def _auto_round(config: Config) -> list[LayerLayout]:
     )
 
 
-def _fp8(config: Config) -> list[LayerLayout]:
+def _fp8(config: Config) -> list[LayerFormat]:
     sizes = block(config, "weight_block_size")
     by_block, by_tensor = Float8("weight_scale_inv", sizes), Float8("weight_scale", sizes)
     if sizes is None:
@@ -88,35 +88,35 @@ def _fp8(config: Config) -> list[LayerLayout]:
     ]  # the last two are DeepSeek V4's
 
 
-def _modelopt(config: Config) -> list[LayerLayout]:
-    """The layouts of NVIDIA's Model Optimizer."""
+def _modelopt(config: Config) -> list[LayerFormat]:
+    """The layer formats of NVIDIA's Model Optimizer."""
     algorithm = str(config.get("quant_algo", "FP8")).upper()
     layers = mapping(config, "quantized_layers")
     algorithms = {algorithm, *(str(mapping(layers, name).get("quant_algo")).upper() for name in layers)}
     # W4A8_... rounds codes times scales to FP8 by way of `weight_scale_2` and multiplies there; here nothing is rounded
-    layouts: dict[str, LayerLayout] = {
+    layer_formats: dict[str, LayerFormat] = {
         "NVFP4": Nvfp4("weight", "weight_scale_2", divides=False, group=32 if algorithm.startswith("W4A8") else 16),
         "AWQ": PairedOutputs(integer(config, "group_size", 128) or 128),
         "MXFP4": Mxfp4("weight"),
         "W8A": Int8Codes(has_byte_inputs=algorithm.startswith("W8A8")),
         "": Float8(block=(128, 128) if algorithms & _IN_BLOCKS else None),
     }
-    first = next(kind for kind in layouts if kind in algorithm)
-    ordered = [layouts.pop(first), *layouts.values()]
-    return [ScaledInputs(layout, low_rank=LOW_RANK) for layout in ordered]
+    first = next(kind for kind in layer_formats if kind in algorithm)
+    ordered = [layer_formats.pop(first), *layer_formats.values()]
+    return [ScaledInputs(layer_format, low_rank=LOW_RANK) for layer_format in ordered]
 
 
-def _bitsandbytes(config: Config) -> list[LayerLayout]:
+def _bitsandbytes(config: Config) -> list[LayerFormat]:
     kind, is_nested = config.get("bnb_4bit_quant_type", "fp4"), config.get("bnb_4bit_use_double_quant", False)
     by_row, by_block = RowInt8(), BlockFloat4(kind, is_nested=is_nested)
     return [by_row, by_block] if config.get("load_in_8bit") else [by_block, by_row]
 
 
-def _hqq(config: Config) -> list[LayerLayout]:
+def _hqq(config: Config) -> list[LayerFormat]:
     return [Hqq.of(config)]
 
 
-_LAYOUTS: Mapping[str, Callable[[Config], Sequence[LayerLayout]]] = {
+_LAYER_FORMATS: Mapping[str, Callable[[Config], Sequence[LayerFormat]]] = {
     "gptq": _gptq,
     "awq": _awq,
     "auto-round": _auto_round,
@@ -125,10 +125,10 @@ _LAYOUTS: Mapping[str, Callable[[Config], Sequence[LayerLayout]]] = {
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "hqq": _hqq,
-    "quark": quark_layouts,
-    "torchao": torchao.layouts,
+    "quark": quark_formats,
+    "torchao": torchao.layer_formats,
 }
-NAMES = ("compressed-tensors", *_LAYOUTS, "mxfp4")
+NAMES = ("compressed-tensors", *_LAYER_FORMATS, "mxfp4")
 """The formats that are read. MXFP4 is for experts only; the families that have it read them themselves."""
 
 _SPELLINGS = {
@@ -164,4 +164,4 @@ def read_format(method: str, config: Config, dtype: torch.dtype) -> CheckpointFo
     excluded = [name for field in _EXCLUDED for name in names(config, field)]
     if not config.get("lm_head"):
         excluded.append("lm_head")
-    return CheckpointFormat(_LAYOUTS[method](config), Exclusions(excluded), dtype)
+    return CheckpointFormat(_LAYER_FORMATS[method](config), Exclusions(excluded), dtype)

@@ -1,4 +1,4 @@
-"""The layouts of compressed-tensors: integers packed into words, sparse weights, and other formats under its names.
+"""The layer formats of compressed-tensors: integers packed into words, sparse weights, and other formats by its names.
 
 https://github.com/vllm-project/compressed-tensors
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.act_order import ordered_integers, read_order
 from quire.executor.weights.quantization.bit_packing import integers, packed_integers, unpack
-from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat, Exclusions, LayerLayout
+from quire.executor.weights.quantization.checkpoint_format import CheckpointFormat, Exclusions, LayerFormat
 from quire.executor.weights.quantization.eight_bit import Float8, Int8Codes
 from quire.executor.weights.quantization.fields import block, integer, mapping, names
 from quire.executor.weights.quantization.formats.sparse_marlin import SparseMarlin
@@ -22,12 +22,12 @@ from quire.executor.weights.quantization.groups import NV_GROUP, equal_groups, n
 from quire.executor.weights.quantization.log_once import WITHOUT_ZEROS, log_expanded
 from quire.executor.weights.quantization.six_bit_floats import Mxfp6
 from quire.executor.weights.quantization.stored_layer import StoredLayer
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 
 
 def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointFormat:
-    """The format that `config` describes; a group of layers that it lists may have any of the layouts.
+    """The format that `config` describes; a group of layers that it lists may have any of the layer formats.
 
     Raises:
         ModelLoadError: a transform rotates the weights.
@@ -39,7 +39,7 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     first = weights[0] if weights else {}
     is_nvfp4 = "nvfp4" in str(config.get("format")) or first.get("group_size") == NV_GROUP
     has_e5m3 = any("e5m3" in str(each.get("format")) for each in (config, *groups))
-    layouts: Mapping[str, LayerLayout] = {
+    layer_formats: Mapping[str, LayerFormat] = {
         **({"nvfp4-e5m3": Nvfp4OfE5m3()} if has_e5m3 else {}),
         "nvfp4": Nvfp4("weight_packed", "weight_global_scale", divides=True), "mxfp4": Mxfp4(),
         "mxfp6": Mxfp6(mantissa=3, weight="weight_packed"),
@@ -49,12 +49,15 @@ def read_format(config: Mapping[str, Any], dtype: torch.dtype) -> CheckpointForm
     is_marlin = config.get("format") == "marlin-24"
     of_four_bits = "nvfp4-e5m3" if has_e5m3 else "nvfp4" if is_nvfp4 else "mxfp4"
     expected = "marlin" if is_marlin else _expected(first, of_four_bits)
-    ordered = [layouts[expected], *(layout for kind, layout in layouts.items() if kind != expected)]
+    ordered = [
+        layer_formats[expected],
+        *(each for kind, each in layer_formats.items() if kind != expected),
+    ]
     return CheckpointFormat(ordered, Exclusions(names(config, "ignore")), dtype)
 
 
 def _expected(weights: Mapping[str, Any], of_four_bits: str) -> str:
-    """The layout of layers whose tensors are not known; `of_four_bits` is the one of 4-bit floats."""
+    """The layer format of layers whose tensors are not known; `of_four_bits` is the one of 4-bit floats."""
     bits = integer(weights, "num_bits", 4)
     if weights.get("type", "int") == "float":
         return {8: "float8", 6: "mxfp6"}.get(bits, of_four_bits)
@@ -76,12 +79,12 @@ def _packed(weights: Sequence[Mapping[str, Any]]) -> "PackedIntegers":
 
 
 def of_any_bits(bits: int = 4) -> "PackedIntegers":
-    """The layout for a checkpoint whose configuration does not say the bits of single layers."""
+    """The layer format for a checkpoint whose configuration does not say the bits of single layers."""
     return PackedIntegers(bits, other_bits=tuple(range(1, 9)))
 
 
 def _float8(weights: Sequence[Mapping[str, Any]]) -> Float8:
-    """The float8 layout, with the block or the groups of the first group of layers that has any."""
+    """The float8 layer format, with the block or the groups of the first group of layers that has any."""
     of_bytes = [each for each in weights if (each.get("num_bits"), each.get("type")) == (8, "float")]
     blocks = [found for each in of_bytes if (found := block(each, "block_structure"))]
     groups = [(1, size) for each in of_bytes if (size := integer(each, "group_size", -1)) > 0]
@@ -89,7 +92,7 @@ def _float8(weights: Sequence[Mapping[str, Any]]) -> Float8:
 
 
 def _int8(groups: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> Int8Codes:
-    """The int8 layout. Activations are quantized to int8 if they are for all layers with int8 weights."""
+    """The int8 layer format. Activations are quantized to int8 if they are for all layers with int8 weights."""
     of_int8 = [group for group in groups if _is_int8(mapping(group, "weights"))]
     have_byte_inputs = bool(of_int8) and all(_is_int8(mapping(group, "input_activations")) for group in of_int8)
     of_integers = [each for each in weights if each.get("type", "int") == "int"]

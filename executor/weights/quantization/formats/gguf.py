@@ -21,7 +21,7 @@ from quire.executor.weights.quantization.log_once import log_expanded
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.quantization.unquantized import Unquantized
 from quire.executor.weights.readers import Shard, TensorSource
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 from quire.ops.quantized import QuantizedWeight
 
 

@@ -13,7 +13,7 @@ from quire.executor.weights.quantization.bit_packing import integers, packed_int
 from quire.executor.weights.quantization.fields import integer
 from quire.executor.weights.quantization.groups import equal_groups, num_groups_of
 from quire.executor.weights.quantization.stored_layer import StoredLayer
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 
 _BITS = (2, 3, 4, 8)
 """The supported widths of a code."""
@@ -41,7 +41,7 @@ class Gptq:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Gptq":
-        """Builds the layout that a quantization config describes."""
+        """Builds the layer format that a quantization config describes."""
         version = config.get("checkpoint_format") or _FIRST
         if version not in (_FIRST, _SECOND):
             raise ModelLoadError(

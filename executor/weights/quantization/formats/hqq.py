@@ -1,4 +1,4 @@
-"""The layout of HQQ (https://mobiusml.github.io/hqq_blog/): codes of one to eight bits with float zero points."""
+"""The layer format of HQQ (https://mobiusml.github.io/hqq_blog/): codes of one to eight bits with float zero points."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from quire.executor.weights.quantization.bit_packing import integers
 from quire.executor.weights.quantization.fields import integer, mapping
 from quire.executor.weights.quantization.log_once import log_expanded
 from quire.executor.weights.quantization.stored_layer import StoredLayer
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 
 _BITS = (1, 2, 3, 4, 8)
 """The supported widths of a code."""
@@ -43,7 +43,7 @@ class Hqq:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Hqq":
-        """Builds the layout that a quantization config describes; its first one, if layers differ."""
+        """Builds the layer format that a quantization config describes; its first one, if layers differ."""
         given = mapping(config, "quant_config")
         first, *more = list(_parameters(given)) or [given]
         bits = integer(first, "nbits", 4)

@@ -1,4 +1,4 @@
-"""The layout that only NVIDIA's Model Optimizer writes: bytes with the 4-bit codes of two outputs."""
+"""The layer format that only NVIDIA's Model Optimizer writes: bytes with the 4-bit codes of two outputs."""
 
 from dataclasses import dataclass
 

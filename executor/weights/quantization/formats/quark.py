@@ -1,4 +1,4 @@
-"""The layouts that the config of AMD's Quark describes. https://quark.docs.amd.com"""
+"""The layer formats that the config of AMD's Quark describes. https://quark.docs.amd.com"""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from quire.core.errors import ModelLoadError
 from quire.executor.weights.quantization.bit_packing import PER_WORD
-from quire.executor.weights.quantization.checkpoint_format import LayerLayout
+from quire.executor.weights.quantization.checkpoint_format import LayerFormat
 from quire.executor.weights.quantization.eight_bit import Float8, Int8Codes
 from quire.executor.weights.quantization.fields import block, integer, mapping
 from quire.executor.weights.quantization.formats.awq import GEMM, PackedOutputs
@@ -17,7 +17,7 @@ from quire.executor.weights.quantization.formats.quark_integers import Columns, 
 from quire.executor.weights.quantization.four_bit_floats import Mxfp4, Nvfp4
 from quire.executor.weights.quantization.six_bit_floats import Mxfp6
 from quire.executor.weights.quantization.stored_layer import StoredLayer
-from quire.ops.backend import LinearWeight
+from quire.ops.linear import LinearWeight
 
 _Numbers = Mapping[str, Any]
 """Quark's parameters of one rounding."""
@@ -35,8 +35,8 @@ _INT4_OF_FP8 = (("fp8_e4m3", "int4"), ("fp8_e4m3", "uint4"))
 """Weights that are rounded to the first dtype, then to the second, with scales of both."""
 
 
-def quark_layouts(config: Mapping[str, Any]) -> Sequence[LayerLayout]:
-    """Lists the layouts that the layers may have; first the one that the config describes.
+def quark_formats(config: Mapping[str, Any]) -> Sequence[LayerFormat]:
+    """Lists the layer formats that the layers may have; first the one that the config describes.
 
     Raises:
         ModelLoadError: weights that are rounded twice, or two 6-bit types, which tensors do not tell apart.
@@ -66,7 +66,7 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[LayerLayout]:
     is_signed = not int4 or int4[0]["dtype"] == "int4"
     has_zeros = bool(int4) and all(each.get("symmetric", is_signed) is False for each in int4)
     group_size, is_of_groups = integer(weight, "group_size", 128), weight.get("qscheme") == "per_group"
-    layouts: dict[str, LayerLayout] = {
+    layer_formats: dict[str, LayerFormat] = {
         "rows": PackedRows(places, is_signed=is_signed, has_zeros=has_zeros, is_of_fp8=bool(more)),
         "columns": Columns(_COLUMNS.get(dtype, torch.int8), group_size, _is_asymmetric(of_all)),
         "int3": PackedInt3(group_size if is_of_groups else None, _is_asymmetric(of_all)),
@@ -86,10 +86,10 @@ def quark_layouts(config: Mapping[str, Any]) -> Sequence[LayerLayout]:
         kind = "rows"
     elif dtype in _COLUMNS and is_of_groups:
         kind = "columns"
-    first = layouts.get(kind, layouts["int8"])
-    ordered = [first, *(layout for layout in layouts.values() if layout is not first)]
+    first = layer_formats.get(kind, layer_formats["int8"])
+    ordered = [first, *(layer_format for layer_format in layer_formats.values() if layer_format is not first)]
     needs = {pattern: _needs(mapping(of_layers, pattern)) for pattern in of_layers}
-    return [CheckedLayout(layout, needs, _needs(of_all)) for layout in ordered]
+    return [CheckedFormat(layer_format, needs, _needs(of_all)) for layer_format in ordered]
 
 
 def _needs(setting: _Numbers) -> Mapping[str, str]:
@@ -107,27 +107,27 @@ def _is_asymmetric(setting: _Numbers) -> bool:
 
 
 @dataclass(frozen=True)
-class CheckedLayout:
-    """Another layout, with a check that each layer has the tensors which its configuration asks for.
+class CheckedFormat:
+    """Another layer format, with a check that each layer has the tensors which its configuration asks for.
 
     Attributes:
         of_layers: needed tensors by a layer's name, or else by the first matching pattern.
         of_others: needed tensors of layers that match none.
     """
 
-    layout: LayerLayout
+    layer_format: LayerFormat
     of_layers: Mapping[str, Mapping[str, str]]
     of_others: Mapping[str, str]
 
     def is_in(self, layer: StoredLayer) -> bool:
-        return self.layout.is_in(layer)
+        return self.layer_format.is_in(layer)
 
     def read(self, layer: StoredLayer) -> LinearWeight:
         needs = self._needs(layer.name)
         for kind, what in needs.items():
             if layer.is_known and not layer.has(kind):
                 raise layer.mismatch(kind, what)
-        return self.layout.read(replace(layer, is_symmetric=_ZEROS not in needs))
+        return self.layer_format.read(replace(layer, is_symmetric=_ZEROS not in needs))
 
     def _needs(self, name: str) -> Mapping[str, str]:
         """Looks up a layer's own name before patterns, as Quark's `setup_config_per_layer` does."""

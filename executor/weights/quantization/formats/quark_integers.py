@@ -1,4 +1,4 @@
-"""Quark's integers, as `quark/torch/utils/pack.py` of AMD's Quark 0.13 packs them. int4 in groups has AWQ's layout."""
+"""Quark's integers, as `quark/torch/utils/pack.py` of AMD's Quark 0.13 packs them. int4 in groups is as in AWQ."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Marlin's layout for the sparse tensor cores of NVIDIA (`marlin-24` of compressed-tensors, arXiv:2408.11743)."""
+"""Marlin's layer format for the sparse tensor cores of NVIDIA (`marlin-24` of compressed-tensors, arXiv:2408.11743)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The layouts of torchao, as Transformers writes them to safetensors: a tensor subclass becomes several plain tensors.
+"""The layer formats of torchao, as Transformers writes them to safetensors: a tensor subclass becomes several tensors.
 
 https://github.com/pytorch/ao; `weight` becomes `_weight_qdata`, `_weight_scale` and others.
 """
@@ -20,7 +20,7 @@ from quire.executor.weights.quantization.bit_packing import (
     powers_of_two,
     table,
 )
-from quire.executor.weights.quantization.checkpoint_format import LayerLayout
+from quire.executor.weights.quantization.checkpoint_format import LayerFormat
 from quire.executor.weights.quantization.fields import block, integer, is_on
 from quire.executor.weights.quantization.groups import MX_GROUP, NV_GROUP, equal_groups
 from quire.executor.weights.quantization.scaled_inputs import ScaledInputs
@@ -32,8 +32,8 @@ _FACTORS = "_weight_act_pre_scale"
 _FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def layouts(config: Mapping[str, Any]) -> Sequence[LayerLayout]:
-    """Lists the layouts that the layers may have; first the one that the config describes."""
+def layer_formats(config: Mapping[str, Any]) -> Sequence[LayerFormat]:
+    """Lists the layer formats that the layers may have; first the one that the config describes."""
     found = list(_types(config.get("quant_type")))
     name, given = found[0] if found else ("", {})
     has_factor = any(
@@ -46,12 +46,12 @@ def layouts(config: Mapping[str, Any]) -> Sequence[LayerLayout]:
     is_symmetric = str(_inner(given, "mapping_type") or "SYMMETRIC").startswith("SYMMETRIC")
     # Int8DynamicActivationInt8WeightConfig, and that of intx; not Float8DynamicActivation...
     have_byte_inputs = bool(found) and all(each.startswith("Int8DynamicActivation") for each, _ in found)
-    plain_inputs: list[LayerLayout] = [
+    plain_inputs: list[LayerFormat] = [
         ByteCodes(torch.int8, sizes, is_symmetric=is_symmetric, is_short=short, has_byte_inputs=have_byte_inputs),
         ByteCodes(torch.float8_e4m3fn, sizes),
         NibbleCodes(group or 128), TiledCodes(group or 128), BlockScaled(needs_factor=has_factor), Unsupported(),
     ]  # fmt: skip
-    every = [ScaledInputs(layout, _FACTORS) for layout in plain_inputs]
+    every = [ScaledInputs(layer_format, _FACTORS) for layer_format in plain_inputs]
     if name.startswith("Int4"):
         first = every[3] if "tile" in str(given.get("int4_packing_format")) else every[2]
     elif name.startswith(("MX", "NVFP4")):
@@ -61,7 +61,7 @@ def layouts(config: Mapping[str, Any]) -> Sequence[LayerLayout]:
         first = ScaledInputs(BlockScaled(dtype, has_factor=is_nv, needs_factor=has_factor), _FACTORS)
     else:
         first = every[1] if name.startswith("Float8") else every[0]
-    return [first, *(layout for layout in every if layout is not first)]
+    return [first, *(layer_format for layer_format in every if layer_format is not first)]
 
 
 def _types(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -21,8 +21,14 @@ from quire.executor.parallel.lockstep import Lockstep
 from tests.executor.models.test_hybrid_models import Folder
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.models.test_moe_models import VARIANTS
-from tests.executor.models.test_transformers import universal_spec
-from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.paged_driver import (
+    Checkpoints,
+    PagedDriver,
+    load_model,
+    model_context,
+    read_spec,
+    transformers_spec,
+)
 from tests.executor.thread_group import ThreadGroup
 
 torch.set_num_threads(1)
@@ -161,4 +167,4 @@ def test_a_rank_counts_its_share_of_all_engines(checkpoint: Checkpoints) -> None
 def test_classes_of_transformers_are_refused(checkpoint: Checkpoints) -> None:
     experts = ExpertParallel(ParallelGroup(0, 2), ExpertPlacement(), num_engines=2)
     with pytest.raises(ModelLoadError, match="classes of Transformers cannot share experts between engines"):
-        load_model(universal_spec(checkpoint("qwen3_moe")), experts=experts)
+        load_model(transformers_spec(checkpoint("qwen3_moe")), experts=experts)

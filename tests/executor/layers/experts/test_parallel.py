@@ -28,8 +28,14 @@ from tests.executor.models.test_hybrid_models import Folder
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.models.test_models import prompts
 from tests.executor.models.test_moe_models import VARIANTS
-from tests.executor.models.test_transformers import universal_spec
-from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.paged_driver import (
+    Checkpoints,
+    PagedDriver,
+    load_model,
+    model_context,
+    read_spec,
+    transformers_spec,
+)
 from tests.executor.step.test_model_runner import engine_config, request, tokens_of
 from tests.executor.step.test_sameness import start
 from tests.executor.thread_group import on_every_rank
@@ -216,7 +222,7 @@ def test_experts_of_few_bits(checkpoint: Checkpoints) -> None:
 
 
 def test_classes_of_transformers(checkpoint: Checkpoints) -> None:
-    spec, building = universal_spec(checkpoint("qwen3_moe")), Lock()
+    spec, building = transformers_spec(checkpoint("qwen3_moe")), Lock()
     whole = logits(spec, building)
     for got in on_every_rank(2, lambda group: logits(spec, building, group=group, experts="linear")):
         torch.testing.assert_close(got, whole, atol=1e-4, rtol=1e-4)

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from quire.ops.streams import MIN_SQUARE, StreamOperations
+from quire.ops.residual_streams import MIN_SQUARE, ResidualStreamOperations
 
 
-class EagerStreams(StreamOperations):
+class EagerResidualStreams(ResidualStreamOperations):
     """Residual streams. They are added one after another, so that no sum depends on the number of tokens."""
 
     def match_magnitude(self, x: Tensor, like: Tensor) -> Tensor:

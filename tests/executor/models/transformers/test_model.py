@@ -3,43 +3,39 @@
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
-from quire.core.config.resolved import ModelSpec
-from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.base import InputEmbeds
+from quire.executor.models.transformers import TransformersModel
 from quire.executor.models.transformers.attention import PagedAttention
-from quire.executor.models.transformers.cache_check import check_cached_attention
 from quire.executor.models.transformers.layer_modules import MLP, FusedPart, RMSNorm
-from quire.executor.models.transformers.masks import Mask, Visible, read_mask
-from quire.executor.models.transformers.model import TransformersModel
 from quire.executor.models.transformers.probe import AttentionCall
 from quire.executor.models.transformers.row_by_row import RowByRow
-from quire.executor.models.transformers.skeleton import build_skeleton
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.coverage import measure
 from tests.executor.models.test_models import VARIANTS, expected_logprobs, prompts
 from tests.executor.models.tiny_models import VOCAB_SIZE, Reference, write_checkpoint
-from tests.executor.paged_driver import Checkpoints, PagedDriver, load_model, model_context, read_spec
+from tests.executor.paged_driver import (
+    Checkpoints,
+    PagedDriver,
+    load_model,
+    model_context,
+    read_spec,
+    transformers_spec,
+)
 from tests.executor.thread_group import on_every_rank
 
 torch.set_num_threads(1)
-
-
-def universal_spec(folder: Path, **options: Any) -> ModelSpec:
-    return msgspec.structs.replace(read_spec(folder, **options), implementation="transformers")
 
 
 def feed_in_chunks(driver: PagedDriver, token_ids: list[int]) -> Tensor:
@@ -64,7 +60,7 @@ def feed_in_chunks(driver: PagedDriver, token_ids: list[int]) -> Tensor:
 def test_log_probabilities_are_those_of_transformers(variant: str, checkpoint: Checkpoints) -> None:
     family, options = VARIANTS[variant]
     folder = checkpoint(family, **options)
-    spec = universal_spec(folder)
+    spec = transformers_spec(folder)
     model = load_model(spec)
     assert isinstance(model, TransformersModel)
     token_ids = prompts(1, spec.vocab_size)[0] + list(range(5, 70))
@@ -79,7 +75,7 @@ def test_log_probabilities_are_those_of_transformers(variant: str, checkpoint: C
 
 
 def test_the_parts_of_a_dense_model_are_ours(checkpoint: Checkpoints) -> None:
-    model = load_model(universal_spec(checkpoint("qwen3")))
+    model = load_model(transformers_spec(checkpoint("qwen3")))
     assert isinstance(model, TransformersModel)
     layer = model._backbone.layers[0]
     assert isinstance(layer.mlp, MLP)
@@ -92,7 +88,7 @@ def test_the_parts_of_a_dense_model_are_ours(checkpoint: Checkpoints) -> None:
 
 
 def test_last_tokens_alone_and_given_rows(checkpoint: Checkpoints) -> None:
-    spec = universal_spec(checkpoint("gemma3"))
+    spec = transformers_spec(checkpoint("gemma3"))
     model = load_model(spec)
     whole, last = PagedDriver(model, 2, 64), PagedDriver(model, 2, 64)
     feed = {0: [3, 4, 5, 6], 1: [9, 8]}
@@ -112,7 +108,7 @@ def test_last_tokens_alone_and_given_rows(checkpoint: Checkpoints) -> None:
 @pytest.mark.parametrize(("family", "options"), [("llama", {"tie": True}), ("qwen3", {"vocab_size": 321})])
 def test_two_ranks_compute_what_one_does(family: str, options: dict[str, Any], checkpoint: Checkpoints) -> None:
     folder = checkpoint(family, **options)
-    spec = universal_spec(folder)
+    spec = transformers_spec(folder)
     token_ids = prompts(1, spec.vocab_size)[0]
     building = Lock()
 
@@ -133,7 +129,7 @@ def test_two_ranks_compute_what_one_does(family: str, options: dict[str, Any], c
 def test_what_ranks_exchange_is_counted_of_the_largest_layer(checkpoint: Checkpoints) -> None:
     """Layers may have different numbers of heads, as OpenELM's."""
     sequences = ContextParallel(ParallelGroup(0, 2), num_parts=2, run=1)
-    context = replace(model_context(universal_spec(checkpoint("llama"))), sequences=sequences)
+    context = replace(model_context(transformers_spec(checkpoint("llama"))), sequences=sequences)
 
     def exchanged_size(*head_counts: int) -> int:
         calls = [AttentionCall(nn.Identity(), count, 2, 16, 16, None, {}) for count in head_counts]
@@ -144,37 +140,18 @@ def test_what_ranks_exchange_is_counted_of_the_largest_layer(checkpoint: Checkpo
 
 @pytest.mark.parametrize("family", ["gemma3", "llama"])
 def test_a_dry_build_counts_what_is_held(family: str, checkpoint: Checkpoints) -> None:
-    spec = universal_spec(checkpoint(family), dtype="bfloat16")
+    spec = transformers_spec(checkpoint(family), dtype="bfloat16")
     counted = held_bytes(dry_build(spec, model_context(spec)))
     assert counted == held_bytes(load_model(spec))
 
 
 def test_random_weights(checkpoint: Checkpoints) -> None:
-    spec = universal_spec(checkpoint("llama"))
+    spec = transformers_spec(checkpoint("llama"))
     logits = [
         PagedDriver(load_model(each, load=LoadConfig(load_format="dummy")), 1, 64).step({0: [3, 4, 5]})[0]
         for each in (spec, read_spec(checkpoint("llama")))
     ]
     torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=0)
-
-
-def test_masks_are_read_by_what_they_let_through() -> None:
-    def windowed(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (key > query - 4096)
-
-    def chunked(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (key // 8191 == query // 8191)
-
-    assert read_mask(lambda _, __, query, key: key <= query) == Visible()
-    assert read_mask(windowed) == Visible(window=4096)
-    assert read_mask(chunked) == Visible(chunk=8191)
-    assert read_mask(lambda _, __, query, key: key == key).is_bidirectional
-
-
-def test_a_mask_knows_what_a_slice_of_it_means() -> None:
-    mask = Mask.build(1, 4, 4, mask_function=lambda _, __, query, key: (key <= query) & (key > query - 7))
-    assert mask[:, :, :, :2].visible == Visible(window=7)
-    assert (mask & mask).visible is None
 
 
 @pytest.mark.parametrize(
@@ -233,32 +210,6 @@ def test_positions_are_told_to_a_class_that_counts_from_zero(tmp_path: Path) -> 
     assert measure(tmp_path, Reference(tmp_path), "transformers").holds
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_that_depend_on_the_steps_are_refused(dtype: Literal["float32", "bfloat16"], tmp_path: Path) -> None:
-    """RecurrentGemma keeps its states in modules, where requests overwrite one another's."""
-    write_checkpoint(tmp_path, "recurrent_gemma")
-    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype=dtype)
-    with pytest.raises(ModelLoadError, match=r"RecurrentGemmaForCausalLM .* other logits .*--model-impl quire"):
-        load_model(read_model_spec(tmp_path, options))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "message"),
-    [
-        ("cpmant", r"row by row \(it puts tokens of its own before a sequence: 32\)"),
-        ("qwen4_exp_text", r"keeps more .* and states \(indexer_position_ids\)\. .*--model-impl quire"),
-        ("xlstm", r"keeps more .* and states \(rnn_state\)"),
-        ("xlnet", r"keeps nothing of a sequence in the library's cache.* quire\.register_model"),
-    ],
-)
-def test_what_a_class_does_beside_pages_is_refused(model_type: str, message: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, model_type)
-    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32")
-    spec = read_model_spec(tmp_path, options)
-    with pytest.raises(ModelLoadError, match=message):
-        load_model(spec)
-
-
 def test_a_head_that_lacks_tokens_gives_them_no_probability(tmp_path: Path) -> None:
     """Requests name tokens by the rows of the embedding."""
     write_checkpoint(tmp_path, "inkling2_text", unpadded_vocab_size=VOCAB_SIZE - 10)
@@ -267,54 +218,3 @@ def test_a_head_that_lacks_tokens_gives_them_no_probability(tmp_path: Path) -> N
     assert logits.shape == (2, VOCAB_SIZE)
     assert bool((logits[:, -10:] == -torch.inf).all())
     assert bool(logits[:, :-10].isfinite().all())
-
-
-def test_passes_that_share_a_cache_are_refused(checkpoint: Checkpoints) -> None:
-    """Here each call of attention has pages of its own; there the pass that stores last has the cache."""
-    model = build_skeleton(read_spec(checkpoint("llama")), torch.float32, 64)
-    check_cached_attention(model, model.model)
-    model.model.layers[1] = model.model.layers[0]
-    with pytest.raises(ModelLoadError, match="other keys and values of a token in a later step"):
-        check_cached_attention(model, model.model)
-
-
-@pytest.mark.skipif("dory" not in CONFIG_MAPPING, reason="this Transformers has no class with loops")
-def test_a_loop_that_keeps_its_last_pass_alone_is_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, "dory", recurrent_kv_cache_mode="last_loop")
-    with pytest.raises(ModelLoadError, match=r"DoryForCausalLM .* other keys and values of a token in a later step"):
-        load_model(read_model_spec(tmp_path, ModelConfig(model=str(tmp_path), dtype="float32")))
-
-
-def test_single_tokens_that_another_formula_computes_are_refused(tmp_path: Path) -> None:
-    """Nemotron-H bounds its time steps from below, but not for a token that comes alone."""
-    write_checkpoint(tmp_path, "nemotron_h")
-    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32")
-    with pytest.raises(ModelLoadError, match=r"other logits .*--model-impl quire"):
-        load_model(read_model_spec(tmp_path, options))
-
-
-@pytest.mark.parametrize("model_type", ["bloom", "mpt", "mamba", "qwen3_next"])
-def test_rounding_does_not_refuse_a_class(model_type: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, model_type)
-    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="bfloat16")
-    model = load_model(read_model_spec(tmp_path, options))
-    assert isinstance(model, TransformersModel)
-    assert type(model._sequences) is RowByRow
-    if model.fast_path is not None:
-        assert model.fast_path.programs is not None
-        assert model.fast_path.programs[0].selects
-
-
-def test_a_dry_build_checks_no_logits(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, "recurrent_gemma")
-    options = ModelConfig(model=str(tmp_path), model_impl="transformers", dtype="float32")
-    spec = read_model_spec(tmp_path, options)
-    assert held_bytes(dry_build(spec, model_context(spec))) > 0
-
-
-def test_models_that_cannot_share_a_step_are_refused_by_name(checkpoint: Checkpoints) -> None:
-    spec = universal_spec(checkpoint("llama"), architectures=["LlamaForSequenceClassification"])
-    with pytest.raises(ModelLoadError, match=r"LlamaForSequenceClassification of .* generates no text"):
-        load_model(spec)
-    with pytest.raises(ModelLoadError, match="knows neither it nor model_type 'foo'"):
-        load_model(universal_spec(checkpoint("llama"), model_type="foo", architectures=["FooForCausalLM"]))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quire.executor.models.transformers.program import Call, Meta, Program, Ref, Size
+from quire.executor.models.transformers.programs.program import Call, Meta, Program, Ref, Size
 
 _READS = frozenset(
     {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "nonzero", "unique", "masked_select"}

@@ -14,12 +14,12 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.base import InputEmbeds, StagedModel, StepContext
-from quire.executor.models.transformers.model import TransformersModel
+from quire.executor.models.transformers import TransformersModel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.test_models import prompts
-from tests.executor.models.test_transformers import feed_in_chunks
 from tests.executor.models.tiny_models import Reference, write_checkpoint
+from tests.executor.models.transformers.test_model import feed_in_chunks
 from tests.executor.paged_driver import PagedDriver, load_model, model_context
 from tests.executor.pretend_device import IS_ACCELERATED
 from tests.executor.thread_group import on_every_rank

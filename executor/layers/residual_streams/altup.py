@@ -28,12 +28,12 @@ class AltUp:
 
     def predict(self, streams: Tensor) -> Tensor:
         """Adds to each stream a mixture of all streams."""
-        return self._ops.streams.predict(streams, self._predictions(self._routed(streams[self._active])))
+        return self._ops.residual_streams.predict(streams, self._predictions(self._routed(streams[self._active])))
 
     def correct(self, predicted: Tensor, activated: Tensor) -> Tensor:
         """Adds to each stream a share of the difference between `activated` [num_tokens, hidden] and its prediction."""
         coefficients = self._corrections(self._routed(activated))
-        return self._ops.streams.correct(predicted, activated, coefficients, self._active)
+        return self._ops.residual_streams.correct(predicted, activated, coefficients, self._active)
 
     def _routed(self, x: Tensor) -> Tensor:
         """Computes the router's outputs [num_tokens, num_streams], between -1 and 1."""
@@ -54,13 +54,13 @@ class StreamEnds:
 
     def expand(self, x: Tensor) -> Tensor:
         """Maps `x` [num_tokens, hidden] to [num_streams, num_tokens, hidden]."""
-        return self._ops.streams.expand(x, self._expand(x))
+        return self._ops.residual_streams.expand(x, self._expand(x))
 
     def collapse(self, streams: Tensor) -> Tensor:
         """Averages the streams, projected and scaled to the magnitude of the first: [num_tokens, hidden]."""
         total = first = streams[0]
         for index, layer in enumerate(self._collapse):
-            total = self._ops.add(total, self._ops.streams.match_magnitude(layer(streams[index + 1]), first))
+            total = self._ops.add(total, self._ops.residual_streams.match_magnitude(layer(streams[index + 1]), first))
         return self._ops.scale(total, 1 / len(streams))
 
 

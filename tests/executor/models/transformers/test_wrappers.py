@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from quire.core.config.model import ModelConfig
 from quire.executor.memory.dry_build import dry_build, held_bytes
-from quire.executor.models.transformers.model import TransformersModel
+from quire.executor.models.transformers import TransformersModel
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.paged_driver import PagedDriver, load_model, model_context
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.evaluation import agree, constants_of, evaluated, examples
-from quire.executor.models.transformers.program import Call, InStep, Program, Ref
+from quire.executor.models.transformers.programs.evaluation import agree, constants_of, evaluated, examples
+from quire.executor.models.transformers.programs.program import Call, InStep, Program, Ref
 from quire.ops.backend import Backend
 from quire.ops.eager.routing import route
-from quire.ops.routing import Router, Routing, Score
+from quire.ops.routing import ExpertRouter, Routing, Score
 
 _NUM_TOKENS = 48
 """The number of tokens with which a router is compared."""
@@ -24,7 +24,7 @@ class Route:
     """Maps hidden states [..., hidden] to ids and weights of experts, both [num_tokens, top_k]."""
 
     ops: Backend
-    router: Router
+    router: ExpertRouter
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.ops.route(x.reshape(-1, x.shape[-1]), self.router)
@@ -46,7 +46,7 @@ def fuse_routers(program: Program, ops: Backend) -> None:
     program.drop_unused()
 
 
-def _read_router(program: Program, call: Call) -> tuple[int, Router] | None:
+def _read_router(program: Program, call: Call) -> tuple[int, ExpertRouter] | None:
     """Returns the hidden states that determine the ids and weights of a call of experts, and the equivalent router."""
     ids, weights = (each.index for each in call.args[1:])
     calls, starts = program.slice_to(
@@ -84,11 +84,11 @@ def _sorted(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return ids, weights.float().gather(-1, order)
 
 
-def _on_cpu(router: Router) -> Router:
-    return Router._make(each.cpu() if isinstance(each, Tensor) else each for each in router)
+def _on_cpu(router: ExpertRouter) -> ExpertRouter:
+    return ExpertRouter._make(each.cpu() if isinstance(each, Tensor) else each for each in router)
 
 
-def _candidates(calls: Sequence[Call], num_experts: int, hidden_size: int, top_k: int) -> Iterator[Router]:
+def _candidates(calls: Sequence[Call], num_experts: int, hidden_size: int, top_k: int) -> Iterator[ExpertRouter]:
     """Yields routers with the constants of `calls`."""
     constants = [each for call in calls for each in constants_of((call.args, call.kwargs))]
     weights = [each for each in constants if each.shape == (num_experts, hidden_size)]
@@ -107,7 +107,7 @@ def _candidates(calls: Sequence[Call], num_experts: int, hidden_size: int, top_k
             routing = Routing(
                 top_k, score, renormalize, num_groups=num_groups, top_groups=top_groups, group_best=best
             )  # fmt: skip
-            yield Router(routing, weight.float(), bias, correction)
+            yield ExpertRouter(routing, weight.float(), bias, correction)
 
 
 def _integers(value: Any) -> Iterator[int]:

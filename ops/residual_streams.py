@@ -11,7 +11,7 @@ MIN_SQUARE = 1e-5
 """The least mean square of a row that is scaled to another magnitude."""
 
 
-class StreamOperations(ABC):
+class ResidualStreamOperations(ABC):
     """The operations of residual streams on one kind of device."""
 
     @abstractmethod

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.ops.backend import Backend, PlainActivation
+from quire.ops.activations import PlainActivation
+from quire.ops.backend import Backend
 from quire.ops.recurrent import GateActivation
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 
-def unprofiled(begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def start_unprofiled(begin: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls `isend` or `irecv` without recording it in torch's profiler, and returns its work.
 
     A message may arrive after a recording has ended. The profiler would then write the message's end into freed memory.

@@ -8,7 +8,7 @@ from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.step_context import StepContext
 from quire.executor.layers.vocabulary import VocabEmbedding, VocabularyWeight
-from quire.ops.backend import PlainActivation
+from quire.ops.activations import PlainActivation
 
 
 class PerLayerInputs:

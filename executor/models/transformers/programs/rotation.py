@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.evaluation import agree, constants_of, evaluated, examples
-from quire.executor.models.transformers.program import Call, InStep, Meta, Program, Ref
+from quire.executor.models.transformers.programs.evaluation import agree, constants_of, evaluated, examples
+from quire.executor.models.transformers.programs.program import Call, InStep, Meta, Program, Ref
 from quire.ops.backend import Backend
 
 _VIEWS = frozenset({"view", "reshape", "transpose", "permute", "unsqueeze", "narrow", "chunk", "split", "__getitem__"})

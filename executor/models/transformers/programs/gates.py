@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.operations import ActivateAndMultiply, MultiplyGate
-from quire.executor.models.transformers.program import Call, Program, Ref
-from quire.ops.backend import Backend, PlainActivation
+from quire.executor.models.transformers.programs.operations import ActivateAndMultiply, MultiplyGate
+from quire.executor.models.transformers.programs.program import Call, Program, Ref
+from quire.ops.activations import PlainActivation
+from quire.ops.backend import Backend
 from quire.ops.recurrent import GateActivation
 
 MULTIPLY = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.gates import MULTIPLY, activation_of, fuse_gates
-from quire.executor.models.transformers.operations import (
+from quire.executor.models.transformers.programs.gates import MULTIPLY, activation_of, fuse_gates
+from quire.executor.models.transformers.programs.operations import (
     Activate,
     ActivateAndMultiply,
     Add,
@@ -20,7 +20,7 @@ from quire.executor.models.transformers.operations import (
     Scale,
     TakeRows,
 )
-from quire.executor.models.transformers.program import Call, InStep, Program, Ref
+from quire.executor.models.transformers.programs.program import Call, InStep, Program, Ref
 from quire.ops.backend import Backend
 
 _ADD = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)

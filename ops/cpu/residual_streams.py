@@ -7,13 +7,13 @@ from quire.ops.cpu import calls
 from quire.ops.cpu.calls import DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
-from quire.ops.streams import MIN_SQUARE, StreamOperations
+from quire.ops.residual_streams import MIN_SQUARE, ResidualStreamOperations
 
 
-class NativeStreams(StreamOperations):
+class NativeResidualStreams(ResidualStreamOperations):
     """Residual streams by kernels. A token's result has the same bits in any batch."""
 
-    def __init__(self, launcher: Launcher, eager: StreamOperations, fallbacks: Fallbacks) -> None:
+    def __init__(self, launcher: Launcher, eager: ResidualStreamOperations, fallbacks: Fallbacks) -> None:
         """`eager` takes the calls that the kernels do not cover."""
         self._eager = eager
         self._fallbacks = fallbacks

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.program import Call, InStep, resolved
+from quire.executor.models.transformers.programs.program import Call, InStep, resolved
 
 _HALVES = (torch.float16, torch.bfloat16)
 

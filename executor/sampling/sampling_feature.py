@@ -73,7 +73,7 @@ class SamplingFeature(ABC):
         """
 
 
-class Feature(SamplingFeature):
+class LogitsFeature(SamplingFeature):
     """A feature that computes, in float32."""
 
     @abstractmethod

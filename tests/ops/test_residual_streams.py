@@ -37,18 +37,22 @@ def test_streams(ops: Backend, shape: tuple[int, int, int], dtype: torch.dtype) 
 
     projected = random(num_tokens, (count - 1) * size, dtype=dtype, seed=2)
     parts = projected.double().unflatten(1, (-1, size)).unbind(1)
-    check(ops.streams.expand(x, projected), torch.stack([wider, *(matched(part, wider) for part in parts)]), dtype)
-    check(ops.streams.match_magnitude(streams[-1], x), matched(wide[-1], wider), dtype)
+    check(
+        ops.residual_streams.expand(x, projected),
+        torch.stack([wider, *(matched(part, wider) for part in parts)]),
+        dtype,
+    )
+    check(ops.residual_streams.match_magnitude(streams[-1], x), matched(wide[-1], wider), dtype)
 
     table = random(num_tokens, count**2, dtype=dtype, seed=3, gap=1)
     mixed = torch.einsum("tij,jts->its", table.double().unflatten(1, (count, count)), wide)
-    check(ops.streams.predict(streams, table), wide + mixed, dtype)
+    check(ops.residual_streams.predict(streams, table), wide + mixed, dtype)
 
     factors, active = table[:, :count], count - 1
     news = (1 + factors.double()).t().unsqueeze(2) * (wider - wide[active])
-    check(ops.streams.correct(streams, x, factors, active), wide + news, dtype)
+    check(ops.residual_streams.correct(streams, x, factors, active), wide + news, dtype)
 
-    ops.streams.add_to_others(streams, x)
+    ops.residual_streams.add_to_others(streams, x)
     check(streams, torch.cat((wide[:1], wide[1:] + wider)), dtype)
 
 
@@ -60,12 +64,12 @@ def test_outliers_are_kept_by_the_cutoff_of_the_whole(ops: Backend, part: slice,
     cutoff = wide.mean(-1, keepdim=True) + 0.7 * wide.std(-1, keepdim=True, unbiased=False)
     expected = (wide - cutoff).relu()[:, part]
     gates = whole[:, part] if part.stop - part.start == 64 else whole[:, part].clone()
-    ops.streams.keep_outliers(gates, whole, 0.7)
+    ops.residual_streams.keep_outliers(gates, whole, 0.7)
     check(gates, expected, dtype)
     assert 0 < (gates > 0).sum() < gates.numel() / 2
 
 
 def test_a_row_of_zeros_stays_zero(ops: Backend) -> None:
     zeros, like = torch.zeros(2, 9), torch.ones(2, 9)
-    assert torch.equal(ops.streams.match_magnitude(zeros, like), zeros)
-    assert torch.equal(ops.streams.match_magnitude(like, zeros), zeros)
+    assert torch.equal(ops.residual_streams.match_magnitude(zeros, like), zeros)
+    assert torch.equal(ops.residual_streams.match_magnitude(like, zeros), zeros)

@@ -14,16 +14,16 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.executor.layers.attention.layer_kv import LatentKV, LayerKV
 from quire.executor.memory.dry_build import dry_build, held_bytes
+from quire.executor.models.transformers import TransformersModel
 from quire.executor.models.transformers.latents import RotatedLatentAttention
-from quire.executor.models.transformers.model import TransformersModel
 from quire.executor.models.transformers.row_by_row import _Pages, read_plan
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.ops import bind
 from tests.executor.models.coverage import measure
 from tests.executor.models.test_models import prompts
-from tests.executor.models.test_transformers_programs import VIEWS
 from tests.executor.models.tiny_models import Reference, write_checkpoint
+from tests.executor.models.transformers.test_programs import VIEWS
 from tests.executor.paged_driver import PagedDriver, load_model, model_context
 from tests.executor.thread_group import on_every_rank
 

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from quire import ops
 from quire.core.config.model import ModelConfig
-from quire.executor.models.transformers.model import TransformersModel
-from quire.executor.models.transformers.program import Program, Runner
-from quire.executor.models.transformers.rewriting import Rewriter
+from quire.executor.models.transformers import TransformersModel
+from quire.executor.models.transformers.programs.program import Program, Runner
+from quire.executor.models.transformers.programs.rewriting import Rewriter
+from quire.executor.models.transformers.programs.tracing import Untraceable, trace
 from quire.executor.models.transformers.small_sequences import SmallSequences
-from quire.executor.models.transformers.tracing import Untraceable, trace
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.ops.cpu.native import NativeBackend
 from tests.executor.models.test_models import VARIANTS, prompts
-from tests.executor.models.test_transformers import universal_spec
 from tests.executor.models.tiny_models import Reference, write_checkpoint
 from tests.executor.paged_driver import (
     Checkpoints,
@@ -26,6 +25,7 @@ from tests.executor.paged_driver import (
     batch_tolerance,
     load_model,
     read_spec,
+    transformers_spec,
 )
 from tests.executor.pretend_device import DEVICE, IS_ACCELERATED
 
@@ -46,7 +46,7 @@ def test_steps_are_those_of_our_own_files(variant: str, checkpoint: Checkpoints)
     """The same operations in the same order give the same bits."""
     family, options = VARIANTS[variant]
     folder = checkpoint(family, **options)
-    model, native = load_model(universal_spec(folder)), load_model(read_spec(folder))
+    model, native = load_model(transformers_spec(folder)), load_model(read_spec(folder))
     together = {0: prompts(1, 300)[0], 1: [5, 6, 7]}
     drivers = [PagedDriver(each, 2, 100) for each in (model, native)]
     for feed in (together, {0: [8], 1: [9]}):
@@ -198,7 +198,7 @@ def test_experts_and_their_routers_are_ours(
     """Log-probabilities are the library's, and a row's are the same in any batch."""
     folder = tmp_path_factory.mktemp("program") / model_type
     write_checkpoint(folder, model_type)
-    spec = universal_spec(folder)
+    spec = transformers_spec(folder)
     model = load_model(spec)
     token_ids = prompts(1, spec.vocab_size)[0]
     alone = PagedDriver(model, 1, 100).step({0: token_ids})[0]

@@ -12,10 +12,16 @@ from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.attention.grouped_query import attend
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import layer_modules
-from quire.executor.models.transformers.evaluation import agree, examples, is_layer
-from quire.executor.models.transformers.program import AttendingStep, Call, Program, Ref
-from quire.executor.models.transformers.rotation import Positions, RotaryForm, Rotations, ratio, read_rotary_form
-from quire.ops.backend import AttentionForm, Backend
+from quire.executor.models.transformers.programs.evaluation import agree, examples, is_layer
+from quire.executor.models.transformers.programs.program import AttendingStep, Call, Program, Ref
+from quire.executor.models.transformers.programs.rotation import (
+    Positions,
+    RotaryForm,
+    Rotations,
+    ratio,
+    read_rotary_form,
+)
+from quire.ops.backend import AttentionForm, Backend, NewHeads
 
 
 @dataclass(eq=False)
@@ -64,10 +70,8 @@ class RotatedAttention(AttendingStep):
     ) -> Tensor:
         pages, group = step.caches[self.number]
         heads = projected[0].unflatten(1, (-1, self.head_dim))
-        q = self.ops.rotate_and_store(
-            heads, cos, sin, pages, step.attention[group].slot_mapping,
-            norm=self.norm, is_interleaved=self.is_interleaved,
-        )  # fmt: skip
+        slots = step.attention[group].slot_mapping
+        q = self.ops.rotate_and_store(NewHeads(heads, cos, sin, pages, slots, self.norm, self.is_interleaved))
         return attended(self, step, q, is_last=is_last).unsqueeze(0)
 
 
