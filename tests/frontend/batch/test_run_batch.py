@@ -109,6 +109,28 @@ def test_a_batch_from_end_to_end(args: EngineArgs, tmp_path: Path) -> None:
     assert found["b"]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
 
 
+def test_vectors_scores_and_ranks(embedding_checkpoint: Path, tmp_path: Path) -> None:
+    bodies = {
+        "/v1/embeddings": {"input": ["a b", "a c"], "encoding_format": "float"},
+        "/v1/score": {"text_1": "a b", "text_2": ["a b", "a c"]},
+        "/score": {"text_1": "a b", "text_2": "a c"},
+        "/v1/rerank": {"query": "a b", "documents": ["a c", "a b"]},
+    }
+    lines = [json.dumps({"custom_id": url, "url": url, "body": body}) for url, body in bodies.items()]
+    bad = {"input": "a", "encoding_format": "bytes"}
+    source = write(tmp_path / "in.jsonl", [*lines, json.dumps({"custom_id": "x", "url": "/v1/embeddings", "body": bad})])
+    args = EngineArgs.from_flat(model=str(embedding_checkpoint), device="cpu", num_gpu_blocks_override=256)
+    assert asyncio.run(run_batch(args, BatchConfig(input_file=str(source), output_file=str(tmp_path / "out")))) == 0
+    found = answers(tmp_path / "out")
+    assert "base64" in found.pop("x")["error"]["message"]
+    bodies = {url: answer["response"]["body"] for url, answer in found.items()}
+    first, second = (each["embedding"] for each in bodies["/v1/embeddings"]["data"])
+    cosine = sum(one * other for one, other in zip(first, second, strict=True))
+    assert [each["score"] for each in bodies["/v1/score"]["data"]] == pytest.approx([1, cosine], abs=1e-5)
+    assert [each["score"] for each in bodies["/score"]["data"]] == pytest.approx([cosine], abs=1e-5)
+    assert [each["index"] for each in bodies["/v1/rerank"]["results"]] == [1, 0]
+
+
 def test_a_profile_of_the_run_is_written(args: EngineArgs, tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     profiler = ProfilerConfig(profiler="timeline", torch_profiler_dir=str(traces))
