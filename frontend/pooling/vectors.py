@@ -1,6 +1,8 @@
 """Vectors in answers: as numbers in JSON, in base64, or as plain bytes, each made of the vector's buffer at once."""
 
 import binascii
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,23 +24,35 @@ _encode = msgspec.json.Encoder().encode
 
 
 def json_numbers(values: "np.ndarray") -> Any:
-    """A vector or a matrix as JSON, with nine digits a number: as many as tell every float32 from its neighbours."""
+    """A vector or a matrix as JSON, with nine or ten digits a number: nine tell every float32 from its neighbours."""
     return Raw(_encode(_shortened(values).tolist()))
 
 
 def _shortened(values: "np.ndarray") -> "np.ndarray":
-    """The float64 numbers whose shortest decimals have at most nine digits, and are rounded to `values` as float32.
+    """The float64 numbers whose shortest decimals have few digits, and are rounded to `values` as float32.
 
     A whole number divided by a power of ten, both exact, is the float64 number nearest to the decimal.
     """
     import numpy as np
 
     wide = values.astype(np.float64)
-    magnitudes = np.abs(wide)
-    usual = (magnitudes > 1e-13) & (magnitudes < 1e9)
-    digits = 8 - np.floor(np.log10(np.where(usual, magnitudes, 1.0)))
-    power = 10.0**digits
-    return np.where(usual, np.rint(wide * power) / power, wide)
+    powers = _powers().take(np.frexp(wide)[1] + _SMALLEST_EXPONENT)
+    short = np.rint(wide * powers) / powers
+    return np.where(np.isnan(short), wide, short)
+
+
+_SMALLEST_EXPONENT = 150
+
+
+@functools.cache
+def _powers() -> "np.ndarray":
+    """The power of ten by which numbers with a binary exponent of -150 and more have nine digits or ten before the
+    point; NaN where it, or a whole number, would not be exact."""
+    import numpy as np
+
+    exponents = np.arange(-_SMALLEST_EXPONENT, 129)
+    digits = 8 - np.floor((exponents - 1) * math.log10(2))
+    return np.where((digits >= 0) & (digits <= 22), 10.0 ** digits.clip(0, 22), np.nan)
 
 
 def base64_text(values: "np.ndarray", dtype: EmbedDtype, endianness: Endianness) -> Raw:
