@@ -117,8 +117,8 @@ def test_vectors_scores_and_ranks(embedding_checkpoint: Path, tmp_path: Path) ->
         "/v1/rerank": {"query": "a b", "documents": ["a c", "a b"]},
     }
     lines = [json.dumps({"custom_id": url, "url": url, "body": body}) for url, body in bodies.items()]
-    bad = {"input": "a", "encoding_format": "bytes"}
-    source = write(tmp_path / "in.jsonl", [*lines, json.dumps({"custom_id": "x", "url": "/v1/embeddings", "body": bad})])
+    bad = {"custom_id": "x", "url": "/v1/embeddings", "body": {"input": "a", "encoding_format": "bytes"}}
+    source = write(tmp_path / "in.jsonl", [*lines, json.dumps(bad)])
     args = EngineArgs.from_flat(model=str(embedding_checkpoint), device="cpu", num_gpu_blocks_override=256)
     assert asyncio.run(run_batch(args, BatchConfig(input_file=str(source), output_file=str(tmp_path / "out")))) == 0
     found = answers(tmp_path / "out")
