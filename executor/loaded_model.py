@@ -11,13 +11,13 @@ from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.core.wire.rank import Rank
 from quire.executor.layers.adapters import AdapterLimits, Adapters
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.experts.parallel import ExpertParallel
 from quire.executor.memory.dry_build import dry_stages, held_bytes, packed_stages
 from quire.executor.memory.plan import DeviceMemory, check_weights
 from quire.executor.models.base import Model, ModelContext
 from quire.executor.models.registry import build_model
 from quire.executor.models.vector_heads import VectorHead, build_heads
+from quire.executor.parallel.context.strategy import ContextParallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.formats import open_weights
@@ -43,7 +43,6 @@ class LoadedModel:
         weights_bytes: counted before any weight was read.
         stages: the models of all pipeline stages; `model` is one of them, and others are dry builds.
         experts: the division of whole experts over ranks; None: each rank has a part of each.
-        sequences: the division of sequences' positions over ranks; None: each has all.
         adapters: the place of the layers' adapters; None: they take none.
         vector_heads: of the last stage, those that requests for vectors may name.
     """
@@ -53,7 +52,6 @@ class LoadedModel:
     weights_bytes: int
     stages: list[Model]
     experts: ExpertParallel | None
-    sequences: ContextParallel | None
     adapters: Adapters | None
     vector_heads: dict[str, VectorHead]
 
@@ -66,7 +64,7 @@ def load_models(
     free: DeviceMemory,
     group: ParallelGroup,
     *,
-    context_group: ParallelGroup | None = None,
+    sequences: ContextParallel | None = None,
     lockstep: Lockstep | None = None,
     adapters: AdapterLimits | None = None,
 ) -> dict[ModelRole, LoadedModel]:
@@ -85,7 +83,7 @@ def load_models(
                 device,
                 free,
                 group,
-                context_group=context_group,
+                sequences=sequences,
                 lockstep=lockstep,
                 adapters=adapters if role == "target" else None,
             )
@@ -101,7 +99,7 @@ def load_model(
     free: DeviceMemory,
     group: ParallelGroup,
     *,
-    context_group: ParallelGroup | None = None,
+    sequences: ContextParallel | None = None,
     lockstep: Lockstep | None = None,
     adapters: AdapterLimits | None = None,
 ) -> LoadedModel:
@@ -109,7 +107,7 @@ def load_model(
 
     Args:
         group: the ranks that share each layer's weights.
-        context_group: the ranks that divide the positions of sequences, if any.
+        sequences: the division of positions over ranks; None: what `config` says, and the model will not run.
         lockstep: the ranks of all engines, if these share experts.
         adapters: those that the model's layers shall have memory for; None: none.
 
@@ -126,7 +124,7 @@ def load_model(
     if packed is not None:
         check_weights(packed.num_bytes, free, spec.name)
         with contextlib.closing(packed), torch.inference_mode():
-            context = ModelContext.of(config, ops, group, device, packed, packed, context_group=context_group)
+            context = ModelContext.of(config, ops, group, device, packed, packed, sequences=sequences)
             stages = packed_stages(config, rank, context)
             return _loaded(config, rank, stages[rank.pipeline], packed.num_bytes, stages, context)
     weights = open_weights(
@@ -142,7 +140,7 @@ def load_model(
     )
     with contextlib.closing(weights), torch.inference_mode():
         context = ModelContext.of(
-            config, ops, group, device, weights, context_group=context_group, lockstep=lockstep, adapters=adapters
+            config, ops, group, device, weights, sequences=sequences, lockstep=lockstep, adapters=adapters
         )  # fmt: skip
         stages = dry_stages(config, context)
         weights_bytes = held_bytes(stages[rank.pipeline])
@@ -164,6 +162,4 @@ def _loaded(
         logger.warning("--enable-expert-parallel has no effect on one worker, which has all experts")
     is_last = rank.pipeline == config.layout.pipeline - 1
     heads = build_heads(config.spec, config.pooling, context, model) if is_last else {}
-    return LoadedModel(
-        config, model, weights_bytes, stages, context.experts, context.sequences, context.adapters, heads
-    )  # fmt: skip
+    return LoadedModel(config, model, weights_bytes, stages, context.experts, context.adapters, heads)

@@ -24,7 +24,6 @@ from quire.core.wire.rank import Rank
 from quire.executor.backends import bind
 from quire.executor.device import device_name, device_of
 from quire.executor.layers.adapters import AdapterLimits, Adapters
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.attention.layer_kv import LatentKV, LayerKV
 from quire.executor.layers.experts.balancer import ExpertBalancer
 from quire.executor.layers.experts.parallel import ExpertParallel
@@ -34,6 +33,7 @@ from quire.executor.memory.first_touch import touch_behind
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.memory.state_layout import describe_states
 from quire.executor.models.base import LayerCache, Model
+from quire.executor.parallel.context.divided import context_parallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.parallel.stage_neighbours import StageNeighbours
@@ -99,7 +99,7 @@ class Worker:
         self._group = group
         self._stages = stages
         self._is_last = rank.pipeline == config.layout.pipeline - 1
-        self._context_group = context_group
+        self._sequences = context_parallel(config, group, context_group)
         self.peers = lockstep
         self.adapters: Adapters | None = None
         self._adapter_limits = adapter_limits
@@ -117,7 +117,6 @@ class Worker:
         if self._spans is not NO_SPANS:
             self._ops = timed(self._ops, self._spans)
         self._models: dict[ModelRole, LoadedModel] = {}
-        self._sequences: ContextParallel | None = None
         self._experts: ExpertParallel | None = None
         self._balancer: ExpertBalancer | None = None
         self._memory: RankMemory | None = None
@@ -150,7 +149,7 @@ class Worker:
             self._device,
             free,
             self._group,
-            context_group=self._context_group,
+            sequences=self._sequences,
             lockstep=self.peers,
             adapters=self._adapter_limits,
         )
@@ -165,7 +164,7 @@ class Worker:
             check_target(config, loaded.model, reads)
         if draft is not None:
             check_draft(spec, draft.config.spec, draft.model)
-        self._sequences, self._experts = loaded.sequences, loaded.experts
+        self._experts = loaded.experts
         self.adapters = loaded.adapters
         if config.eplb is not None and self._experts is not None and self._experts.layers:
             self._balancer = ExpertBalancer(config.eplb, self._experts, logs=self._rank.is_first)
@@ -197,10 +196,9 @@ class Worker:
         """Sets up a KV cache of `num_pages` pages and a table for sequences of up to `max_model_len` tokens."""
         assert self._memory is not None, "load() comes before allocate()"
         config, limits = self._config, self._config.limits
-        shard = None if self._sequences is None else self._sequences.shard
         # Tokens of other ranks' parts, and of padding, are written to an extra page after those that the scheduler
         # knows.
-        has_spare = shard is not None or bool(self._ops.recording_rules.row_counts)
+        has_spare = self._sequences.is_divided or bool(self._ops.recording_rules.row_counts)
         pages, caches = self._memory.allocate_pages(num_pages + 1 if has_spare else num_pages)
         states = self._memory.states.allocate(limits.max_num_seqs)
         layers = [layer for each in self._models.values() for layer in each.model.kv_layers]
@@ -215,7 +213,7 @@ class Worker:
             limits.block_size,
             self._device,
             self._memory.num_block_tables,
-            shard,
+            self._sequences,
             num_pages,
             0 if self._adapter_limits is None else self._adapter_limits.num_adapters,
         )

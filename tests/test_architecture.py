@@ -42,7 +42,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "recordings": "",
         "sampling": "transfers",
         "layers": "parallel weights",
-        "models": "weights layers",
+        "models": "parallel weights layers",
         "memory": "parallel weights layers models recordings",
         "step": "transfers sampling models layers parallel recordings",
         "device": "",

@@ -23,6 +23,7 @@ from quire.executor.memory.plan import CachePlan, DeviceMemory, check_weights, d
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.models.base import Model
 from quire.executor.models.registry import is_native
+from quire.executor.parallel.context.strategy import WHOLE
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
 from quire.executor.weights.packed_state import open_packed
@@ -148,7 +149,7 @@ def _num_parameters(config: EngineConfig, context: ModelContext) -> int:
             packing=PackAtLoad(context.ops),
             group=ParallelGroup(),
             experts=None,
-            sequences=None,
+            sequences=WHOLE,
         )
         dry_build(spec, plain_context, reader)
     return sum(math.prod(shape) for shape in {read.name: read.shape for read in reader.reads}.values())

@@ -8,8 +8,9 @@ from torch import Tensor
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
 from quire.executor.layers.adapters import AdapterLimits, Adapters
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.experts.parallel import ExpertParallel
+from quire.executor.parallel.context.divided import context_parallel
+from quire.executor.parallel.context.strategy import WHOLE, ContextParallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.weights.packing import PackAtLoad, Packing
@@ -26,7 +27,7 @@ class ModelContext:
 
     Linear layers read theirs through `scheme`, and `packing` packs them. `experts` divides the experts of mixtures
     whole over ranks; None: each rank has a part of each, as of any other weight. `sequences` divides the positions of
-    sequences over ranks; None: each has all. `adapters` is the place where linear layers meet those of a step's tokens;
+    sequences over ranks, or not. `adapters` is the place where linear layers meet those of a step's tokens;
     None: the worker has no adapters. `cache_scales` are the checkpoint's scales of cached keys and values;
     None: its format has none. A model that does not generate is built without its language-model head. In an
     encoder, tokens see each other, and nothing is cached.
@@ -42,7 +43,7 @@ class ModelContext:
     layers: range  # indices of the model's layers that this rank builds
     max_model_len: int  # tokens; NTK-scaled rotary embeddings stretch to it
     experts: ExpertParallel | None = None
-    sequences: ContextParallel | None = None
+    sequences: ContextParallel = WHOLE
     cache_scales: CacheScales | None = None
     adapters: Adapters | None = None
     generates: bool = True
@@ -58,14 +59,14 @@ class ModelContext:
         weights: WeightReader,
         packing: Packing | None = None,
         layers: range | None = None,
-        context_group: ParallelGroup | None = None,
+        sequences: ContextParallel | None = None,
         lockstep: Lockstep | None = None,
         adapters: AdapterLimits | None = None,
     ) -> "ModelContext":
         """Builds the context that `config` asks for; without `packing`, weights are packed as they are read.
 
-        Without `layers`, the rank builds all. `context_group` and `lockstep` are for a model that will run, see
-        `ContextParallel.of` and `ExpertParallel.of`.
+        Without `layers`, the rank builds all. `sequences` and `lockstep` are for a model that will run, see
+        `context_parallel` and `ExpertParallel.of`.
 
         Raises ModelLoadError for a quantization that is not supported.
         """
@@ -81,7 +82,7 @@ class ModelContext:
             layers=range(spec.num_layers) if layers is None else layers,
             max_model_len=config.max_model_len,
             experts=ExpertParallel.of(config, group, lockstep),
-            sequences=ContextParallel.of(config, group, context_group),
+            sequences=sequences or context_parallel(config, group),
             cache_scales=CacheScales.of(config),
             adapters=adapters and Adapters(adapters, ops, dtype, device),
             generates=config.pooling is None and not spec.is_encoder,

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quire.executor.layers.attention.partial_keys import ShardView
 from quire.executor.layers.positions.rotary import RotaryEmbedding
+from quire.executor.parallel.context.keys import ShardView
 from quire.ops.backend import AttentionBatch
 from quire.ops.latent import Selection
 from quire.ops.recurrent import StateRows

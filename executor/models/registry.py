@@ -6,8 +6,6 @@ from collections.abc import Callable
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.executor.layers.attention.context_parallel import ContextParallel
-from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES
 from quire.executor.models.base import Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
@@ -40,36 +38,12 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
             f"{spec.name}: the class of {spec.architecture} cannot be divided into pipeline stages; use "
             "--tensor-parallel-size instead of --pipeline-parallel-size."
         )
-    if context.sequences is not None:
-        _check_divided(spec, model, context.sequences)
+    context.sequences.check_model(spec.name, model.kv_layers, has_states=bool(model.state_layers))
     if context.experts is not None and not context.experts.layers and len(context.layers) == spec.num_layers:
         raise ModelLoadError(
             f"{spec.name} has no experts that could be divided over ranks; start without --enable-expert-parallel."
         )
     return model
-
-
-def _check_divided(spec: ModelSpec, model: Model, sequences: ContextParallel) -> None:
-    if not model.kv_layers and not model.state_layers:
-        raise ModelLoadError(
-            f"{spec.name}: {sequences.flag} is not there for encoders, whose tokens see each other; use "
-            "--tensor-parallel-size alone."
-        )
-    if any(isinstance(kv, LatentKV) and (kv.window is not None or kv.rate > 1) for kv in model.kv_layers):
-        raise ModelLoadError(
-            f"{spec.name}: {sequences.flag} is not there for attention to rows of several tokens, or to a choice of "
-            "them; use --tensor-parallel-size alone."
-        )
-    if any(kv.sees_prompt for kv in model.kv_layers):
-        raise ModelLoadError(
-            f"{spec.name}: {sequences.flag} is not there for models whose prompts' tokens see each other; use "
-            "--tensor-parallel-size alone."
-        )
-    if sequences.divides_tokens and model.state_layers:
-        raise ModelLoadError(
-            f"{spec.name}: {sequences.flag} is not there for recurrent layers, which need each token after the one "
-            "before; use --tensor-parallel-size alone."
-        )
 
 
 def _build(spec: ModelSpec, context: ModelContext) -> Model:

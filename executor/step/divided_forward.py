@@ -1,6 +1,6 @@
 """The forward pass of a rank that computes a part of a step's tokens: those at the positions whose keys it holds.
 
-Ranks that compute the same tokens (`ContextParallel.num_same`) also compute those of one another.
+Ranks that compute the same tokens (`DividedContext.num_same`) also compute those of one another.
 """
 
 import dataclasses
@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from quire.executor.layers.adapters import Adapters
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import InputEmbeds, LayerCache, LayerTaps, Model, ShardView, Wanted
+from quire.executor.parallel.context.divided import DividedContext
+from quire.executor.parallel.context.rounds import RingRounds, SharedTokens
+from quire.executor.parallel.context.rows import PartialRows, last_tokens
 from quire.executor.parallel.token_shares import TokenShares
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import GroupPages, InputBatch
-from quire.executor.step.partial_rows import PartialRows, last_tokens
-from quire.executor.step.ring_rounds import RingRounds, SharedTokens
 from quire.executor.step.stage import PipelineStage
 from quire.executor.transfers import to_device
 from quire.ops.backend import AttentionBatch, Backend
@@ -56,7 +56,7 @@ class DividedForward(Forward):
         caches: Sequence[LayerCache],
         block_size: int,
         stage: PipelineStage,
-        sequences: ContextParallel,
+        sequences: DividedContext,
         adapters: Adapters | None = None,
     ) -> None:
         super().__init__(model, ops, caches, block_size, stage=stage, adapters=adapters)

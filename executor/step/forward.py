@@ -7,9 +7,8 @@ import torch
 
 from quire.executor.layers.adapters import Adapters
 from quire.executor.models.base import InputEmbeds, LayerCache, LayerTaps, Model, ShardView, StepContext, Wanted
-from quire.executor.parallel.sequence_shard import SequenceShard
+from quire.executor.parallel.context.strategy import WHOLE, ContextParallel
 from quire.executor.step.input_batch import GroupPages, InputBatch
-from quire.executor.step.partial_rows import PartialRows
 from quire.executor.step.span_rows import SpanRows
 from quire.executor.step.stage import PipelineStage
 from quire.executor.transfers import to_device
@@ -21,7 +20,7 @@ class Forward:
 
     Args:
         stage: the rank's place in the pipeline. `hand_over` is for stages before the last, other methods for the last.
-        shard: the positions that the caches hold of each sequence; None: all.
+        sequences: the division of positions over ranks.
         adapters: the place where the model's layers meet those of a step's tokens; None: it has no adapters.
         has_peers: other engines take part in each layer with experts, and expect all of a step's tokens there.
     """
@@ -34,7 +33,7 @@ class Forward:
         block_size: int,
         states: Sequence[Sequence[torch.Tensor]] = (),
         stage: PipelineStage | None = None,
-        shard: SequenceShard | None = None,
+        sequences: ContextParallel = WHOLE,
         *,
         adapters: Adapters | None = None,
         has_peers: bool = False,
@@ -45,7 +44,7 @@ class Forward:
         self._block_size = block_size
         self._states = states
         self._stage = stage or PipelineStage()
-        self._shard = shard
+        self._sequences = sequences
         self._adapters = adapters
         self._has_peers = has_peers
 
@@ -141,10 +140,9 @@ class Forward:
         tokens.
         """
         spans = batch.prefix_spans
-        if self._shard is not None:
+        if self._sequences.is_divided:
             assert spans is None, "ranks that divide positions compute no prefix spans"
-            rows = PartialRows.of_step(self._shard, batch, query_lens)
-            return rows.attention(self._ops, batch.pages, self._block_size), rows.shard_view
+            return self._sequences.attention(self._ops, batch, query_lens, self._block_size)
         if spans is not None:
             return self._attention_of(SpanRows.of(query_lens, batch.seq_lens, spans), batch.pages), None
         own: np.ndarray | slice = slice(None) if query_lens.all() else np.flatnonzero(query_lens)

@@ -12,7 +12,7 @@ import torch
 
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import NewSlot
-from quire.executor.parallel.sequence_shard import SequenceShard
+from quire.executor.parallel.context.strategy import WHOLE, ContextParallel
 from quire.executor.transfers import to_device
 
 _FIRST_COLUMNS = 2048
@@ -42,14 +42,14 @@ class RequestTable:
         block_size: int,
         device: torch.device,
         num_kv_groups: int = 1,
-        shard: SequenceShard | None = None,
+        sequences: ContextParallel = WHOLE,
         spare_page: int = 0,
         num_adapters: int = 0,
     ) -> None:
-        """Takes a `shard` if ranks divide positions; other ranks' tokens are written to `spare_page`."""
+        """Where ranks divide positions, other ranks' tokens are written to `spare_page`."""
         self.max_num_seqs = max_num_seqs
         self.block_size = block_size
-        self._shard = shard
+        self._sequences = sequences
         self.spare_page = spare_page
         self.device = device
         self._make_columns(min(max_model_len + 1, _FIRST_COLUMNS))
@@ -114,9 +114,7 @@ class RequestTable:
         """Returns the slots in a KV group's caches of the tokens at (slot, position) pairs: [n], [n] to [n] int64."""
         page, offset = np.divmod(positions, self.block_size)
         pages = self.block_tables[group][slots, page].astype(np.int64)
-        if self._shard is not None:
-            return self._shard.slots(pages, offset, self.block_size, self.spare_page)
-        return pages * self.block_size + offset
+        return self._sequences.slots(pages, offset, self.block_size, self.spare_page)
 
     def gather(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Token ids at (slot, position) pairs: [n] and [n] to [n] int64 on the device."""

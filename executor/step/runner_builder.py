@@ -10,9 +10,10 @@ from quire.core.trace import Spans
 from quire.core.wire.page_moves import Tier
 from quire.core.wire.row_outputs import OutputKind
 from quire.executor.layers.adapters import Adapters
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.models.base import LayerCache, Model
 from quire.executor.models.vector_heads import VectorHead
+from quire.executor.parallel.context.divided import DividedContext
+from quire.executor.parallel.context.strategy import ContextParallel
 from quire.executor.sampling.custom import CustomFeature
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
@@ -66,7 +67,7 @@ def build_runner(
     spans: Spans,
     *,
     stage: PipelineStage,
-    sequences: ContextParallel | None,
+    sequences: ContextParallel,
     adapters: Adapters | None,
     has_peers: bool,
     custom: Sequence[CustomFeature],
@@ -102,7 +103,7 @@ def build_runner(
     is_cached = bool(table.block_tables or memory.states)
     has_first_rows = any(layer.num_first_rows for layer in model.state_layers)
     decode_inputs = None
-    if sequences is None and is_cached:
+    if not sequences.is_divided and is_cached:
         decode_inputs = DecodeInputs(table, recorded.choose_shape, has_first_rows=has_first_rows)
 
     def inputs(*others: SlotState) -> StepInputs:
@@ -143,7 +144,7 @@ def build_runner(
         spans,
         ForwardReads() if speculator is None else speculator.reads,
         None if speculator is None or not memory.states else StateRewind(forward, memory.states, table),
-        _parts(config, memory, forward, is_cached=is_cached) if sequences is None and not has_peers else None,
+        _parts(config, memory, forward, is_cached=is_cached) if not sequences.is_divided and not has_peers else None,
     )
 
 
@@ -175,15 +176,14 @@ def _choose_forward(
     memory: RequestMemory,
     ops: Backend,
     stage: PipelineStage,
-    sequences: ContextParallel | None,
+    sequences: ContextParallel,
     adapters: Adapters | None,
     *,
     has_peers: bool,
 ) -> Forward:
     slots = config.page_slots
-    if sequences is not None and sequences.divides_tokens:
+    if isinstance(sequences, DividedContext) and sequences.divides_tokens:
         return DividedForward(model, ops, memory.caches, slots, stage, sequences, adapters)
-    shard = None if sequences is None else sequences.shard
     return Forward(
-        model, ops, memory.caches, slots, memory.states, stage, shard, adapters=adapters, has_peers=has_peers
-    )
+        model, ops, memory.caches, slots, memory.states, stage, sequences, adapters=adapters, has_peers=has_peers
+    )  # fmt: skip

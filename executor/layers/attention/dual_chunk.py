@@ -13,9 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention.context_parallel import CHUNKS
 from quire.executor.layers.attention.grouped_query import Attention, AttentionShape, LayerPlace
-from quire.executor.layers.attention.partial_keys import PartialKeys
 from quire.executor.layers.attention.sequence import SequenceAttention, self_attention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.positions.rotary import DualChunks, RotaryEmbedding
@@ -97,12 +95,11 @@ class DualChunkAttention(Attention):
         self._chunks = rotary.chunks
         self._others = rotary.others
         self.activation_size += 5 * self._num_heads * self.kv.head_dim  # two more queries, and outputs of three parts
-        if context.sequences is not None:
-            context.sequences.check(form._replace(chunk=self._chunks.length))
-            # Twice: the other queries that ranks gather, and copies in which one query replaces another.
-            self.activation_size += 2 * context.sequences.activation_size(
-                self._num_heads, self.kv.head_dim, self.kv.head_dim
-            )
+        context.sequences.check(form._replace(chunk=self._chunks.length))
+        # Twice: the other queries that ranks gather, and copies in which one query replaces another.
+        self.activation_size += 2 * context.sequences.activation_size(
+            self._num_heads, self.kv.head_dim, self.kv.head_dim
+        )  # fmt: skip
 
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
         pages, group = step.caches[self._place.number]
@@ -116,11 +113,4 @@ class DualChunkAttention(Attention):
         form = self._form._replace(chunk=chunks.length)
         rotation = step.rotation if wanted is None else step.wanted_rotation
         queries = [q, *(ops.rotary(q, *rotation(self._others[which])) for which in ("previous", "earlier"))]
-        if self._sequences is not None and own.shard_view is not None:
-            keys = PartialKeys(pages, batch, own.shard_view, group)
-            return self._sequences.attend_in_chunks(ops, queries, keys, form)
-        parts = [
-            ops.partial_attention(each, pages, batch, form._replace(chunks=which))
-            for which, each in zip(CHUNKS, queries, strict=True)
-        ]
-        return ops.merge_attention(parts)
+        return self._sequences.attend_in_chunks(ops, queries, pages, own, group, form)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.attention.layer_kv import LayerKV, kept_tokens
-from quire.executor.layers.attention.partial_keys import PartialKeys
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import AdaptedLinear, ColumnLinear, LowRankLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
@@ -17,7 +15,7 @@ from quire.executor.layers.positions.rotary import RotaryEmbedding
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
-from quire.ops.backend import AttentionForm, Backend, NewHeads
+from quire.ops.backend import AttentionForm, NewHeads
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,7 @@ class Attention:
         self.kv = LayerKV(len(kv_heads), head_dim, kept_tokens(self._form))
         self._cache_scales = context.read_cache_scales(name, shape.num_kv_heads, kv_heads)
         self.activation_size = ((5 if is_gated else 3) * self._num_heads + 2 * self.kv.num_kv_heads) * head_dim
-        if context.sequences is not None:
-            self.activation_size += context.sequences.activation_size(self._num_heads, head_dim, head_dim)
+        self.activation_size += context.sequences.activation_size(self._num_heads, head_dim, head_dim)
 
         q_shard = context.shard(0, shape.num_heads * head_dim, "query outputs")
         queries, gates = _query_parts(f"{name}.q_proj", shape, q_shard, is_gated=is_gated)
@@ -150,7 +147,7 @@ class Attention:
         """Stores keys and values of `heads`, and attends: [num_outputs, num_heads, head_dim]."""
         pages, group = step.caches[self._place.number]
         wanted = step.wanted if self._place.is_last else None
-        if wanted is None and self._is_plain and step.shard_view is None:
+        if wanted is None and self._is_plain and not self._sequences.is_divided:
             batch = step.attention[group]
             new = self._new_heads(heads, step, pages, batch.slot_mapping)
             return self._ops.rotate_and_attend(new, batch, self._form)
@@ -171,7 +168,7 @@ class Attention:
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
         """Attends from `q` [num_tokens, num_heads, head_dim]: the wanted tokens if given, else all of the step's."""
         pages, group = step.caches[self._place.number]
-        return attend(self._ops, q, pages, wanted or step, group, self._form, self._sequences)
+        return self._sequences.attend(self._ops, q, pages, wanted or step, group, self._form)
 
     def _rotation(self, step: StepContext) -> tuple[Tensor, Tensor]:
         return (self._no_rotation, self._no_rotation) if self._rotary is None else step.rotation(self._rotary)
@@ -181,29 +178,6 @@ class Attention:
         if self._place.is_last and step.wanted is not None:
             return self._ops.take_rows(rows, step.wanted.tokens)
         return rows
-
-
-def attend(
-    ops: Backend,
-    q: Tensor,
-    pages: Tensor,
-    own: StepContext | Wanted,
-    group: int,
-    form: AttentionForm,
-    sequences: ContextParallel | None,
-    num_kv_heads: int = 1,
-) -> Tensor:
-    """Runs `Backend.attention` for `q` [num_tokens, num_heads, head_dim], also where ranks divide sequences.
-
-    Args:
-        own: the step of these tokens, or the part of it for them.
-        group: the KV group.
-        num_kv_heads: see `ContextParallel.attend`.
-    """
-    if sequences is None or own.shard_view is None:
-        return ops.attention(q, pages, own.attention[group], form)
-    keys = PartialKeys(pages, own.attention[group], own.shard_view, group)
-    return sequences.attend(ops, q, keys, form, num_kv_heads)
 
 
 def _query_parts(
@@ -236,8 +210,7 @@ def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:
     """Returns the form of the rank's query heads. Raises ModelLoadError if it cannot be used where sequences are
     divided.
     """
-    if context.sequences is not None:
-        context.sequences.check(form)
+    context.sequences.check(form)
 
     def own(values: Tensor | None) -> Tensor | None:
         if values is None:
@@ -251,8 +224,7 @@ def own_form(context: ModelContext, form: AttentionForm) -> AttentionForm:
 def kv_head_shard(context: ModelContext, num_kv_heads: int, head_dim: int) -> Shard:
     """Returns the rank's rows of a key or value projection."""
     size, rank = context.group.size, context.group.rank
-    if context.sequences is not None:
-        context.sequences.check_heads(size, num_kv_heads)
+    context.sequences.check_heads(size, num_kv_heads)
     if max(size, num_kv_heads) % min(size, num_kv_heads):
         raise ModelLoadError(
             f"tensor_parallel_size {size} fits neither into nor around the model's {num_kv_heads} KV heads; "

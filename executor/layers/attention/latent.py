@@ -12,20 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.attention.grouped_query import LayerPlace, head_gates
 from quire.executor.layers.attention.layer_kv import LatentKV
-from quire.executor.layers.attention.partial_keys import PartialKeys
 from quire.executor.layers.attention.query_temperature import QueryTemperature
 from quire.executor.layers.attention.token_selection import TokenSelector
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, RowLinear, whole
 from quire.executor.layers.norm import NormStyle, RMSNorm
 from quire.executor.layers.positions.rotary import RotaryEmbedding
-from quire.executor.layers.step_context import StepContext, Wanted
+from quire.executor.layers.step_context import StepContext
 from quire.executor.weights.quantization.scheme import LinearPart
-from quire.ops.backend import Backend
 from quire.ops.cache_rows import row_size
 from quire.ops.latent import NewLatents
 
@@ -91,13 +87,9 @@ class LatentAttention:
             ModelLoadError: a `selector`, and ranks that divide sequences; heads that cannot be divided.
         """
         self._sequences = context.sequences
-        if context.sequences is not None:
-            context.sequences.check_heads(context.group.size, 1)
-            if selector is not None:
-                raise ModelLoadError(
-                    f"{context.sequences.flag} is not there for sparse attention, which chooses among all positions; "
-                    "use --tensor-parallel-size alone."
-                )
+        context.sequences.check_heads(context.group.size, 1)
+        if selector is not None:
+            context.sequences.refuse("sparse attention, which chooses among all positions")
         name, hidden_size = f"{place.name}.self_attn", shape.hidden_size
         self._ops = context.ops
         self._place = place
@@ -116,10 +108,9 @@ class LatentAttention:
         self.activation_size = (shape.q_lora_rank or 0) + self._latent_size + self._num_heads * (
             shape.q_head_dim + shape.rope_head_dim + 2 * shape.kv_lora_rank + shape.v_head_dim
         ) + (selector.activation_size if selector is not None else 0)  # fmt: skip
-        if context.sequences is not None:
-            self.activation_size += context.sequences.activation_size(
-                self._num_heads, self._latent_size, shape.kv_lora_rank
-            )
+        self.activation_size += context.sequences.activation_size(
+            self._num_heads, self._latent_size, shape.kv_lora_rank
+        )  # fmt: skip
 
         down = [whole(f"{name}.kv_a_proj_with_mqa", self._latent_size)]
         q_name, q_inputs = f"{name}.q_proj", hidden_size
@@ -168,9 +159,9 @@ class LatentAttention:
         q_latent = self._ops.latent.head_linear(self._heads(q)[..., : self._shape.nope_head_dim], self._to_latent)
         own = wanted or step
         if selection is None:
-            out = attend_to_latents(
-                self._ops, q_latent, q_rotated, latents, own, group, self._sequences, scale=self._scale
-            )
+            out = self._sequences.attend_to_latents(
+                self._ops, q_latent, q_rotated, latents, own, group, scale=self._scale
+            )  # fmt: skip
         else:
             out = self._ops.latent.latent_attention(
                 q_latent, q_rotated, latents, own.attention[group], scale=self._scale, selection=selection
@@ -187,25 +178,6 @@ class LatentAttention:
 
     def _heads(self, q: Tensor) -> Tensor:
         return q.view(len(q), self._num_heads, self._shape.q_head_dim)
-
-
-def attend_to_latents(
-    ops: Backend,
-    q: Tensor,
-    q_rotated: Tensor,
-    cache: Tensor,
-    own: StepContext | Wanted,
-    group: int,
-    sequences: ContextParallel | None,
-    *,
-    scale: float,
-) -> Tensor:
-    """Runs `LatentOperations.latent_attention`, also where ranks divide sequences; `own`, `group` as for `attend`."""
-    batch = own.attention[group]
-    if sequences is None or own.shard_view is None:
-        return ops.latent.latent_attention(q, q_rotated, cache, batch, scale=scale)
-    keys = PartialKeys(cache, batch, own.shard_view, group)
-    return sequences.attend_to_latents(ops, q, q_rotated, keys, scale=scale)
 
 
 _NORM = NormStyle(1e-6)

@@ -28,6 +28,11 @@ class LayerKV(NamedTuple):
         return True
 
     @property
+    def indivisible(self) -> str | None:
+        """Names the kind of attention if ranks cannot divide its positions."""
+        return "models whose prompts' tokens see each other" if self.sees_prompt else None
+
+    @property
     def kind(self) -> str:
         """Names the kind in log lines."""
         if self.sees_prompt:
@@ -63,6 +68,13 @@ class LatentKV(NamedTuple):
     def size(self) -> int:
         """Elements that the layer caches for a token."""
         return sum(self.parts)
+
+    @property
+    def indivisible(self) -> str | None:
+        """Names the kind of attention if ranks cannot divide its positions."""
+        if self.window is None and self.rate == 1:
+            return None
+        return "attention to rows of several tokens, or to a choice of them"
 
     @property
     def kind(self) -> str:

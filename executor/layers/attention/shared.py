@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention.grouped_query import Attention, AttentionShape, LayerPlace, attend, own_form
+from quire.executor.layers.attention.grouped_query import Attention, AttentionShape, LayerPlace, own_form
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.linear import ColumnLinear, RowLinear
 from quire.executor.layers.norm import NormStyle
@@ -62,7 +62,7 @@ class SharedAttention:
         pages, group = step.caches[self._place.number]
         heads = self._q(x).unflatten(1, (-1, self._head_dim))
         q = self._ops.rotary(self._ops.rms_norm(heads, *self._norm), *step.wanted_rotation(self._rotary))
-        out = attend(self._ops, q, pages, step.wanted or step, group, self._form, self._sequences)
+        out = self._sequences.attend(self._ops, q, pages, step.wanted or step, group, self._form)
         return self._output(out.flatten(1))
 
     def outputs_of(self, rows: Tensor, step: StepContext) -> Tensor:

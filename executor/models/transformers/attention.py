@@ -64,10 +64,9 @@ class PagedAttention:
                 )
                 self.kv.append(LayerKV(call.num_kv_heads, head_dim, kept_tokens(form)))
                 sizes = head_dim, head_dim
-            if context.sequences is not None:
-                context.sequences.check(form)
-                exchanged_size = context.sequences.activation_size(call.num_heads, *sizes)
-                self.exchanged_size = max(self.exchanged_size, exchanged_size)
+            context.sequences.check(form)
+            exchanged_size = context.sequences.activation_size(call.num_heads, *sizes)
+            self.exchanged_size = max(self.exchanged_size, exchanged_size)
         self.states: Sequence[LayerState] = ()
         self._step: StepContext | None = None
         self._next = 0

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quire.executor.layers.attention.context_parallel import ContextParallel
-from quire.executor.layers.attention.latent import attend_to_latents
 from quire.executor.layers.attention.layer_kv import LatentKV
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import layer_modules
@@ -27,6 +25,7 @@ from quire.executor.models.transformers.programs.rotation import (
     ratio,
     read_rotary_form,
 )
+from quire.executor.parallel.context.strategy import ContextParallel
 from quire.ops.backend import Backend
 from quire.ops.latent import NewLatents
 
@@ -44,7 +43,7 @@ class LatentAttention(AttendingStep):
     number: int  # of the layer's cache
     scale: float
     expansion: layer_modules.Expansion
-    sequences: ContextParallel | None
+    sequences: ContextParallel
 
     @property
     def kv(self) -> LatentKV:
@@ -74,7 +73,7 @@ class RotatedLatentAttention(AttendingStep):
     number: int
     scale: float
     expansion: layer_modules.Expansion
-    sequences: ContextParallel | None
+    sequences: ContextParallel
     norm: tuple[Tensor, float]
     is_interleaved: bool
 
@@ -106,7 +105,7 @@ def attended(
         own = step.wanted
         q, rest = (layer.ops.take_rows(x.flatten(1), own.tokens).unflatten(1, x.shape[1:]) for x in (q, rest))
     q_latent = latent.head_linear(q, layer.expansion.to_latent)
-    out = attend_to_latents(layer.ops, q_latent, rest, pages, own, group, layer.sequences, scale=layer.scale)
+    out = layer.sequences.attend_to_latents(layer.ops, q_latent, rest, pages, own, group, scale=layer.scale)
     return latent.head_linear(out, layer.expansion.to_values).unsqueeze(0)
 
 

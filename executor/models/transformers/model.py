@@ -51,7 +51,7 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
     if model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")
     findings, splits, plan = _explore(spec, model, context)
-    if plan is not None and context.sequences is not None:
+    if plan is not None and context.sequences.is_divided:
         raise _refusal(spec, f"runs row by row, on whole sequences, and {context.sequences.flag} divides them")
     weights = ModuleWeights(context.weights, model, transposed_weights(model, splits))
     leave_out_towers(model, findings.called)

@@ -29,6 +29,7 @@ from quire.executor.models.transformers.programs.tracing import RunPart, Untrace
 from quire.executor.models.transformers.row_by_row import LayerPlan, NoLayer, RowPlan, run_row
 from quire.executor.models.transformers.skeleton import first_tensor
 from quire.executor.models.transformers.stages import received_rows
+from quire.executor.parallel.context.strategy import WHOLE
 from quire.ops.backend import AttentionForm, Backend
 
 _NUM_TOKENS = 96
@@ -164,7 +165,7 @@ def _replace(program: Program, store: Call, query: Ref, ops: Backend, device: to
         form = form._replace(slopes=form.slopes.to(device))
     # Ranks that divide sequences refuse such classes.
     num_kv_heads = program.metas[store.outs[0]].shape[1]  # type: ignore[index]
-    attention = Attention(ops, layer.kv, form, max(layer.key_dim, layer.value_dim), num_kv_heads, sequences=None)
+    attention = Attention(ops, layer.kv, form, max(layer.key_dim, layer.value_dim), num_kv_heads, WHOLE)
     product.function = HeadsFirst(attention, len(program.metas[product.outs[0]].shape) == 4)  # type: ignore[index]
     product.args, product.kwargs = (query, *store.args), {}
     return True

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from quire.executor.layers.attention.grouped_query import kv_head_shard
 from quire.executor.layers.context import ModelContext
 from quire.executor.models.transformers.probe import AttentionCall, Findings, is_linear, sizes_of
+from quire.executor.parallel.context.strategy import WHOLE
 from quire.executor.weights.readers import Shard
 
 Style = Literal["whole", "column", "row", "gather", "split_input"]
@@ -75,10 +76,9 @@ def local_outputs(splits: Mapping[nn.Module, Split]) -> dict[nn.Module, int]:
 
 
 def _head_shard(context: ModelContext, call: AttentionCall, num_outputs: int) -> Shard:
-    if context.sequences is not None:
-        if call.expansion is None:
-            context.sequences.check_heads(context.group.size, call.num_kv_heads)
-        context = replace(context, sequences=None)  # these heads are not KV heads
+    if call.expansion is None:
+        context.sequences.check_heads(context.group.size, call.num_kv_heads)
+    context = replace(context, sequences=WHOLE)  # these heads are not KV heads
     for num_heads, head_dim in (
         (call.num_heads, call.key_dim), (call.num_kv_heads, call.key_dim), (call.num_kv_heads, call.value_dim),
     ):  # fmt: skip

@@ -13,7 +13,7 @@ from quire.core.config.cache import CacheConfig, KVCacheDtype
 from quire.core.config.model import ModelImplementation
 from quire.core.wire.protocol import EngineRequest, RequestDelta
 from quire.core.wire.rank import Layout
-from quire.executor.layers.attention import context_parallel
+from quire.executor.parallel.context import divided
 from quire.executor.parallel.groups import _context_groups
 from quire.executor.worker import Worker
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
@@ -140,7 +140,7 @@ def run_on_ranks(
                 group.meeting.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool, mock.patch.object(context_parallel, "GATHERED_BYTES", GATHERED_BYTES):
+    with ThreadPoolExecutor(size) as pool, mock.patch.object(divided, "GATHERED_BYTES", GATHERED_BYTES):
         return list(pool.map(on_rank, range(size)))
 
 

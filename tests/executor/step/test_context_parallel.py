@@ -11,11 +11,11 @@ import torch
 from quire import LLM, SamplingParams
 from quire.core.config.cache import CacheConfig
 from quire.core.wire.rank import Layout
-from quire.executor.layers.attention.context_parallel import ContextParallel
+from quire.executor.parallel.context.divided import DividedContext
+from quire.executor.parallel.context.rows import PartialRows
+from quire.executor.parallel.context.shard import SequenceShard
 from quire.executor.parallel.groups import ParallelGroup
-from quire.executor.parallel.sequence_shard import SequenceShard
 from quire.executor.step.input_batch import InputBatch
-from quire.executor.step.partial_rows import PartialRows
 from tests.executor.models.test_hybrid_models import folder as hybrid  # noqa: F401
 from tests.executor.paged_driver import Checkpoints
 from tests.executor.step.sequence_ranks import BOTH, LITTLE_ROOM, ROOM, run_on_ranks, run_whole
@@ -139,7 +139,7 @@ def test_attention_that_knows_where_keys_lie(case: str, checkpoint: Checkpoints)
 def test_what_ranks_exchange_is_planned() -> None:
     """Queries of all that compute the same tokens, or blocks of a part of a step's tokens, and the results."""
     sizes = [
-        ContextParallel(ParallelGroup(0, size), num_parts, 1).activation_size(4, 36, 24)
+        DividedContext(ParallelGroup(0, size), num_parts, 1).activation_size(4, 36, 24)
         for size, num_parts in ((2, 1), (2, 2), (6, 3))
     ]
     assert sizes == [2 * 4 * 108, 4 * (72 + 24), 4 * (48 + 48)]

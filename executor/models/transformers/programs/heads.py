@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.executor.layers.attention.context_parallel import ContextParallel
-from quire.executor.layers.attention.grouped_query import attend
 from quire.executor.layers.step_context import StepContext, Wanted
 from quire.executor.models.transformers import layer_modules
 from quire.executor.models.transformers.programs.evaluation import agree, examples, is_layer
@@ -21,6 +19,7 @@ from quire.executor.models.transformers.programs.rotation import (
     ratio,
     read_rotary_form,
 )
+from quire.executor.parallel.context.strategy import ContextParallel
 from quire.ops.backend import AttentionForm, Backend, NewHeads
 
 
@@ -35,7 +34,7 @@ class Attention(AttendingStep):
     form: AttentionForm
     head_dim: int  # in the cache
     num_kv_heads: int
-    sequences: ContextParallel | None
+    sequences: ContextParallel
 
     def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Selects this operation's arguments from those of the class's attention call."""
@@ -61,7 +60,7 @@ class RotatedAttention(AttendingStep):
     form: AttentionForm
     head_dim: int
     num_kv_heads: int
-    sequences: ContextParallel | None
+    sequences: ContextParallel
     norm: tuple[Tensor, float] | None
     is_interleaved: bool
 
@@ -116,7 +115,7 @@ def attended(layer: Attention | RotatedAttention, step: StepContext, q: Tensor, 
         assert step.wanted is not None
         own = step.wanted
         q = layer.ops.take_rows(q.flatten(1), own.tokens).unflatten(1, q.shape[1:])
-    return attend(layer.ops, q, pages, own, group, layer.form, layer.sequences, layer.num_kv_heads)
+    return layer.sequences.attend(layer.ops, q, pages, own, group, layer.form, layer.num_kv_heads)
 
 
 class _Form(NamedTuple):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from quire.core.config.load import LoadConfig
 from quire.core.config.model import ModelConfig
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.base import InputEmbeds
 from quire.executor.models.transformers import TransformersModel
@@ -20,6 +19,7 @@ from quire.executor.models.transformers.attention import PagedAttention
 from quire.executor.models.transformers.layer_modules import MLP, FusedPart, RMSNorm
 from quire.executor.models.transformers.probe import AttentionCall
 from quire.executor.models.transformers.row_by_row import RowByRow
+from quire.executor.parallel.context.divided import DividedContext
 from quire.executor.parallel.groups import ParallelGroup
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from tests.executor.models.coverage import measure
@@ -128,7 +128,7 @@ def test_two_ranks_compute_what_one_does(family: str, options: dict[str, Any], c
 
 def test_what_ranks_exchange_is_counted_of_the_largest_layer(checkpoint: Checkpoints) -> None:
     """Layers may have different numbers of heads, as OpenELM's."""
-    sequences = ContextParallel(ParallelGroup(0, 2), num_parts=2, run=1)
+    sequences = DividedContext(ParallelGroup(0, 2), num_parts=2, run=1)
     context = replace(model_context(transformers_spec(checkpoint("llama"))), sequences=sequences)
 
     def exchanged_size(*head_counts: int) -> int:

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quire.executor.layers.attention.partial_keys import PartialKeys
-from quire.executor.parallel.sequence_shard import SequenceShard
-from quire.executor.step.input_batch import GroupPages, InputBatch
-from quire.executor.step.partial_rows import PartialRows
-from quire.executor.transfers import to_device
+from quire.executor.parallel.context.keys import PartialKeys
+from quire.executor.parallel.context.rows import PartialRows, StepRows
+from quire.executor.parallel.context.shard import SequenceShard
 from quire.ops.backend import AttentionBatch, Backend
+from quire.ops.host_arrays import to_device
 
 
 class SharedTokens(NamedTuple):
@@ -45,7 +44,7 @@ class RingRounds:
     def __init__(
         self,
         ops: Backend,
-        batch: InputBatch,
+        batch: StepRows,
         tokens: SharedTokens,
         shard: SequenceShard,
         num_same: int,
@@ -68,15 +67,18 @@ class RingRounds:
         part, group = rank // self._num_same, keys.group
         rows = self._rows_of(part, self._shard.rank)
         if (part, group) not in self._of_queries:
-            self._of_queries[part, group] = rows.batch(self._ops, self._batch.pages[group], self._block_size)
+            pages = self._batch.pages[group]
+            self._of_queries[part, group] = rows.batch(
+                self._ops, pages.slot_mapping, pages.block_tables, self._block_size
+            )  # fmt: skip
         return keys._replace(batch=self._of_queries[part, group], shard_view=rows.shard_view)
 
     def of_keys(self, rank: int, block: torch.Tensor, keys: PartialKeys) -> PartialKeys:
         group = keys.group
         rows = self._rows_of(self._shard.rank // self._num_same, rank)
         if (rank, group) not in self._of_keys:
-            pages = self._in_block(group)
-            self._of_keys[rank, group] = rows.batch(self._ops, pages, self._block_size)
+            slot_mapping = self._batch.pages[group].slot_mapping
+            self._of_keys[rank, group] = rows.batch(self._ops, slot_mapping, self._in_block(group), self._block_size)
         return PartialKeys(block, self._of_keys[rank, group], rows.shard_view, group)
 
     def page_ids(self, group: int) -> torch.Tensor:
@@ -97,12 +99,11 @@ class RingRounds:
             self._page_ids[group] = page_ids, to_device(page_ids.astype(np.int64), batch.positions.device)
         return self._page_ids[group]
 
-    def _in_block(self, group: int) -> GroupPages:
-        """Returns the step's pages as indices into a block of the pages that its tokens see."""
+    def _in_block(self, group: int) -> np.ndarray:
+        """Returns the step's block tables as indices into a block of the pages that its tokens see."""
         page_ids, _ = self._seen_pages(group)
-        pages = self._batch.pages[group]
-        places = np.searchsorted(page_ids, pages.block_tables).clip(max=len(page_ids) - 1)  # arbitrary for others
-        return pages._replace(block_tables=places.astype(np.int32))
+        places = np.searchsorted(page_ids, self._batch.pages[group].block_tables)
+        return places.clip(max=len(page_ids) - 1).astype(np.int32)  # arbitrary for others
 
     def _rows_of(self, part: int, rank: int) -> PartialRows:
         if (part, rank) not in self._rows:

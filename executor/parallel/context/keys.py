@@ -1,11 +1,12 @@
 """One rank's part of the keys of sequences, for the tokens of a step."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from quire.executor.parallel.sequence_shard import SequenceShard
+from quire.executor.parallel.context.shard import SequenceShard
 from quire.ops.backend import AttentionBatch
 
 
@@ -48,6 +49,16 @@ class ShardView(NamedTuple):
         return self.positions - (last * self.shard.size + self.shard.rank)
 
 
+class StepKeys(Protocol):
+    """The keys that a step's tokens attend to, or some of its tokens; see `StepContext`."""
+
+    @property
+    def attention(self) -> Sequence[AttentionBatch]: ...
+
+    @property
+    def shard_view(self) -> ShardView | None: ...
+
+
 class PartialKeys(NamedTuple):
     """The keys and values of one rank's part, and the tokens that attend to them.
 
@@ -62,6 +73,11 @@ class PartialKeys(NamedTuple):
     batch: AttentionBatch
     shard_view: ShardView
     group: int
+
+    @classmethod
+    def of(cls, pages: Tensor, own: StepKeys, group: int) -> "PartialKeys | None":
+        """Returns the keys in `pages` for the tokens of `own`; None if these see all positions there."""
+        return None if own.shard_view is None else cls(pages, own.attention[group], own.shard_view, group)
 
 
 class Rounds(Protocol):

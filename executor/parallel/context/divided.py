@@ -1,22 +1,21 @@
 """Attention over sequences whose keys and values are divided by position over ranks that hold the same KV heads."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
 from quire.core.errors import ModelLoadError
-from quire.executor.layers.attention.partial_keys import PartialKeys, block_of
-from quire.executor.layers.attention.sequence_ring import AttentionPart, pass_keys, pass_queries
+from quire.executor.parallel.context.keys import PartialKeys, ShardView, StepKeys, block_of
+from quire.executor.parallel.context.ring import AttentionPart, pass_keys, pass_queries
+from quire.executor.parallel.context.rows import PartialRows, StepRows
+from quire.executor.parallel.context.shard import SequenceShard
+from quire.executor.parallel.context.strategy import CHUNKS, WHOLE, ContextParallel, KeptRows
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.posted_receives import MAX_BYTES
-from quire.executor.parallel.sequence_shard import SequenceShard
-from quire.ops.backend import AttentionForm, Backend
-
-CHUNKS: tuple[Literal["own", "previous", "earlier"], ...] = ("own", "previous", "earlier")
-"""The chunks of dual chunk attention; see `AttentionForm.chunks`."""
+from quire.ops.backend import AttentionBatch, AttentionForm, Backend
 
 GATHERED_BYTES = MAX_BYTES
 """The most of a rank's queries that all ranks gather. For so few, as in most decode steps, a gather takes less time
@@ -27,49 +26,61 @@ AttendPartly = Callable[[Tensor, AttentionForm, PartialKeys], AttentionPart]
 """Computes `Backend.partial_attention` of queries, over one rank's keys."""
 
 
-class ContextParallel:
+def context_parallel(
+    config: EngineConfig, tensor: ParallelGroup, group: ParallelGroup | None = None
+) -> ContextParallel:
+    """Builds the division that `config` asks for.
+
+    Args:
+        tensor: all ranks that share each layer's weights.
+        group: the ranks with which this one divides positions; None: it will not compute.
+    """
+    layout = config.layout
+    if layout.sequence == 1:
+        return WHOLE
+    group = group or ParallelGroup(tensor.rank % layout.context, layout.sequence)
+    return DividedContext(group, layout.prefill, config.cp_kv_cache_interleave_size)
+
+
+class DividedContext(ContextParallel):
     """One rank's part of the positions, and the group that has all of them.
 
     The group consists of `num_parts` times the ranks that compute the same tokens. These hold the same KV heads, and
     different query heads.
 
     Attributes:
-        flag: the option that asks for it; of two, the one that divides tokens.
+        flag: of two options, the one that divides tokens.
         num_parts: parts into which the tokens of each step are divided, by their positions.
         num_same: ranks that compute the same tokens: neighbours in the group.
         group: the ranks that divide the positions.
         shard: this rank's part.
     """
 
+    is_divided = True
+
     def __init__(self, group: ParallelGroup, num_parts: int, run: int) -> None:
         """Takes the length `run` of the runs of positions, which belong to the ranks of `group` in turn."""
         self.flag = "--prefill-context-parallel-size" if num_parts > 1 else "--decode-context-parallel-size"
+        self.divides_tokens = num_parts > 1
         self.num_parts = num_parts
         self.num_same = group.size // num_parts
         self.group = group
         self.shard = SequenceShard(group.rank, group.size, run)
 
-    @staticmethod
-    def of(config: EngineConfig, tensor: ParallelGroup, group: ParallelGroup | None) -> "ContextParallel | None":
-        """Builds it from `config`; None if every rank has all positions.
+    def refuse(self, attention: str, model: str = "") -> None:
+        name = f"{model}: " if model else ""
+        raise ModelLoadError(f"{name}{self.flag} is not there for {attention}; use --tensor-parallel-size alone.")
 
-        Args:
-            tensor: all ranks that share each layer's weights.
-            group: the ranks with which this one divides positions; None: it will not compute.
-        """
-        layout = config.layout
-        if layout.sequence == 1:
-            return None
-        group = group or ParallelGroup(tensor.rank % layout.context, layout.sequence)
-        return ContextParallel(group, layout.prefill, config.cp_kv_cache_interleave_size)
-
-    @property
-    def divides_tokens(self) -> bool:
-        """True if a rank computes only some of a step's tokens."""
-        return self.num_parts > 1
+    def check_model(self, name: str, kv_layers: Sequence[KeptRows], *, has_states: bool) -> None:
+        if not kv_layers and not has_states:
+            self.refuse("encoders, whose tokens see each other", name)
+        for layer in kv_layers:
+            if layer.indivisible is not None:
+                self.refuse(layer.indivisible, name)
+        if self.divides_tokens and has_states:
+            self.refuse("recurrent layers, which need each token after the one before", name)
 
     def check(self, form: AttentionForm) -> None:
-        """Raises ModelLoadError for a form that cannot be computed over one rank's keys, see `_partial`."""
         turn = self.shard.run * self.shard.size
         limit = next((size for size in (form.window, form.chunk) if size is not None and size % turn), None)
         if limit is not None:
@@ -89,11 +100,6 @@ class ContextParallel:
             )
 
     def check_heads(self, num_ranks: int, num_kv_heads: int) -> None:
-        """Raises ModelLoadError if ranks that compute the same tokens hold different KV heads.
-
-        Args:
-            num_ranks: the ranks over which the model's heads are divided.
-        """
         copies = max(1, num_ranks // num_kv_heads)
         if copies % self.num_same:
             raise ModelLoadError(
@@ -103,13 +109,6 @@ class ContextParallel:
             )
 
     def activation_size(self, num_heads: int, size: int, value_size: int) -> int:
-        """Counts the values of each token that a layer's attention computes for other ranks, and receives from them.
-
-        Args:
-            num_heads: queries of a rank.
-            size: of a query.
-            value_size: of a value.
-        """
         if self.num_parts == 1:  # results are computed, ordered by rank, and received
             return self.num_same * num_heads * (size + 3 * value_size)
         # One part of the tokens: two blocks of queries, three of results for others, and results from each rank. Blocks
@@ -117,13 +116,28 @@ class ContextParallel:
         blocks = -(-(2 * size + 3 * value_size) // self.num_parts)
         return num_heads * (blocks + self.num_same * value_size)
 
-    def attend(self, ops: Backend, q: Tensor, keys: PartialKeys, form: AttentionForm, num_kv_heads: int = 1) -> Tensor:
-        """Runs `Backend.attention` for `q` [num_tokens, num_heads, head_dim] over all ranks.
+    def slots(self, pages: np.ndarray, offsets: np.ndarray, block_size: int, spare_page: int) -> np.ndarray:
+        return self.shard.slots(pages, offsets, block_size, spare_page)
 
-        Args:
-            keys: this rank's.
-            num_kv_heads: of the rank, if others compute the same tokens.
-        """
+    def attention(
+        self, ops: Backend, batch: StepRows, query_lens: np.ndarray, block_size: int
+    ) -> tuple[list[AttentionBatch], ShardView]:
+        rows = PartialRows.of_step(self.shard, batch, query_lens)
+        return rows.attention(ops, batch.pages, block_size), rows.shard_view
+
+    def attend(
+        self,
+        ops: Backend,
+        q: Tensor,
+        pages: Tensor,
+        own: StepKeys,
+        group: int,
+        form: AttentionForm,
+        num_kv_heads: int = 1,
+    ) -> Tensor:
+        keys = PartialKeys.of(pages, own, group)
+        if keys is None:
+            return super().attend(ops, q, pages, own, group, form)
 
         def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> AttentionPart:
             return ops.partial_attention(q, keys.pages, keys.batch, form)
@@ -131,9 +145,11 @@ class ContextParallel:
         return self._attend(ops, q, keys, form, attend_partly, q.shape[2], num_kv_heads)
 
     def attend_to_latents(
-        self, ops: Backend, q: Tensor, q_rotated: Tensor, keys: PartialKeys, *, scale: float
+        self, ops: Backend, q: Tensor, q_rotated: Tensor, cache: Tensor, own: StepKeys, group: int, *, scale: float
     ) -> Tensor:
-        """Runs `LatentOperations.latent_attention` over all ranks; `keys` are as for `attend`."""
+        keys = PartialKeys.of(cache, own, group)
+        if keys is None:
+            return super().attend_to_latents(ops, q, q_rotated, cache, own, group, scale=scale)
         rank = q.shape[2]
 
         def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> AttentionPart:
@@ -144,14 +160,11 @@ class ContextParallel:
         return self._attend(ops, torch.cat((q, q_rotated), dim=-1), keys, AttentionForm(scale), attend_partly, rank)
 
     def attend_in_chunks(
-        self, ops: Backend, queries: Sequence[Tensor], keys: PartialKeys, form: AttentionForm
+        self, ops: Backend, queries: Sequence[Tensor], pages: Tensor, own: StepKeys, group: int, form: AttentionForm
     ) -> Tensor:
-        """Attends from each token to its own, the previous and all earlier chunks, with a query for each of the three.
-
-        Args:
-            queries: each as `q` for `attend`; other arguments as there.
-            form: the chunks' size, and nothing else except a scale.
-        """
+        keys = PartialKeys.of(pages, own, group)
+        if keys is None:
+            return super().attend_in_chunks(ops, queries, pages, own, group, form)
 
         def attend_partly(q: Tensor, form: AttentionForm, keys: PartialKeys) -> AttentionPart:
             own, previous, earlier = q.chunk(3, dim=-1)

@@ -8,15 +8,41 @@ those of other ranks attend one by one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from quire.executor.models.base import ShardView
-from quire.executor.parallel.sequence_shard import SequenceShard
-from quire.executor.step.input_batch import GroupPages, InputBatch
-from quire.executor.transfers import to_device
+from quire.executor.parallel.context.keys import ShardView
+from quire.executor.parallel.context.shard import SequenceShard
 from quire.ops.backend import AttentionBatch, Backend
+from quire.ops.host_arrays import to_device
+
+
+class StepPages(Protocol):
+    """The places of a step's tokens in the pages of one KV group; see `GroupPages`."""
+
+    @property
+    def slot_mapping(self) -> torch.Tensor: ...
+
+    @property
+    def block_tables(self) -> np.ndarray: ...
+
+
+class StepRows(Protocol):
+    """The rows of a step; see `InputBatch`."""
+
+    @property
+    def query_lens(self) -> np.ndarray: ...
+
+    @property
+    def seq_lens(self) -> np.ndarray: ...
+
+    @property
+    def positions(self) -> torch.Tensor: ...
+
+    @property
+    def pages(self) -> Sequence[StepPages]: ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +86,7 @@ class PartialRows:
         return cls(np.diff(ends, prepend=0), num_keys[ends - 1], sequences[ends - 1], shard_view)
 
     @classmethod
-    def of_step(cls, shard: SequenceShard, batch: InputBatch, query_lens: np.ndarray) -> "PartialRows":
+    def of_step(cls, shard: SequenceShard, batch: StepRows, query_lens: np.ndarray) -> "PartialRows":
         """Forms rows from the last `query_lens` tokens of each row of a step."""
         sequences, positions = last_tokens(query_lens, batch.seq_lens)
         order = None
@@ -69,19 +95,20 @@ class PartialRows:
             sequences, positions = sequences[order], positions[order]
         return cls.of(shard, sequences, positions, batch.positions.device, order)
 
-    def attention(self, ops: Backend, pages: Sequence[GroupPages], block_size: int) -> list[AttentionBatch]:
+    def attention(self, ops: Backend, pages: Sequence[StepPages], block_size: int) -> list[AttentionBatch]:
         """Builds, by KV group, the attention of these rows; stores all tokens of the step.
 
         Args:
             block_size: slots of a page on this rank.
         """
-        return [self.batch(ops, group, block_size) for group in pages]
+        return [self.batch(ops, group.slot_mapping, group.block_tables, block_size) for group in pages]
 
-    def batch(self, ops: Backend, pages: GroupPages, block_size: int) -> AttentionBatch:
+    def batch(
+        self, ops: Backend, slot_mapping: torch.Tensor, block_tables: np.ndarray, block_size: int
+    ) -> AttentionBatch:
         """Builds the attention of one KV group."""
         return ops.attention_batch(
-            self.query_lens, self.num_keys, pages.block_tables[self.sequences], pages.slot_mapping,
-            block_size=block_size,
+            self.query_lens, self.num_keys, block_tables[self.sequences], slot_mapping, block_size=block_size
         )  # fmt: skip
 
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.executor.layers.attention import context_parallel
-from quire.executor.layers.attention.context_parallel import ContextParallel
 from quire.executor.layers.attention.layer_kv import LayerKV, kept_tokens
-from quire.executor.layers.attention.partial_keys import PartialKeys
-from quire.executor.layers.attention.sequence_ring import pass_keys
-from quire.executor.models.base import LayerCache
+from quire.executor.models.base import LayerCache, Wanted
+from quire.executor.parallel.context import divided
+from quire.executor.parallel.context.divided import DividedContext
+from quire.executor.parallel.context.ring import pass_keys
 from quire.executor.parallel.groups import Messages
 from quire.executor.parallel.token_shares import TokenShares
 from quire.executor.step.divided_forward import DividedForward
@@ -123,7 +122,7 @@ def attend(case: Case, load: Load) -> Outcome:
 
     def on_rank(group: ThreadGroup) -> tuple[Tensor, Counted, TokenShares, int]:
         counted = Counted(group)
-        sequences = ContextParallel(counted, case.num_parts, case.run)
+        sequences = DividedContext(counted, case.num_parts, case.run)
         shape = ops.kv_cache_shape(spare_page + 1, BLOCK_SIZE, case.num_kv_heads, HEAD_DIM, torch.float32)
         pages = torch.zeros(shape)
         slots = sequences.shard.slots(pages_of_tokens, at % page_size, page_size, spare_page)
@@ -134,8 +133,8 @@ def attend(case: Case, load: Load) -> Outcome:
         [attention], shard_view = forward._attend(batch, division, division.shares)
         assert shard_view.rounds is not None
         own = q[division.shares.tokens[group.rank // case.num_same]][:, case.heads(group.rank)].contiguous()
-        keys = PartialKeys(pages, attention, shard_view, 0)
-        out = sequences.attend(ops, own, keys, case.own_form(group.rank), case.num_kv_heads)
+        wanted = Wanted(torch.empty(0), [attention], shard_view)
+        out = sequences.attend(ops, own, pages, wanted, 0, case.own_form(group.rank), case.num_kv_heads)
         return out, counted, division.shares, len(shard_view.rounds.page_ids(0)) * pages[0].nbytes
 
     outs, groups, [shares, *_], [block_bytes, *_] = zip(*on_every_rank(case.size, on_rank), strict=True)
@@ -172,7 +171,7 @@ def test_what_is_smaller_travels(case: str, load: Load, monkeypatch: pytest.Monk
     gathered = attend(ranks, load)
     assert [group.num_messages for group in gathered.groups] == [0] * ranks.size
     torch.testing.assert_close(gathered.outputs, attend_whole(ranks, load), rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(context_parallel, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(divided, "GATHERED_BYTES", 0)
     passed = attend(ranks, load)
     assert torch.equal(passed.outputs, gathered.outputs)
     query_bytes = passed.num_shared * NUM_HEADS * (2 * HEAD_DIM + 1) * 4  # of a block, its outputs and logarithms
@@ -199,7 +198,7 @@ RANK = """
 import json, sys
 import torch
 from quire.core.wire.rank import Layout
-from quire.executor.layers.attention.sequence_ring import pass_keys, pass_queries
+from quire.executor.parallel.context.ring import pass_keys, pass_queries
 from quire.executor.parallel.groups import RankGroups, leave
 
 torch.set_num_threads(1)
