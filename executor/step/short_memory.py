@@ -28,11 +28,11 @@ NO_MEMORY = RequestFailure(
 
 
 class _Span(NamedTuple):
-    """Tokens of a row: `count` of them, from the one at `start` among those that the plan has of it."""
+    """Tokens of a row: `num_tokens` of them, from the one at `start` among those that the plan has of it."""
 
     row: int
     start: int
-    count: int
+    num_tokens: int
 
 
 class PartedStep(NamedTuple):
@@ -120,7 +120,7 @@ class StepInParts:
         columns = (
             [plan.slots[span.row] for span in part],
             [plan.num_computed[span.row] + span.start for span in part],
-            [span.count for span in part],
+            [span.num_tokens for span in part],
         )
         try:
             values = run(build_input_batch(StepPlan(plan.step_id, [], [], *columns, wanted, []), self._table))
@@ -147,7 +147,7 @@ class StepInParts:
 
 def _num_wanted(span: _Span, num_tokens: int, count: int) -> int:
     """Counts the tokens of a span that are among the last `count` of its row's `num_tokens`."""
-    end = span.start + span.count
+    end = span.start + span.num_tokens
     return max(0, end - max(span.start, num_tokens - count))
 
 
@@ -156,16 +156,16 @@ def _halve(part: list[_Span], *, can_cut: bool = True) -> list[list[_Span]]:
     if not can_cut:
         middle = len(part) // 2
         return [part[:middle], part[middle:]] if middle else []
-    rest = sum(span.count for span in part) // 2
+    rest = sum(span.num_tokens for span in part) // 2
     if not rest:
         return []
     first: list[_Span] = []
     second: list[_Span] = []
     for span in part:
-        count = min(span.count, rest)
+        count = min(span.num_tokens, rest)
         rest -= count
         if count:
-            first.append(span._replace(count=count))
-        if count < span.count:
-            second.append(_Span(span.row, span.start + count, span.count - count))
+            first.append(span._replace(num_tokens=count))
+        if count < span.num_tokens:
+            second.append(_Span(span.row, span.start + count, span.num_tokens - count))
     return [first, second]

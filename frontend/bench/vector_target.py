@@ -12,7 +12,7 @@ from quire.frontend.bench.figures import RequestTiming
 
 VectorBackend = Literal["openai-embeddings", "openai-embeddings-chat", "vllm-pooling", "vllm-rerank"]
 
-ENDPOINTS: dict[VectorBackend, str] = {
+ENDPOINTS: dict[str, str] = {
     "openai-embeddings": "/v1/embeddings",
     "openai-embeddings-chat": "/v1/embeddings",
     "vllm-pooling": "/pooling",

@@ -1,7 +1,7 @@
 """The scores of pairs of texts, in the way that the model has for them."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire.core.wire.pooling import PoolingTask
 from quire.core.wire.pooling_params import PoolingParams
@@ -13,6 +13,9 @@ from quire.frontend.requests.comparisons import cosine, late_interaction
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.scored_pairs import PairOptions, PairWriter
 from quire.frontend.requests.time_slices import in_time_slices
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Outputs = Sequence[VectorsOutput]
 
@@ -55,11 +58,16 @@ class PairScoring:
             case "pairs":
                 return await self._read_together(first, second, options, caller)
             case "vectors":
-                queries, documents = await self._read_apart(first, second, options, caller, "embed")
-                compare = cosine
+                return await self._compare(cosine, await self._read_apart(first, second, options, caller, "embed"))
             case "token vectors":
-                queries, documents = await self._read_apart(first, second, options, caller, "token_embed")
-                compare = late_interaction
+                outputs = await self._read_apart(first, second, options, caller, "token_embed")
+                return await self._compare(late_interaction, outputs)
+
+    async def _compare(
+        self, compare: "Callable[[np.ndarray, np.ndarray], float]", outputs: tuple[Outputs, Outputs]
+    ) -> PairScores:
+        """The scores of pairs of outputs, those of the queries and those of the documents."""
+        queries, documents = outputs
         scores = []
         async for index, document in in_time_slices(enumerate(documents)):
             query = queries[index if len(queries) > 1 else 0]
