@@ -322,6 +322,10 @@ class AsyncLLM(EngineControl):
 
     # -------------------------------------------------------------------------------------------------------- facts
 
+    def check_generates(self) -> None:
+        """Raises ParameterError if the model makes vectors, classes or scores instead of text."""
+        self._intake.pooling.check_generates()
+
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the model can do, by vLLM's names."""
         return self.supported_tasks

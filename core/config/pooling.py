@@ -94,8 +94,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
 
     Attributes:
         tasks: those that the model serves, the first one for requests that name none.
-        sequence, token: the ways from hidden states to vectors; a `sequence` of None is CLS for an encoder, and else
-            LAST.
+        sequence, token: the ways from hidden states to vectors.
         use_activation: for requests that do not say.
         classes: the names of the classes, by number; empty for a model without.
         score_activation: makes probabilities of logits: a class of torch.nn.modules, or "auto" for a sigmoid of one
@@ -107,7 +106,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
     """
 
     tasks: list[PoolingTask]
-    sequence: SequencePooling | None
+    sequence: SequencePooling
     token: TokenPooling = "ALL"
     use_activation: bool = True
     classes: list[str] = []
@@ -137,7 +136,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """One line for people."""
         parts = [f"serves {', '.join(self.tasks)}"]
-        if self.sequence is not None:
+        if not {"embed", "classify"}.isdisjoint(self.tasks):
             parts.append(f"pooling {self.sequence}")
         if self.token != "ALL":
             parts.append(f"tokens {self.token}")

@@ -88,6 +88,7 @@ class Messages:
 
     async def _open(self, request: MessagesRequest, headers: ClientHeaders) -> tuple[Turn, MessageBuilder]:
         message_id = f"msg_{uuid.uuid4().hex}"
+        self._conversations.check_generates()
         chat, prompt = await self._render(self._read(request))
         turn = await self._conversations.open(chat, message_id, headers, prompt=prompt)
         usage = MessageUsage(input_tokens=turn.num_prompt_tokens, output_tokens=0)

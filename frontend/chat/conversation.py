@@ -73,6 +73,10 @@ class Conversations:
             searches=self.searches,
         )
 
+    def check_generates(self) -> None:
+        """Raises ParameterError if the model makes vectors, classes or scores instead of answers."""
+        self._engine.check_generates()
+
     async def render(self, chat: ChatInput, *, must_fit: bool = True) -> Prompt:
         """The prompt.
 
@@ -204,6 +208,7 @@ class Conversations:
             ParameterError: the request cannot be served as asked, by the client's name of the field.
             EngineError: the engine cannot take requests.
         """
+        self.check_generates()
         prompt = prompt or await self.render(chat, must_fit=chat.truncation is None)
         if chat.tools.choice.mode == "auto" and not self._reader.finds_calls:
             raise ParameterError(

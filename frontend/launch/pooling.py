@@ -91,16 +91,22 @@ def _conversion(model: ModelConfig, spec: ModelSpec) -> Conversion:
     if model.runner == "generate":
         if asked in ("embed", "classify"):
             raise ConfigError(f"--convert {asked} makes a model whose output is not text; use --runner pooling.")
+        if spec.is_encoder:
+            raise ConfigError(
+                f"--runner generate: {spec.name} ({spec.architecture}) is an encoder, which generates no text; leave "
+                "--runner out, or use --runner pooling."
+            )
         return "none"
     if asked in ("embed", "classify"):
         return asked
     if asked == "none":
-        if model.runner == "pooling" and own == "none":
+        if own == "none" and (model.runner == "pooling" or spec.is_encoder):
             raise ConfigError(
-                f"{spec.architecture} generates text; with --runner pooling, choose --convert embed or classify."
+                f"--convert none leaves {spec.architecture} without an output of --runner pooling; choose --convert "
+                "embed or classify."
             )
         return own
-    if model.runner == "auto" and sentence is None and own == "none":
+    if model.runner == "auto" and sentence is None and own == "none" and not spec.is_encoder:
         return "none"
     if sentence is not None and sentence.kind == "scores":
         return "classify"
@@ -148,6 +154,8 @@ def _common(spec: ModelSpec, asked: PoolerConfig, sources: dict[str, str]) -> di
         raise ConfigError(sentence.pooling_fault)
     elif (stated := spec.config_json.get("classifier_pooling")) in ("cls", "mean"):
         sequence, sources["pooling"] = "CLS" if stated == "cls" else "MEAN", "config.json"
+    else:
+        sequence = "CLS" if spec.is_encoder else "LAST"
     found: dict[str, Any] = {"sequence": sequence, "token": asked.token or "ALL"}
     if sentence is not None:
         found |= {

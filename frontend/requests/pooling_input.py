@@ -1,10 +1,9 @@
 """Settles the parameters of requests for vectors, by what the model serves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from quire.core.config.pooling import PoolingSpec
 from quire.core.errors import ParameterError
-from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.pooling import CLASSIFY, EMBED, Pooling, PoolingMethod, PoolingTask
 from quire.core.wire.pooling_params import PoolingParams
 from quire.frontend.requests.context_limit import ContextLimit
@@ -15,7 +14,6 @@ _FLAGS = {
     "token_embed": "--convert embed",
     "classify": "--convert classify",
     "token_classify": "--convert classify",
-    "generate": "--runner generate",
 }
 _USED = {
     "embed": ("use_activation", "dimensions"),
@@ -32,19 +30,25 @@ def lacks_task(task: str, served: Sequence[str], model: str) -> ParameterError:
     return ParameterError(f"{model} serves {', '.join(served)}, and not {task}{flag}.", param="task")
 
 
+def lacks_text(served: Sequence[str], model: str, *, is_encoder: bool) -> ParameterError:
+    """The error for a request for text to a model that serves other tasks."""
+    remedy = "an encoder generates no text" if is_encoder else "start it with --runner generate for generate"
+    return ParameterError(f"{model} serves {', '.join(served)}, and not generate; {remedy}.", param="model")
+
+
 class PoolingInput:
     """Makes complete and valid parameters for one model.
 
     Args:
         spec: how the model makes vectors; None: it generates.
         model: its name, for messages.
-        kv_groups: tells the engine's KV groups, once it has started.
+        is_encoder: the model cannot generate.
     """
 
-    def __init__(self, spec: PoolingSpec | None, model: str, kv_groups: Callable[[], Sequence[KVGroupSpec]]) -> None:
+    def __init__(self, spec: PoolingSpec | None, model: str, *, is_encoder: bool) -> None:
         self._spec = spec
+        self._is_encoder = is_encoder
         self._model = model
-        self._kv_groups = kv_groups
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -54,7 +58,7 @@ class PoolingInput:
     def check_generates(self) -> None:
         """Raises ParameterError if the model makes vectors instead of text."""
         if self._spec is not None:
-            raise lacks_task("generate", self.tasks, self._model)
+            raise lacks_text(self.tasks, self._model, is_encoder=self._is_encoder)
 
     def task_of(self, params: PoolingParams) -> PoolingTask:
         """The task of a request.
@@ -81,7 +85,7 @@ class PoolingInput:
         activation = spec.use_activation if params.use_activation is None else params.use_activation
         head = EMBED if spec.embeds else CLASSIFY
         if task in ("embed", "classify"):
-            return Pooling(self._sequence(spec), head, activation, self._dimensions(spec, params))
+            return Pooling(_METHODS[spec.sequence], head, activation, self._dimensions(spec, params))
         chunks = params.late_chunking_params
         step_tag_id = self._step_tag(spec, params)
         if chunks is not None and step_tag_id is not None:
@@ -105,11 +109,6 @@ class PoolingInput:
         if spec is None or not spec.enable_chunked_processing or pooling.method == "all":
             return limit.longest_prompt
         return spec.max_embed_len
-
-    def _sequence(self, spec: PoolingSpec) -> PoolingMethod:
-        if spec.sequence is not None:
-            return _METHODS[spec.sequence]
-        return "last" if self._kv_groups() else "cls"  # an encoder keeps nothing of a sequence
 
     def _dimensions(self, spec: PoolingSpec, params: PoolingParams) -> int | None:
         asked = params.dimensions

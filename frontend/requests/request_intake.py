@@ -75,7 +75,7 @@ class RequestIntake:
         self.limit = ContextLimit(config.max_model_len, generates=config.pooling is None)
         lower_case = config.pooling is not None and config.pooling.do_lower_case
         self.async_tokenizer = AsyncTokenizer(tokenizer, self.limit, lower_case=lower_case)
-        self.pooling = PoolingInput(config.pooling, model.name, lambda: client.ready[0].kv_groups)
+        self.pooling = PoolingInput(config.pooling, model.name, is_encoder=config.spec.is_encoder)
         vocab_size = config.spec.vocab_size
         self.sampling_input = SamplingInput(model, tokenizer, vocab_size=vocab_size)
         self.prompts = PromptReader(

@@ -8,7 +8,7 @@ from quire.frontend.pooling.fields import MAX_INPUTS
 from quire.frontend.pooling.tasks import Tasks
 from quire.frontend.tei.answers import ClassifierModel, EmbeddingModel, Info, ModelType
 
-_POOLINGS = {"CLS": "cls", "MEAN": "mean", "LAST": "last_token"}
+_POOLINGS = {"CLS": "cls", "LAST": "last_token", "MEAN": "mean"}
 
 
 def describe_model(engine: AsyncLLM, tasks: Tasks) -> Info:
@@ -17,7 +17,7 @@ def describe_model(engine: AsyncLLM, tasks: Tasks) -> Info:
     return Info(
         model_id=engine.model.name,
         model_dtype=engine.config.spec.dtype,
-        model_type=_kind(engine, tasks),
+        model_type=_kind(tasks),
         max_concurrent_requests=limits.max_num_seqs + (limits.max_num_queued_reqs or 0),
         max_input_length=engine.max_model_len,
         max_batch_tokens=limits.max_num_batched_tokens,
@@ -28,11 +28,10 @@ def describe_model(engine: AsyncLLM, tasks: Tasks) -> Info:
     )
 
 
-def _kind(engine: AsyncLLM, tasks: Tasks) -> ModelType:
+def _kind(tasks: Tasks) -> ModelType:
     spec = tasks.spec
     if spec.embeds:
-        keeps = engine.ready is not None and bool(engine.ready.kv_groups)  # as decoders do, and encoders do not
-        return ModelType(embedding=EmbeddingModel(pooling=_POOLINGS[spec.sequence or ("LAST" if keeps else "CLS")]))
+        return ModelType(embedding=EmbeddingModel(pooling=_POOLINGS[spec.sequence]))
     classes = ClassifierModel(
         {str(index): name for index, name in enumerate(spec.classes)},
         {name: index for index, name in enumerate(spec.classes)},

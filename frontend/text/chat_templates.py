@@ -70,7 +70,8 @@ class ChatTemplates:
             names = f" Its templates are called {', '.join(sorted(own))}." if own else ""
             raise ParameterError(
                 f"The model {self._model!r} has no chat template: start the server with --chat-template FILE, "
-                f"or use the completions endpoint with a prompt of your own.{names}",
+                f"or send text instead of messages, to a route that takes it, such as /v1/completions or "
+                f"/v1/embeddings.{names}",
                 param="messages",
             )
         return own[name]

@@ -166,6 +166,7 @@ class Responses:
         """Checks the request and hands it to the engine."""
         request.check()
         self._engine.model.check_name(request.model)
+        self._engine.check_generates()
         response_id = _response_id(request)
         if request.request_id is not None:
             await self._store.check_new(response_id)

@@ -8,6 +8,7 @@ import pytest
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.pooling import PoolingSpec
+from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.model_spec import read_model_spec
 from quire.frontend.launch.options import resolve
 
@@ -52,6 +53,37 @@ def test_the_class_says_what_a_model_makes(tmp_path: Path, architecture: str, ta
     options = {"pooler_config": {"step_tag_id": 5}} if tasks == ["token_classify"] else None
     found, _ = resolved(tmp_path, architecture, options=options)
     assert (None if found is None else found.tasks) == tasks
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "options", "fault"),
+    [
+        ("BertModel", {"model_type": "bert"}, {"runner": "generate"}, "is an encoder, which generates no text"),
+        ("BertForMaskedLM", {"model_type": "bert"}, {"runner": "generate"}, "is an encoder, which generates no text"),
+        ("LlamaForCausalLM", {"is_causal": False}, {"runner": "generate"}, "is an encoder, which generates no text"),
+        ("LlamaForCausalLM", {"is_causal": False}, {"convert": "none"}, "choose --convert embed or classify"),
+        ("LlamaForCausalLM", {}, {"runner": "pooling", "convert": "none"}, "choose --convert embed or classify"),
+    ],
+)
+def test_a_model_without_an_output_is_refused(
+    tmp_path: Path, architecture: str, config: dict[str, Any], options: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        resolved(tmp_path, architecture, options=options, **config)
+
+
+def test_an_encoder_with_the_class_of_a_decoder_makes_vectors(tmp_path: Path) -> None:
+    found, _ = resolved(tmp_path, "LlamaForCausalLM", is_causal=False)
+    assert found is not None
+    assert found.tasks == ["embed", "token_embed"]
+    assert found.describe().startswith("serves embed, token_embed; pooling CLS; vectors of 8")
+
+
+def test_a_decoder_without_files_takes_the_last_token(tmp_path: Path) -> None:
+    found, _ = resolved(tmp_path, "LlamaModel")
+    assert found is not None
+    assert found.sequence == "LAST"
+    assert found.describe().startswith("serves embed, token_embed; pooling LAST; vectors of 8")
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,9 @@ def test_a_client_that_hangs_up_ends_its_requests(url: str) -> None:
         assert aborted(client) > before
 
 
+LONG = "a text of more than 64 tokens, " * 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "flag"),
     [
@@ -274,6 +277,14 @@ def test_a_client_that_hangs_up_ends_its_requests(url: str) -> None:
             "--runner",
         ),
         ("/v1/responses", {"input": "a"}, "--runner generate"),
+        # A conversation that cannot be rendered, here because it is too long, gets no other error.
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "--runner generate"),
+        (
+            "/v1/messages",
+            {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": LONG}]},
+            "--runner",
+        ),
+        ("/v1/responses", {"input": LONG}, "--runner generate"),
         ("/generative_scoring", {"query": [5], "items": [[6]], "label_token_ids": [7]}, "--runner generate"),
     ],
 )

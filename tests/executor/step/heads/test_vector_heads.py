@@ -53,7 +53,7 @@ def computed(folder: Path, params: PoolingParams | None = None, **options: Any) 
 
 
 def outputs_of(config: EngineConfig, worker: Worker, params: PoolingParams) -> list[np.ndarray]:
-    given = PoolingInput(config.pooling, "tiny", lambda: [None])  # type: ignore[arg-type,list-item]
+    given = PoolingInput(config.pooling, "tiny", is_encoder=False)
     pooling = given.resolve(params)
     requests = [
         EngineRequest([SequenceStart(str(index), 0)], prompt, SamplingParams(), pooling=pooling)
