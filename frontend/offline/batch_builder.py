@@ -53,6 +53,7 @@ class BatchBuilder:
         tokenization_kwargs: dict[str, Any] | None,
     ) -> Batch:
         """A batch of one or many conversations; arguments and errors are those of `LLM.chat`."""
+        self._llm.check_generates()
         tokenization = Tokenization.read(tokenization_kwargs, add_special_tokens=False)
         prompts = [
             self._llm.chat_templates.render(

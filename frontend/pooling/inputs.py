@@ -75,17 +75,19 @@ class Inputs:
         must_fit = must_fit and self._longest == self._engine.limit.longest_prompt
         given: list[PromptLike | Prompt] = list(inputs)
         texts = [each for each in inputs if isinstance(each, str)]
-        with renamed(prompt=name):
-            if len(texts) > 1 and sum(map(len, texts)) > INLINE_CHARACTERS:
-                for text in texts:
-                    if len(text) > INLINE_CHARACTERS:
-                        await tokenizer.check_length(text, must_fit=must_fit)
+        if len(texts) > 1 and sum(map(len, texts)) > INLINE_CHARACTERS:
+            for index, each in enumerate(inputs):
+                if isinstance(each, str) and len(each) > INLINE_CHARACTERS:
+                    with renamed(prompt=_numbered(name, index, inputs)):
+                        await tokenizer.check_length(each, must_fit=must_fit)
+            with renamed(prompt=name):
                 made = iter(await tokenizer.tokenize_batch(texts, add_special_tokens=add_special_tokens))
-                given = [Prompt(each, next(made)) if isinstance(each, str) else each for each in inputs]
-            return [
-                await reader.read(each, add_special_tokens=add_special_tokens, must_fit=must_fit)
-                async for each in in_time_slices(given)
-            ]
+            given = [Prompt(each, next(made)) if isinstance(each, str) else each for each in inputs]
+        prompts = []
+        async for index, prompt in in_time_slices(enumerate(given)):
+            with renamed(prompt=_numbered(name, index, inputs)):
+                prompts.append(await reader.read(prompt, add_special_tokens=add_special_tokens, must_fit=must_fit))
+        return prompts
 
     def fit(
         self,
@@ -113,15 +115,15 @@ class Inputs:
                 has_special_tokens=has_special_tokens,
             )
             prompts = [cut(each) for each in prompts]
-        with renamed(prompt=name):
-            self._check_lengths(prompts)
+        self._check_lengths(prompts, name)
         return [self._padded(each) for each in prompts] if pads else prompts
 
-    def _check_lengths(self, prompts: list[Prompt]) -> None:
+    def _check_lengths(self, prompts: list[Prompt], name: str) -> None:
         longest = self._longest
-        for prompt in prompts:
+        for index, prompt in enumerate(prompts):
             if len(prompt.token_ids) > longest:
-                raise self._engine.limit.too_long(len(prompt.token_ids), longest)
+                with renamed(prompt=_numbered(name, index, prompts)):
+                    raise self._engine.limit.too_long(len(prompt.token_ids), longest)
 
     @property
     def _longest(self) -> int:
@@ -153,6 +155,11 @@ class Inputs:
             template_variables=request.chat_template_kwargs or {},
         ).checked()
         return await self._conversations.render(chat, must_fit=request.truncation is None)
+
+
+def _numbered(name: str, index: int, inputs: Sequence[Any]) -> str:
+    """A client's name of one of its inputs."""
+    return name if len(inputs) == 1 else f"{name}[{index}]"
 
 
 def conversations_of(request: InputBody) -> list[Conversation] | None:

@@ -96,14 +96,14 @@ class PairScoring:
         task: PoolingTask,
     ) -> tuple[Outputs, Outputs]:
         """The outputs of the first texts and of the second ones, each text by itself."""
-        prompts: list[Prompt] = []
-        for texts, limit, field in (
-            (first, options.first_limit, "max_tokens_per_query"),
-            (second, options.second_limit, "max_tokens_per_doc"),
+        fitting: list[Prompt] = []
+        for name, texts, limit, field in (
+            ("queries", first, options.first_limit, "max_tokens_per_query"),
+            ("documents", second, options.second_limit, "max_tokens_per_doc"),
         ):
             cut = await self._writer.shorten(texts, limit, field)
-            prompts += await self._inputs.read_prompts(cut, must_fit=options.truncation is None, name=field)
-        fitting = self._inputs.fit(prompts, options.truncation, has_special_tokens=True)
+            prompts = await self._inputs.read_prompts(cut, must_fit=options.truncation is None, name=name)
+            fitting += self._inputs.fit(prompts, options.truncation, has_special_tokens=True, name=name)
         outputs = await self._encoding.encode(
             fitting, PoolingParams(task=task, use_activation=options.use_activation), caller
         )

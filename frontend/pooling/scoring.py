@@ -4,6 +4,7 @@ from msgspec import UNSET
 
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
+from quire.frontend.chat.renaming import renamed
 from quire.frontend.openai.answers import CompletionUsage
 from quire.frontend.pooling.answers import (
     Ranked,
@@ -42,7 +43,8 @@ class Scoring:
         """The documents, the best first; otherwise as for `score`."""
         reply = begin(self._engine, request, headers, "score")
         query, documents = texts_of(request.query, "query"), texts_of(request.documents, "documents")
-        found = await self._scores(request, query, documents, reply, headers)
+        with renamed(queries="query"):
+            found = await self._scores(request, query, documents, reply, headers)
         shown = request.return_documents is not False
         ranks = [
             Ranked(index=index, relevance_score=score, document=RankedDocument(text) if shown else UNSET)

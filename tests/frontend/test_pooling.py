@@ -210,6 +210,8 @@ class TestLLM:
         for call in (offline.classify, offline.reward, offline.generate):
             with pytest.raises(ParameterError, match="serves embed, token_embed, and not"):
                 call("a")
+        with pytest.raises(ParameterError, match="serves embed, token_embed, and not generate"):
+            offline.chat([{"role": "user", "content": "a"}], chat_template="{{ raise_exception('no template') }}")
         with pytest.raises(ParameterError, match="data_1 has 2 texts and data_2 3"):
             offline.score(["a", "b"], ["c", "d", "e"])
         with pytest.raises(ParameterError, match="token_embed"):

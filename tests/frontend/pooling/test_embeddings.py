@@ -320,3 +320,20 @@ def test_prompts_by_name_are_for_other_protocols(url: str, reference: Reference)
     """As in vLLM, a checkpoint's prompts are not written here: clients of this API write them."""
     [found] = vectors_of(ask(url, input=PROMPTS["query"] + "a"))
     np.testing.assert_allclose(found, reference.vector("search: a"), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": LONG}, "input"),
+        ("/v1/embeddings", {"input": ["a", "b", LONG]}, "input[2]"),
+        ("/pooling", {"input": [[5], [5] * 65]}, "input[1]"),
+        ("/score", {"queries": "a", "documents": ["b", "word " * 70]}, "documents[1]"),
+        ("/score", {"queries": "word " * 70, "documents": ["b"]}, "queries"),
+        ("/rerank", {"query": "word " * 70, "documents": ["b"]}, "query"),
+    ],
+)
+def test_a_long_text_is_named(url: str, path: str, body: dict[str, Any], param: str) -> None:
+    answer = httpx.post(url + path, json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
