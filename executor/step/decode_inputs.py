@@ -48,8 +48,7 @@ class _Views(NamedTuple):
     Attributes:
         num_bytes: of all columns together.
         next_places: of the tokens that will be sampled.
-        places_there: `places` on the device.
-        token_ids: of the rows, on the device.
+        read_ids: reads the rows' token ids at `places`, on the device.
         padding: views of the other rows, and the value that each gets.
         state_tables: empty if no state has first rows.
         adapters: empty if the table has none.
@@ -65,8 +64,7 @@ class _Views(NamedTuple):
     seq_lens: np.ndarray
     slot_mappings: list[np.ndarray]
     num_bytes: int
-    places_there: Tensor
-    token_ids: Tensor
+    read_ids: Callable[[], None]
     padding: list[tuple[np.ndarray, int]]
     state_tables: list[np.ndarray]
     adapters: list[np.ndarray]
@@ -120,7 +118,7 @@ class DecodeInputs:
         slots[:] = plan.slots
         positions[:] = plan.num_computed
         table.reach(longest + 1)
-        views.places[:] = table.places(slots, positions)
+        table.places(slots, positions, out=views.places)
         np.add(views.places, 1, out=views.next_places)
         np.add(positions, 1, out=batch.wanted_positions)
         np.equal(positions, 0, out=views.is_new)
@@ -141,7 +139,7 @@ class DecodeInputs:
         for rest, value in views.padding:
             rest[:] = value
         self._mirror.upload(views.num_bytes)
-        table.take(views.places, views.places_there, out=views.token_ids)
+        views.read_ids()
         return batch
 
     def _make_views(self, num_rows: int, shape: StepShape) -> _Views:
@@ -197,8 +195,7 @@ class DecodeInputs:
             lens[:num_rows],
             [mapping[:num_rows] for mapping in mappings],
             num_bytes,
-            places_there[:num_rows],
-            batch.token_ids[:num_rows],
+            self._table.reader(places[:num_rows], places_there[:num_rows], batch.token_ids[:num_rows]),
             padding if num_rows < padded else [],
             [state_table[:num_rows] for state_table in state_tables],
             [column[:num_rows] for column in adapters],

@@ -5,7 +5,7 @@ are integers in NumPy arrays, which only the host reads while it builds a step. 
 sampling features that use them (`executor/sampling/`), not of this table.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -121,19 +121,34 @@ class RequestTable:
         places = self.places(slots, positions)
         return self.take(places, to_device(places, self.device))
 
-    def places(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Where `take` finds the tokens at (slot, position) pairs, until the table grows: [n] and [n] to [n] int64."""
-        return slots * self._num_columns + positions
+    def places(self, slots: np.ndarray, positions: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Where `take` finds the tokens at (slot, position) pairs, until the table grows: [n] and [n] to [n] int64, in
+        `out` if it is given."""
+        found = np.multiply(slots, self._num_columns, out=out)
+        found += positions
+        return found
 
-    def take(self, places: np.ndarray, there: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The token ids at `places` [n], which are `there` on the device: [n] int64 there, in `out` if it is given."""
+    def take(self, places: np.ndarray, there: torch.Tensor) -> torch.Tensor:
+        """Returns the token ids at `places` [n], which are `there` on the device: [n] int64 there."""
         if self._on_host is None:
-            found = self.token_ids.view(-1)[there]
-            return found.long() if out is None else out.copy_(found)
-        if out is None:
-            return torch.from_numpy(self._on_host[places].astype(np.int64))
-        out.numpy()[:] = self._on_host[places]  # no call of torch, whose dispatch takes longer than these few ids
-        return out
+            return self.token_ids.view(-1)[there].long()
+        return torch.from_numpy(self._on_host[places].astype(np.int64))
+
+    def reader(self, places: np.ndarray, there: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
+        """Returns a call that reads the ids at `places` [n], which are `there` on the device, into `out` [n] int64.
+
+        The three stay in place. On a CPU the call is of NumPy alone: with cold caches, the first call of torch in a
+        step takes a hundred microseconds.
+        """
+        ids = out.numpy() if self._on_host is not None else None
+
+        def read() -> None:
+            if ids is None or self._on_host is None:
+                out.copy_(self.token_ids.view(-1)[there])
+            else:
+                ids[:] = self._on_host[places]
+
+        return read
 
     def write(
         self, slots: np.ndarray, positions: np.ndarray, token_ids: torch.Tensor, there: torch.Tensor | None = None
