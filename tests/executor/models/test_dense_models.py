@@ -272,7 +272,7 @@ class _Recorded:
     def __init__(self, model: Model, ops: Backend) -> None:
         self._model = model
         self._ops = ops
-        self.compute_logits = model.compute_logits
+        self.kv_layers, self.compute_logits = model.kv_layers, model.compute_logits
         self.recording: Recording | None = None
         self.result = torch.empty(0)
 
