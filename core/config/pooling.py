@@ -8,7 +8,7 @@ from quire.core.wire.pooling import PoolingTask
 
 Runner = Literal["generate", "pooling"]
 Conversion = Literal["none", "embed", "classify"]
-SequencePooling = Literal["CLS", "LAST", "MEAN"]
+SequencePooling = Literal["CLS", "LAST", "MEAN", "SPLADE_MAX", "SPLADE_SUM"]
 TokenPooling = Literal["ALL", "STEP"]
 SentenceKind = Literal["vectors", "token vectors", "scores"]
 
@@ -45,7 +45,11 @@ class PoolerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def sequence(self) -> SequencePooling | None:
         """The way to one vector for a text, if the user chose it."""
-        return self.pooling_type if self.pooling_type in ("CLS", "LAST", "MEAN") else self.seq_pooling_type
+        match self.pooling_type:
+            case None | "ALL" | "STEP":
+                return self.seq_pooling_type
+            case chosen:
+                return chosen
 
     @property
     def token(self) -> TokenPooling | None:
@@ -133,6 +137,11 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
         """True if the model makes vectors of texts or tokens, False if it makes classes."""
         return "embed" in self.tasks or "token_embed" in self.tasks
 
+    @property
+    def is_sparse(self) -> bool:
+        """True if a text's vector has a weight for each token of the vocabulary, most of them 0."""
+        return self.sequence in ("SPLADE_MAX", "SPLADE_SUM")
+
     def describe(self) -> str:
         """One line for people."""
         parts = [f"serves {', '.join(self.tasks)}"]
@@ -141,7 +150,11 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
         if self.token != "ALL":
             parts.append(f"tokens {self.token}")
         if self.embeds:
-            parts.append(f"vectors of {self.embedding_size}" + (", normalized" if self.use_activation else ""))
+            parts.append(
+                ("sparse " if self.is_sparse else "")
+                + f"vectors of {self.embedding_size}"
+                + (", normalized" if self.use_activation else "")
+            )
         if self.classes:
             parts.append(f"{len(self.classes)} classes" if len(self.classes) > 1 else "one score")
         if self.prompts:

@@ -168,7 +168,7 @@ class Request:
         match self.pooling.method:
             case "all":
                 return OutputKind.HIDDEN_STATES
-            case "mean":  # is summed up over all rows
+            case "mean" | "splade_max" | "splade_sum":  # is gathered over all rows
                 return OutputKind.POOLED
             case "cls":  # is taken from the first row, and sent with the last
                 return OutputKind.POOLED if not start or end == self.num_prompt_tokens else None

@@ -7,8 +7,12 @@ from msgspec import Struct
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "plugin"]
 """A vector for a text, probabilities of a text's classes, and both of these for each of its tokens."""
 
-PoolingMethod = Literal["last", "cls", "mean", "all"]
-"""The hidden states that become the output: those of the prompt's last token, of its first, their mean, or of each."""
+PoolingMethod = Literal["last", "cls", "mean", "all", "splade_max", "splade_sum"]
+"""The hidden states that become the output: those of the prompt's last token, of its first, their mean, or of each.
+
+With the last two, the output has a weight for each token of the vocabulary: log(1 + max(score, 0)), the largest one of
+the prompt's tokens or their sum. They are SPLADE v2 (arXiv 2109.10086, equations 6 and 1).
+"""
 
 
 class Pooling(Struct, array_like=True, frozen=True):

@@ -132,7 +132,7 @@ def build_runner(
     heads: Heads = {
         OutputKind.PROMPT_LOGPROBS: PromptScorer(forward.compute_logits, spec.vocab_size, mode, transfers),
         OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers),
-        OutputKind.POOLED: Pooler(vector_heads, transfers),
+        OutputKind.POOLED: Pooler(vector_heads, transfers, forward.compute_logits, spec.vocab_size),
     }
     return ModelRunner(
         forward,

@@ -47,6 +47,9 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
             case "Pooling":
                 pools = True
                 pooling, fault = _pooling(_object(place), place)
+            case "SpladePooling":
+                pools = True
+                pooling, fault = _splade(_object(place), place)
             case "Dense":
                 dense.append(_dense(_object(place), str(module.get("path") or ""), place))
             case "Normalize":
@@ -95,6 +98,17 @@ def _pooling(config: dict[str, Any], path: Path) -> tuple[SequencePooling | None
     return None, (
         f"{path} asks for {' and '.join(chosen) or 'no pooling'}; one of {', '.join(get_args(SequencePooling))} is "
         'there alone. Choose one with --pooler-config \'{"seq_pooling_type": "MEAN"}\'.'
+    )
+
+
+def _splade(config: dict[str, Any], path: Path) -> tuple[SequencePooling | None, str | None]:
+    """The same of weights for the vocabulary."""
+    strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    if strategy in ("max", "sum") and activation == "relu":
+        return "SPLADE_MAX" if strategy == "max" else "SPLADE_SUM", None
+    return None, (
+        f"{path} asks for {strategy} of {activation}; max and sum of relu are there alone. Choose one with "
+        '--pooler-config \'{"seq_pooling_type": "SPLADE_MAX"}\'.'
     )
 
 

@@ -20,6 +20,7 @@ class _Kind(NamedTuple):
         has_steps: the outputs that count are those of the tokens behind each step.
         activates: logits become probabilities unless a request says otherwise.
         num_classes: where config.json does not say.
+        scores_vocabulary: each token has a score of each token of the vocabulary.
     """
 
     output: Conversion
@@ -27,6 +28,7 @@ class _Kind(NamedTuple):
     has_steps: bool = False
     activates: bool = True
     num_classes: int = 2  # as in Transformers
+    scores_vocabulary: bool = False
 
 
 _KINDS: dict[str, _Kind] = {
@@ -36,7 +38,7 @@ _KINDS: dict[str, _Kind] = {
     "LMHeadModel": _Kind("none"),
     "ForTextEncoding": _Kind("embed"),
     "EmbeddingModel": _Kind("embed"),
-    "ForMaskedLM": _Kind("embed"),
+    "ForMaskedLM": _Kind("embed", scores_vocabulary=True),
     "ForSequenceClassification": _Kind("classify"),
     "ForTokenClassification": _Kind("classify", by_token=True),
     "ClassificationModel": _Kind("classify"),
@@ -80,7 +82,10 @@ def resolve_pooling(model: ModelConfig, spec: ModelSpec) -> PoolingSpec | None:
     sources = {"runner": "--runner" if model.runner == "pooling" else _source(model, spec)}
     common = _common(spec, asked, sources)
     if kind == "embed":
-        return PoolingSpec(tasks=tasks, sources=sources, **common | _embedding(spec, asked))
+        is_sparse = common["sequence"] in ("SPLADE_MAX", "SPLADE_SUM")
+        return PoolingSpec(tasks=tasks, sources=sources, **common | _embedding(spec, asked, is_sparse=is_sparse))
+    if common["sequence"] in ("SPLADE_MAX", "SPLADE_SUM"):
+        raise ConfigError(f"--pooler-config: {common['sequence']} makes vectors; use --convert embed.")
     return PoolingSpec(tasks=tasks, sources=sources, **common | _classification(spec, asked))
 
 
@@ -167,18 +172,22 @@ def _common(spec: ModelSpec, asked: PoolerConfig, sources: dict[str, str]) -> di
     return found
 
 
-def _embedding(spec: ModelSpec, asked: PoolerConfig) -> dict[str, Any]:
+def _embedding(spec: ModelSpec, asked: PoolerConfig, *, is_sparse: bool) -> dict[str, Any]:
     """The fields of a `PoolingSpec` of a model that makes vectors."""
+    if is_sparse:
+        _check_sparse(spec, asked)
     for name in ("logit_mean", "logit_sigma", "returned_token_ids"):
         if getattr(asked, name) is not None:
             raise ConfigError(f"--pooler-config: {name} is for classes; use --convert classify.")
     sentence, config = spec.sentence, spec.config_json
     dense = [] if sentence is None else sentence.dense
     normalizes = asked.use_activation
-    if normalizes is None:
+    if normalizes is None and is_sparse:
+        normalizes = sentence is not None and sentence.normalizes
+    elif normalizes is None:
         normalizes = True if sentence is None or sentence.kind == "token vectors" else sentence.normalizes
     matryoshka = config.get("matryoshka_dimensions") or ([] if config.get("is_matryoshka") else None)
-    size = dense[-1].out_features if dense else spec.hidden_size
+    size = dense[-1].out_features if dense else spec.vocab_size if is_sparse else spec.hidden_size
     if asked.dimensions is not None and (matryoshka is None or asked.dimensions > size):
         raise ConfigError(
             f"--pooler-config: {spec.name} has no vectors of {asked.dimensions} dimensions; leave dimensions out, or "
@@ -194,6 +203,17 @@ def _embedding(spec: ModelSpec, asked: PoolerConfig) -> dict[str, Any]:
         "enable_chunked_processing": asked.enable_chunked_processing,
         "max_embed_len": asked.max_embed_len,
     }
+
+
+def _check_sparse(spec: ModelSpec, asked: PoolerConfig) -> None:
+    """Raises ConfigError unless the model can weight its vocabulary as a whole."""
+    if not _kind_of(spec).scores_vocabulary:
+        raise ConfigError(
+            f"{spec.name} ({spec.architecture}) scores no vocabulary at each token, as SPLADE needs; serve a "
+            'checkpoint of a class ForMaskedLM, or choose --pooler-config \'{"seq_pooling_type": "MEAN"}\'.'
+        )
+    if asked.enable_chunked_processing:
+        raise ConfigError("--pooler-config: enable_chunked_processing makes means, which SPLADE's weights are not.")
 
 
 def _classification(spec: ModelSpec, asked: PoolerConfig) -> dict[str, Any]:

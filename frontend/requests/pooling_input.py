@@ -8,7 +8,13 @@ from quire.core.wire.pooling import CLASSIFY, EMBED, Pooling, PoolingMethod, Poo
 from quire.core.wire.pooling_params import PoolingParams
 from quire.frontend.requests.context_limit import ContextLimit
 
-_METHODS: dict[str, PoolingMethod] = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
+_METHODS: dict[str, PoolingMethod] = {
+    "CLS": "cls",
+    "LAST": "last",
+    "MEAN": "mean",
+    "SPLADE_MAX": "splade_max",
+    "SPLADE_SUM": "splade_sum",
+}
 _FLAGS = {
     "embed": "--convert embed",
     "token_embed": "--convert embed",

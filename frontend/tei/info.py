@@ -8,7 +8,7 @@ from quire.frontend.pooling.fields import MAX_INPUTS
 from quire.frontend.pooling.tasks import Tasks
 from quire.frontend.tei.answers import ClassifierModel, EmbeddingModel, Info, ModelType
 
-_POOLINGS = {"CLS": "cls", "LAST": "last_token", "MEAN": "mean"}
+_POOLINGS = {"CLS": "cls", "LAST": "last_token", "MEAN": "mean", "SPLADE_MAX": "splade", "SPLADE_SUM": "splade"}
 
 
 def describe_model(engine: AsyncLLM, tasks: Tasks) -> Info:

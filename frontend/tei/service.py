@@ -10,6 +10,7 @@ from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.pooling.encoding import Caller, VectorsOutput
 from quire.frontend.pooling.fields import MAX_INPUTS
 from quire.frontend.pooling.services import PoolingServices
+from quire.frontend.pooling.tasks import WrongTaskError
 from quire.frontend.pooling.vectors import json_numbers
 from quire.frontend.requests.comparisons import cosine
 from quire.frontend.requests.prompt import Prompt
@@ -54,8 +55,19 @@ class TextEmbeddings:
         return [json_numbers(output.outputs.array) async for output in in_time_slices(outputs)]
 
     async def embed_sparse(self, request: EmbedSparseRequest, headers: ClientHeaders) -> list[list[SparseValue]]:
-        """For each input, the elements of its vector that are not zero."""
-        params = PoolingParams(task=self._services.tasks.choose("embed"), use_activation=False)
+        """For each input, the elements of its vector that are not zero.
+
+        Raises:
+            WrongTaskError: the model's vectors are not sparse.
+        """
+        tasks = self._services.tasks
+        params = PoolingParams(task=tasks.choose("embed"), use_activation=False)
+        if not tasks.spec.is_sparse:
+            raise WrongTaskError(
+                f"The model makes no sparse vectors: its pooling is {tasks.spec.sequence}. Ask /embed, or serve a "
+                "model of SPLADE's kind.",
+                param="model",
+            )
         outputs = await self._encode(texts_of(request.inputs), request, request.prompt_name, params, headers)
         found = []
         async for output in in_time_slices(outputs):

@@ -1,6 +1,6 @@
 """Heads for requests whose output is vectors: one for each token, or one for the prompt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,6 +110,10 @@ class TokenVectors:
         return torch.stack(means) if num_whole else states[:0]
 
 
+_MAX_SCORES = 2**23
+"""The most scores of the vocabulary at once."""
+
+
 class _Sum(NamedTuple):
     """The sum of the hidden states of a prompt's first tokens, [hidden] float32."""
 
@@ -118,18 +122,30 @@ class _Sum(NamedTuple):
 
 
 class Pooler:
-    """Computes one vector for each prompt, from the hidden state of its first or last token, or from the mean of all.
+    """Computes one vector for each prompt, from the hidden state of its first or last token, from the mean of all, or
+    from their scores of the vocabulary.
 
     What a prompt's parts have in common is kept in its slot, from the row at position 0 to the row that ends the
-    prompt: the sum of its hidden states, or the first one.
+    prompt: the sum of its hidden states, the first one, or the weights of the vocabulary.
 
     Args:
         heads: the model's, by name.
+        compute_logits: maps hidden states [n, hidden] of the step's tokens, from an index on, to scores
+            [n, vocab_size].
     """
 
-    def __init__(self, heads: Mapping[str, VectorHead], transfers: Transfers) -> None:
+    def __init__(
+        self,
+        heads: Mapping[str, VectorHead],
+        transfers: Transfers,
+        compute_logits: Callable[[Tensor, int], Tensor],
+        vocab_size: int,
+    ) -> None:
         self._heads = heads
         self._transfers = transfers
+        self._compute_logits = compute_logits
+        self._tokens_at_once = max(1, _MAX_SCORES // vocab_size)
+        self._weights: dict[int, Tensor] = {}  # by slot, [vocab_size] float32
         self._poolings: dict[int, Pooling] = {}  # by slot
         self._sums: dict[int, _Sum] = {}  # by slot, of requests for means
         self._firsts: dict[int, Tensor] = {}  # by slot, the first token's state [hidden] float32
@@ -143,7 +159,7 @@ class Pooler:
     def release(self, slots: list[int]) -> None:
         """Forgets the requests in these slots, which may be unfinished."""
         for slot in slots:
-            for kept in (self._poolings, self._sums, self._firsts):
+            for kept in (self._poolings, self._sums, self._firsts, self._weights):
                 kept.pop(slot, None)
 
     def launch(self, rows: Sequence[HeadRow], table: TokenTable) -> list[PendingOutput]:
@@ -174,8 +190,21 @@ class Pooler:
                 if not row.start:
                     self._firsts[row.slot] = row.hidden[0].float()
                 return self._firsts[row.slot]
+            case "splade_max":
+                return self._add_weights(row, lambda weights: weights.amax(0))
+            case "splade_sum":
+                return self._add_weights(row, lambda weights: weights.sum(0))
             case _:
                 return row.hidden[-1].float()
+
+    def _add_weights(self, row: HeadRow, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """Returns the weights of the vocabulary, those of tokens [n, vocab_size] reduced to [vocab_size]."""
+        found = [self._weights[row.slot]] if row.start else []
+        for start in range(0, len(row.hidden), self._tokens_at_once):
+            scores = self._compute_logits(row.hidden[start : start + self._tokens_at_once], row.first + start)
+            found.append(reduce(torch.log1p(torch.relu(scores.float()))))
+        self._weights[row.slot] = weights = reduce(torch.stack(found))
+        return weights
 
     def _add_to_sum(self, row: HeadRow) -> Tensor:
         values = row.hidden.float().sum(0)

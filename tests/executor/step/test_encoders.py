@@ -12,8 +12,9 @@ from quire.core.config.cache import CacheConfig
 from quire.core.wire.protocol import EngineRequest, FinishReason
 from quire.core.wire.rank import Layout, Rank
 from quire.executor.parallel.groups import ParallelGroup
+from quire.executor.step.heads import pooler
 from quire.executor.worker import Worker
-from tests.executor.models.tiny_encoders import hidden_states, write_encoder
+from tests.executor.models.tiny_encoders import VOCAB_SIZE, hidden_states, write_encoder
 from tests.executor.step.heads.test_pooler import pool, vectors_of
 from tests.executor.step.test_model_runner import engine_config, generate
 from tests.executor.thread_group import on_every_rank
@@ -75,6 +76,24 @@ def test_vectors_are_those_of_transformers_in_any_company(folder: Path, tmp_path
     for options in ({"depth": 3, "max_num_seqs": 3}, {"max_num_batched_tokens": 90}, {"enable_chunked_prefill": False}):
         for name, values in vectors(served, requests()[::-1], **options).items():
             np.testing.assert_allclose(values, got[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [2**23, 7 * VOCAB_SIZE])
+def test_weights_of_the_vocabulary_are_splades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """All of a prompt's scores at once, or those of seven tokens."""
+    monkeypatch.setattr(pooler, "_MAX_SCORES", at_once)
+    reference = write_encoder(tmp_path, "bert", "ForMaskedLM")
+    asked = [
+        pool(f"{way} {index}", prompt, way)  # type: ignore[arg-type]
+        for index, prompt in enumerate(PROMPTS)
+        for way in ("splade_max", "splade_sum")
+    ]
+    got = vectors(serve(tmp_path), asked)
+    for index, prompt in enumerate(PROMPTS):
+        with torch.inference_mode():
+            weights = torch.log1p(torch.relu(reference(input_ids=torch.tensor([prompt])).logits[0]))
+        np.testing.assert_allclose(got[f"splade_max {index}"][0], weights.amax(0), atol=1e-5)
+        np.testing.assert_allclose(got[f"splade_sum {index}"][0], weights.sum(0), rtol=1e-4, atol=1e-5)
 
 
 def test_ranks_find_the_same(folder: Path) -> None:

@@ -101,6 +101,26 @@ def test_a_dense_layer_that_says_nothing_has_a_tanh(tmp_path: Path) -> None:
     assert (found.kind, found.dense[0].activation) == ("token vectors", "torch.nn.modules.activation.Tanh")
 
 
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_strategy": "max", "activation_function": "relu"}, "SPLADE_MAX"),
+        ({"pooling_strategy": "sum", "word_embedding_dimension": None}, "SPLADE_SUM"),
+        ({"pooling_strategy": "max", "activation_function": "log1p_relu"}, None),
+    ],
+)
+def test_weights_of_the_vocabulary(tmp_path: Path, config: dict[str, Any], pooling: str | None) -> None:
+    kinds = ("sparse_encoder.models.MLMTransformer", "sparse_encoder.models.SpladePooling")
+    files = {
+        "modules.json": modules(*(f"sentence_transformers.{kind}" for kind in kinds)),
+        "1_SpladePooling/config.json": config,
+    }
+    found = read_sentence_model(write(tmp_path, files))
+    assert found is not None
+    assert (found.kind, found.pooling, found.normalizes) == ("vectors", pooling, False)
+    assert (found.pooling_fault is None) == (pooling is not None)
+
+
 def test_a_cross_encoder(tmp_path: Path) -> None:
     files = {
         "modules.json": modules("sentence_transformers.base.modules.transformer.Transformer"),

@@ -72,6 +72,20 @@ def test_a_model_without_an_output_is_refused(
         resolved(tmp_path, architecture, options=options, **config)
 
 
+def test_weights_of_the_vocabulary_are_sparse_vectors(tmp_path: Path) -> None:
+    sparse = {"pooler_config": {"seq_pooling_type": "SPLADE_MAX"}}
+    found, _ = resolved(tmp_path, "BertForMaskedLM", options=sparse, model_type="bert")
+    assert found is not None
+    assert found.describe().startswith("serves embed, token_embed; pooling SPLADE_MAX; sparse vectors of 64 (")
+    with pytest.raises(ConfigError, match="scores no vocabulary at each token"):
+        resolved(tmp_path, "BertModel", options=sparse, model_type="bert")
+    with pytest.raises(ConfigError, match="use --convert embed"):
+        resolved(tmp_path, "BertForSequenceClassification", options=sparse, model_type="bert")
+    sparse["pooler_config"]["enable_chunked_processing"] = True  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="makes means"):
+        resolved(tmp_path, "BertForMaskedLM", options=sparse, model_type="bert")
+
+
 def test_an_encoder_with_the_class_of_a_decoder_makes_vectors(tmp_path: Path) -> None:
     found, _ = resolved(tmp_path, "LlamaForCausalLM", is_causal=False)
     assert found is not None

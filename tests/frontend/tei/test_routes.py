@@ -1,12 +1,17 @@
 """The routes of Text Embeddings Inference: values are Transformers', bodies and statuses are those of its document."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer
 
+from tests.checkpoints import make_tokenizer
+from tests.executor.models.tiny_encoders import write_encoder
 from tests.frontend.pooling.test_embeddings import TEXTS, Reference
 from tests.frontend.pooling.test_scores import DOCUMENTS, QUERY, Classifier
 from tests.servers import ServerProcess
@@ -45,9 +50,32 @@ def test_options_of_vectors(embedding_server: ServerProcess, embedder: Reference
         np.testing.assert_allclose(cut, [embedder.vector(kept)], atol=2e-6)
     [tokens] = ask(embedding_server, "/embed_all", inputs=TEXTS[0]).json()
     np.testing.assert_allclose(tokens, states, atol=2e-5)
-    [sparse] = ask(embedding_server, "/embed_sparse", inputs=TEXTS[0]).json()
-    np.testing.assert_allclose([each["value"] for each in sparse], states.mean(0), atol=2e-5)
-    assert [each["index"] for each in sparse] == [*range(64)]
+    sparse = ask(embedding_server, "/embed_sparse", inputs=TEXTS[0])
+    assert (sparse.status_code, sparse.json()["error_type"]) == (424, "Backend")
+    assert "its pooling is MEAN" in sparse.json()["error"]
+
+
+def test_sparse_vectors(tmp_path: Path) -> None:
+    """Of SPLADE's kind, as a checkpoint of sentence-transformers says it."""
+    folder = tmp_path / "model"
+    reference = write_encoder(folder, "bert", "ForMaskedLM", vocab_size=384)
+    make_tokenizer(384, 128).save_pretrained(folder)
+    kinds = {"": "models.MLMTransformer", "1_SpladePooling": "models.SpladePooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.sparse_encoder.{kind}"} for path, kind in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    (folder / "1_SpladePooling/config.json").write_text(json.dumps({"pooling_strategy": "max"}))
+    ids = AutoTokenizer.from_pretrained(folder)(TEXTS[0])["input_ids"]
+    with torch.inference_mode():
+        weights = torch.log1p(torch.relu(reference(input_ids=torch.tensor([ids])).logits[0])).amax(0).numpy()
+    server = ServerProcess(tmp_path, str(folder), "--device", "cpu").wait_until_ready()
+    try:
+        [found] = ask(server, "/embed_sparse", inputs=TEXTS[0]).json()
+        assert [each["index"] for each in found] == weights.nonzero()[0].tolist()
+        np.testing.assert_allclose([each["value"] for each in found], weights[weights > 0], atol=1e-5)
+        assert httpx.get(f"{server.base_url}/info").json()["model_type"] == {"embedding": {"pooling": "splade"}}
+    finally:
+        server.stop()
 
 
 def test_similarity(embedding_server: ServerProcess, embedder: Reference) -> None:
