@@ -1,4 +1,4 @@
-"""What the workers compute of a prompt's hidden states, for a request that wants vectors instead of tokens."""
+"""The outputs that workers compute from a prompt's hidden states for requests without sampled tokens."""
 
 from typing import Literal
 

@@ -24,7 +24,7 @@ def check_task(task: Any) -> None:
 
 
 class LateChunkingParams(Struct, omit_defaults=True):
-    """Chunks of equally many tokens, each of which gets one vector: the mean of its tokens' hidden states.
+    """Chunks of equally many tokens, with one vector a chunk: the mean of its tokens' hidden states.
 
     Raises:
         ParameterError: `chunk_size` is no whole number of 1 to 2^63 - 1.

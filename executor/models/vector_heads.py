@@ -38,7 +38,7 @@ class ClassifyingModel(Protocol):
 
 @runtime_checkable
 class ManyHeadedModel(Protocol):
-    """A model whose file has heads of its own beside the usual ones."""
+    """A model with further heads."""
 
     vector_heads: Mapping[str, VectorHead]
     """By the name that a request's `Pooling` has for them."""

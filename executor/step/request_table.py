@@ -122,8 +122,10 @@ class RequestTable:
         return self.take(places, to_device(places, self.device))
 
     def places(self, slots: np.ndarray, positions: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Where `take` finds the tokens at (slot, position) pairs, until the table grows: [n] and [n] to [n] int64, in
-        `out` if it is given."""
+        """Returns the places of the tokens at (slot, position) pairs, valid until the table grows.
+
+        Takes [n] and [n]; returns [n] int64, in `out` if it is given.
+        """
         found = np.multiply(slots, self._num_columns, out=out)
         found += positions
         return found

@@ -28,7 +28,7 @@ NO_MEMORY = RequestFailure(
 
 
 class _Span(NamedTuple):
-    """Tokens of a row: `num_tokens` of them, from the one at `start` among those that the plan has of it."""
+    """Consecutive tokens of a row. `start` counts from the first one that the plan has of the row."""
 
     row: int
     start: int
@@ -88,7 +88,7 @@ class StepInParts:
     def _compute(
         self, plan: StepPlan, run: Callable[[InputBatch], Tensor], size: int, counts: Sequence[int], is_plain: bool
     ) -> PartedStep:
-        """Runs a step, of which each row has as many values as `counts` says, those of its last tokens."""
+        """Runs a step. A row has a value for each of its last `counts[row]` tokens."""
         found: list[list[Tensor]] = [[] for _ in plan.slots]
         failed: set[int] = set()
         waiting = [[_Span(row, 0, count) for row, count in enumerate(plan.num_scheduled)]]

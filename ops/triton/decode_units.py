@@ -64,7 +64,7 @@ def list_units(
     CHUNKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Whether the splits of each row wait to be merged, the ends of their places and of the row's units, and the units.
+    """The rows whose splits wait to be merged, the ends of their places and of the rows' units, and the units.
 
     `max_parts` bounds the splits that wait; `BLOCK_ROWS` is at least `num_rows`. Without `starts_ptr`, each row has one
     token; with it, rows that have another number are left out.

@@ -1,1 +1,1 @@
-"""Models whose tokens see each other, and of which nothing is kept from step to step, one file a kind."""
+"""Encoders: attention in both directions, no KV cache. One file a kind."""

@@ -63,7 +63,7 @@ _DENSE_AND_OUT: dict[str, Any] = {"dense": DenseForm("classifier.dense", "tanh")
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's checkpoints call their tensors, and where they differ from BERT's.
+    """The names of tensors in a family's checkpoints, and its differences from BERT.
 
     Attributes:
         prefix: of names in checkpoints with a head.

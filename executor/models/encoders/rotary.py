@@ -151,7 +151,7 @@ class EuroBertModel(Encoder):
 
 @dataclass(frozen=True)
 class RotaryForm:
-    """What differs between encoders that are BERT with rotary positions.
+    """The differences between encoders that are BERT with rotary positions.
 
     Attributes:
         prefixes: of names in checkpoints with a head; one of these.

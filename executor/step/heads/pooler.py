@@ -125,7 +125,7 @@ class Pooler:
     """Computes one vector for each prompt, from the hidden state of its first or last token, from the mean of all, or
     from their scores of the vocabulary.
 
-    What a prompt's parts have in common is kept in its slot, from the row at position 0 to the row that ends the
+    The state that a prompt's parts share is kept in its slot, from the row at position 0 to the row that ends the
     prompt: the sum of its hidden states, the first one, or the weights of the vocabulary.
 
     Args:
