@@ -53,8 +53,8 @@ def refusal(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 NEUTRAL = [
     *("-pp 1", "-pp=1", "--pipeline_parallel_size=1", "--nnodes 1", "--data-parallel-size 1", "--api-server-count 1"),
-    *("--quantization none", "-q None", "--task generate", "--runner generate"),
-    *("--convert none", "--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
+    *("--quantization none", "-q None", "--task generate"),
+    *("--swap-space 0", "--cpu-offload-gb 0", "--cpu-offload-gb 0.0"),
     *("--no-enable-lora", "--no_enable_lora", "--no-jit-monitor-verbose", "--jit-monitor-verbose"),
     "--speculative-config None",
     *("--limit-mm-per-prompt '{\"image\": 0}'", "--limit-mm-per-prompt.video 0", "--no-disable-sliding-window"),
