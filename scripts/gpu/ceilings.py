@@ -4,7 +4,7 @@ import platform
 
 import torch
 import triton
-from results import Results
+from part_results import Results
 from timing import milliseconds
 
 

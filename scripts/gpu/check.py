@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from results import Results, write_report
+from part_results import Results, write_report
 
 PYTHON = sys.executable
 

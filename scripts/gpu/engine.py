@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from results import Results
+from part_results import Results
 from shapes import decode_bytes, write_shape
 
 from quire import LLM, SamplingParams

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from results import Results
+from part_results import Results
 from timing import microseconds_in_graph, num_copies
 from torch import Tensor
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from results import Results
+from part_results import Results
 
 TOOLS = ("memcheck", "racecheck")
 SUITE = "quire.ops.triton.canary_cases"

@@ -70,7 +70,7 @@ def test_each_tool_of_the_sanitizer_is_run_and_told(
 
 def test_a_machine_without_the_sanitizer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sanitizer
-    from results import write_report
+    from part_results import write_report
 
     monkeypatch.setattr(sanitizer, "find_sanitizer", lambda: None)
     monkeypatch.setattr("sys.argv", ["sanitizer.py"])
