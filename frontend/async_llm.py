@@ -277,7 +277,7 @@ class AsyncLLM(EngineControl):
         Closing the iterator, or cancelling the task that reads it, aborts the request.
 
         Args:
-            prompt: a text, token ids, or a pair of texts (`PairPrompt`).
+            prompt: a text, or token ids. Pairs of texts go to `LLM.score`, or to the routes of scores.
             pooling_params: None for the model's defaults; its `task` is one of `get_supported_tasks`.
             tokenization_kwargs: see `Tokenization.read`.
         """

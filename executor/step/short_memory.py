@@ -77,7 +77,7 @@ class StepInParts:
     def logits(self, plan: StepPlan, *, is_plain: bool) -> PartedStep:
         """Computes the logits of all wanted tokens, [num_wanted, vocab_size].
 
-        If not `is_plain`, the step has inputs beside its tokens, which parts lack: all rows fail. So in `hidden`.
+        If not `is_plain`, the step has further inputs, which parts lack: all rows fail. So in `hidden`.
         """
         return self._compute(plan, self._forward.logits, self._vocab_size, plan.num_wanted, is_plain)
 

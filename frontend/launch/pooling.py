@@ -131,7 +131,7 @@ def _source(model: ModelConfig, spec: ModelSpec) -> str:
 
 
 def _tasks(spec: ModelSpec, kind: Conversion, asked: PoolerConfig) -> list[PoolingTask]:
-    """What the model serves, the task of requests that name none first."""
+    """The tasks that the model serves; the first one is for requests that name none."""
     tasks = [*(_EMBEDDING if kind == "embed" else _CLASSIFYING)]
     if kind == "classify" and _kind_of(spec).by_token:
         tasks = ["token_classify"]

@@ -26,7 +26,7 @@ def number_bytes(values: "np.ndarray", dtype: EmbedDtype, endianness: Endianness
 
 
 def _rounded(values: "np.ndarray", dtype: EmbedDtype) -> "np.ndarray":
-    """The numbers of a format; those that NumPy lacks as whole numbers with the same bits."""
+    """The numbers of a format; those that NumPy lacks are integers with the same bits."""
     import numpy as np  # imported here, because most servers do without
 
     match dtype:
