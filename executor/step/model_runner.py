@@ -12,6 +12,7 @@ from quire.executor.step.forward import Forward
 from quire.executor.step.heads.head import Heads, PendingOutput, rows_by_kind
 from quire.executor.step.input_batch import without_padding
 from quire.executor.step.launched_step import LaunchedStep
+from quire.executor.step.recorded_sequences import RecordedSequences
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.row_sampler import RowSampler, SampledRows
 from quire.executor.step.short_memory import NO_MEMORY, StepInParts
@@ -27,7 +28,9 @@ class ModelRunner:
     `launch` queues a step's work on the device, and `collect` reads its result later. The next step may be launched in
     between, because the tokens of this one are on the device.
 
-    `parts` computes a step for which there is too little memory; None: such a step ends the engine.
+    Args:
+        parts: computes a step for which there is too little memory; None: such a step ends the engine.
+        sequences: an encoder's short steps; None for models with a cache.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class ModelRunner:
         reads: ForwardReads = ForwardReads(),
         rewind: StateRewind | None = None,
         parts: StepInParts | None = None,
+        sequences: RecordedSequences | None = None,
     ) -> None:
         self._forward = forward
         self._recorded_steps = recorded_steps
@@ -53,6 +57,7 @@ class ModelRunner:
         self._reads = reads
         self._rewind = rewind
         self._parts = parts
+        self._sequences = sequences
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -129,7 +134,12 @@ class ModelRunner:
     def _compute_hidden(self, plan: StepPlan, inputs: Inputs, taps: LayerTaps | None) -> tuple[torch.Tensor, set[int]]:
         """Returns the hidden states of all tokens, and the rows of the plan for which there is no memory."""
         try:
-            return self._forward.hidden(inputs.batch, inputs.input_embeds, taps), set()
+            hidden = None
+            if self._sequences is not None and inputs.input_embeds is None:
+                hidden = self._sequences.hidden(inputs.batch)
+            if hidden is None:
+                hidden = self._forward.hidden(inputs.batch, inputs.input_embeds, taps)
+            return hidden, set()
         except torch.OutOfMemoryError:
             if self._parts is None or taps is not None:
                 raise

@@ -26,6 +26,7 @@ from quire.executor.step.heads.prompt_scorer import PromptScorer
 from quire.executor.step.model_runner import ModelRunner
 from quire.executor.step.page_moves import PageMoves
 from quire.executor.step.page_tiers import CachePages, PageTier, SlotStates
+from quire.executor.step.recorded_sequences import RecordedSequences
 from quire.executor.step.recorded_steps import RecordedSteps
 from quire.executor.step.request_table import RequestTable
 from quire.executor.step.row_sampler import RowSampler
@@ -145,6 +146,11 @@ def build_runner(
         ForwardReads() if speculator is None else speculator.reads,
         None if speculator is None or not memory.states else StateRewind(forward, memory.states, table),
         _parts(config, memory, forward, is_cached=is_cached) if not sequences.is_divided and not has_peers else None,
+        None
+        if is_cached
+        else RecordedSequences(
+            forward, ops, enabled=can_record and not ops.recording_rules.row_counts, is_paused=is_profiled
+        ),
     )
 
 

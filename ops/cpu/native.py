@@ -348,7 +348,7 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
         rotation: tuple[Tensor, Tensor] | None = None,
         norm: tuple[Tensor, float] | None = None,
     ) -> Tensor:
-        return attend_sequences(self, heads, num_kv_heads, batch, form, rotation, norm)
+        return attend_sequences(self, heads, num_kv_heads, batch, form, rotation, norm, self._empty)
 
     def selected_attention(self, q: Tensor, kv_cache: Tensor, selection: Selection, *, scale: float) -> Tensor:
         return self._eager.selected_attention(q, kv_cache, selection, scale=scale)
