@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import json
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from msgspec import Struct
 from quire.core.errors import EngineDeadError, NotFoundError, OverloadedError, ParameterError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.batch.lines import digest_of, line_id, read_custom_id
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.errors import Problem, describe
 from quire.frontend.http.json_request import BodyReader, decode_body
@@ -57,18 +57,19 @@ class BatchError(Struct):
 
 
 class BatchAnswer(Struct):
-    """One line of the output; `error` is null when the request succeeded."""
+    """One line of the output; `error` is null when the request succeeded.
+
+    Attributes:
+        line: the number of the request's line in the input, from 1.
+        digest: of that line; a resumed run finds the answer by it.
+    """
 
     id: str
     custom_id: str | None
     response: BatchResponse
     error: BatchError | None = None
-
-
-class _PartialRequest(Struct):
-    """The id of a line that is JSON, but perhaps no valid request."""
-
-    custom_id: str | None = None
+    line: int = 0
+    digest: str = ""
 
 
 class _Route(NamedTuple):
@@ -104,6 +105,7 @@ class BatchServer:
             EngineDeadError: there is no engine any more, so no further line can be answered.
         """
         custom_id = read_custom_id(line)
+        digest = digest_of(line)
         answer_id = line_id(number) if custom_id is None else f"batch_req_{uuid.uuid4().hex}"
         try:
             body = await self._complete(decode_body(line, BatchRequest))
@@ -113,8 +115,9 @@ class BatchServer:
             problem = describe(error)
             self._log_error(number, error, problem)
             response = BatchResponse(problem.status, answer_id, msgspec.Raw(problem.body()))
-            return BatchAnswer(answer_id, custom_id, response, BatchError(str(problem.status), problem.message, number))
-        return BatchAnswer(answer_id, custom_id, BatchResponse(200, body.id, body))
+            failure = BatchError(str(problem.status), problem.message, number)
+            return BatchAnswer(answer_id, custom_id, response, failure, number, digest)
+        return BatchAnswer(answer_id, custom_id, BatchResponse(200, body.id, body), None, number, digest)
 
     def _log_error(self, number: int, error: Exception, problem: Problem) -> None:
         """Logs a line's failure; those of a user's making only while they are few."""
@@ -151,26 +154,3 @@ async def _embed(embeddings: Embeddings, request: EmbeddingRequest) -> Any:
             param="encoding_format",
         )
     return await embeddings.create(request)
-
-
-def read_custom_id(line: bytes) -> str | None:
-    """The line's custom_id; None when the line cannot be read."""
-    try:
-        return msgspec.json.decode(line, type=_PartialRequest).custom_id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass
-    try:  # the standard library reads some lines that msgspec refuses, such as those with lone surrogates
-        custom_id = json.loads(line)["custom_id"]
-        return custom_id if custom_id.isprintable() else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def key_of(number: int, line: bytes) -> str:
-    """The key by which a resumed run finds the answer to the line."""
-    return read_custom_id(line) or line_id(number)
-
-
-def line_id(number: int) -> str:
-    """Id of the answer to a line without a custom_id, the same in every run."""
-    return f"batch_req_line_{number}"

@@ -126,7 +126,3 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
                 yield number, line
-
-
-def count_lines(path: Path) -> int:
-    return sum(1 for _ in read_lines(path))

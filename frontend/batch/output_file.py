@@ -1,8 +1,5 @@
 """The file of a batch's answers: written line by line, and read again to resume. Memory use stays constant."""
 
-import hashlib
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +9,7 @@ from msgspec import Struct
 
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
+from quire.frontend.batch.resuming import Answers, mark_of_digest, mark_of_key
 
 logger = get_logger(__name__)
 
@@ -21,35 +19,19 @@ class _Answer(Struct):
 
     id: str
     custom_id: str | None = None
+    digest: str | None = None
     error: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
-    def key(self) -> str:
-        """The id of the request: its own, else its line's."""
-        return self.id if self.custom_id is None else self.custom_id
+    def mark(self) -> str:
+        """The mark of the line that was answered; see `Answers`."""
+        if self.digest:
+            return mark_of_digest(self.digest)
+        return mark_of_key(self.id if self.custom_id is None else self.custom_id)
 
     @property
     def failed(self) -> bool:
         return bytes(self.error) != b"null"
-
-
-class Answered:
-    """The requests that have an answer, at 8 bytes each, so that a million requests fit easily."""
-
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._hashes = array("Q", sorted(array("Q", map(_hash, keys))))
-
-    def __contains__(self, key: str) -> bool:
-        wanted = _hash(key)
-        place = bisect_left(self._hashes, wanted)
-        return place < len(self._hashes) and self._hashes[place] == wanted
-
-    def __len__(self) -> int:
-        return len(self._hashes)
-
-
-def _hash(key: str) -> int:
-    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 class OutputFile:
@@ -63,7 +45,7 @@ class OutputFile:
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
-        self.answered = Answered()
+        self.answers = Answers()
         self._path = path
         end = 0
         if resume and path.exists():
@@ -80,16 +62,16 @@ class OutputFile:
         """Reads the answers that the file holds, and removes those of failed requests; returns the bytes to keep."""
         end = num_failed = 0
 
-        def keys() -> Iterator[str]:
+        def marks() -> Iterator[str]:
             nonlocal end, num_failed
             for line, answer in self._read():
                 end += len(line)
                 if answer.failed:
                     num_failed += 1
                 else:
-                    yield answer.key
+                    yield answer.mark
 
-        self.answered = Answered(keys())
+        self.answers = Answers(marks())
         if not num_failed:
             return end
         logger.info("requests that failed before, and run again: %d", num_failed)
@@ -105,7 +87,7 @@ class OutputFile:
                     return
                 try:
                     yield line, decoder.decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError):
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     raise ConfigError(
                         f"--resume: line {number} of {str(self._path)!r} is no answer of a batch; "
                         "give another --output-file, or --overwrite in place of --resume."

@@ -17,9 +17,10 @@ from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.batch import files as batch_files
-from quire.frontend.batch.batch_server import BatchServer, key_of
+from quire.frontend.batch.batch_server import BatchServer
 from quire.frontend.batch.config import BatchConfig
 from quire.frontend.batch.output_file import OutputFile
+from quire.frontend.batch.resuming import Lines
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.answers import CompletionUsage
 from quire.frontend.pooling.answers import RerankUsage
@@ -43,15 +44,15 @@ class BatchRun:
         self.num_failed = 0
         self.num_skipped = 0
 
-    async def run(self, path: Path) -> None:
-        """Answers every line of `path` that has no answer yet.
+    async def run(self, path: Path, lines: Lines) -> None:
+        """Answers every line of `path` that has no answer yet, as `lines` say.
 
         Raises:
             EngineDeadError: the engine is gone; what was answered until then is in the output.
         """
         try:
-            for number, line in batch_files.read_lines(path):
-                if key_of(number, line) in self._output.answered:
+            for index, (number, line) in enumerate(batch_files.read_lines(path)):
+                if lines.is_answered(index):
                     self.num_skipped += 1
                     self._progress.advance(0)
                     continue
@@ -118,22 +119,39 @@ async def run_batch(engine_args: EngineArgs, batch: BatchConfig, server: ServerC
         )
         stack.push_async_callback(engine.aclose)
         answers = BatchServer(engine, server)  # reports a wrong option before the model is loaded
-        if all(key_of(number, line) in output.answered for number, line in batch_files.read_lines(source)):
-            logger.info("no request is left to answer: %d were answered before", batch_files.count_lines(source))
+        lines = output.answers.match(source)
+        _tell(lines)
+        if lines.num_answered == len(lines):
+            logger.info("no request is left to answer: %d were answered before", len(lines))
             return 0
         await engine.start()
-        with _progress(batch_files.count_lines(source)) as progress:
+        with _progress(len(lines)) as progress:
             run = BatchRun(answers, output, max_in_flight(engine, batch), progress)
             started = time.monotonic()
             if engine.profiles:
                 await engine.start_profile()
                 stack.push_async_callback(engine.stop_profile)
-            await run.run(source)
+            await run.run(source, lines)
         logger.info(
             "requests that succeeded: %d, failed: %d, were answered before: %d; %.1f s",
             *(run.num_succeeded, run.num_failed, run.num_skipped, time.monotonic() - started),
         )
     return 0
+
+
+def _tell(lines: Lines) -> None:
+    """Logs what the user may not expect of the input."""
+    if lines.num_repeated:
+        logger.warning(
+            "requests whose custom_id an earlier line has: %d, such as %s; each is answered, and its answer names the "
+            "line",
+            *(lines.num_repeated, ", ".join(map(repr, lines.repeated))),
+        )
+    if lines.num_unmatched:
+        logger.warning(
+            "answers in the output to requests that the input does not have, or not in this form: %d; they stay",
+            lines.num_unmatched,
+        )
 
 
 def _progress(total: int) -> contextlib.AbstractContextManager[RequestProgress]:

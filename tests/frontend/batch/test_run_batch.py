@@ -23,7 +23,8 @@ from quire.frontend.batch import run_batch as module
 from quire.frontend.batch.batch_server import BatchAnswer, BatchResponse, BatchServer
 from quire.frontend.batch.config import BatchConfig
 from quire.frontend.batch.files import read_lines
-from quire.frontend.batch.output_file import Answered, OutputFile
+from quire.frontend.batch.output_file import OutputFile
+from quire.frontend.batch.resuming import Hashes
 from quire.frontend.batch.run_batch import BatchRun, run_batch
 from quire.frontend.cli import run_batch as cli
 from quire.frontend.flags.parser import CommandParser
@@ -271,6 +272,48 @@ class TestResume:
         assert [answer["error"] for answer in answers(target).values()] == [None] * 3
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
+    def test_requests_may_share_an_id(
+        self, run: Callable[..., int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As each line of some generators has: every line is answered, whatever the first run has done of it."""
+        lines = [line("same", prompt=f"number {i // 2}") for i in range(8)]
+        source, target = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+        assert run(source, target) == 0
+        assert "custom_id an earlier line has: 7, such as 'same'; each is answered" in caplog.text
+        whole = target.read_bytes().splitlines(keepends=True)
+        assert sorted(json.loads(each)["line"] for each in whole) == list(range(1, 9))
+        target.write_bytes(b"".join(whole[:3]))
+        assert run(source, target, resume=True) == 0
+        found = [json.loads(each) for each in target.read_text().splitlines()]
+        assert len(found) == 8
+        by_digest = {each["digest"]: [] for each in found}
+        for each in found:
+            by_digest[each["digest"]].append(each["response"]["body"]["choices"][0]["text"])
+        assert sorted(map(len, by_digest.values())) == [2, 2, 2, 2]
+        assert all(len(set(texts)) == 1 for texts in by_digest.values())
+
+    def test_lines_may_move_and_a_changed_one_runs_again(self, run: Callable[..., int], tmp_path: Path) -> None:
+        lines = [line(f"r{i}", prompt=f"number {i}") for i in range(3)]
+        source, target = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+        assert run(source, target) == 0
+        before = target.read_bytes()
+        write(source, [lines[2], line("r0", prompt="another"), lines[1]])
+        assert run(source, target, resume=True) == 0
+        assert target.read_bytes().startswith(before)
+        [added] = map(json.loads, target.read_bytes()[len(before) :].splitlines())
+        assert (added["custom_id"], added["line"]) == ("r0", 2)
+
+    def test_answers_without_digests_count_by_their_ids(self, run: Callable[..., int], tmp_path: Path) -> None:
+        lines = [line(f"r{i}", prompt=f"number {i}") for i in range(3)] + [line("same", prompt="x")] * 2
+        source, target = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+        assert run(source, target) == 0
+        answered = {each["custom_id"]: each for each in map(json.loads, target.read_text().splitlines())}
+        old = [{**answered[name], "digest": None, "line": None} for name in ("r1", "same")]
+        write(target, [json.dumps(each) for each in old])
+        assert run(source, target, resume=True) == 0
+        ids = [json.loads(each)["custom_id"] for each in target.read_text().splitlines()][2:]
+        assert sorted(ids) == ["r0", "r2", "same", "same"]
+
     def test_the_model_is_not_loaded_for_nothing(
         self,
         run: Callable[..., int],
@@ -427,7 +470,7 @@ def run_alone(server: BatchServer, source: Path, target: Path, *, resume: bool =
         with open_progress("x", None, show=False) as progress:
             run = BatchRun(server, output, 32, progress)
             try:
-                await run.run(source)
+                await run.run(source, output.answers.match(source))
             finally:
                 output.close()
         return run
@@ -494,10 +537,12 @@ def test_an_answer_that_cannot_be_written_whole_ends_the_run_and_says_so(tmp_pat
         output.write(b"x" * 101)
 
 
-def test_answered_knows_its_keys() -> None:
-    answered = Answered(f"key-{i}" for i in range(0, 2000, 2))
-    assert [f"key-{i}" in answered for i in range(4)] == [True, False, True, False]
-    assert len(answered) == 1000
+def test_hashes_are_taken_as_often_as_they_are_there() -> None:
+    hashes = Hashes(f"key-{i % 1000}" for i in range(1500))
+    assert [hashes.count(f"key-{i}") for i in (0, 499, 500, 999, 1000)] == [2, 2, 1, 1, 0]
+    assert [hashes.take("key-3") for _ in range(3)] == [True, True, False]
+    assert [hashes.take(f"key-{i}") for i in (999, 999, 1000)] == [True, False, False]
+    assert (len(hashes), hashes.num_repeated) == (1500, 500)
 
 
 def test_blank_lines_are_skipped_and_numbers_count_them(tmp_path: Path) -> None:
