@@ -8,6 +8,7 @@ import torch
 from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.row_outputs import TokenLogprobs
+from quire.executor.sampling.likeliest import likeliest
 from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.transfers import Transfer, Transfers, to_device_together
 
@@ -107,7 +108,7 @@ class Logprobs:
         own_ids = sampled.unsqueeze(1)
         own = values.gather(1, own_ids)
         nth_likeliest = (values > own).sum(-1) + 1
-        shown, shown_ids = values.topk(int(num_top.max()), dim=-1)
+        shown, shown_ids = likeliest(values, int(num_top.max()))
         named = [self._named.get(slot) for slot in batch.slots.tolist()]
         by_likelihood = np.array([ids is None for ids in named])
         num_shown = np.array([num if ids is None else len(ids) for num, ids in zip(num_top, named, strict=True)])

@@ -9,6 +9,7 @@ import torch
 from quire.core.config.model import LogprobsMode
 from quire.core.wire.protocol import NewSlot
 from quire.core.wire.row_outputs import PromptLogprobs, TokenLogprobs
+from quire.executor.sampling.likeliest import likeliest
 from quire.executor.sampling.logprobs import ALL, scores, token_logprobs
 from quire.executor.sampling.token_table import TokenTable
 from quire.executor.step.heads.head import HeadRow, PendingOutput
@@ -126,7 +127,7 @@ class PromptScorer:
         own_ids = targets.unsqueeze(1)
         own = values.gather(1, own_ids)
         nth_likeliest = (values > own).sum(-1) + 1
-        top, top_ids = values.topk(num_top, dim=-1)
+        top, top_ids = likeliest(values, num_top)
         of_named = values.gather(1, named.clamp(min=0)).masked_fill(named < 0, -torch.inf)
         return [torch.cat([own_ids, top_ids, named], 1), torch.cat([own, top, of_named], 1), nth_likeliest]
 
