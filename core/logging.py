@@ -5,8 +5,11 @@ import logging
 import logging.config
 import os
 import sys
+import textwrap
+import unicodedata
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -14,6 +17,9 @@ from quire.core import envs
 from quire.core.errors import ConfigError
 
 LogLevel = Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
+
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the HTTP request that is worked on, for lines in JSON."""
 
 DATE_FORMAT = "%H:%M:%S"
 _JSON_FIELDS = "%(asctime)s %(levelname)s %(name)s %(process)d %(message)s"
@@ -73,6 +79,8 @@ def configure(part: str, config: LoggingConfig, *, hints: bool = True) -> None:
     root.handlers.clear()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_json_formatter(part) if config.formatter == "json" else _text_formatter(part))
+    if config.formatter == "json":
+        handler.addFilter(_RequestIds())
     root.addHandler(handler)
     root.setLevel(config.log_level or level())
     root.propagate = False
@@ -96,9 +104,43 @@ def level() -> str:
     return name
 
 
+class _PlainFormatter(logging.Formatter):
+    """Writes records so that no text in them, such as a client's, looks like another record or moves the cursor: the
+    lines of a message after its first are indented, and control characters are spelled."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if not record.message.isprintable():
+            first, *rest = map(_spelled, record.message.split("\n"))
+            record.message = "\n".join([first, *(f"    {line}" for line in rest)])
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return textwrap.indent("\n".join(map(_spelled, super().formatException(ei).split("\n"))), "    ")
+
+
+def _spelled(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(each if each == "\t" or _is_visible(each) else ascii(each)[1:-1] for each in line)
+
+
+def _is_visible(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+class _RequestIds(logging.Filter):
+    """Adds the id of the HTTP request to records, unless whoever logs has given another."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        request_id = REQUEST_ID.get()
+        if request_id is not None and not hasattr(record, "request_id"):
+            record.request_id = request_id
+        return True
+
+
 def _text_formatter(part: str) -> logging.Formatter:
     prefix = envs.read("LOGGING_PREFIX", "") or ""
-    return logging.Formatter(f"{prefix}%(asctime)s %(levelname)-7s {part}  %(message)s", datefmt=DATE_FORMAT)
+    return _PlainFormatter(f"{prefix}%(asctime)s %(levelname)-7s {part}  %(message)s", datefmt=DATE_FORMAT)
 
 
 def _json_formatter(part: str) -> logging.Formatter:

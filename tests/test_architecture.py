@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("core", "executor", "frontend", "ops")
 MAY_IMPORT = {"core": set(), "ops": set(), "executor": {"ops", "core"}, "frontend": {"core"}}
 EXECUTOR_MAY_USE_OF_CORE = {
-    *("cluster", "config", "wire", "errors", "logging", "envs", "processes", "ram", "trace", "light_import"),
+    *("checkpoint_file", "cluster", "config", "wire", "errors", "logging", "envs", "processes", "ram", "trace"),
+    "light_import",
 }
 ENGINE_MAIN = Path("frontend/launch/engine_main.py")
 
@@ -30,7 +31,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "kv": "wire",
         "routing": "wire",
         "scheduling": "wire config kv",
-        "engine": "wire config routing scheduling",
+        "flight": "wire config",
+        "engine": "wire config routing scheduling flight",
     },
     "executor": {
         "parallel": "",
@@ -75,7 +77,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "llm": "metrics outputs progress refusals launch text requests async_llm offline",
         "chat": "checkpoint refusals grammar metrics outputs text parsing parsing/formats parsing/answers requests "
         "async_llm",
-        "http": "entry_store async_llm chat",
+        "http": "entry_store requests async_llm chat",
         "http/pages": "http",
         "http/service": "async_llm http http/pages",
         "http/connections": "http",
@@ -90,7 +92,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",
         "servers": "entry_store checkpoint metrics launch async_llm http http/connections http/service http/server",
         "labs": "flags bench",
-        "cli": "labs launch flags async_llm http http/connections batch http/server servers",
+        "cli": "labs launch flags text grammar async_llm http http/connections batch http/server servers",
     },
 }
 """What each room imports of its own folder: a room below never imports one above.
@@ -99,7 +101,17 @@ A room is a folder, a folder in it, or a file in either. `http/app.py` puts the 
 runs what comes of it, so they stand above the rest of http/.
 """
 HELPERS = {
-    "core": {"envs", "errors", "light_import", "logging", "process_start", "processes", "ram", "trace"},
+    "core": {
+        "checkpoint_file",
+        "envs",
+        "errors",
+        "light_import",
+        "logging",
+        "process_start",
+        "processes",
+        "ram",
+        "trace",
+    },
     "executor": {"light_torch", "torch_library"},
 }
 """Files that all rooms of their folder may import, and that import no room."""

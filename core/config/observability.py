@@ -73,11 +73,23 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
             extra={"parse": "json"},
         ),
     ] = None
+    log_format: Annotated[
+        Literal["text", "json"] | None,
+        Meta(description="Form of the log's lines; short for --logging-config.formatter."),
+    ] = None
     log_level: Annotated[
         LogLevel | None, Meta(description="Least level that is logged; short for --logging-config.log_level.")
     ] = None
     log_config_file: Annotated[
         str | None, Meta(description="Short for --logging-config.pylogging_config_file; vLLM deprecates it.")
+    ] = None
+    flight_recorder: Annotated[
+        str | None,
+        Meta(
+            description="Folder in which each engine records requests, plans and results, in files of 64 MiB at most; "
+            "quire doctor and quire replay read it. Unset, the last megabytes are kept in memory, and written to the "
+            "cache folder after a crash. The records have prompts as token ids; off records nothing."
+        ),
     ] = None
     profiler_config: Annotated[
         ProfilerConfig | None,
@@ -91,12 +103,13 @@ class ObservabilityConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def logging(self) -> LoggingConfig:
-        """The three options of logging as one, with an absolute path."""
+        """The four options of logging as one, with an absolute path."""
         config = self.logging_config or LoggingConfig()
         file = self.log_config_file or config.pylogging_config_file
         return msgspec.structs.replace(
             config,
             log_level=self.log_level or config.log_level,
+            formatter=self.log_format or config.formatter,
             pylogging_config_file=file and os.path.abspath(file),
         )
 

@@ -109,6 +109,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     is_led_from_afar: bool = False  # failures are reported on another host, so they are logged here, too
     enforce_eager: bool = False  # no decode step comes from a recording
     graphs: GraphConfig = GraphConfig()
+    flight_recorder: str | None = None  # an absolute folder; None: in memory; "off"
     trace_folder: str | None = None  # where timelines are written; None records none
     torch_profile: ProfilerConfig | None = None  # of torch's profiler, with an absolute folder; None: no such profiles
     allow_insecure_serialization: bool = False  # workers run functions that the program sends

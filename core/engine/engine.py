@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.errors import EngineError
+from quire.core.flight.recorder import NO_RECORDER, Recorder
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
 from quire.core.wire.protocol import EngineReady, RequestDelta, StepPlan, StepResult
@@ -67,6 +68,7 @@ class Engine:
         step_timeout_seconds: a step that takes longer counts as a hung worker.
         on_deltas: called after each step with the step's deltas.
         timeline: records how long each part of the loop takes.
+        recorder: records plans, results and ends.
     """
 
     def __init__(
@@ -77,12 +79,14 @@ class Engine:
         step_timeout_seconds: float,
         on_deltas: Callable[[list[RequestDelta]], None],
         timeline: Timeline,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._step_timeout_seconds = step_timeout_seconds
         self._on_deltas = on_deltas
         self._timeline = timeline
+        self._recorder = recorder
         self._has_work = asyncio.Event()
 
     def fill(self) -> None:
@@ -92,6 +96,7 @@ class Engine:
                 plan = self._scheduler.schedule()
             if plan is None:
                 break
+            self._recorder.add_plan(plan, self._scheduler.admitted_ids(plan))
             with self._timeline.span("send"):
                 self._executor.submit(plan)
         if self._scheduler.num_in_flight:
@@ -109,8 +114,10 @@ class Engine:
             with self._timeline.span("wait"):
                 result = await self._next_result()
             self._timeline.add(result.spans)
+            self._recorder.add_result(result)
             with self._timeline.span("update"):
                 deltas = self._scheduler.update(result)
+            self._recorder.add_deltas(deltas)
             with self._timeline.span("emit"):
                 self._on_deltas(deltas)
             self.fill()

@@ -208,6 +208,8 @@ class EngineHandle:
         finally:
             self._bury(life, end, fault)
         await life.engine.wait_freed(FREE_SECONDS)  # or the next engine finds its memory and devices taken
+        if life.ready_at is not None and self._dead is None:
+            asyncio.get_running_loop().run_in_executor(None, _save_flight, life.engine, str(end))
         return end
 
     async def _launch(self) -> EngineLife:
@@ -259,3 +261,13 @@ class EngineHandle:
         if not self._started.done():
             self._started.set_result(message)
         self._user.on_ready(self, message)
+
+
+def _save_flight(engine: RunningEngine, reason: str) -> None:
+    """Blocks for some milliseconds, in which the next engine starts."""
+    path = engine.save_flight(reason)
+    if path is not None:
+        logger.warning(
+            "what the engine did before it ended is in %s: `quire doctor` tells what, `quire replay` runs it again",
+            path,
+        )

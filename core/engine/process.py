@@ -20,6 +20,7 @@ from quire.core.engine.file_copies import FileCopies
 from quire.core.engine.gc_tuning import tune_garbage_collector
 from quire.core.engine.undecodable_requests import ids_in_unreadable
 from quire.core.errors import ConfigError, EngineError, HostLostError, PeerLostError, QuireError
+from quire.core.flight.recorder import NO_RECORDER, Recorder
 from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
@@ -46,6 +47,7 @@ class EngineProcess:
         address: str,
         keys: CurveKeys | None,
         listen_fd: int | None = None,
+        recorder: Recorder = NO_RECORDER,
     ) -> None:
         self._config = config
         self._executor = executor
@@ -58,6 +60,7 @@ class EngineProcess:
         self._ready: protocol.EngineReady | None = None
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
+        self._recorder = recorder
         self._timeline = Timeline(Path(config.trace_folder or ""))
         self._calls: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
@@ -109,7 +112,9 @@ class EngineProcess:
             step_timeout_seconds=envs.read_float("ENGINE_ITERATION_TIMEOUT_S"),
             on_deltas=self._send_deltas,
             timeline=self._timeline,
+            recorder=self._recorder,
         )
+        self._recorder.start(self._config, ready)
         tune_garbage_collector()
         self._ready = ready
         for frontend in list(self._frontends):
@@ -133,6 +138,7 @@ class EngineProcess:
             return  # the frontend is gone, and no answer could reach it
         match message:
             case protocol.EngineRequest():
+                self._recorder.add_input(payload)
                 self._add_or_fail(frontend, message)
             case protocol.LentFile():
                 self._files.add(frontend, message)
@@ -140,8 +146,10 @@ class EngineProcess:
                 for key in message.keys:
                     self._grammars.pop((frontend, key), None)  # the message that brought it may not have been read
             case protocol.AbortRequests():
+                self._recorder.add_input(payload)
                 self._abort(message.request_ids)
             case protocol.AbortReplies():
+                self._recorder.add_input(payload)
                 self._abort_replies(message.reply_ids)
             case protocol.Hello():
                 self._send_heartbeats()  # one that came back may bring requests that its former self left here
@@ -305,6 +313,7 @@ class EngineProcess:
         elif self._config.is_led_from_afar or not self._frontends:  # else a frontend logs it, once
             logger.error("%s", error)
         text = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+        self._recorder.add_fault(text)
         failed = protocol.EngineFailed(text, _cause_of(error))
         for frontend in list(self._frontends):
             self._send(frontend, failed)

@@ -1,5 +1,7 @@
 """One running engine as its user sees it, wherever its process is."""
 
+from pathlib import Path
+
 from msgspec import Struct
 
 from quire.core.errors import QuireError
@@ -56,6 +58,11 @@ class RunningEngine:
         if not self._is_over:
             self._is_over = True
             self._kill()
+
+    def save_flight(self, reason: str) -> Path | None:
+        """Keeps what the flight recorder has of the engine, which has ended for `reason`. Returns where it is; None if
+        there is nothing here."""
+        return None
 
     async def wait_freed(self, seconds: float) -> None:
         """Waits, after `kill`, until the process and its workers have ended and freed what they held. After `seconds`

@@ -235,6 +235,13 @@ class Scheduler:
         self._in_flight.add(plan, sampling, prefilled, others, self._totals.num_planned_prompt_tokens)
         return plan
 
+    def admitted_ids(self, plan: StepPlan) -> list[str]:
+        """The ids of the requests that `plan`, the newest, admits, in order."""
+        if not plan.admitted:
+            return []
+        by_slot = {request.slot: request.request_id for request in self._running}
+        return [by_slot.get(new.slot, "") for new in plan.admitted]
+
     def _needs_plan_without_rows(self, plan: StepPlan) -> bool:
         """Returns True if `plan` moves pages, or if the next thing to happen is the end of a slow move."""
         return bool(plan.moves_before) or (self._kv.is_loading and not self._in_flight)

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 import quire
+from quire.core.errors import ConfigError
 from quire.frontend.flags.parser import CommandParser
 
 PROBE_TIMEOUT_S = 60.0
@@ -56,6 +57,22 @@ def sections() -> Iterable[tuple[str, Facts]]:
     yield "Packages", _packages()
     yield "Environment", environment(os.environ) or [("(nothing set)", "")]
     yield "Torch", _torch()
+
+
+def read_facts(path: Path) -> dict[str, str]:
+    """The facts in an output of this command. Raises ConfigError."""
+    try:
+        rows = path.read_text(errors="replace").splitlines()
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
+    found = {}
+    for row in rows:
+        if row.startswith("  "):
+            name, value = (row[2:26], row[27:]) if row[26:27] in ("", " ") else row[2:].partition(" ")[::2]
+            found[name.strip()] = value.strip()
+    if "quire" not in found:
+        raise ConfigError(f"{path} is neither a file of a flight recorder nor an output of `quire collect-env`.")
+    return found
 
 
 def _system() -> Facts:

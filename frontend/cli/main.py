@@ -30,6 +30,10 @@ QUIRE = CommandGroup(
         "completions": Command(
             "quire.frontend.cli.shell_completions", "Print what completes Quire's commands in your shell."
         ),
+        "replay": Command("quire.frontend.cli.replay", "Run what a flight recorder has of an engine again."),
+        "doctor": Command(
+            "quire.frontend.cli.doctor", "Say what stands out of a flight recorder, a crash or this machine."
+        ),
         "collect-env": Command("quire.frontend.cli.collect_env", "Print what a bug report should say of this machine."),
     },
 )

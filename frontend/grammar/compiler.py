@@ -13,6 +13,7 @@ from quire.frontend.grammar.constraint import Constraint, read_constraint
 from quire.frontend.grammar.helper_client import Helper, HelperDied, OutOfTime
 from quire.frontend.grammar.messages import Compile, Compiled, GrammarRefused, Setup
 from quire.frontend.grammar.pool import HelperPool
+from quire.frontend.grammar.vocabulary import PREFIX
 from quire.frontend.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -186,7 +187,7 @@ class GrammarCompiler:
         """Path of a memory file with the vocabulary, which exists as long as this process."""
         name = answer.vocabulary_name
         if name not in self._vocabularies:
-            descriptor = os.memfd_create(f"quire-vocabulary-{name}")
+            descriptor = os.memfd_create(f"{PREFIX}{name}")
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(answer.vocabulary)
             self._vocabularies[name] = descriptor

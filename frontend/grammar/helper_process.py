@@ -23,6 +23,7 @@ from quire.frontend.grammar.backends.backend import Backend, GrammarError
 from quire.frontend.grammar.constraint import Constraint
 from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Compiled, GrammarRefused, Setup, framed
 from quire.frontend.grammar.schema import SchemaError
+from quire.frontend.grammar.vocabulary import make_vocabulary
 from quire.frontend.text.tokenizer import Tokenizer
 
 _BACKENDS = "quire.frontend.grammar.backends."
@@ -93,12 +94,8 @@ class Compiler:
 
     def _vocabulary(self, name: str) -> Vocabulary:
         if name not in self._vocabularies:
-            tokenizer, setup = self._tokenizer, self._setup
-            silent = (
-                set(setup.end_token_ids) if name == "all" else tokenizer.special_token_ids | set(setup.end_token_ids)
-            )
-            tokens = [b"" if i in silent else tokenizer.piece(i) for i in range(setup.vocab_size)]
-            self._vocabularies[name] = Vocabulary(tokens, setup.end_token_ids)
+            setup = self._setup
+            self._vocabularies[name] = make_vocabulary(self._tokenizer, name, setup.vocab_size, setup.end_token_ids)
         return self._vocabularies[name]
 
 

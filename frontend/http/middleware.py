@@ -12,10 +12,14 @@ from typing import Any, cast
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
+from quire.core.logging import REQUEST_ID
 from quire.frontend.chat.client_headers import FRESH_ID_HEADER
+from quire.frontend.http.audit_log import AuditLog
 from quire.frontend.http.errors import RequestTimeoutError
 from quire.frontend.http.json_request import IGNORED
 from quire.frontend.http.unknown_fields import HEADER
+from quire.frontend.requests.ids import MAX_ID_CHARACTERS
+from quire.frontend.requests.usage import CALL_USAGE, CallUsage
 
 _FINE_SECONDS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5),
@@ -90,6 +94,8 @@ class RequestObserver:
         request_timeout: seconds that a request's body may take to arrive; no limit when None.
         root_path: prefix of paths that a proxy may keep or strip; routes are found either way.
         has_cors: answers may differ by the request's origin, which `Vary` states for caches.
+        names_requests: log lines about a request have its id.
+        audit: gets a line for each request; None writes none.
     """
 
     def __init__(
@@ -101,6 +107,8 @@ class RequestObserver:
         request_timeout: float | None = None,
         root_path: str = "",
         has_cors: bool = False,
+        names_requests: bool = False,
+        audit: AuditLog | None = None,
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -108,6 +116,8 @@ class RequestObserver:
         self._request_timeout = request_timeout
         self._root_path = root_path
         self._added = [(b"vary", b"Origin")] if has_cors else []
+        self._names_requests = names_requests or request_id_headers or audit is not None
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -122,9 +132,15 @@ class RequestObserver:
             scope = cast(HTTPScope, {**scope, "method": "GET"})
         if self._root_path and scope["path"].startswith(self._root_path + "/"):
             scope["path"] = scope["path"].removeprefix(self._root_path)
-        added = self._added
-        if self._request_id_headers:
-            added = [*added, (b"x-request-id", _ensure_request_id(scope))]
+        added, request_id, usage = self._added, "", CallUsage()
+        if self._names_requests:
+            header = _ensure_request_id(scope)
+            request_id = header.decode("latin-1")[:MAX_ID_CHARACTERS]
+            REQUEST_ID.set(request_id)
+            if self._request_id_headers:
+                added = [*added, (b"x-request-id", header)]
+        if self._audit is not None:
+            CALL_USAGE.set(usage)
         exchange = _Exchange(scope, receive, send, added, self._request_timeout)
         try:
             await self._app(scope, exchange.receive, exchange.send)  # type: ignore[arg-type]
@@ -134,6 +150,18 @@ class RequestObserver:
             self._metrics.count(
                 method, exchange.status, handler, exchange.request_bytes, exchange.response_bytes, seconds
             )
+            if self._audit is not None:
+                self._audit.add(
+                    scope,
+                    request_id=request_id,
+                    method=method,
+                    status=exchange.status,
+                    is_whole=exchange.is_answered,
+                    seconds=seconds,
+                    request_bytes=exchange.request_bytes,
+                    response_bytes=exchange.response_bytes,
+                    usage=usage,
+                )
 
 
 class _Exchange:
@@ -145,7 +173,7 @@ class _Exchange:
     """
 
     __slots__ = (
-        *("status", "request_bytes", "response_bytes"),
+        *("status", "request_bytes", "response_bytes", "is_answered"),
         *("_scope", "_receive", "_send", "_added", "_body_seconds", "_deadline", "_is_whole"),
     )
 
@@ -160,6 +188,7 @@ class _Exchange:
         self.status = 500
         self.request_bytes = 0
         self.response_bytes = 0
+        self.is_answered = False
         self._scope = cast("dict[str, Any]", scope)
         self._receive = receive
         self._send = send
@@ -188,6 +217,7 @@ class _Exchange:
         """Passes `message` on. This is no coroutine, because a coroutine would cost time for each token."""
         if message["type"] == "http.response.body":
             self.response_bytes += len(message["body"])
+            self.is_answered = not message.get("more_body", False)
         elif message["type"] == "http.response.start":
             self.status = message["status"]
             added = self._added

@@ -23,6 +23,7 @@ from quire.core.wire.protocol import EngineReady
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.entry_store.access import StoredEntries
 from quire.frontend.http.app import create_app
+from quire.frontend.http.audit_log import AuditLog
 from quire.frontend.http.connections.certificates import CertificateWatcher
 from quire.frontend.http.connections.listener import bind, release, url_of
 from quire.frontend.http.connections.signals import signal_handlers
@@ -216,6 +217,8 @@ def _application(
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
         root_path=server.path_prefix,
         has_cors=bool(server.allowed_origins),
+        names_requests=engine.config.logging.formatter == "json",
+        audit=None if server.audit_log_path is None else AuditLog(server.audit_log_path),
     )
 
 

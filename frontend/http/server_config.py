@@ -99,6 +99,13 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     enable_request_id_headers: Annotated[
         bool, Meta(description="Answer with X-Request-Id: the client's own, else a fresh one.")
     ] = False
+    audit_log_path: Annotated[
+        str | None,
+        Meta(
+            description="File for a JSON line about each HTTP request: time, id, client, key, route, status, seconds, "
+            "bytes and tokens, and no prompts; - is the standard output. Lines are appended, by several servers too."
+        ),
+    ] = None
     max_request_body_bytes: Annotated[
         int,
         Meta(ge=1, description="Largest request body; past it the answer is 413.", extra={"parse": "human_int"}),

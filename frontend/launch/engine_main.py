@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -21,10 +22,19 @@ from msgspec import Struct
 
 from quire.core.cluster.messages import CoordinatorStart
 from quire.core.config.resolved import EngineConfig
+from quire.core.flight.recorder import NO_RECORDER, FlightRecorder, Recorder
+from quire.core.flight.segments import FileSegments, MemorySegments
 from quire.core.logging import configure
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.rendezvous import Rendezvous
 from quire.executor import torch_library
+
+
+class ReplayStart(Struct, array_like=True):
+    """A recorded schedule to run instead of serving."""
+
+    files: list[str]  # of one recording
+    vocabularies: dict[str, str]  # paths here, by paths in the recording
 
 
 class EngineStart(Struct, array_like=True):
@@ -38,6 +48,8 @@ class EngineStart(Struct, array_like=True):
     cluster: CoordinatorStart | None = None  # where other nodes join
     rendezvous: Rendezvous | None = None  # with the workers of other engines
     listen_fd: int | None = None  # of a socket that listens at the address already
+    flight: tuple[int, int] | None = None  # descriptors of memory for a flight recorder
+    replay: ReplayStart | None = None
 
 
 def main(fd: int) -> None:
@@ -94,11 +106,39 @@ async def _run_engine(start: EngineStart) -> int:
     if start.config.executor != "uni":  # which imports the worker later, and enables collections itself
         gc.enable()
     executor = Executor(start.config, **options)
-    process = EngineProcess(start.config, executor, start.address, start.keys, start.listen_fd)
+    if start.replay is not None:
+        return await _replay(start.replay, executor)
+    recorder = _recorder(start)
+    process = EngineProcess(start.config, executor, start.address, start.keys, start.listen_fd, recorder)
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), process.close)  # nothing more is written to it: readable means the parent died
     loop.add_signal_handler(signal.SIGTERM, process.close)
     return await process.run()
+
+
+async def _replay(start: ReplayStart, executor: Any) -> int:
+    """Writes a `ReplayReport`, or a user's mistake as a text, to the standard output."""
+    from quire.core.engine.replay import replay
+    from quire.core.errors import ConfigError
+    from quire.core.flight.recording import open_files
+
+    answer: object
+    try:
+        answer = await replay(open_files(map(Path, start.files)), executor, start.vocabularies)
+    except ConfigError as error:
+        answer = str(error)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(answer))
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def _recorder(start: EngineStart) -> Recorder:
+    place = start.config.flight_recorder
+    if place not in (None, "off"):
+        return FlightRecorder(FileSegments(Path(place), start.config.process_name))
+    if place == "off" or start.flight is None:
+        return NO_RECORDER
+    return FlightRecorder(MemorySegments(start.flight))
 
 
 if __name__ == "__main__":

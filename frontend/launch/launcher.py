@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from quire.core.cluster.messages import CoordinatorStart
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.running_engine import RunningEngine
 from quire.core.errors import ConfigError
+from quire.core.flight.dumps import Flight, FlightFolder, FlightMemory
 from quire.core.logging import get_logger
 from quire.core.processes import is_ending, members, names_of_living, until_ended, wait_ended
 from quire.core.wire.channel import CurveKeys
@@ -36,9 +38,12 @@ logger = get_logger(__name__)
 class EngineSubprocess(RunningEngine):
     """A running engine process, seen from its parent."""
 
-    def __init__(self, process: subprocess.Popen, address: str, keys: CurveKeys | None) -> None:
+    def __init__(
+        self, process: subprocess.Popen, address: str, keys: CurveKeys | None, flight: Flight | None = None
+    ) -> None:
         super().__init__(address, keys, process.pid)
         self._process = process
+        self._flight = flight
         self._is_gone = False
 
     async def _exit_code(self) -> int:
@@ -55,6 +60,9 @@ class EngineSubprocess(RunningEngine):
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+    def save_flight(self, reason: str) -> Path | None:
+        return None if self._flight is None else self._flight.save(reason)
 
     async def wait_freed(self, seconds: float) -> None:
         if self._is_gone:
@@ -168,9 +176,11 @@ class EngineLauncher:
         with contextlib.ExitStack() as here:
             address, listen_fd = self._next_address(here)
             config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
+            flight = _flight(config)
             start = EngineStart(
-                config, address, keys, os.getpid(), self._worker_factory, self._cluster, rendezvous, listen_fd
-            )
+                config, address, keys, os.getpid(), self._worker_factory, self._cluster, rendezvous, listen_fd,
+                None if flight is None else flight.descriptors,
+            )  # fmt: skip
             # A memory file and not the pipe, which may have no room: others are served here, and would wait until the
             # engine reads it.
             file = here.enter_context(open(os.memfd_create("quire-engine"), "wb", buffering=0))
@@ -178,6 +188,8 @@ class EngineLauncher:
             inherited = [file.fileno(), *([] if rendezvous is None else rendezvous.fds)]
             if listen_fd is not None:
                 inherited.append(listen_fd)
+            if flight is not None and flight.descriptors is not None:
+                inherited += flight.descriptors
             process = subprocess.Popen(
                 # -P: no module of the user's folder shadows ours
                 [sys.executable, "-P", "-m", "quire.frontend.launch.engine_main", str(file.fileno())],
@@ -186,7 +198,7 @@ class EngineLauncher:
                 env=environment,
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which shuts the engine down in order
             )
-        return EngineSubprocess(process, address, keys)
+        return EngineSubprocess(process, address, keys, flight)
 
     def retire(self) -> None:
         if self._epochs is not None:
@@ -217,6 +229,16 @@ class EngineLauncher:
         if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary files may remove it
             self.folder = _private_folder()
         return f"ipc://{self.folder}/engine-{self._launched}.sock", None
+
+
+def _flight(config: EngineConfig) -> Flight | None:
+    match config.flight_recorder:
+        case "off":
+            return None
+        case None:
+            return FlightMemory(config.process_name)
+        case folder:
+            return FlightFolder(Path(folder))
 
 
 def _devices(config: EngineConfig) -> dict[str, str]:

@@ -90,6 +90,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         allow_insecure_serialization=args.parallel.allow_insecure_serialization
         or envs.read_flag("ALLOW_INSECURE_SERIALIZATION"),
         logging=args.observability.logging,
+        flight_recorder=_flight_recorder(args.observability.flight_recorder),
         trace_folder=profiler.torch_profiler_dir if profiler.profiler == "timeline" else None,
         torch_profile=profiler if profiler.profiler == "torch" else None,
         # Offline work has all its requests at the start; a server's first ones are seldom many.
@@ -110,6 +111,10 @@ def _absolute(profiler: ProfilerConfig | None) -> ProfilerConfig:
     """The profiler's settings with an absolute folder, for other processes."""
     profiler = profiler or ProfilerConfig()
     return msgspec.structs.replace(profiler, torch_profiler_dir=os.path.abspath(profiler.torch_profiler_dir))
+
+
+def _flight_recorder(place: str | None) -> str | None:
+    return place if place in (None, "off") else os.path.abspath(os.path.expanduser(place))
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec, pooling: PoolingSpec | None) -> tuple[int, bool]:

@@ -13,6 +13,7 @@ from quire.frontend.metrics.request_metrics import FinishedRequest, RequestMetri
 from quire.frontend.outputs import LateChunk, LateChunkingMetadata, PoolingOutput, PoolingRequestOutput
 from quire.frontend.requests.failures import error_of
 from quire.frontend.requests.prompt import Prompt
+from quire.frontend.requests.usage import StreamUsage
 
 VectorsOutput = PoolingRequestOutput[PoolingOutput]
 
@@ -162,6 +163,10 @@ class PoolingStream:
     def close(self) -> None:
         """Aborts the request if it is unfinished, because the reader is gone. Harmless at the end."""
         self.abort()
+
+    def usage(self) -> StreamUsage:
+        """The tokens of the prompt; a vector has none of its own."""
+        return StreamUsage(len(self._prompt.token_ids), 0, 0, [])
 
     def summary(self) -> str:
         """One line for the log."""

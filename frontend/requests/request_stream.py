@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
-from quire.core.errors import OverloadedError, QuireError
+from quire.core.errors import OverloadedError, QuireError, TokenizerError
 from quire.core.logging import get_logger
 from quire.core.wire import row_outputs
 from quire.core.wire.protocol import FinishReason, RequestDelta
-from quire.core.wire.row_outputs import RequestFailure
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
 from quire.frontend.metrics.request_metrics import FinishedRequest, RequestMetrics
 from quire.frontend.outputs import FlatLogprobs, PromptLogprobs, RequestOutput, RequestTimes
@@ -21,6 +20,7 @@ from quire.frontend.requests.completion import Completion, Watch
 from quire.frontend.requests.failures import error_of
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.token_logprobs import PromptRows
+from quire.frontend.requests.usage import StreamUsage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,7 +109,7 @@ class RequestStream:
             return
         if delta.failure is not None:
             if delta.failure.kind != "dead_end":
-                self._fail(delta.failure)
+                self._fail(error_of(delta.failure, self._metrics))
                 return
             logger.warning("the output of request %s ends early: %s", self.request_id, delta.failure.message)
         if delta.output is not None:
@@ -121,7 +121,11 @@ class RequestStream:
                 self._wake()  # another sequence had news first
             return
         before = completion.num_tokens
-        completion.add(delta)
+        try:
+            completion.add(delta)
+        except TokenizerError as error:  # this request's tokens have no text; others may
+            self._fail(error)
+            return
         now = time.monotonic()
         if completion.num_tokens > before:
             self._count_tokens(completion, completion.num_tokens - before, now)
@@ -135,10 +139,10 @@ class RequestStream:
         if self._finished_at is not None or (completion.has_news and self._may_report):
             self._wake()
 
-    def _fail(self, failure: RequestFailure) -> None:
+    def _fail(self, error: QuireError) -> None:
         if self._has_news and self._only_news:
             self._unread = self._take()
-        self._error = error_of(failure, self._metrics)
+        self._error = error
         self._end_early(FinishReason.ERROR)
 
     def abort(self) -> None:
@@ -295,6 +299,15 @@ class RequestStream:
             first_token_latency=first - self._arrived_at if first else None,
             num_generation_tokens=sum(each.num_tokens for each in self._completions),
             num_preemptions=sum(each.num_preemptions for each in self._completions),
+        )
+
+    def usage(self) -> StreamUsage:
+        """The tokens so far."""
+        return StreamUsage(
+            len(self._prompt.token_ids),
+            self._completions[0].num_cached_tokens,
+            sum(each.num_tokens for each in self._completions),
+            [str(each.finish_reason) for each in self._completions if each.finish_reason is not None],
         )
 
     def summary(self) -> str:

@@ -25,6 +25,7 @@ from quire.frontend.requests.request_log import LoggedStream, RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.submission import AnyParams, ResolvedSubmission, Submission
 from quire.frontend.requests.time_slices import in_time_slices
+from quire.frontend.requests.usage import CALL_USAGE, CallUsage
 from quire.frontend.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -116,7 +117,7 @@ class RunningRequests:
             completions,
             metrics=None if self._metrics is None else self._metrics.requests[0],
             abort=self._client.abort,
-            on_close=functools.partial(self._on_closed, log),
+            on_close=functools.partial(self._on_closed, log, CALL_USAGE.get()),
             arrival_time=submission.arrival_time,
         )
         self._add(stream)
@@ -158,7 +159,7 @@ class RunningRequests:
             pooling,
             metrics=None if self._metrics is None else self._metrics.requests[0],
             abort=self._client.abort,
-            on_close=functools.partial(self._on_closed, log),
+            on_close=functools.partial(self._on_closed, log, CALL_USAGE.get()),
             arrival_time=submission.arrival_time,
         )
         request = build_vector_request(submission, pooling)
@@ -219,8 +220,12 @@ class RunningRequests:
             )
         self._streams[stream.request_id] = stream
 
-    def _on_closed(self, log: RequestLog | None, stream: RequestStream | PoolingStream) -> None:
+    def _on_closed(
+        self, log: RequestLog | None, usage: CallUsage | None, stream: RequestStream | PoolingStream
+    ) -> None:
         self._streams.pop(stream.request_id, None)
+        if usage is not None:
+            usage.add(stream.usage())
         if log is not None:
             log.add_summary(stream)
 

@@ -1,6 +1,7 @@
 """Logging of all processes: levels, JSON, and a configuration of the user's own."""
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from quire.core.config.engine_args import EngineArgs
 from quire.core.errors import ConfigError
-from quire.core.logging import LoggingConfig, configure
+from quire.core.logging import REQUEST_ID, LoggingConfig, configure
 from tests.servers import ServerProcess
 
 SAY = """
@@ -118,3 +119,43 @@ def test_all_processes_use_the_file(checkpoint: Callable[..., Path], tmp_path: P
     assert any(line.startswith("serve|INFO|ready ") for line in lines)
     assert any(line.startswith("worker-tp0|INFO|weights of ") for line in lines)
     assert any("GET /health HTTP/1.1" in line and json.loads(line)["message"] for line in lines if line[0] == "{")
+
+
+def line_of(capsys: pytest.CaptureFixture[str], text: object, **config: Any) -> str:
+    configure("role", LoggingConfig(log_level="INFO", **config))
+    logging.getLogger("quire.some.module").info("request %s", text)
+    return capsys.readouterr().err
+
+
+def test_a_text_of_a_client_cannot_pose_as_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    forged = "x\n12:00:00 INFO    serve  all is well\r\x1b[2Jgone\u202e"
+    first, second = line_of(capsys, forged).splitlines()
+    assert first.endswith("INFO    role  request x")
+    assert second == "    12:00:00 INFO    serve  all is well\\r\\x1b[2Jgone\\u202e"
+    assert line_of(capsys, "你好　🙂\tend").endswith("request 你好　🙂\tend\n")
+
+
+def test_nor_can_that_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("role", LoggingConfig(log_level="INFO"))
+    try:
+        raise ValueError("x\n12:00:00 INFO    serve  all is well")
+    except ValueError:
+        logging.getLogger("quire.some.module").exception("it failed")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.endswith("ERROR   role  it failed")
+    assert rest
+    assert all(line.startswith("    ") for line in rest)
+
+
+def test_lines_in_json_have_the_id_of_the_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "request_id" not in json.loads(line_of(capsys, "x", formatter="json"))
+    token = REQUEST_ID.set("r-1")
+    try:
+        assert json.loads(line_of(capsys, "x", formatter="json"))["request_id"] == "r-1"
+    finally:
+        REQUEST_ID.reset(token)
+
+
+def test_the_short_option_of_the_form() -> None:
+    assert EngineArgs.from_flat(log_format="json").observability.logging.formatter == "json"
+    assert EngineArgs.from_flat(logging_config={"formatter": "json"}).observability.logging.formatter == "json"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.core.errors import EngineError, OverloadedError, ParameterError
+from quire.core.errors import EngineError, OverloadedError, ParameterError, TokenizerError
 from quire.core.wire.protocol import FinishReason, RequestDelta
 from quire.core.wire.row_outputs import RequestFailure, TokenLogprobs
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
@@ -18,6 +18,7 @@ from quire.frontend.requests.completion import Completion
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.text.fast_backend import FastBackend
+from quire.frontend.text.pieces import PieceKind
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import tokenizers_zoo
 
@@ -35,10 +36,16 @@ def encode(text: str) -> list[int]:
 class Engine:
     """The engine's end of one stream: hands deltas over, and remembers what it was told to abort."""
 
-    def __init__(self, metrics: RequestMetrics | None = None, interval: int = 1, **sampling: Any) -> None:
+    def __init__(
+        self,
+        metrics: RequestMetrics | None = None,
+        interval: int = 1,
+        tokenizer: Tokenizer = TOKENIZER,
+        **sampling: Any,
+    ) -> None:
         params = SamplingParams(**sampling)
         completions = [
-            Completion(index, f"r_{index}", [5, 6], params, TOKENIZER, interval) for index in range(params.n)
+            Completion(index, f"r_{index}", [5, 6], params, tokenizer, interval) for index in range(params.n)
         ]
         self.aborted: list[str] = []
         self.closed = 0
@@ -360,3 +367,32 @@ def test_times_and_counts() -> None:
         assert output.prompt_token_ids == [5, 6]
 
     on_loop(work())
+
+
+class Undecodable(FastBackend):
+    """Knows no text of token 7, as a checkpoint's own code in Python may fail."""
+
+    def find_kind(self) -> tuple[PieceKind, int]:
+        return "other", 0
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if 7 in token_ids:
+            raise TokenizerError("no text")
+        return super().decode(token_ids, skip_special_tokens)
+
+
+def test_tokens_without_a_text_fail_their_request_alone() -> None:
+    """The delta's handler must not raise: the engine would be taken for broken, and all requests with it."""
+    backend = Undecodable(tokenizers_zoo.byte_level())
+    tokenizer = Tokenizer(backend, special_tokens={}, chat_templates={}, folder=Path("nowhere"))
+
+    async def scenario() -> None:
+        engine = Engine(tokenizer=tokenizer, output_kind=DELTA)
+        engine.give([5])
+        engine.give([7])
+        assert engine.aborted == ["r_0"]
+        assert [each.token_ids for each in (await anext(engine.stream)).outputs] == [[5]]
+        with pytest.raises(TokenizerError, match="no text"):
+            await anext(engine.stream)
+
+    asyncio.run(scenario())
