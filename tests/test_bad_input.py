@@ -49,6 +49,14 @@ def overwrite(name: str, text: str) -> Callable[[Path], None]:
     return change
 
 
+def pipe(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
 CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "truncated weights": (truncate_weights, "model.safetensors is corrupt or cut short"),
     "no weights": (remove("model.safetensors"), "holds no weights"),
@@ -60,6 +68,14 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "config of the wrong type": (configure(hidden_size="big"), "hidden_size must be a positive whole number"),
     "rope of the wrong type": (configure(rope_parameters=5), "rope_parameters must be an object"),
     "EOS of the wrong type": (configure(eos_token_id="</s>"), "eos_token_id must be a token id"),
+    "config with deep brackets": (overwrite("config.json", '{"a": ' + "[" * 200_000), "its brackets nest too deeply"),
+    "a pipe for the config": (pipe("config.json"), "config.json is a named pipe, where a file belongs"),
+    "a pipe for the weights": (pipe("model.safetensors"), "model.safetensors is a named pipe, where a file belongs"),
+    "10^9 layers": (configure(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; models have at most 16384"),
+    "a table of other files": (
+        overwrite("gguf.json", '{"architecture": "llama", "files": [], "tensors": {}}'),
+        "gguf.json is",
+    ),
     "quantized in an unknown way": (configure(quantization_config={"quant_method": "exl3"}), "quantized (exl3)"),
 }
 

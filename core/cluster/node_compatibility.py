@@ -12,6 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from quire.core import checkpoint_file
 from quire.core.errors import ConfigError
 
 CLOCKS_APART_SECONDS = 5.0
@@ -136,7 +137,7 @@ def digest_of(folder: Path) -> str:
     config = folder / "config.json"
     if config.is_file():
         # By content: another program may have written the same settings with other spaces.
-        digest.update(json.dumps(json.loads(config.read_text()), sort_keys=True).encode())
+        digest.update(json.dumps(checkpoint_file.read_json(config), sort_keys=True).encode())
     for path in sorted({path for pattern in _WEIGHT_FILES for path in folder.glob(pattern)}):
         with path.open("rb") as file:
             head = file.read(8)

@@ -49,5 +49,5 @@ def read_gguf_table(path: Path) -> GgufTable:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=GgufTable)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelLoadError(f"Cannot read {path}: {error}. Remove its folder, and start with the GGUF file.") from None

@@ -1,11 +1,12 @@
 """Finds the files of a checkpoint's weights in its folder."""
 
-import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from quire.core import checkpoint_file
 from quire.core.config.load import ADAPTERS, BESIDE_WEIGHTS
 from quire.core.errors import ModelLoadError
 from quire.core.wire import gguf_table
@@ -117,15 +118,18 @@ def _nothing_found(folder: Path, load_format: FileFormat) -> str:
 
 def _read_index(path: Path) -> dict[str, Path]:
     """Reads the file of each tensor."""
+    content = checkpoint_file.read_json(path)
     try:
-        weight_map: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
-        listed = {name: path.parent / file_name for name, file_name in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        weight_map: dict[str, str] = content["weight_map"]
+        places = {name: path.parent / name for name in weight_map.values()}
+    except (KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} is not an index of weights: {error!r}. Download it again.") from None
-    missing = sorted({file.name for file in listed.values() if not file.is_file()})
+    for name in places:
+        checkpoint_file.check_inside(path.parent, name, path)
+    missing = sorted({file.name for file in places.values() if not os.path.isfile(file)})
     if missing:
         raise ModelLoadError(
             f"{path} names {', '.join(missing[:3])}, which {path.parent} lacks. Finish the download; or remove the "
             "index, if it is not that of the files there."
         )
-    return listed
+    return {tensor: places[name] for tensor, name in weight_map.items()}

@@ -126,7 +126,7 @@ def open_packed(config: EngineConfig, rank: int, ops: Backend[Any, Any, Any], st
         return None
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelLoadError(
             f"Cannot read {folder / MANIFEST}: {error}. Pack the model again with `quire pack`."
         ) from None
@@ -225,7 +225,7 @@ class PackedState:
         self._file = SafetensorsFile(path)
         try:
             index = msgspec.json.decode(self._file.metadata[INDEX], type=Index)
-        except (KeyError, msgspec.MsgspecError) as error:
+        except (KeyError, ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise ModelLoadError(f"{path} is no file of `quire pack`: {error!r}. Pack the model again.") from None
         self.num_bytes = path.stat().st_size
         self.shapes: Mapping[str, tuple[int, ...]] | None = index.shapes

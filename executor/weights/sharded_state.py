@@ -143,5 +143,5 @@ def _read_manifest(folder: Path) -> Manifest:
             f"{folder} has no {MANIFEST}: write it with `quire save-sharded-state`; shards that another program wrote "
             "are not read."
         ) from None
-    except msgspec.MsgspecError as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ModelLoadError(f"Cannot read {path}: {error}. Save it again.") from None

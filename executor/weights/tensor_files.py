@@ -23,6 +23,13 @@ SAFETENSORS_DTYPES = {
 }  # fmt: skip
 
 
+_DAMAGED = (
+    *(RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(AssertionError, MemoryError, RecursionError),
+)
+"""Errors of the unpickler for bytes that no `torch.save` writes."""
+
+
 class TensorFile(Protocol):
     """Tensors by name in one file."""
 
@@ -100,14 +107,17 @@ class PickledFile:
     """
 
     def __init__(self, path: Path) -> None:
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip:
+            _check_stored(path)
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
         except pickle.UnpicklingError as error:
             raise ModelLoadError(
                 f"{path} holds more than tensors, and loading it could run code ({_first_line(error)}). Ask its author "
                 "for safetensors, or convert it where you trust it."
             ) from None
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        except _DAMAGED as error:
             raise ModelLoadError(f"{path} is corrupt or cut short ({_first_line(error)}). Download it again.") from None
         self._path = path
         self._tensors = _tensors(content)
@@ -130,6 +140,27 @@ class PickledFile:
 
     def close(self) -> None:
         self._tensors = {}
+
+
+def _check_stored(path: Path) -> None:
+    """Refuses an archive whose parts are packed or overlap: a few bytes of it would become gigabytes in memory.
+
+    torch.save packs nothing, so that the tensors can be mapped.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise ModelLoadError(f"{path} is corrupt or cut short ({_first_line(error)}). Download it again.") from None
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise ModelLoadError(
+            f"{path} is a packed archive, which torch.save does not write: it may take any amount of memory. Ask its "
+            "author for safetensors."
+        )
+    if sum(part.file_size for part in parts) > path.stat().st_size:
+        raise ModelLoadError(
+            f"{path} has parts that are larger than the file: it may take any amount of memory. Download it again."
+        )
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:

@@ -5,14 +5,17 @@ This module handles names and folders, and reads no file; `gguf/` makes a folder
 
 import difflib
 import importlib.resources
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from quire.core.checkpoint_file import check_kinds
 from quire.core.config.load import ADAPTERS, BESIDE_WEIGHTS, LoadConfig
 from quire.core.config.model import ModelConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
+from quire.core.wire import gguf_table
 from quire.frontend.checkpoint import gguf
 from quire.frontend.checkpoint.model_spec import read_model_spec
 
@@ -52,6 +55,13 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
     """
     if model.model is None:
         return _demo_folder()
+    folder = _find_folder(model, load)
+    check_kinds(folder)
+    return folder
+
+
+def _find_folder(model: ModelConfig, load: LoadConfig) -> Path:
+    assert model.model is not None
     local = _local_gguf(model.model, load)
     if local is not None:
         return gguf.make_folder(local)
@@ -59,7 +69,7 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
     if tag is not None or load.load_format == "gguf":
         return gguf.make_folder(_download_gguf(repository, tag, model, load))
     if load.load_format == "dummy":
-        return _find(model.model, "--model", model.revision, _TOKENIZER, model, load)
+        return _own(_find(model.model, "--model", model.revision, _TOKENIZER, model, load))
     asked = _SAME_FILES.get(load.load_format, load.load_format)
     formats = list(_WEIGHTS) if asked == "auto" else [asked]
     for name in formats:  # a repository may have the same weights in several formats: the first is enough
@@ -68,9 +78,18 @@ def find_model(model: ModelConfig, load: LoadConfig) -> Path:
         folder = _find(model.model, "--model", model.revision, wanted, model, load)
         if _has_weights(folder, files):
             _warn_of_adapters(folder)
-            return folder
+            return _own(folder)
     if asked == "auto" and not Path(model.model).expanduser().is_dir() and _listed_gguf(repository, model, load):
         return gguf.make_folder(_download_gguf(repository, None, model, load))
+    return _own(folder)
+
+
+def _own(folder: Path) -> Path:
+    """The folder itself, if it has no table of other files, which `gguf.make_folder` alone writes: one that came with a
+    checkpoint could name any file of this machine. Raises ConfigError."""
+    table = folder / gguf_table.FILE_NAME
+    if os.path.lexists(table) and not folder.resolve().is_relative_to(gguf.cache_folder().resolve()):
+        raise ConfigError(f"{table} is a table of files elsewhere, which no checkpoint has. Remove it.")
     return folder
 
 
@@ -78,7 +97,11 @@ def find_tokenizer(model: ModelConfig, load: LoadConfig, model_folder: Path) -> 
     """The local folder of the tokenizer: the checkpoint's own, unless another, or another revision, is named."""
     revision = model.tokenizer_revision
     name = model.tokenizer or (model.model if revision not in (None, model.revision) else None)
-    return model_folder if name is None else _find(name, "--tokenizer", revision, _TOKENIZER, model, load)
+    if name is None:
+        return model_folder
+    folder = _find(name, "--tokenizer", revision, _TOKENIZER, model, load)
+    check_kinds(folder)
+    return folder
 
 
 def _local_gguf(name: str, load: LoadConfig) -> list[Path] | None:

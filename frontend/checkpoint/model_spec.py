@@ -3,7 +3,6 @@
 The files are JSON. They are read once, without torch or Transformers.
 """
 
-import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from quire.core import checkpoint_file
 from quire.core.config.load import BESIDE_WEIGHTS
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
@@ -46,6 +46,18 @@ _FIELDS: dict[str, tuple[str, ...]] = {
         *("max_target_positions", "n_ctx", "model_max_length"),
     ),
 }
+_MOST = {
+    **dict.fromkeys(_FIELDS["num_layers"], 2**14),
+    **dict.fromkeys(_FIELDS["vocab_size"], 2**26),
+    **dict.fromkeys(_FIELDS["hidden_size"], 2**24),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 2**40),
+    **dict.fromkeys((*_FIELDS["num_attention_heads"], "num_key_value_heads", "head_dim", "type_vocab_size"), 2**20),
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 2**20),
+    **dict.fromkeys(("n_shared_experts", "num_nextn_predict_layers", "mtp_num_hidden_layers"), 2**14),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "state_size", "kv_lora_rank"), 2**26),
+}
+"""The largest values of fields, far above every model's: a damaged number is refused at once, and not after hours of
+building layers or with all memory taken."""
 _HEAD_DIM = ("head_dim", "d_kv")
 _UNSTATED = 2048
 """Tokens of a sequence where positions are relative and config.json says nothing, as of BLOOM."""
@@ -74,11 +86,9 @@ def read_json(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, unreadable, or not a JSON object; the message names the file.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = checkpoint_file.read_json(path)
     except FileNotFoundError:
         raise ConfigError(f"{path.parent} has no {path.name}: is it a checkpoint's folder?") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
     return value
@@ -86,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_if_present(path: Path) -> dict[str, Any]:
     """Like `read_json`, but empty if there is no such file."""
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | None = None) -> ModelSpec:
@@ -116,6 +126,7 @@ def make_model_spec(
     layers = config.get("layers_block_type") or config.get("hybrid_override_pattern")
     if isinstance(layers, (list, str)) and names["num_layers"][0] not in given:
         config["num_hidden_layers"] = len(layers)
+    _check_sizes(config, path)
     facts = {name: _positive_int(config, keys, path, defaults.get(name)) for name, keys in names.items()}
     heads = facts["num_attention_heads"]
     kv_heads = _positive_int(config, ("num_key_value_heads",), path, default=heads)
@@ -234,6 +245,16 @@ def _positive_int(config: dict[str, Any], keys: Sequence[str], path: Path, defau
     return value
 
 
+def _check_sizes(config: dict[str, Any], path: Path) -> None:
+    for name, most in _MOST.items():
+        value = config.get(name)
+        if isinstance(value, int) and value > most:
+            raise ConfigError(
+                f"{path}: {name} is {value}; models have at most {most}. Download it again, or correct it with "
+                "--hf-overrides."
+            )
+
+
 def _dtype(
     config: dict[str, Any], model: ModelConfig, folder: Path, path: Path
 ) -> Literal["bfloat16", "float16", "float32"]:
@@ -258,7 +279,7 @@ def _stored_dtype(folder: Path) -> str | None:
                 return None  # corrupt; loading the weights reports it in detail
             try:
                 header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
-            except msgspec.DecodeError:
+            except (ValueError, msgspec.DecodeError, RecursionError):
                 return None
         for name, tensor in header.items():
             if name != "__metadata__" and tensor.get("dtype") in _DTYPES:
@@ -307,10 +328,7 @@ def _tokenizer_eos(folder: Path) -> int | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return _added_tokens(folder).get(content)
-    try:
-        tokenizer = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
+    tokenizer = checkpoint_file.read_struct(path, _TokenizerJson)
     return next((token.id for token in tokenizer.added_tokens if token.content == content), None)
 
 

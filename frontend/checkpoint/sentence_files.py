@@ -1,9 +1,9 @@
 """Reads the files that sentence-transformers puts beside a model: its modules, the pooling, dense layers, prompts."""
 
-import json
 from pathlib import Path
 from typing import Any, get_args
 
+from quire.core import checkpoint_file
 from quire.core.config.pooling import DenseLayer, SentenceKind, SentenceModel, SequencePooling
 from quire.core.errors import ConfigError
 
@@ -42,7 +42,7 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
     texts: dict[str, Any] = next((found for name in _TOKENIZED if (found := _object(folder / name))), {})
     dense, pooling, fault, normalizes, pools = [], None, None, False, False
     for module in modules:
-        place = folder / str(module.get("path") or "") / "config.json"
+        place = checkpoint_file.check_inside(folder, module.get("path") or "", path) / "config.json"
         match str(module.get("type")).rpartition(".")[2]:
             case "Pooling":
                 pools = True
@@ -73,11 +73,9 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return checkpoint_file.read_json(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
 
 
 def _object(path: Path) -> dict[str, Any]:

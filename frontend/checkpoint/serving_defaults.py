@@ -33,5 +33,5 @@ def read_serving_defaults(folder: Path) -> ServingDefaults:
         return ServingDefaults()
     try:
         return msgspec.json.decode(path.read_bytes(), type=ServingDefaults)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}. Correct the file, or remove it.") from None

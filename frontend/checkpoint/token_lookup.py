@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from quire.core import checkpoint_file
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.model_spec import read_json_if_present
 
@@ -42,10 +42,7 @@ def _vocabulary(folder: Path) -> dict[str, int]:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return {**read_json_if_present(folder / "vocab.json"), **read_json_if_present(folder / "added_tokens.json")}
-    try:
-        read = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"Cannot read {path}: {error}. If it was cut short, download it again.") from None
+    read = checkpoint_file.read_struct(path, _TokenizerJson)
     vocab = read.model.vocab
     if isinstance(vocab, list):
         vocab = {entry[0]: index for index, entry in enumerate(vocab)}

@@ -21,6 +21,7 @@ from quire.core.logging import get_logger
 from quire.frontend.checkpoint.model_spec import read_json_if_present
 from quire.frontend.text.backend import TokenizerBackend
 from quire.frontend.text.fast_backend import FastBackend
+from quire.frontend.text.panics import without_panics
 from quire.frontend.text.python_backend import PythonBackend
 from quire.frontend.text.sentence_pieces import PieceFile, cut_as
 
@@ -95,7 +96,7 @@ def _make(
 ) -> Converted:
     """Converts one of Transformers' tokenizers, after `recut`. Raises ConfigError, which names `path`."""
     try:
-        made = load()
+        made = without_panics(load)()
         if not made.is_fast:
             backend: TokenizerBackend = PythonBackend(made)
         else:

@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from quire.frontend.text.pairs import PairCut, PairTokens
+from quire.frontend.text.panics import failing_as_tokenizer
 from quire.frontend.text.pieces import PieceKind
 from quire.frontend.text.text_length import LengthBound, find_bound
 
@@ -52,13 +53,16 @@ class FastBackend:
     def find_length_bound(self) -> LengthBound | None:
         return find_bound(self._library)
 
+    @failing_as_tokenizer
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._library.encode(text, add_special_tokens=add_special_tokens).ids
 
+    @failing_as_tokenizer
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    @failing_as_tokenizer
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], cut: PairCut) -> list[PairTokens]:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         found = dict(zip(texts, self._library.encode_batch_fast(texts, add_special_tokens=False), strict=True))
@@ -73,12 +77,15 @@ class FastBackend:
             joined.append(PairTokens(whole.ids, whole.type_ids))
         return joined
 
+    @failing_as_tokenizer
     def offsets(self, text: str, add_special_tokens: bool) -> list[tuple[int, int]]:
         return self._library.encode(text, add_special_tokens=add_special_tokens).offsets
 
+    @failing_as_tokenizer
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self._library.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    @failing_as_tokenizer
     def decode_batch(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
         return self._library.decode_batch([list(row) for row in rows], skip_special_tokens=skip_special_tokens)
 

@@ -7,6 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
+from quire.core.checkpoint_file import read_bytes
 from quire.core.config.model import TokenizerMode
 from quire.core.errors import ConfigError
 from quire.frontend.checkpoint.model_spec import read_json, read_json_if_present
@@ -14,7 +15,9 @@ from quire.frontend.text import message_formats
 from quire.frontend.text.backend import TokenizerBackend
 from quire.frontend.text.conversion import Converted, convert
 from quire.frontend.text.fast_backend import FastBackend
+from quire.frontend.text.panics import without_panics
 
+MOST_TEMPLATE_BYTES = 16 << 20
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -69,9 +72,14 @@ def _load(folder: Path, mode: TokenizerMode, trust_remote_code: bool) -> Convert
     if mode in ("slow", "mistral") or not path.is_file():
         return convert(folder, mode, trust_remote_code)
     try:
-        return Converted(FastBackend(tokenizers.Tokenizer.from_file(str(path))), {}, {})
+        return Converted(_fast_backend(path), {}, {})
     except Exception as error:  # the library raises a bare Exception for every error in the file
         raise ConfigError(f"Cannot read {path}: {error}.") from None
+
+
+@without_panics
+def _fast_backend(path: Path) -> FastBackend:
+    return FastBackend(tokenizers.Tokenizer.from_file(str(path)))
 
 
 def _content(token: Any) -> str | None:
@@ -110,8 +118,15 @@ def find_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     for path in files:
         if path.is_file():
             name = "default" if path.parent == folder else path.stem
-            templates[name] = path.read_text(encoding="utf-8")
+            templates[name] = _read_template(path)
     return templates
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return read_bytes(path, MOST_TEMPLATE_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Cannot read {path}: {error}. Download it again.") from None
 
 
 def _named_templates(value: Any) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from quire.core import checkpoint_file
 from quire.core.config.quantization import Quantization, QuantizationConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
@@ -104,10 +104,10 @@ def _method_of(config: Mapping[str, Any], field: str) -> str:
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
+    config = checkpoint_file.read_json(path)
     try:
-        config = json.loads(path.read_bytes())
         return config.get("quantization", config)
-    except (ValueError, AttributeError) as error:
+    except AttributeError as error:
         raise ModelLoadError(f"{path} is no JSON object ({error}). Download it again.") from None
 
 

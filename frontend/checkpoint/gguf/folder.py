@@ -41,12 +41,17 @@ def make_folder(files: Sequence[Path]) -> Path:
         ConfigError: a file that cannot be read, or a model that is not supported.
     """
     check_installed(files[0])
-    folder = envs.cache_folder() / "gguf" / f"{files[0].stem}-{_digest(files)}"
+    folder = cache_folder() / f"{files[0].stem}-{_digest(files)}"
     if not (folder / FILE_NAME).is_file():
         folder = _write(folder, files)
     if not (folder / "tokenizer.json").is_file():
         logger.warning("%s has no tokenizer that is read here: name one with --tokenizer", files[0])
     return folder
+
+
+def cache_folder() -> Path:
+    """Where the folders of GGUF models lie."""
+    return envs.cache_folder() / "gguf"
 
 
 def _digest(files: Sequence[Path]) -> str:

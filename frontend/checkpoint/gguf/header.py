@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quire.core.checkpoint_file import kind_of
 from quire.core.errors import ConfigError
 
 _MAGIC = b"GGUF"
@@ -46,6 +47,8 @@ def read_header(path: Path) -> Header:
         ConfigError: it is no GGUF file, is cut short or damaged, or the `gguf` package is not installed.
     """
     check_installed(path)
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is {kind_of(path.stat().st_mode)}, where a file belongs. Remove it.")
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, data)

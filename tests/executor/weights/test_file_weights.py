@@ -219,8 +219,24 @@ def test_a_missing_tensor_that_the_index_has(folder: Path) -> None:
 def test_broken_index(folder: Path, text: str) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     (folder / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(ModelLoadError, match=r"not an index of weights"):
+    with pytest.raises(ModelLoadError, match=r"not an index of weights|Cannot read .*index.json"):
         find_files(folder, "auto")
+
+
+def test_an_index_reads_files_of_its_own_folder_alone(folder: Path) -> None:
+    secret = folder.parent / "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors").rename(secret)
+    for name in (str(secret), f"../{secret.name}", f"x/../../{secret.name}", f"{secret.name}\0"):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"layer.weight": name}}))
+        with pytest.raises(ModelLoadError, match=r"index.json names .*, which is no file in .*from somebody you trust"):
+            find_files(folder, "auto")
+    inner = folder / "shards" / secret.name
+    inner.parent.mkdir()
+    secret.rename(inner)
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"layer.weight": f"shards/{inner.name}"}})
+    )
+    assert find_files(folder, "auto").paths == [inner]
 
 
 def test_progress_is_drawn_on_a_terminal_only(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

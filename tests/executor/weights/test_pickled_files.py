@@ -1,8 +1,10 @@
 """Weights saved by `torch.save`: whole models, several files, foreign content."""
 
+import copy
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,25 @@ def _anonymous_bytes() -> int:
     """Memory of this process that no file is behind."""
     rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return int(rows["RssAnon"].split()[0]) * 1024
+
+
+def test_packed_archives_are_refused_before_they_are_unpacked(tmp_path: Path) -> None:
+    """A few kilobytes, of which torch.load would make a megabyte; more zeros make gigabytes."""
+    torch.save({"layer.weight": MATRIX}, tmp_path / "plain.bin")
+    path = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(tmp_path / "plain.bin") as plain, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for part in plain.infolist():
+            packed.writestr(part.filename, plain.read(part) + bytes(1 << 20) * part.filename.endswith("data.pkl"))
+    with pytest.raises(ModelLoadError, match=r"pytorch_model.bin is a packed archive.*Ask its author for safetensors"):
+        PickledFile(path)
+
+
+def test_archives_with_overlapping_parts_are_refused(tmp_path: Path) -> None:
+    """Each part of such an archive is the same bytes, so that a small file has any number of large ones."""
+    path = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data/0", bytes(100_000))
+        [first] = archive.filelist
+        archive.filelist.extend(copy.copy(first) for _ in range(3))
+    with pytest.raises(ModelLoadError, match=r"has parts that are larger than the file"):
+        PickledFile(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.core.errors import ConfigError, ParameterError
+from quire.core.errors import ConfigError, ParameterError, TokenizerError
 from quire.frontend.text.fast_backend import FastBackend
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.frontend.text import tokenizers_zoo
@@ -122,3 +122,35 @@ class TestChatTemplates:
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "rag.jinja").write_text("E")
         assert Tokenizer.from_folder(folder).chat_templates == {"default": "D", "rag": "E"}
+
+
+def with_part(folder: Path, part: str, state: dict) -> Tokenizer:
+    """The tokenizer in `folder` with another part, which the library reads and cannot run."""
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {part: state}))
+    return Tokenizer.from_folder(folder)
+
+
+def test_a_panic_of_the_library_is_the_tokenizers_failure(tmp_path: Path) -> None:
+    """A panic is no `Exception`, and would pass all handlers up to the event loop."""
+    tokenizer = with_part(
+        save(tokenizers_zoo.byte_level(), tmp_path), "pre_tokenizer", {"type": "FixedLength", "length": 0}
+    )
+    says = r"The model's tokenizer failed on this text: chunk size must be non-zero\. Its tokenizer.json is at fault"
+    for call in (
+        lambda: tokenizer.encode("Hello"),
+        lambda: tokenizer.encode_batch(["Hello", "you"]),
+        lambda: tokenizer.offsets("Hello"),
+        lambda: tokenizer.encode_pairs([("Hello", "you")], lambda first, second, special: (first, second)),
+    ):
+        with pytest.raises(TokenizerError, match=says):
+            call()
+
+
+def test_an_error_of_the_library_is_the_tokenizers_failure(tmp_path: Path) -> None:
+    folder = save(tokenizers_zoo.byte_level(), tmp_path)
+    tokenizer = with_part(folder, "model", {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"})
+    with pytest.raises(TokenizerError, match=r"failed on this text: .*\[UNK\]"):
+        tokenizer.encode("zzz")
+    with pytest.raises(ParameterError, match="surrogate"):
+        tokenizer.encode("\ud800")

@@ -103,7 +103,7 @@ class BlockFloat4:
             return {}
         try:
             state = json.loads(bytes(text.flatten().tolist()))
-        except ValueError:
+        except (ValueError, RecursionError):
             state = None
         if not isinstance(state, Mapping) or not _is_state(state):
             raise layer.mismatch(kind, "bitsandbytes' JSON, of sizes of blocks and an offset")
