@@ -39,6 +39,7 @@ from quire.executor.parallel.lockstep import Lockstep
 from quire.executor.parallel.stage_neighbours import StageNeighbours
 from quire.executor.sampling.custom import CustomFeature, ProcessorContext, load_processors
 from quire.executor.step.draft_model import DraftModel
+from quire.executor.step.encoded_inputs import EncodedInputs
 from quire.executor.step.forward import Forward
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.model_runner import ModelRunner
@@ -222,7 +223,12 @@ class Worker:
             config,
             model,
             RequestMemory(
-                table, pages, caches[: len(model.kv_layers)], states, lower_tiers(pages, self._num_host_pages)
+                table,
+                pages,
+                caches[: len(model.kv_layers)],
+                states,
+                lower_tiers(pages, self._num_host_pages),
+                EncodedInputs.of(config, self._memory.num_cross_groups, self._device),
             ),
             self._ops,
             self._transfers,

@@ -163,8 +163,6 @@ class RequestOutput(Struct, kw_only=True):
     """
 
     lora_request: ClassVar[None] = None
-    encoder_prompt: ClassVar[None] = None
-    encoder_prompt_token_ids: ClassVar[None] = None
     num_cache_creation_tokens: ClassVar[None] = None
     kv_transfer_params: ClassVar[None] = None
     ec_transfer_params: ClassVar[None] = None
@@ -178,6 +176,13 @@ class RequestOutput(Struct, kw_only=True):
     prompt_token_id_logprobs: "np.ndarray | None" = None  # [scored positions, ids]; -inf where a row named no id
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache
     metrics: RequestTimes | None = None  # with DELTA, in the last output only
+    encoder_prompt: str | None = None  # of a model with an encoder; the prompt is the decoder's
+    encoder_prompt_token_ids: list[int] | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, and of the encoder's."""
+        return len(self.prompt_token_ids) + len(self.encoder_prompt_token_ids or ())
 
 
 # --------------------------------------------------------------------------------------------------- vectors and scores

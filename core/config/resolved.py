@@ -17,6 +17,13 @@ from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace, Layout
 
 
+class EncoderSpec(Struct, frozen=True, kw_only=True):
+    """Facts about the encoder of a model whose decoder attends to what it has read."""
+
+    vocab_size: int  # of the encoder's tokens
+    max_rows: int  # most rows of an input that the decoder attends to: tokens, for a text
+
+
 class ModelSpec(Struct, frozen=True, kw_only=True):
     """Facts about the checkpoint for engine and workers, read once from its folder.
 
@@ -44,6 +51,9 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     model_class: str | None = None  # module:Class that a program or a package registered for the architecture
     sentence: SentenceModel | None = None  # files of sentence-transformers beside the model
     is_encoder: bool = False  # nothing is kept of a sequence from step to step, so that a step computes it whole
+    encoder: EncoderSpec | None = (
+        None  # the model is a decoder that attends to an encoder's output; other fields are its
+    )
     num_token_types: int = 1  # segments that the tokens of a prompt can be of
 
 

@@ -360,8 +360,10 @@ class EngineClient:
 
 
 def _num_tokens(request: EngineRequest) -> int:
-    """The tokens of a prompt, and of the outputs after which its sequences resume."""
-    return len(request.prompt_token_ids) + sum(len(start.output_token_ids) for start in request.sequences)
+    """The tokens of a prompt, those for the encoder included, and of the outputs after which its sequences resume."""
+    num_encoded = 0 if request.encoder is None else request.encoder.num_rows
+    num_resumed = sum(len(start.output_token_ids) for start in request.sequences)
+    return num_encoded + len(request.prompt_token_ids) + num_resumed
 
 
 def _continued(request: EngineRequest, sequences: Sequence[_Tracked]) -> EngineRequest:

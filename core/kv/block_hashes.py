@@ -3,7 +3,7 @@
 from array import array
 
 from quire.core.kv.hash_functions import hash_function, root_hash
-from quire.core.kv.paged_request import PagedRequest
+from quire.core.kv.paged_request import PagedPrompt, PagedRequest
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import ROW_DIGEST_BYTES, PromptEmbeds
 
@@ -19,6 +19,18 @@ class BlockHasher:
     def __init__(self, block_size: int, algorithm: str = "sha256") -> None:
         self._size = block_size
         self._hash_of = hash_function(algorithm)
+
+    def root(self, prompt: PagedPrompt) -> bytes:
+        """The parent of a prompt's first block. It covers the salt, and the encoder input that all keys depend on.
+
+        It is computed once for all sequences that share the prompt.
+        """
+        if not prompt.root_hash:
+            prompt.root_hash = root_hash(self._hash_of, prompt.cache_salt)
+            if prompt.encoder is not None:
+                tokens = array("q", prompt.encoder.token_ids).tobytes()
+                prompt.root_hash = self._hash_of(prompt.root_hash, tokens, b"encoder")
+        return prompt.root_hash
 
     def extend(self, request: PagedRequest, num_blocks: int) -> None:
         """Extends `request.block_hashes` to the first `num_blocks` blocks, whose tokens are known.
@@ -38,7 +50,7 @@ class BlockHasher:
         start, size, hash_of = len(hashes), self._size, self._hash_of
         if start >= num_blocks:
             return
-        parent = hashes[-1] if hashes else root_hash(hash_of, request.prompt.cache_salt)
+        parent = hashes[-1] if hashes else self.root(request.prompt)
         token_bytes = array("q", request.known_tokens(start * size, num_blocks * size)).tobytes()
         stride = size * 8
         embeds = request.prompt.embeds

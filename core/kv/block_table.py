@@ -45,8 +45,10 @@ class CachedPrefix(NamedTuple):
         num_blocks: how many; every KV group can continue after them.
         tables: per KV group, a table that ends there.
         snapshot: the pages of the recurrent state there, if the model has one.
+        encoded: per KV group of the kind "cross", the pages of the request's encoder input; None: not in the cache.
     """
 
     num_blocks: int
     tables: list[BlockTable]
     snapshot: list[int]
+    encoded: list[list[int]] | None = None

@@ -18,6 +18,7 @@ from functools import partial
 
 from quire.core.kv.block_hashes import BlockHasher
 from quire.core.kv.block_table import BlockTable, CachedPrefix
+from quire.core.kv.encoded_pages import EncodedPages
 from quire.core.kv.groups import KVGroup, make_groups
 from quire.core.kv.page_loads import LowerTiers, PageLoad, PageLoads
 from quire.core.kv.page_pool import PageKey, PagePool
@@ -35,7 +36,7 @@ class KVCacheManager:
     """Allocates pages to requests, finds shared prefixes, and releases pages.
 
     Args:
-        kv_groups: the model's KV groups; a request has a block table in each but the recurrent one.
+        kv_groups: the model's KV groups; a request has a block table in each that `KVGroupSpec.has_block_table`.
         num_pages: pages of the pool, any of which may serve any group.
         block_size: tokens of a page.
         largest_chunk: the most tokens of a request that one step computes.
@@ -61,11 +62,19 @@ class KVCacheManager:
         self._block_size = block_size
         self._num_lookahead_tokens = num_lookahead_tokens
         self._hasher = BlockHasher(block_size, hash_algorithm)
-        paged = [group for group in kv_groups if not group.is_recurrent]
+        paged = [group for group in kv_groups if group.has_block_table]
         self._groups = make_groups(paged, block_size=block_size, largest_chunk=largest_chunk + num_lookahead_tokens)
         self._snapshots: Snapshots | None = None
         self._caching = enable_prefix_caching and shares_prefixes(kv_groups)
-        if self._caching and len(paged) < len(kv_groups):
+        self._encoded = EncodedPages(
+            self._pool,
+            self._hasher,
+            num_groups=sum(group.is_cross for group in kv_groups),
+            block_size=block_size,
+            first_group=len(paged),
+            caching=enable_prefix_caching,
+        )
+        if self._caching and kv_groups[-1].is_recurrent:
             self._snapshots = _snapshots(self._pool, kv_groups[-1], block_size=block_size, first_group=len(paged))
         # Groups that see farthest come first: they stop at the first missing block, which saves the others look-ups.
         by_reach = sorted(enumerate(self._groups), key=lambda entry: entry[1].first_needed_block(sys.maxsize))
@@ -91,9 +100,14 @@ class KVCacheManager:
         """Share of pages in use, 0 to 1; cached pages that no block table refers to do not count."""
         return self._pool.num_in_use / max(1, self._pool.num_pages)
 
-    def max_pages(self, num_tokens: int) -> int:
-        """Pages that a request holds at its worst moment, when it ends with `num_tokens` tokens computed."""
-        return sum(group.max_pages(num_tokens + self._num_lookahead_tokens) for group in self._groups)
+    def max_pages(self, num_tokens: int, num_encoder_rows: int = 0) -> int:
+        """Pages that a request holds at its worst moment, when it ends with `num_tokens` tokens computed.
+
+        Args:
+            num_encoder_rows: of its encoder input.
+        """
+        pages = sum(group.max_pages(num_tokens + self._num_lookahead_tokens) for group in self._groups)
+        return pages + self._encoded.num_pages(num_encoder_rows)
 
     def admit(self, request: PagedRequest, prefix: CachedPrefix, num_tokens: int, *, num_running: int) -> bool:
         """Builds the block tables of `request` for its first `num_tokens` tokens, those of `prefix` included.
@@ -104,11 +118,13 @@ class KVCacheManager:
         num_held = sum(len(table.pages) for table in prefix.tables)
         num_taken = self.max_pages(request.num_tokens) - num_held
         num_taken += sum(self._pool.num_cached_among(table.pages) for table in prefix.tables)
+        num_taken += self._encoded.num_taken(request, prefix.encoded)
         if num_taken + num_running * len(self._groups) > self._pool.num_available:
             return False
         for table in prefix.tables:
             self._pool.share(table.pages)
         self._pool.touch(prefix.snapshot)
+        self._encoded.admit(request, prefix.encoded)
         request.block_tables = prefix.tables
         request.num_cached_blocks = prefix.num_blocks
         request.num_planned_tokens = prefix.num_blocks * self._block_size
@@ -126,8 +142,9 @@ class KVCacheManager:
         sampled from its logits. A request may also ask for no prefix, and a prompt that is scored
         has none, because the cache keeps no log-probabilities.
         """
+        encoded = None if request.skips_prefix_cache else self._encoded.find(request)
         if not self._caching or request.skips_prefix_cache:
-            return CachedPrefix(0, [BlockTable(group) for group in self._groups], [])
+            return CachedPrefix(0, [BlockTable(group) for group in self._groups], [], encoded)
         hashes = request.block_hashes
         self._hasher.extend(request, self._num_findable(request))
         num_blocks = self._longest(request, self._pool.has)
@@ -137,7 +154,7 @@ class KVCacheManager:
             keys = [(digest, index) for digest in hashes[first:num_blocks]]
             tables.append(BlockTable(group, first, self._pool.pages_of(keys)))
         snapshot = [] if self._snapshots is None else self._snapshots.keys_after(hashes, num_blocks)
-        return CachedPrefix(num_blocks, tables, self._pool.pages_of(snapshot))
+        return CachedPrefix(num_blocks, tables, self._pool.pages_of(snapshot), encoded)
 
     def _num_findable(self, request: PagedRequest) -> int:
         """The most blocks of a prefix: the last token is always computed."""
@@ -315,6 +332,7 @@ class KVCacheManager:
             self._snapshots.forget(request)
         blocks = itertools.zip_longest(*(reversed(table.pages) for table in request.block_tables))
         self._pool.release(page for pages in blocks for page in pages if page is not None)
+        self._encoded.free(request)
         request.block_tables = []
         request.num_cached_blocks = 0
         request.num_planned_tokens = 0
@@ -324,6 +342,7 @@ class KVCacheManager:
         """Makes every block that `request` announced unfindable, because its keys and values cannot be trusted."""
         hashes = request.block_hashes
         keys = [(digest, group) for digest in hashes for group in range(len(self._groups))]
+        self._encoded.disown(request)
         self._pool.disown(keys)
         if self._snapshots is not None:
             self._snapshots.disown(hashes)
@@ -347,9 +366,9 @@ class KVCacheManager:
         """Asserts that pages and the block tables of `requests`, all that exist, account for each other exactly."""
         held = list(requests)
         loading = [] if self._loads is None else self._loads.held_pages
-        self._pool.check_invariants(
-            [page for request in held for table in request.block_tables for page in table.pages] + loading
-        )
+        encoded = [pages for request in held if request.encoded is not None for pages in request.encoded.page_ids]
+        tables = [table.pages for request in held for table in request.block_tables]
+        self._pool.check_invariants([*itertools.chain(*tables, *encoded), *loading])
         for request in held:
             name, num_computed = request.request_id, request.num_computed_tokens
             for group, table in zip(self._groups, request.block_tables, strict=bool(request.block_tables)):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from quire.core.kv.block_table import BlockTable
+from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import PromptEmbeds
@@ -13,12 +14,16 @@ class PagedPrompt(Protocol):
     """The attributes of a prompt that the KV cache reads and writes. Several sequences may share one."""
 
     block_hashes: list[bytes]
+    root_hash: bytes
 
     @property
     def cache_salt(self) -> str | None: ...
 
     @property
     def embeds(self) -> PromptEmbeds | None: ...
+
+    @property
+    def encoder(self) -> EncoderInput | None: ...
 
     @property
     def prefix_spans(self) -> Sequence[PrefixSpan]: ...
@@ -49,6 +54,7 @@ class PagedRequest(Protocol):
     num_planned_tokens: int
     num_preemptions: int
     block_tables: list[BlockTable]
+    encoded: EncodedInput | None
     block_hashes: list[bytes]
     num_cached_blocks: int
     pages_settled_until: int

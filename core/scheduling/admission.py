@@ -26,6 +26,7 @@ class Admission:
         throughput: measured by the scheduler, read here.
         generates: the model can continue a sequence; False for an encoder.
         num_token_types: segments that the tokens of a prompt can be of.
+        encoder_rows: most rows of what the model's encoder reads; None: it has none.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Admission:
         throughput: Throughput,
         generates: bool = True,
         num_token_types: int = 1,
+        encoder_rows: int | None = None,
     ) -> None:
         self._limits = limits
         self._max_model_len = max_model_len
@@ -44,6 +46,7 @@ class Admission:
         self._throughput = throughput
         self._generates = generates
         self._num_token_types = num_token_types
+        self._encoder_rows = encoder_rows
 
     def max_num_tokens(self, wire: EngineRequest) -> int:
         """The length, prompt included, at which a request ends."""
@@ -56,6 +59,7 @@ class Admission:
         """The reason why a request can never be served here; None if it can."""
         message = (
             self._kind_fault(wire)
+            or self._encoder_fault(wire)
             or self._length_fault(wire)
             or self._memory_fault(wire)
             or self._step_fault(wire, prefix_spans)
@@ -104,6 +108,26 @@ class Admission:
             )
         return None
 
+    def _encoder_fault(self, wire: EngineRequest) -> str | None:
+        if self._encoder_rows is None:
+            return None if wire.encoder is None else "encoder_prompt is for models with an encoder; this one has none."
+        if wire.encoder is None or not wire.encoder.num_rows:
+            return (
+                "This model's encoder reads a text of at least one token, and the request has none; add encoder_prompt."
+            )
+        num_rows, budget = wire.encoder.num_rows, self._limits.max_num_batched_tokens
+        if num_rows > self._encoder_rows:
+            return (
+                f"encoder_prompt has {num_rows} tokens, but the model's encoder reads {self._encoder_rows}. Shorten it."
+            )
+        num_beside = 1 if self._limits.enable_chunked_prefill else len(wire.prompt_token_ids)
+        if num_rows + num_beside > budget:
+            return (
+                f"encoder_prompt has {num_rows} tokens. One step encodes them all, with {num_beside} of the decoder's, "
+                f"and --max-num-batched-tokens is {budget}. Shorten it or raise --max-num-batched-tokens."
+            )
+        return None
+
     def _length_fault(self, wire: EngineRequest) -> str | None:
         num_prompt = len(wire.prompt_token_ids)
         if not num_prompt:
@@ -124,8 +148,13 @@ class Admission:
     def _memory_fault(self, wire: EngineRequest) -> str | None:
         max_num_tokens = self.max_num_tokens(wire)
         num_computed = max_num_tokens - 1  # the last token is sampled, never computed
-        if self._kv.max_pages(num_computed) > self._kv.num_pages:
-            fitting = bisect_right(range(num_computed), self._kv.num_pages, key=self._kv.max_pages) - 1
+        num_rows = 0 if wire.encoder is None else wire.encoder.num_rows
+
+        def pages(num_tokens: int) -> int:
+            return self._kv.max_pages(num_tokens, num_rows)
+
+        if pages(num_computed) > self._kv.num_pages:
+            fitting = max(0, bisect_right(range(num_computed), self._kv.num_pages, key=pages) - 1)
             return (
                 f"Prompt and output may reach {max_num_tokens} tokens, but the KV cache holds {fitting}. "
                 "Shorten the prompt, lower max_tokens, or give the server a larger cache "

@@ -27,10 +27,11 @@ POLICIES: dict[str, Callable[[EngineRequest, int], PriorityKey]] = {"fcfs": fcfs
 
 
 class PrefillPolicy(Protocol):
-    def chunk_size(self, num_tokens: int, budget: int, border: int) -> int:
+    def chunk_size(self, num_tokens: int, budget: int, border: int, beside: int = 0) -> int:
         """The number of a request's `num_tokens` uncomputed tokens to compute in a step with `budget` tokens left.
 
-        A snapshot of its recurrent state is due after `border` of them, if the step ends there.
+        A snapshot of its recurrent state is due after `border` of them, if the step ends there. The step also encodes
+        `beside` rows for the request, which the budget does not include.
         """
 
 
@@ -43,7 +44,7 @@ class ChunkedPrefill:
     def __init__(self, limits: SchedulerLimits) -> None:
         self._chunk = limits.largest_chunk
 
-    def chunk_size(self, num_tokens: int, budget: int, border: int) -> int:
+    def chunk_size(self, num_tokens: int, budget: int, border: int, beside: int = 0) -> int:
         return min(num_tokens, budget, self._chunk, border)
 
 
@@ -56,10 +57,10 @@ class WholePrefill:
     def __init__(self, limits: SchedulerLimits) -> None:
         self._max_num_batched_tokens = limits.max_num_batched_tokens
 
-    def chunk_size(self, num_tokens: int, budget: int, border: int) -> int:
+    def chunk_size(self, num_tokens: int, budget: int, border: int, beside: int = 0) -> int:
         if num_tokens <= budget:
             return num_tokens
-        return budget if num_tokens > self._max_num_batched_tokens else 0
+        return budget if num_tokens + beside > self._max_num_batched_tokens else 0
 
 
 class RequestQueue:

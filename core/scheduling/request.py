@@ -5,6 +5,7 @@ from enum import Enum
 
 from quire.core.kv.block_table import BlockTable
 from quire.core.kv.paged_request import PlannedSnapshot
+from quire.core.wire.encoder_input import EncodedInput
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import EngineRequest, FinishReason, NewSlot, RequestDelta, SequenceStart
 from quire.core.wire.row_outputs import OutputKind, PromptOutput, RequestFailure
@@ -26,16 +27,31 @@ class Prompt:
     Attributes:
         token_ids: never changed.
         block_hashes: chained hashes of the leading full blocks, as many as were needed so far.
+        root_hash: the parent of the first block's hash; empty until it is needed.
         prefix_spans: its tokens that see each other.
+        encoder: what the model's encoder reads; None: the model has none.
     """
 
-    __slots__ = ("block_hashes", "cache_salt", "embeds", "prefix_spans", "token_ids", "token_type_ids")
+    __slots__ = (
+        *(
+            "block_hashes",
+            "cache_salt",
+            "embeds",
+            "encoder",
+            "prefix_spans",
+            "root_hash",
+            "token_ids",
+            "token_type_ids",
+        ),
+    )
 
     def __init__(self, wire: EngineRequest, prefix_spans: list[PrefixSpan]) -> None:
         self.token_ids = wire.prompt_token_ids
         self.cache_salt = wire.cache_salt
         self.embeds = wire.prompt_embeds
         self.token_type_ids = wire.token_type_ids
+        self.encoder = wire.encoder
+        self.root_hash = b""
         self.block_hashes: list[bytes] = []
         self.prefix_spans = prefix_spans
 
@@ -58,6 +74,7 @@ class Request:
     __slots__ = (
         "block_hashes",
         "block_tables",
+        "encoded",
         "grammar",
         "has_loaded",
         "max_num_output_tokens",
@@ -124,7 +141,8 @@ class Request:
         self.num_preemptions = 0
         self.num_prompt_tokens_counted = 0  # leading ones that `count_prompt` has seen
 
-        self.block_tables: list[BlockTable] = []  # one per KV group; none while waiting
+        self.block_tables: list[BlockTable] = []  # one per KV group that has them; none while waiting
+        self.encoded: EncodedInput | None = None  # its encoder input's pages; none while waiting
         self.pages_settled_until = 0  # tokens that can be planned before its block tables change
         self.block_hashes: list[bytes] = []  # chained hashes of the full blocks of known tokens, as far as needed yet
         self.num_cached_blocks = 0  # leading blocks whose content has been named in the pool
@@ -249,6 +267,7 @@ class Request:
             pooling=self.pooling,
             token_type_ids=self.prompt.token_type_ids,
             prefix_spans=self.prompt.prefix_spans,
+            encoded=self.encoded,
         )
 
     def last_delta(

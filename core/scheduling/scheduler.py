@@ -67,7 +67,7 @@ class Scheduler:
 
     Args:
         limits: budgets and policies.
-        kv_groups: the model's KV groups; each but the recurrent one has a block table per request.
+        kv_groups: the model's KV groups; a request has a block table in each that `KVGroupSpec.has_block_table`.
         num_pages: pages in the pool, for all groups together.
         max_model_len: longest prompt plus output, tokens.
         eos_token_ids: tokens that end a sequence unless it ignores them.
@@ -134,6 +134,7 @@ class Scheduler:
             kv=self._kv,
             throughput=self._totals.throughput,
             generates=not keeps_nothing(kv_groups),
+            encoder_rows=next((group.encoder_rows for group in kv_groups if group.is_cross), None),
             num_token_types=num_token_types,
         )
 
@@ -325,10 +326,13 @@ class Scheduler:
             if load is not None:
                 self._loading.add(self._waiting.pop(), load)
                 continue
-            start = prefix.num_blocks * self._limits.block_size
+            num_encoded = _rows_to_encode(request, prefix)
+            if num_encoded >= budget:
+                break  # the step encodes all of an input, and computes a token that attends to it
+            start, room = prefix.num_blocks * self._limits.block_size, budget - num_encoded
             border = self._kv.next_border(start) - start
-            num_new = self._prefill.chunk_size(request.num_tokens - start, budget, border)
-            num_new = self._undivided(request, start, num_new, budget)
+            num_new = self._prefill.chunk_size(request.num_tokens - start, room, border, num_encoded)
+            num_new = self._undivided(request, start, num_new, room)
             if not num_new:
                 break
             if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._running)):
@@ -338,6 +342,8 @@ class Scheduler:
             request.num_planned_tokens = end = start + num_new
             self._take_snapshot(request, end)
             self._totals.num_planned_prompt_tokens += request.count_prompt(start, end)
+            if not request.num_preemptions:
+                self._totals.num_planned_prompt_tokens += num_encoded
             self._num_left_tokens += request.num_tokens - end
             plan.slots.append(request.slot)
             plan.num_computed.append(start)
@@ -348,7 +354,7 @@ class Scheduler:
                 sampling.append(request)
             plan.num_wanted.append(1 if samples else 0)
             self._kv.cache_full_blocks(request)
-            budget -= num_new
+            budget = room - num_new
 
     def _undivided(self, request: Request, start: int, num_tokens: int, budget: int) -> int:
         """Returns how many of a chunk's `num_tokens` tokens the step computes, so that it divides no prefix span."""
@@ -585,6 +591,12 @@ class Scheduler:
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
             if request.status in (RequestStatus.WAITING, RequestStatus.LOADING):
                 assert not request.block_tables, f"{request.request_id} waits but holds pages"
+
+
+def _rows_to_encode(request: Request, prefix: CachedPrefix) -> int:
+    """Rows of the request's encoder input that the step which admits it has to compute."""
+    encoder = request.prompt.encoder
+    return 0 if encoder is None or prefix.encoded is not None else encoder.num_rows
 
 
 def _ends_prompt(output: PromptOutput, request: Request) -> bool:

@@ -19,6 +19,8 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
 
     - "full": a token sees every token before it;
     - "window": a token sees the last `window` tokens, itself included;
+    - "cross": a token of the decoder sees all of what the encoder has read. The pages are written once, when a request
+      is admitted, and are as many as the input takes. So they have a list of their own beside the block tables.
     - "recurrent": a layer keeps a state of fixed size, which each token changes. It lies in the request's slot, so
       this group has no block tables. Copies of the state after every `interval` tokens, its snapshots, lie in pages,
       where the prefix cache finds them. A model has at most one such group, after all others.
@@ -27,12 +29,13 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
     tensors as the largest group has layers; the j-th layer of each group uses the j-th tensor.
     """
 
-    kind: Literal["full", "window", "recurrent"]
+    kind: Literal["full", "window", "cross", "recurrent"]
     layers: list[int]  # indices among the model's layers that keep keys and values, or among the recurrent ones
     page_bytes: int  # of one page on one rank, over all layers of the group; the same for all groups of a model
     window: int | None = None  # tokens
     state_bytes: int = 0  # of one sequence's state on one rank, over all layers of the group
     interval: int | None = None  # tokens between two snapshots, whole pages of them; None: no snapshots
+    encoder_rows: int | None = None  # most rows of an encoder input; of a cross group alone
 
     def __post_init__(self) -> None:
         fits = self.window is None if self.kind != "window" else self.window is not None and self.window > 0
@@ -40,11 +43,23 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
             raise ValueError(f"a {self.kind} KV group cannot have the window {self.window}")
         if self.is_recurrent != (self.state_bytes > 0) or (self.interval and not self.is_recurrent):
             raise ValueError(f"a {self.kind} KV group cannot have {self.state_bytes} bytes of state")
+        if self.is_cross != bool(self.encoder_rows):
+            raise ValueError(f"a {self.kind} KV group cannot have {self.encoder_rows} rows of an encoder")
 
     @property
     def is_recurrent(self) -> bool:
         """True if its layers keep a state, and no block table lists their pages."""
         return self.kind == "recurrent"
+
+    @property
+    def is_cross(self) -> bool:
+        """True if its pages hold an encoder input, whatever the number of the sequence's tokens."""
+        return self.kind == "cross"
+
+    @property
+    def has_block_table(self) -> bool:
+        """True if a block table lists its pages, which hold the sequence's tokens in order."""
+        return not self.is_recurrent and not self.is_cross
 
     @property
     def snapshot_pages(self) -> int:
@@ -61,6 +76,8 @@ class KVGroupSpec(Struct, array_like=True, frozen=True):
         """
         if self.is_recurrent:
             return 0
+        if self.encoder_rows is not None:
+            return -(-self.encoder_rows // block_size)
         num_blocks = -(-num_tokens // block_size)
         if self.window is None:
             return num_blocks

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.pooling import Pooling
@@ -86,6 +87,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     pooling: Pooling | None = None  # hidden states are the output: no token is sampled, and `sampling` has no effect
     token_type_ids: list[int] | None = None  # the segment of each token of the prompt; None: all are of the first
     prefix_spans: list[PrefixSpan] = []  # of the prompt
+    encoder: EncoderInput | None = None  # what the encoder reads; the prompt and the output are the decoder's
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -289,16 +291,17 @@ class NewSlot(Struct, array_like=True):
     adapter: int = -1  # the number of the workers' adapter for the request's tokens; -1: none
     token_type_ids: list[int] | None = None  # of the prompt
     prefix_spans: list[PrefixSpan] = []  # of the prompt; a step computes all of a span, or nothing
+    encoded: EncodedInput | None = None  # the encoder input's keys and values; None: the model has no encoder
 
 
 class StepPlan(Struct, array_like=True, tag="step"):
     """One step for all workers: columns of equal length, one entry per scheduled row.
 
     A worker makes the moves of `moves_before`, in order. Then it applies `released`, `admitted` and `appended_pages`,
-    runs the rows, and makes the moves of `moves_after`. A plan may have moves alone, or not even those: it then asks
-    for a result as soon as a slow move is done. Row i computes positions `num_computed[i] .. num_computed[i] +
-    num_scheduled[i] - 1` of the request in slot `slots[i]`. A row that computes position 0 begins with an empty
-    recurrent state.
+    encodes what the admitted requests bring (`EncodedInput.content`), runs the rows, and makes the moves of
+    `moves_after`. A plan may have moves alone, or not even those: it then asks for a result as soon as a slow move is
+    done. Row i computes positions `num_computed[i] .. num_computed[i] + num_scheduled[i] - 1` of the request in slot
+    `slots[i]`. A row that computes position 0 begins with an empty recurrent state.
 
     Moves read their pages before the plan's rows write to any: a plan may save a page and give it away. The state of a
     request that continues from a snapshot comes by a move to its slot, and snapshots of states are taken by

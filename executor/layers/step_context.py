@@ -1,6 +1,6 @@
 """The inputs of a step for a model's layers. A new kind of input is a field here."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -74,7 +74,7 @@ class StepContext:
     Attributes:
         positions: [num_tokens] int64; each token's place in its sequence.
         caches: by layer that the rank builds.
-        attention: by KV group, the places that each token reads and writes.
+        attention: by KV group, the places that each token reads and writes; of the kind "cross", that it reads.
         shard_view: the tokens' view of this rank's part of the positions; None: it has all.
         input_embeds: rows that replace embeddings, if any.
         wanted: the tokens whose hidden states will be read; None: all.
@@ -84,6 +84,8 @@ class StepContext:
         taps: the outputs of layers that are read; None: no layer's is.
         selection: the tokens that the last layer with an indexer attended to, for layers that share its selection.
         token_types: [num_tokens] int64, the segment of each token; None: all are of the first.
+        encoder_slots: in a step of the encoder, by KV group of the kind "cross", [num_tokens] int64: the places of the
+            keys and values that the decoder's layers keep of its output.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class StepContext:
         taps: LayerTaps | None = None,
         sequences: AttentionBatch | None = None,
         token_types: Tensor | None = None,
+        encoder_slots: Mapping[int, Tensor] = {},
     ) -> None:
         self.positions = positions
         self.caches = caches
@@ -115,6 +118,7 @@ class StepContext:
         self.taps = taps
         self.selection: Selection | None = None
         self.token_types = token_types
+        self.encoder_slots = encoder_slots
         self._sequences = sequences
         self._rows = rows
         self._rotations: dict[RotaryEmbedding, tuple[Tensor, Tensor]] = {}

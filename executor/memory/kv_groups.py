@@ -5,22 +5,30 @@ from collections.abc import Mapping, Sequence
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.attention.layer_kv import AttentionKV
 
+_Kind = tuple[bool, int]
+"""True for attention to an encoder, and the window, or 0: kinds of layers in the order of their groups."""
 
-def form_groups(layers: Sequence[AttentionKV], page_bytes: Sequence[int]) -> list[KVGroupSpec]:
+
+def form_groups(
+    layers: Sequence[AttentionKV], page_bytes: Sequence[int], encoder_rows: int | None = None
+) -> list[KVGroupSpec]:
     """Forms groups that contain each of `layers` once; layers that see the same tokens are of one kind.
 
-    If all layers are of one kind, they are one group. Otherwise each kind is divided into groups, windows last, whose
-    pages have the same size: the layers of a group lie one after another in its page. The rest of a page is unused.
+    If all layers are of one kind, they are one group. Otherwise each kind is divided into groups, windows behind others
+    and attention to an encoder last. Pages of all groups have the same size: the layers of a group lie one after
+    another in its page, and the rest of a page is unused.
 
-    `page_bytes` is by layer: the bytes of a page for only this layer.
+    `page_bytes` is by layer: the bytes of a page for only this layer. `encoder_rows` are the most of an encoder input.
     """
-    kinds: dict[int, list[int]] = {}  # by window, or 0
+    kinds: dict[_Kind, list[int]] = {}
     for index, layer in enumerate(layers):
-        kinds.setdefault(layer.window or 0, []).append(index)
+        kinds.setdefault((layer.is_cross, layer.window or 0), []).append(index)
     size = _page_size(kinds, page_bytes)
     return [
-        KVGroupSpec("window" if window else "full", group, size, window or None)
-        for window, members in sorted(kinds.items())
+        KVGroupSpec("cross", group, size, encoder_rows=encoder_rows)
+        if is_cross
+        else KVGroupSpec("window" if window else "full", group, size, window or None)
+        for (is_cross, window), members in sorted(kinds.items())
         for group in _cut(members, page_bytes, size)
     ]
 
@@ -38,7 +46,7 @@ def _cut(members: Sequence[int], page_bytes: Sequence[int], size: int) -> list[l
     return groups
 
 
-def _page_size(kinds: Mapping[int, Sequence[int]], page_bytes: Sequence[int]) -> int:
+def _page_size(kinds: Mapping[_Kind, Sequence[int]], page_bytes: Sequence[int]) -> int:
     """Chooses the bytes of a page, from the layers of each kind.
 
     Candidates are pages for all layers of the smallest kind, down to half of them. The best one wastes the fewest bytes
@@ -50,7 +58,7 @@ def _page_size(kinds: Mapping[int, Sequence[int]], page_bytes: Sequence[int]) ->
         max(most, sum(page_bytes[layer] for layer in smallest[:count]))
         for count in range(len(smallest), (len(smallest) - 1) // 2, -1)
     ]
-    growing = [members for window, members in kinds.items() if not window]
+    growing = [members for (_, window), members in kinds.items() if not window]
 
     def waste(size: int) -> tuple[int, int]:
         used = sum(page_bytes[layer] for members in growing for layer in members)

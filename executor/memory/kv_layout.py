@@ -36,8 +36,12 @@ class KVLayout:
         block_size: int,
         dtypes: Sequence[torch.dtype],
         device: torch.device,
+        encoder_rows: int | None = None,
     ) -> None:
-        """Takes the model's `layers`, in order, and the `dtypes` of their keys and values in the cache."""
+        """Takes the model's `layers`, in order, and the `dtypes` of their keys and values in the cache.
+
+        `encoder_rows` are the most of an encoder input, for layers that attend to one.
+        """
         self._layers = layers
         self._ops = ops
         self._block_size = block_size
@@ -46,7 +50,7 @@ class KVLayout:
         self._layer_page_bytes = [self._used_bytes(layer) for layer in range(len(layers))]
         if len(set(dtypes)) > 1:  # a layer with larger elements may follow one with bytes
             self._layer_page_bytes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._layer_page_bytes]
-        self.groups = form_groups(layers, self._layer_page_bytes)
+        self.groups = form_groups(layers, self._layer_page_bytes, encoder_rows)
         self.page_bytes = self.groups[0].page_bytes
 
     @property
@@ -81,7 +85,7 @@ class KVLayout:
         for group in self.groups:
             kinds.setdefault(self._layers[group.layers[0]].kind, []).append(len(group.layers))
         parts = [f"{kind} in layers: {sum(sizes)}, groups: {len(sizes)}" for kind, sizes in kinds.items()]
-        num_full = sum(group.window is None for group in self.groups)  # groups with windows do not grow with a sequence
+        num_full = sum(group.kind == "full" for group in self.groups)  # other groups do not grow with a sequence
         token_bytes = num_full * self.page_bytes // self._block_size
         parts.append(f"{self.page_bytes} bytes a page of {self._block_size} tokens")
         return "; ".join([*parts, f"{token_bytes} bytes a token"])

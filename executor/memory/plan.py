@@ -188,7 +188,8 @@ def graph_bytes(spec: ModelSpec, model: Model, config: EngineConfig, rules: Reco
 def longest_row_bytes(spec: ModelSpec, model: Model, max_model_len: int) -> int:
     """Counts the bytes of the keys and values of one full-length request in one layer, in the model's dtype."""
     kv_size = max((layer.size for layer in model.kv_layers), default=0)
-    return max_model_len * kv_size * dtype_bytes(spec.dtype)
+    num_rows = max(max_model_len, 0 if spec.encoder is None else spec.encoder.max_rows)
+    return num_rows * kv_size * dtype_bytes(spec.dtype)
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -78,7 +78,12 @@ class RankMemory:
     @property
     def num_block_tables(self) -> int:
         """The number of a request's block tables."""
-        return sum(not group.is_recurrent for group in self.groups)
+        return sum(group.has_block_table for group in self.groups)
+
+    @property
+    def num_cross_groups(self) -> int:
+        """The number of lists of pages with a request's encoder input."""
+        return sum(group.is_cross for group in self.groups)
 
     def allocate_pages(self, num_pages: int) -> tuple[list[Tensor], list[LayerCache]]:
         """Allocates by `KVLayout.allocate`; the caches' groups are those of the whole model.
@@ -138,6 +143,7 @@ def _layouts(
             block_size=config.page_slots,
             dtypes=list(itertools.islice(dtypes, len(layers))),
             device=device,
+            encoder_rows=None if config.spec.encoder is None else config.spec.encoder.max_rows,
         )
         if layers
         else None

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from quire.core.wire.kv_groups import KVGroupSpec
 
-_Key = tuple[int, str, int]
-"""A group's window, or 0, its kind, and its number among such groups: the order of groups."""
+_Key = tuple[bool, int, int]
+"""True for a cross group, its window or 0, and its number among such groups: the order of groups."""
 
 
 def join_stages(stages: Sequence[Sequence[KVGroupSpec]]) -> list[KVGroupSpec]:
@@ -48,8 +48,9 @@ def group_numbers(own: Sequence[KVGroupSpec], joined: Sequence[KVGroupSpec]) -> 
 
 
 def _keys(paged: Sequence[KVGroupSpec]) -> list[_Key]:
-    counts = {(group.window, group.kind): count() for group in paged}
-    return [(group.window or 0, group.kind, next(counts[group.window, group.kind])) for group in paged]
+    kinds = [(group.is_cross, group.window or 0) for group in paged]
+    counts = {kind: count() for kind in kinds}
+    return [(*kind, next(counts[kind])) for kind in kinds]
 
 
 def _moved(group: KVGroupSpec, offset: int) -> KVGroupSpec:

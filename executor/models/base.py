@@ -12,6 +12,7 @@ from quire.executor.layers.step_context import InputEmbeds, LayerCache, LayerTap
 
 __all__ = [
     "AttentionKV",
+    "EncoderDecoder",
     "InputEmbeds",
     "LayerCache",
     "LayerState",
@@ -54,6 +55,17 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Maps `hidden` [num_sampled, hidden] to logits [num_sampled, vocab_size], complete on each rank."""
+        ...
+
+
+@runtime_checkable
+class EncoderDecoder(Model, Protocol):
+    """A decoder with layers that attend to an encoder's output: those of `kv_layers` with `is_cross`."""
+
+    def encode(self, token_ids: Tensor, step: StepContext) -> None:
+        """Encodes whole inputs, [num_tokens] int64 one after another, and stores the keys and values that the decoder's
+        layers attend to, in `StepContext.encoder_slots` of their caches.
+        """
         ...
 
 

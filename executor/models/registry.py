@@ -7,7 +7,7 @@ from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
 from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES
-from quire.executor.models.base import Model, ModelContext, StagedModel
+from quire.executor.models.base import EncoderDecoder, Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
 from quire.executor.models.unsupported import explain_unsupported
 from quire.executor.weights.readers import MissingTensorError
@@ -33,7 +33,8 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
             f"{spec.name}: config.json says that its tokens see later ones (is_causal false, or "
             f"use_bidirectional_attention), which the file of {spec.architecture} does not support."
         )
-    if len(context.layers) < spec.num_layers and not isinstance(model, StagedModel):
+    is_staged = isinstance(model, StagedModel) and not isinstance(model, EncoderDecoder)
+    if len(context.layers) < spec.num_layers and not is_staged:
         raise ModelLoadError(
             f"{spec.name}: the class of {spec.architecture} cannot be divided into pipeline stages; use "
             "--tensor-parallel-size instead of --pipeline-parallel-size."

@@ -6,8 +6,18 @@ import numpy as np
 import torch
 
 from quire.executor.layers.adapters import Adapters
-from quire.executor.models.base import InputEmbeds, LayerCache, LayerTaps, Model, ShardView, StepContext, Wanted
+from quire.executor.models.base import (
+    EncoderDecoder,
+    InputEmbeds,
+    LayerCache,
+    LayerTaps,
+    Model,
+    ShardView,
+    StepContext,
+    Wanted,
+)
 from quire.executor.parallel.context.strategy import WHOLE, ContextParallel
+from quire.executor.step.encoded_inputs import EncoderBatch
 from quire.executor.step.input_batch import GroupPages, InputBatch
 from quire.executor.step.span_rows import SpanRows
 from quire.executor.step.stage import PipelineStage
@@ -52,6 +62,23 @@ class Forward:
     def sees_prompts(self) -> bool:
         """True if tokens of a prompt see later ones, so that a step has all of a prompt."""
         return any(layer.sees_prompt for layer in self._model.kv_layers)
+
+    def encode(self, batch: EncoderBatch) -> None:
+        """Encodes inputs, and stores the keys and values that the decoder's layers attend to."""
+        assert isinstance(self._model, EncoderDecoder), (
+            "a request brings an encoder input to a model without an encoder"
+        )
+        groups = sorted(
+            {cache.group for cache, kv in zip(self._caches, self._model.kv_layers, strict=True) if kv.is_cross}
+        )
+        step = StepContext(
+            batch.positions,
+            self._caches,
+            [],
+            sequences=self._ops.sequence_batch(batch.lengths, batch.token_ids.device),
+            encoder_slots=dict(zip(groups, batch.slot_mappings, strict=True)),
+        )
+        self._model.encode(batch.token_ids, step)
 
     def hidden(
         self, batch: InputBatch, input_embeds: InputEmbeds | None = None, taps: LayerTaps | None = None
@@ -157,6 +184,11 @@ class Forward:
             )
             for pages in batch.pages
         ]
+        slots = batch.pages[0].slot_mapping if batch.cross else None
+        for rows in batch.cross:
+            assert slots is not None
+            seen = rows if query_lens is batch.query_lens else rows._replace(there=None)
+            attention.append(seen.attention(self._ops, query_lens, own, slots, self._block_size))
         return attention, None
 
     def _attention_of(self, rows: SpanRows, groups: Sequence[GroupPages]) -> list[AttentionBatch]:

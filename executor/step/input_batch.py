@@ -12,6 +12,7 @@ import torch
 
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import StepPlan
+from quire.executor.step.encoded_inputs import CrossRows
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import to_device_together
 from quire.ops.backend import DeviceRows
@@ -69,6 +70,7 @@ class InputBatch:
             None: they are not known on the device yet.
         adapters: [num_tokens] int64, on the device; each token's adapter, or -1. None: no token has one.
         token_types: [num_tokens] int64, on the device; each token's segment. None: all tokens are of the first.
+        cross: by KV group of the kind "cross", what the rows attend to.
     """
 
     token_ids: torch.Tensor
@@ -86,6 +88,7 @@ class InputBatch:
     wanted_places: torch.Tensor | None = None
     adapters: torch.Tensor | None = None
     token_types: torch.Tensor | None = None
+    cross: Sequence[CrossRows] = ()
 
     @property
     def is_uncached(self) -> bool:

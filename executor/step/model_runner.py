@@ -73,6 +73,9 @@ class ModelRunner:
         with self._spans.span("inputs"):
             inputs = self._inputs.build(plan)
         if inputs is not None:
+            if inputs.to_encode is not None:
+                with self._spans.span("encode"):
+                    self._forward.encode(inputs.to_encode)
             saved = None if self._rewind is None else self._rewind.save(plan)
             if plan.outputs or self._reads.needs_hidden:
                 rows, outputs, failed = self._launch_heads(plan, inputs)
@@ -155,4 +158,5 @@ class ModelRunner:
 def _is_plain(inputs: Inputs) -> bool:
     """Returns True if token ids and positions are all that a step reads, and its rows may be cut anywhere."""
     batch = inputs.batch
-    return inputs.input_embeds is None and batch.token_types is None and batch.prefix_spans is None
+    is_whole = batch.prefix_spans is not None or bool(batch.cross)
+    return not is_whole and inputs.input_embeds is None and batch.token_types is None

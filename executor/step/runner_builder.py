@@ -19,6 +19,7 @@ from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.divided_forward import DividedForward
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
+from quire.executor.step.encoded_inputs import EncodedInputs
 from quire.executor.step.forward import Forward
 from quire.executor.step.heads.head import Heads
 from quire.executor.step.heads.pooler import Pooler, TokenVectors
@@ -50,6 +51,7 @@ class RequestMemory(NamedTuple):
         caches: the layers' places in them.
         states: by recurrent layer, tensors [max_num_seqs, ...].
         tiers: other tiers of memory that have pages.
+        encoded: the encoder inputs of a model that has an encoder.
     """
 
     table: RequestTable
@@ -57,6 +59,7 @@ class RequestMemory(NamedTuple):
     caches: Sequence[LayerCache]
     states: Sequence[Sequence[torch.Tensor]]
     tiers: Mapping[Tier, PageTier] = {}
+    encoded: EncodedInputs | None = None
 
 
 def build_runner(
@@ -104,7 +107,7 @@ def build_runner(
     is_cached = bool(table.block_tables or memory.states)
     has_first_rows = any(layer.num_first_rows for layer in model.state_layers)
     decode_inputs = None
-    if not sequences.is_divided and is_cached:
+    if not sequences.is_divided and is_cached and memory.encoded is None:
         decode_inputs = DecodeInputs(table, recorded.choose_shape, has_first_rows=has_first_rows)
 
     def inputs(*others: SlotState) -> StepInputs:
@@ -112,10 +115,11 @@ def build_runner(
             table,
             embedded,
             token_types,
-            [table, embedded, token_types, *others],
+            [table, embedded, token_types, *([] if memory.encoded is None else [memory.encoded]), *others],
             _page_moves(memory, config.limits.block_size, may_outlast_steps=config.layout.num_workers == 1),
             decode_inputs,
             has_states=bool(memory.states),
+            encoded=memory.encoded,
         )
 
     if not stage.is_last:

@@ -10,6 +10,7 @@ from quire.core.wire.protocol import StepPlan
 from quire.executor.models.base import InputEmbeds
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.embedded_prompts import EmbeddedPrompts
+from quire.executor.step.encoded_inputs import EncodedInputs, EncoderBatch
 from quire.executor.step.input_batch import InputBatch, build_input_batch
 from quire.executor.step.page_moves import PageMoves
 from quire.executor.step.request_table import RequestTable
@@ -24,11 +25,13 @@ class Inputs(NamedTuple):
     Attributes:
         input_embeds: rows that replace embeddings.
         can_be_recorded: the tensors are in the same memory in each step of the batch's shape.
+        to_encode: what the encoder reads before the rows are computed.
     """
 
     batch: InputBatch
     input_embeds: InputEmbeds | None
     can_be_recorded: bool
+    to_encode: EncoderBatch | None = None
 
 
 class StepInputs:
@@ -40,6 +43,7 @@ class StepInputs:
         moves: of pages between the rank's tiers of memory.
         decode_inputs: None where a rank computes or keeps a part of each sequence, whose inputs have no fixed place.
         has_states: the rank has recurrent layers.
+        encoded: of a model with an encoder; one of `slot_states`.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class StepInputs:
         decode_inputs: DecodeInputs | None = None,
         *,
         has_states: bool = False,
+        encoded: EncodedInputs | None = None,
     ) -> None:
         self.table = table
         self._embedded = embedded
@@ -60,6 +65,7 @@ class StepInputs:
         self._moves = moves
         self._decode_inputs = decode_inputs
         self._has_states = has_states
+        self._encoded = encoded
 
     def build(self, plan: StepPlan) -> Inputs | None:
         """Applies the changes of `plan` to the slots; returns its rows, or None if it has none."""
@@ -68,10 +74,18 @@ class StepInputs:
             return None
         decode = None if self._decode_inputs is None else self._decode_inputs.build(plan)
         input_embeds = self._embedded.rows(plan) if self._embedded.pending else None
-        batch = decode or build_input_batch(plan, self.table, has_states=self._has_states)
+        batch = decode or self._build(plan)
         if self._token_types.pending:
             batch = dataclasses.replace(batch, token_types=self._token_types.rows(plan))
-        return Inputs(batch, input_embeds, can_be_recorded=decode is not None and input_embeds is None)
+        to_encode = None if self._encoded is None else self._encoded.take_batch()
+        return Inputs(batch, input_embeds, decode is not None and input_embeds is None, to_encode)
+
+    def _build(self, plan: StepPlan) -> InputBatch:
+        """Builds the rows of any plan."""
+        batch = build_input_batch(plan, self.table, has_states=self._has_states)
+        if self._encoded is None:
+            return batch
+        return dataclasses.replace(batch, cross=self._encoded.rows(np.asarray(plan.slots, np.int64)))
 
     def finish(self, plan: StepPlan) -> list[int]:
         """Makes the moves of pages that come after the step's launch. Returns the ids of all moves that are done."""

@@ -160,7 +160,7 @@ class Conversations:
         """
         return Turn(
             _Given(output),
-            len(output.prompt_token_ids),
+            output.num_prompt_tokens,
             choices,
             self._engine.async_tokenizer.tokenizer,
             reads_reasoning=self._reader.reads_reasoning,

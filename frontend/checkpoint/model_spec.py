@@ -19,6 +19,13 @@ from quire.core.errors import ConfigError
 from quire.frontend.checkpoint import mistral_params
 from quire.frontend.checkpoint.config_defaults import complete, stated_fields
 from quire.frontend.checkpoint.context_length import context_length
+from quire.frontend.checkpoint.encoder_decoders import (
+    DECODER_FIELDS,
+    DecoderRules,
+    is_encoder_decoder,
+    read_decoder_rules,
+    read_encoder_spec,
+)
 from quire.frontend.checkpoint.encoders import is_encoder
 from quire.frontend.checkpoint.overrides import override
 from quire.frontend.checkpoint.registered_models import find_model
@@ -123,6 +130,9 @@ def make_model_spec(
         defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1}
     given = stated_fields(stated)
     names = {name: sorted(keys, key=lambda key: key not in given) for name, keys in _FIELDS.items()}
+    has_encoder = is_encoder_decoder(config, _architecture(config, path))
+    if has_encoder:
+        names = {name: [*DECODER_FIELDS.get(name, ()), *keys] for name, keys in names.items()}
     layers = config.get("layers_block_type") or config.get("hybrid_override_pattern")
     if isinstance(layers, (list, str)) and names["num_layers"][0] not in given:
         config["num_hidden_layers"] = len(layers)
@@ -149,7 +159,10 @@ def make_model_spec(
         dtype=_dtype(config, model, folder, path),
         num_kv_heads=kv_heads,
         head_dim=_positive_int(config, _HEAD_DIM, path, default=facts["hidden_size"] // heads),
-        is_encoder=is_encoder(config, _architecture(config, path)),
+        is_encoder=not has_encoder and is_encoder(config, _architecture(config, path)),
+        encoder=read_encoder_spec(config, facts["max_position_embeddings"], facts["vocab_size"])
+        if has_encoder
+        else None,
         num_token_types=config.get("type_vocab_size") or 1,
         eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder),
         implementation="quire" if model.model_impl == "vllm" else model.model_impl,
@@ -180,6 +193,24 @@ def read_default_sampling(folder: Path, model: ModelConfig) -> dict[str, Any]:
     if config.get("max_new_tokens") is not None:
         defaults["max_tokens"] = config["max_new_tokens"]
     return defaults
+
+
+def read_rules_of_decoder(folder: Path, model: ModelConfig) -> DecoderRules | None:
+    """What a decoder that attends to an encoder begins and ends with; None for a model without an encoder.
+
+    With `--generation-config vllm`, generation_config.json counts for the first token alone.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or nothing says what the decoder begins with.
+    """
+    path = folder / "config.json"
+    config = override(read_json_if_present(path), model.hf_overrides, list(_FIELDS.values()))
+    if not config or not is_encoder_decoder(config, _architecture(config, path)):
+        return None
+    if model.generation_config != "vllm":
+        return read_decoder_rules(config, _generation_config(folder, model), path)
+    rules = read_decoder_rules(config, read_json_if_present(folder / "generation_config.json"), path)
+    return DecoderRules(decoder_start_token_id=rules.decoder_start_token_id)
 
 
 def read_output_limit(folder: Path, model: ModelConfig) -> int | None:

@@ -10,8 +10,9 @@ from quire.core.config.reasoning import ReasoningConfig
 from quire.core.config.structured_outputs import StructuredOutputsOptions
 from quire.core.errors import ConfigError, NotFoundError, ParameterError
 from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.checkpoint.encoder_decoders import DecoderRules
 from quire.frontend.checkpoint.model_source import DEMO_MODEL_NAME
-from quire.frontend.checkpoint.model_spec import read_default_sampling, read_output_limit
+from quire.frontend.checkpoint.model_spec import read_default_sampling, read_output_limit, read_rules_of_decoder
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -25,6 +26,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     stream_interval: int = 1  # tokens per output of a stream; a request may ask for more
     has_logits_processors: bool = False
     takes_embeds: bool = False  # prompts may be embeddings
+    decoder: DecoderRules | None = None  # of a decoder that attends to an encoder; None: the model has no encoder
     structured_outputs: StructuredOutputsOptions = StructuredOutputsOptions()
     reasoning: ReasoningConfig = ReasoningConfig()
 
@@ -63,6 +65,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
             stream_interval=args.scheduler.stream_interval,
             has_logits_processors=bool(args.model.logits_processors),
             takes_embeds=args.model.enable_prompt_embeds,
+            decoder=read_rules_of_decoder(folder, args.model),
             structured_outputs=args.structured_outputs.structured_outputs_config or StructuredOutputsOptions(),
             reasoning=args.reasoning,
         )

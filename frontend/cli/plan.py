@@ -138,6 +138,7 @@ def as_json(config: EngineConfig, plan: LoadPlan) -> dict[str, Any]:
                 "layers": len(group.layers),
                 "bytes_per_token": None if group.is_recurrent else group.page_bytes // size,
                 "window": group.window,
+                "encoder_tokens": group.encoder_rows,
                 "state_bytes": group.state_bytes,
                 "snapshot_interval": group.interval,
             }
@@ -161,6 +162,8 @@ def as_text(config: EngineConfig, plan: LoadPlan) -> Iterator[str]:
     yield f"model       {spec.name} ({spec.architecture}, {path})"
     if config.pooling is not None:
         yield f"output      {config.pooling.describe()}"
+    if spec.encoder is not None:
+        yield f"encoder     reads up to {spec.encoder.max_rows:,} tokens, in one step"
     yield f"parameters  {plan.num_parameters:,} in {kept}"
     yield f"device      {config.device}, workers: {len(ranks)}, each with {_size(ranks[0].free_bytes)} free"
     yield f"weights     {_each(rank.weights_bytes for rank in ranks)}"
@@ -191,6 +194,8 @@ def _kinds(config: EngineConfig, groups: Iterable[KVGroupSpec]) -> list[tuple[st
     for group in groups:
         if group.is_recurrent:
             kind, number, unit = "recurrent", group.state_bytes, "bytes a request"
+        elif group.is_cross:
+            kind, number, unit = "attention to the encoder", group.page_bytes // size, "bytes a token of its input"
         elif group.window is None:
             kind, number, unit = "full attention", group.page_bytes // size, "bytes a token"
         else:

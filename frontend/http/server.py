@@ -129,6 +129,8 @@ class HttpServer:
         logger.info("model       %s (%s)", self._engine.model.name, config.spec.architecture)
         if config.pooling is not None:
             logger.info("output      %s", config.pooling.describe())
+        if config.spec.encoder is not None:
+            logger.info("encoder     reads up to %s tokens, in one step", f"{config.spec.encoder.max_rows:,}")
         workers = f"workers: {config.layout.num_workers}{engines}"
         logger.info("device      %s, %s, %s", ready.device_name, config.spec.dtype, workers)
         if keeps_nothing(ready.kv_groups):

@@ -13,7 +13,7 @@ from quire.core.config.pooling import PoolingSpec
 from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
-from quire.core.wire.rank import EnginePlace
+from quire.core.wire.rank import EnginePlace, Layout
 from quire.frontend.launch import device
 from quire.frontend.launch.graphs import check_attention_backend, resolve_graphs
 from quire.frontend.launch.layout import (
@@ -61,7 +61,13 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
     pooling = resolve_pooling(args.model, spec)
     max_model_len, fit = _max_model_len(args.model.max_model_len, spec, pooling)
     defaults = _batch_defaults(usage, kind, layout.num_workers, gpu_bytes)
-    limits = _limits(args, defaults, max_model_len, is_encoder=spec.is_encoder)
+    if spec.encoder is not None:
+        if pooling is not None:
+            raise ConfigError(
+                f"{spec.name} has an encoder and a decoder and generates text; leave out --runner and --convert."
+            )
+        spec = _with_encoder_limit(spec, max_model_len, layout)
+    limits = _limits(args, defaults, max_model_len, spec)
     return EngineConfig(
         spec=spec,
         limits=limits,
@@ -134,7 +140,23 @@ def _max_model_len(asked: int | None, spec: ModelSpec, pooling: PoolingSpec | No
     return asked, False
 
 
-def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int, *, is_encoder: bool) -> SchedulerLimits:
+def _with_encoder_limit(spec: ModelSpec, max_model_len: int, layout: Layout) -> ModelSpec:
+    """Bounds the encoder's inputs by --max-model-len, as the decoder's sequences.
+
+    Raises:
+        ConfigError: pipeline stages, or ranks that divide positions.
+    """
+    assert spec.encoder is not None
+    if layout.pipeline > 1 or layout.sequence > 1:
+        raise ConfigError(
+            f"{spec.name} has an encoder and a decoder, which are divided by --tensor-parallel-size alone; leave out "
+            "--pipeline-parallel-size, --decode-context-parallel-size and --prefill-context-parallel-size."
+        )
+    max_rows = min(spec.encoder.max_rows, max_model_len)
+    return msgspec.structs.replace(spec, encoder=msgspec.structs.replace(spec.encoder, max_rows=max_rows))
+
+
+def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int, spec: ModelSpec) -> SchedulerLimits:
     asked = args.scheduler
     factor = 2 if args.device.performance_mode == "throughput" else 1
     default_tokens, default_seqs = (factor * default for default in defaults)
@@ -142,9 +164,11 @@ def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int, *, 
     max_num_seqs = asked.max_num_seqs or default_seqs
     tokens = asked.max_num_batched_tokens
     if tokens is None:
-        is_whole = is_encoder or not chunked  # a step computes a prompt of full length
+        is_whole = spec.is_encoder or not chunked  # a step computes a prompt of full length
         tokens = max(default_tokens, max_model_len) if is_whole else default_tokens
         tokens = max(1, min(tokens, max_num_seqs * max_model_len))
+        if spec.encoder is not None:  # and encodes an input of full length beside the tokens of others
+            tokens = max(tokens, spec.encoder.max_rows + max_num_seqs)
     if asked.max_num_seqs is None:
         max_num_seqs = min(max_num_seqs, tokens)
     if not chunked and tokens < max_model_len:

@@ -188,7 +188,7 @@ class ChatChunks:
     def _begin(self, output: RequestOutput) -> list[bytes]:
         """Counts the prompt's tokens; returns the events of the role, unless they were sent before."""
         self._is_begun = True
-        self._prompt_tokens = len(output.prompt_token_ids)
+        self._prompt_tokens = output.num_prompt_tokens
         self._cached_tokens = output.num_cached_tokens or 0
         if self._is_role_sent:
             return []

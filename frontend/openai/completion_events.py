@@ -69,7 +69,7 @@ class CompletionChunks:
 
     def add(self, prompt_index: int, output: RequestOutput) -> bytes:
         """Events for the new part of a prompt's texts; empty without one."""
-        self._prompts[prompt_index] = (len(output.prompt_token_ids), output.num_cached_tokens or 0)
+        self._prompts[prompt_index] = (output.num_prompt_tokens, output.num_cached_tokens or 0)
         frames = []
         for each in output.outputs:
             index = prompt_index * self._n + each.index

@@ -218,7 +218,7 @@ class TextCompletions:
                     )
                 )
         counted = Usage(
-            sum(len(output.prompt_token_ids) for output in outputs),
+            sum(output.num_prompt_tokens for output in outputs),
             sum(len(each.token_ids) for output in outputs for each in output.outputs),
             sum(output.num_cached_tokens or 0 for output in outputs),
         )

@@ -242,7 +242,7 @@ class TokenGeneration:
         return GenerateLogprobs(content)
 
     def _usage(self, output: RequestOutput, num_generated: int) -> CompletionUsage:
-        num_prompt = len(output.prompt_token_ids)
+        num_prompt = output.num_prompt_tokens
         return CompletionUsage(
             prompt_tokens=num_prompt,
             completion_tokens=num_generated,

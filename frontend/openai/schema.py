@@ -298,6 +298,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
     suffix: str | None = None
     prompt_embeds: str | list[str] | None = None  # safetensors files in base64, for servers with --enable-prompt-embeds
+    encoder_prompt: str | list[int] | None = None  # for models with an encoder, another name of prompt
+    decoder_prompt: str | list[int] | None = None  # the beginning of what such a model's decoder writes
 
     def check(self) -> None:
         """As for all requests; also checks the fields that only a text completion has."""
@@ -310,6 +312,16 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             raise ParameterError(
                 "logprob_token_ids are about the output, and with max_tokens=0 there is none.",
                 param="logprob_token_ids",
+            )
+        if self.encoder_prompt is not None and (self.prompt or self.prompt_embeds):
+            raise ParameterError("encoder_prompt is another name of prompt; give one of them.", param="encoder_prompt")
+        if self.decoder_prompt is not None and self.prompt_embeds:
+            raise ParameterError(
+                "decoder_prompt does not go with prompt_embeds; give a prompt.", param="decoder_prompt"
+            )
+        if (self.encoder_prompt is not None or self.decoder_prompt is not None) and self.suffix:
+            raise ParameterError(
+                "suffix does not go with encoder_prompt and decoder_prompt; leave it out.", param="suffix"
             )
         if self.prompt_embeds:
             for name, nothing in _NOT_WITH_EMBEDS.items():
@@ -335,7 +347,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         given = [self.prompt_embeds] if isinstance(self.prompt_embeds, str) else self.prompt_embeds or []
         prompts: list[PromptLike] = [{"prompt_embeds": each} for each in given]
         if not given or self.prompt:  # clients that must send a prompt send an empty one with embeddings
-            prompts += self._worded_prompts()
+            prompts += self._both_sides(self._worded_prompts())
         num_completions = len(prompts) * (self.n or 1)
         if len(prompts) > 1 and num_completions > MAX_COMPLETIONS:
             raise ParameterError(
@@ -350,9 +362,15 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             )
         return prompts
 
+    def _both_sides(self, prompts: list[str | list[int]]) -> list[PromptLike]:
+        """`prompts`, each with `decoder_prompt`, if one of the two sides is named."""
+        if self.encoder_prompt is None and self.decoder_prompt is None:
+            return list(prompts)
+        return [{"encoder_prompt": prompt, "decoder_prompt": self.decoder_prompt} for prompt in prompts]
+
     def _worded_prompts(self) -> list[str | list[int]]:
         """`prompt`: a string, token ids, or a list of either."""
-        prompt = self.prompt
+        prompt = self.prompt if self.encoder_prompt is None else self.encoder_prompt
         if prompt is None:
             raise ParameterError("The field 'prompt' is required.", param="prompt")
         if isinstance(prompt, str):

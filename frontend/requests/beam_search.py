@@ -156,6 +156,7 @@ class BeamSearch:
 
     def output(self, beams: list[Beam]) -> RequestOutput:
         """The beams in the form of any other request's output."""
+        encoder = self._prompt.encoder
         return RequestOutput(
             request_id=self._request_id,
             prompt=self._prompt.text,
@@ -174,6 +175,8 @@ class BeamSearch:
             ],
             finished=True,
             num_cached_tokens=self._num_cached_tokens,
+            encoder_prompt=None if encoder is None else encoder.text,
+            encoder_prompt_token_ids=None if encoder is None else encoder.token_ids,
         )
 
     def with_prompt(self, beam: Beam) -> BeamSearchSequence:

@@ -40,15 +40,33 @@ class EmbedsPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptDict = TextPrompt | TokensPrompt | EmbedsPrompt
+class ExplicitEncoderDecoderPrompt(TypedDict):
+    """A prompt for each side of a model with an encoder and a decoder.
+
+    Without a `decoder_prompt`, the decoder begins as the checkpoint says.
+    """
+
+    encoder_prompt: "str | list[int] | TextPrompt | TokensPrompt"
+    decoder_prompt: "NotRequired[str | list[int] | TextPrompt | TokensPrompt | None]"
+
+
+PromptDict = TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
 PromptLike = str | list[int] | PromptDict
 _KEYS = {key for kind in (TextPrompt, TokensPrompt, EmbedsPrompt) for key in kind.__annotations__}
+
+
+class EncoderPrompt(NamedTuple):
+    """What an encoder reads: its text, if it came as text, and its token ids."""
+
+    text: str | None
+    token_ids: list[int]
 
 
 class Prompt(NamedTuple):
     """A prompt that has been read: its text, if it came as text, and its token ids, which are zeros for embeddings.
 
-    `token_type_ids` are the segments of its tokens, of a pair of texts; None: all are of the first.
+    `token_type_ids` are the segments of its tokens, of a pair of texts; None: all are of the first. If the model has an
+    encoder, the prompt is the decoder's, and `encoder` is what the encoder reads.
     """
 
     text: str | None
@@ -56,6 +74,36 @@ class Prompt(NamedTuple):
     cache_salt: str | None = None
     embeds: PromptEmbeds | None = None
     token_type_ids: list[int] | None = None
+    encoder: EncoderPrompt | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of both sides."""
+        return len(self.token_ids) + (0 if self.encoder is None else len(self.encoder.token_ids))
+
+
+def is_explicit(prompt: Any) -> bool:
+    """Returns True for a prompt of the form `ExplicitEncoderDecoderPrompt`."""
+    return isinstance(prompt, dict) and ("encoder_prompt" in prompt or "decoder_prompt" in prompt)
+
+
+def split_sides(prompt: Any) -> tuple[Any, Any]:
+    """(the encoder's prompt, the decoder's or None).
+
+    Raises:
+        ParameterError: an explicit prompt lacks the encoder's, or holds something else.
+    """
+    if not is_explicit(prompt):
+        return prompt, None
+    unknown = {key for key, value in prompt.items() if value is not None} - {"encoder_prompt", "decoder_prompt"}
+    if unknown:
+        raise ParameterError(
+            f"A prompt with encoder_prompt cannot hold {sorted(unknown)[0]!r}; each side is a prompt of its own.",
+            param="prompt",
+        )
+    if prompt.get("encoder_prompt") is None:
+        raise ParameterError("A prompt with decoder_prompt needs an encoder_prompt.", param="encoder_prompt")
+    return prompt["encoder_prompt"], prompt.get("decoder_prompt")
 
 
 def split_prompt(prompt: PromptLike) -> tuple[str | None, list[int] | None, str | None]:

@@ -1,12 +1,13 @@
 """Reads prompts of all forms into token ids, and checks them against one model."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from quire.core.errors import ParameterError
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.context_limit import ContextLimit
-from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds, split_prompt
+from quire.frontend.requests.prompt import Prompt, PromptLike, ReadEmbeds, is_explicit, split_prompt
 from quire.frontend.requests.request_fields import check_salt
 from quire.frontend.text.truncation import Truncation
 
@@ -46,6 +47,11 @@ class PromptReader:
             return self._checked(prompt)
         if must_fit and isinstance(prompt, list) and len(prompt) > self._limit.longest_prompt:
             raise self._limit.too_long(len(prompt))
+        if is_explicit(prompt):
+            raise ParameterError(
+                "encoder_prompt and decoder_prompt are for models with an encoder, and this one has none; give prompt.",
+                param="encoder_prompt",
+            )
         text, token_ids, cache_salt = split_prompt(prompt)
         check_salt(cache_salt)
         if isinstance(prompt, dict) and (embeds := prompt.get("prompt_embeds")) is not None:
@@ -67,16 +73,7 @@ class PromptReader:
         return prompt._replace(token_ids=[0] * num_tokens, embeds=embeds)
 
     def _checked(self, prompt: Prompt) -> Prompt:
-        token_ids = prompt.token_ids
-        if not token_ids:
-            raise ParameterError("The prompt is empty; it needs at least one token.", param="prompt")
-        low, high = min(token_ids), max(token_ids)
-        if low < 0 or high >= self._vocab_size:
-            wrong = low if low < 0 else high
-            raise ParameterError(
-                f"Token id {wrong} in the prompt is outside the model's vocabulary (0 to {self._vocab_size - 1}).",
-                param="prompt",
-            )
+        check_ids(prompt.token_ids, self._vocab_size)
         return prompt
 
     def truncate(
@@ -112,6 +109,23 @@ class PromptReader:
         if prompt.text is None or not has_special_tokens:
             return truncation.apply(tokens, room=room)
         return truncation.apply(tokens, room=room, added=self._tokenizer.added_tokens(prompt.token_ids))
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
+    """Refuses a prompt that is empty, or has ids outside the vocabulary.
+
+    Raises:
+        ParameterError: `param` names the prompt.
+    """
+    if not token_ids:
+        raise ParameterError(f"The {param} is empty; it needs at least one token.", param=param)
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise ParameterError(
+            f"Token id {wrong} in the {param} is outside the model's vocabulary (0 to {vocab_size - 1}).",
+            param=param,
+        )
 
 
 def embeds_reader(hidden_size: int) -> ReadEmbeds:

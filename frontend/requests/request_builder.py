@@ -3,6 +3,7 @@
 import hashlib
 import random
 
+from quire.core.wire.encoder_input import EncoderInput
 from quire.core.wire.pooling import Pooling
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineRequest, Grammar, SequenceStart
@@ -68,6 +69,7 @@ class RequestBuilder:
             submission.cache_salt if submission.cache_salt is not None else prompt.cache_salt,
             grammar,
             prompt.embeds,
+            encoder=None if prompt.encoder is None else EncoderInput(prompt.encoder.token_ids),
         )
 
 

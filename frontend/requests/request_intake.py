@@ -5,7 +5,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from quire.core.config.resolved import EngineConfig
+from quire.core.config.resolved import EngineConfig, ModelSpec
 from quire.core.engine.client import EngineClient
 from quire.core.errors import ParameterError
 from quire.core.wire.pooling_params import PoolingParams
@@ -18,6 +18,7 @@ from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.beam_search import BeamSearch, check_beams
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.encoder_prompts import EncoderDecoderReader
 from quire.frontend.requests.pooling_input import PoolingInput
 from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import Prompt
@@ -78,12 +79,7 @@ class RequestIntake:
         self.pooling = PoolingInput(config.pooling, model.name, is_encoder=config.spec.is_encoder)
         vocab_size = config.spec.vocab_size
         self.sampling_input = SamplingInput(model, tokenizer, vocab_size=vocab_size)
-        self.prompts = PromptReader(
-            self.async_tokenizer,
-            self.limit,
-            vocab_size=vocab_size,
-            read_embeds=embeds_reader(config.spec.hidden_size) if model.takes_embeds else None,
-        )
+        self.prompts = self._prompt_reader(config.spec, model)
         self.running = RunningRequests(
             client,
             RequestBuilder(self.sampling_input, self.limit, seed=config.seed),
@@ -97,6 +93,22 @@ class RequestIntake:
             tokenizer,
             takes_priority=config.limits.policy == "priority",
             metrics=metrics,
+        )
+
+    def _prompt_reader(self, spec: ModelSpec, model: ServedModel) -> PromptReader:
+        if spec.encoder is not None and model.decoder is not None:
+            return EncoderDecoderReader(
+                self.async_tokenizer,
+                self.limit,
+                vocab_size=spec.vocab_size,
+                encoder=spec.encoder,
+                rules=model.decoder,
+            )
+        return PromptReader(
+            self.async_tokenizer,
+            self.limit,
+            vocab_size=spec.vocab_size,
+            read_embeds=embeds_reader(spec.hidden_size) if model.takes_embeds else None,
         )
 
     async def open_stream(self, submission: GivenSubmission) -> RequestStream:

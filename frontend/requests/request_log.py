@@ -31,7 +31,7 @@ class RequestLog:
 
     def add(self, request_id: str, prompt: Prompt, params: object) -> None:
         """Logs a new request; `params` are those of its sampling or beam search."""
-        num_tokens = len(prompt.token_ids)
+        num_tokens = prompt.num_tokens
         logger.info("Received request %s: params: %s, prompt tokens: %d.", request_id, params, num_tokens)
         if prompt.embeds is None:  # embeddings in a log are of no use
             logger.debug(

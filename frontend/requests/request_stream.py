@@ -178,7 +178,7 @@ class RequestStream:
         if last:
             self._metrics.on_tokens(count, now - last)
         else:
-            num_prompt_tokens = len(self._prompt.token_ids)
+            num_prompt_tokens = self._prompt.num_tokens
             seconds = now - self._arrived_at
             self._metrics.on_first_tokens(count, seconds, num_prompt_tokens, completion.num_cached_tokens)
 
@@ -188,7 +188,7 @@ class RequestStream:
         self._metrics.on_request_finished(
             FinishedRequest(
                 finish_reason=completion.finish_reason,
-                num_prompt_tokens=len(self._prompt.token_ids),
+                num_prompt_tokens=self._prompt.num_tokens,
                 num_generation_tokens=completion.num_tokens,
                 num_cached_tokens=completion.num_cached_tokens,
                 arrived_at=self._arrived_at,
@@ -257,6 +257,7 @@ class RequestStream:
 
     def _take(self) -> RequestOutput:
         everything = not self._only_news
+        encoder = self._prompt.encoder
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt.text,
@@ -267,6 +268,8 @@ class RequestStream:
             prompt_token_id_logprobs=None if self._prompt_rows is None else self._named_logprobs(self._prompt_rows),
             num_cached_tokens=self._completions[0].num_cached_tokens,
             metrics=self._times() if everything or self._done else None,
+            encoder_prompt=None if encoder is None else encoder.text,
+            encoder_prompt_token_ids=None if encoder is None else encoder.token_ids,
         )
 
     def _prompt_logprobs(self, found: PromptRows) -> PromptLogprobs | None:
@@ -315,7 +318,7 @@ class RequestStream:
         times = self._times()
         reasons = ", ".join(dict.fromkeys(str(each.finish_reason) for each in self._completions))
         return (
-            f"request {self.request_id}: {len(self._prompt.token_ids)} prompt tokens "
+            f"request {self.request_id}: {self._prompt.num_tokens} prompt tokens "
             f"({self._completions[0].num_cached_tokens} cached), {times.num_generation_tokens} output tokens, "
             f"{reasons}, {(self._finished_at or time.monotonic()) - self._arrived_at:.2f} s"
         )

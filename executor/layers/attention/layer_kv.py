@@ -17,6 +17,7 @@ class LayerKV(NamedTuple):
     head_dim: int
     window: int | None = None  # tokens that a token sees, itself included; None: it sees all before it
     sees_prompt: bool = False  # a token of a prompt sees the whole prompt
+    is_cross: bool = False  # of what the encoder has read, which a token of the decoder sees whole
 
     @property
     def size(self) -> int:
@@ -30,11 +31,15 @@ class LayerKV(NamedTuple):
     @property
     def indivisible(self) -> str | None:
         """Names the kind of attention if ranks cannot divide its positions."""
+        if self.is_cross:
+            return "attention to what an encoder has read"
         return "models whose prompts' tokens see each other" if self.sees_prompt else None
 
     @property
     def kind(self) -> str:
         """Names the kind in log lines."""
+        if self.is_cross:
+            return "attention to the encoder"
         if self.sees_prompt:
             return "attention to whole prompts, each computed in one step and none cached for others,"
         return "full attention" if self.window is None else f"windows of {self.window} tokens"
@@ -62,6 +67,7 @@ class LatentKV(NamedTuple):
     window: int | None = None
     rate: int = 1
     sees_prompt: bool = False
+    is_cross: bool = False
     can_be_quantized: bool = True  # False: attention does not read them; other rows are computed from the latest few
 
     @property

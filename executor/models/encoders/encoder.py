@@ -17,7 +17,7 @@ from quire.executor.layers.linear import ColumnLinear, whole
 from quire.executor.layers.norm import Norm
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
-from quire.executor.layers.vocabulary import VocabEmbedding, VocabularyWeight
+from quire.executor.layers.vocabulary import Embedding, VocabEmbedding, VocabularyWeight
 from quire.executor.models.decoder import FeedForward
 from quire.executor.models.encoders.heads import WORDS, Heads
 from quire.executor.weights.rearranged import Piece, RearrangedWeights
@@ -129,7 +129,7 @@ class Encoder:
     num_layer_outputs = 0
 
     def __init__(
-        self, embed: EncoderEmbedding, layers: Sequence[EncoderLayer], heads: Heads, norm: Norm | None = None
+        self, embed: Embedding, layers: Sequence[EncoderLayer], heads: Heads, norm: Norm | None = None
     ) -> None:
         self._embed = embed
         self._layers = layers
@@ -194,17 +194,20 @@ def projection(context: ModelContext, name: str, in_features: int, out_features:
     return ColumnLinear(context, [whole(name, out_features)], in_features, bias=bias)
 
 
-def relative_bias(table: Tensor, num_tokens: int, max_distance: int) -> Tensor:
+def relative_bias(table: Tensor, num_tokens: int, max_distance: int, *, is_causal: bool = False) -> Tensor:
     """Spreads biases of buckets of distances, `table` [num_buckets, num_heads], over the distances of a sequence.
 
-    Returns `AttentionForm.distance_bias`. Half of the buckets are for keys after the query. Of each half, the first
-    half has a distance each; the others grow with its logarithm, up to `max_distance` (arXiv:1910.10683).
+    Returns `AttentionForm.distance_bias`. Half of the buckets are for keys after the query, and none if it `is_causal`.
+    Of those for one side, the first half has a distance each; the others grow with its logarithm, up to `max_distance`
+    (arXiv:1910.10683).
     """
-    half = table.shape[0] // 2
-    near, reach = half // 2, min(max_distance, max(1, num_tokens - 1))
+    count = table.shape[0] if is_causal else table.shape[0] // 2
+    near, reach = count // 2, min(max_distance, max(1, num_tokens - 1))
     distances = torch.arange(-reach, reach + 1)
-    size = distances.abs()
+    size = (-distances).clamp(min=0) if is_causal else distances.abs()
     share = (size.clamp(min=1).float() / near).log() / math.log(max_distance / near)
-    far = (near + (share * (half - near)).long()).clamp(max=half - 1)
-    buckets = (distances > 0) * half + torch.where(size < near, size, far)
+    far = (near + (share * (count - near)).long()).clamp(max=count - 1)
+    buckets = torch.where(size < near, size, far)
+    if not is_causal:
+        buckets = (distances > 0) * count + buckets
     return table.index_select(0, buckets.to(table.device)).t().contiguous()

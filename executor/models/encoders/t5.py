@@ -10,6 +10,7 @@ from quire.executor.layers.attention.sequence import SequenceAttention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP, GatedMLP
 from quire.executor.layers.norm import Norm, NormStyle
+from quire.executor.layers.vocabulary import Embedding
 from quire.executor.models.decoder import FeedForward, activation_of, size_of
 from quire.executor.models.encoders.encoder import (
     Encoder,
@@ -48,12 +49,14 @@ class T5EncoderModel(Encoder):
     SIZES = ("d_ff",)
     has_shared_distances = True
 
-    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+    def __init__(self, spec: ModelSpec, context: ModelContext, embed: Embedding | None = None) -> None:
+        """Takes the table of tokens as `embed`, if a decoder shares it."""
         config, size = spec.hf_config, spec.hidden_size
-        is_gated, activation = _feed_forward(spec)
+        is_gated, activation = feed_forward(spec)
         context = renamed(context, (), "encoder.block.{}", _PIECES | (_GATED if is_gated else _PLAIN), _ENDS)
         style = NormStyle(config.get("layer_norm_epsilon", 1e-6))
-        words = read_words(spec, context, HeadForms(None), size)
+        if embed is None:
+            embed = EncoderEmbedding(context, read_words(spec, context, HeadForms(None), size))
         form_of = self._forms(spec, context)
 
         def norm(name: str) -> Norm:
@@ -75,7 +78,7 @@ class T5EncoderModel(Encoder):
             )  # fmt: skip
 
         super().__init__(
-            EncoderEmbedding(context, words),
+            embed,
             [layer(index) for index in range(spec.num_layers)],
             Heads(),
             norm("norm"),
@@ -103,7 +106,7 @@ class UMT5EncoderModel(T5EncoderModel):
     has_shared_distances = False
 
 
-def _feed_forward(spec: ModelSpec) -> tuple[bool, PlainActivation]:
+def feed_forward(spec: ModelSpec) -> tuple[bool, PlainActivation]:
     """Returns whether the feed-forward block is gated, and its activation."""
     stated = str(spec.hf_config.get("feed_forward_proj", "relu"))
     name = stated.removeprefix("gated-")

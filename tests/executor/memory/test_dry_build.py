@@ -32,6 +32,7 @@ from tests.checkpoints import FAMILIES, Family
 from tests.executor.doubles import make_config
 from tests.executor.models import test_hybrid_models
 from tests.executor.models.test_deepseek_moe import make_deepseek_moe
+from tests.executor.models.tiny_encoder_decoders import FAMILIES as ENCODER_DECODERS
 from tests.executor.models.tiny_encoders import ENCODERS, T5
 from tests.executor.models.tiny_models import write_checkpoint
 from tests.executor.paged_driver import Checkpoints, load_model, model_context, read_spec
@@ -70,6 +71,7 @@ def test_every_architecture_is_tried() -> None:
     tried |= {architecture for architecture, _ in TINY.values()}
     tried |= {architecture for _, architecture, _ in test_hybrid_models.VARIANTS.values()}
     tried |= {f"{stem}Model" for _, stem, _ in ENCODERS.values()}
+    tried |= {architecture for _, architecture, _ in ENCODER_DECODERS.values()}
     tried |= {f"{stem}EncoderModel" for _, stem, _ in T5.values()} | {"JinaBertModel"}
     assert {ARCHITECTURES[architecture] for architecture in tried} == set(ARCHITECTURES.values())
 

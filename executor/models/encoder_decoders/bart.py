@@ -1,0 +1,217 @@
+"""BART (arXiv:1910.13461) and its kin: mBART (2001.08210), M2M100 and NLLB (2010.11125, 2207.04672), Marian
+(1804.00344), Pegasus (1912.08777).
+
+They differ in the places of norms, and in positions.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.config.resolved import ModelSpec
+from quire.executor.layers.attention.cross import CrossAttention
+from quire.executor.layers.attention.grouped_query import Attention, LayerPlace
+from quire.executor.layers.attention.sequence import SequenceAttention
+from quire.executor.layers.context import ModelContext
+from quire.executor.layers.mlp import MLP
+from quire.executor.layers.norm import Norm, NormStyle
+from quire.executor.layers.vocabulary import Embedding, VocabEmbedding, VocabularyWeight
+from quire.executor.models.decoder import activation_of, attention_shape, layer_places, size_of, vocabulary_ends
+from quire.executor.models.encoder_decoders.encoder_decoder import (
+    AddedPositions,
+    CrossLayer,
+    EncoderDecoder,
+    PostNormCrossLayer,
+    PreNormCrossLayer,
+    cross_place,
+    encoder_context,
+    encoder_spec,
+)
+from quire.executor.models.encoder_decoders.positions import interleaved_sinusoids, spread_sinusoids
+from quire.executor.models.encoders.encoder import (
+    Encoder,
+    EncoderLayer,
+    PostNormLayer,
+    PreNormLayer,
+    encoder_shape,
+    position_rows,
+)
+from quire.executor.models.encoders.heads import Heads
+from quire.executor.weights.readers import Shard
+from quire.executor.weights.rearranged import Piece, RearrangedWeights
+
+_PIECES = {
+    "self_attn.o_proj": Piece("self_attn.out_proj"),
+    "attention_norm": Piece("self_attn_layer_norm"),
+    "cross_attn.q_proj": Piece("encoder_attn.q_proj"),
+    "cross_attn.k_proj": Piece("encoder_attn.k_proj"),
+    "cross_attn.v_proj": Piece("encoder_attn.v_proj"),
+    "cross_attn.o_proj": Piece("encoder_attn.out_proj"),
+    "cross_norm": Piece("encoder_attn_layer_norm"),
+    "mlp.up_proj": Piece("fc1"),
+    "mlp.down_proj": Piece("fc2"),
+    "mlp_norm": Piece("final_layer_norm"),
+}
+_STYLE = NormStyle(1e-5, is_centred=True, has_bias=True)
+_FIRST_POSITION = 2  # the rows before it are unused
+_LOGIT_BIAS = "final_logits_bias"
+
+
+class BartForConditionalGeneration(EncoderDecoder):
+    """Norms after blocks and after the embedding, learned positions, one table of tokens for both ends.
+
+    Subclasses differ in the attributes.
+
+    Attributes:
+        SIZES: fields that config.json must have.
+        norms_first: norms are before blocks, and one is after all layers.
+        norms_embedding: a norm is after the sum of tokens and positions.
+    """
+
+    SIZES = ("decoder_ffn_dim", "encoder_ffn_dim")
+    norms_first = False
+    norms_embedding = True
+
+    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
+        stem = _stem(context)
+        config, size = spec.hf_config, spec.hidden_size
+        scale = math.sqrt(size) if config.get("scale_embedding") else 1.0
+        decoder = _renamed(context, f"{stem}decoder", _tokens(context, stem, "decoder"))
+        has_bias = context.find(_LOGIT_BIAS) is not None
+        is_tied = config.get("tie_word_embeddings", True)
+        embed, head = vocabulary_ends(spec, decoder, is_tied=is_tied, scale=scale, head_bias=has_bias)
+        tokens = _tokens(context, stem, "encoder")
+        shared = embed if tokens == _tokens(context, stem, "decoder") else None
+        encoder = self._encoder_of(
+            spec, _renamed(encoder_context(spec, context), f"{stem}encoder", tokens), shared, scale
+        )
+        norms = [self._norm(decoder, f"model.layers.{index}.mlp_norm", size) for index in range(spec.num_layers)]
+        layers: list[CrossLayer] = []
+        for place in layer_places(spec, decoder):
+            before = norms[place.index - 1] if place.index else None
+            layers.append(self._layer(spec, decoder, place, before, norms[place.index]))
+        last = self._norm(decoder, "last_norm", size) if self.norms_first else norms[-1]
+        super().__init__(encoder, self._positioned(spec, decoder, embed), layers, last, head)
+
+    def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
+        """Returns the rows of positions [num_positions, hidden], from that of the first token on."""
+        num_rows = size_of(spec, "max_position_embeddings") + _FIRST_POSITION
+        return position_rows(context, "positions.weight", num_rows, spec.hidden_size, first=_FIRST_POSITION)
+
+    def _positioned(self, spec: ModelSpec, context: ModelContext, embed: Embedding) -> AddedPositions:
+        norm = self._norm(context, "embedding_norm", spec.hidden_size) if self.norms_embedding else None
+        return AddedPositions(context.ops, embed, self.position_rows(spec, context), norm)
+
+    def _encoder_of(self, spec: ModelSpec, context: ModelContext, embed: Embedding | None, scale: float) -> Encoder:
+        """Builds the encoder. It has a table of tokens of its own if `embed` is None."""
+        size = spec.hidden_size
+        own = encoder_spec(spec, size_of(spec, "encoder_layers"), size_of(spec, "encoder_attention_heads"))
+        own_head_dim = size // own.num_attention_heads
+        inner, activation = size_of(spec, "encoder_ffn_dim"), activation_of(spec, "activation_function", "gelu")
+        if embed is None:
+            words = VocabularyWeight(context, "model.embed_tokens.weight", own.vocab_size, size)
+            embed = VocabEmbedding(context, words, scale)
+        shape = replace(encoder_shape(own), head_dim=own_head_dim)
+
+        def layer(index: int) -> EncoderLayer:
+            name = f"model.layers.{index}"
+            attention = SequenceAttention(context, f"{name}.self_attn", shape)
+            mlp = MLP(context, f"{name}.mlp", size, inner, activation)
+            norms = [self._norm(context, f"{name}.{norm}", size) for norm in ("attention_norm", "mlp_norm")]
+            if self.norms_first:
+                return PreNormLayer(context.ops, norms[0], attention, norms[1], mlp)
+            return PostNormLayer(attention, norms[0], mlp, norms[1])
+
+        layers = [layer(index) for index in range(own.num_layers)]
+        last = self._norm(context, "last_norm", size) if self.norms_first else None
+        return Encoder(self._positioned(spec, context, embed), layers, Heads(), last)
+
+    def _layer(
+        self, spec: ModelSpec, context: ModelContext, place: LayerPlace, before: Norm | None, last: Norm
+    ) -> CrossLayer:
+        """Builds a layer of the decoder; `before` is the previous layer's last norm, `last` its own."""
+        size, shape = spec.hidden_size, attention_shape(spec)
+        inner, activation = size_of(spec, "decoder_ffn_dim"), activation_of(spec, "activation_function", "gelu")
+        attention = Attention(context, place, shape, None, qkv_bias=True, output_bias=True)
+        cross = CrossAttention(context, cross_place(place, spec), shape, bias=True)
+        mlp = MLP(context, f"{place.name}.mlp", size, inner, activation)
+        attention_norm = self._norm(context, f"{place.name}.attention_norm", size)
+        cross_norm = self._norm(context, f"{place.name}.cross_norm", size)
+        if self.norms_first:
+            return PreNormCrossLayer(attention_norm, attention, cross_norm, cross, last, mlp)
+        return PostNormCrossLayer(before, attention, attention_norm, cross, cross_norm, mlp)
+
+    def _norm(self, context: ModelContext, name: str, size: int) -> Norm:
+        return _STYLE.layer(context, name, size)
+
+
+class MBartForConditionalGeneration(BartForConditionalGeneration):
+    """Norms before blocks, after the embedding, and after all layers."""
+
+    norms_first = True
+
+
+class M2M100ForConditionalGeneration(BartForConditionalGeneration):
+    """Norms before blocks and after all layers; sinusoids behind the position of padding."""
+
+    norms_first = True
+    norms_embedding = False
+
+    def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
+        first = spec.hf_config.get("pad_token_id", 1) + 1
+        rows = spread_sinusoids(context.max_model_len + first, spec.hidden_size)[first:]
+        return rows.to(context.device, context.dtype)
+
+
+class MarianMTModel(BartForConditionalGeneration):
+    """Norms after blocks, sinusoids; encoder and decoder may have a vocabulary each."""
+
+    norms_embedding = False
+
+    def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
+        return interleaved_sinusoids(context.max_model_len, spec.hidden_size).to(context.device, context.dtype)
+
+
+class PegasusForConditionalGeneration(MarianMTModel):
+    """Norms before blocks and after all layers."""
+
+    norms_first = True
+
+
+class _FlatBias(RearrangedWeights):
+    """Reads the bias of logits, which checkpoints store as a matrix of one row."""
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if name != "lm_head.bias":
+            return super().read(name, shape, shard, dtype)
+        part = None if shard is None else shard._replace(dim=1)
+        return self._reader.read(_LOGIT_BIAS, (1, *shape), part, dtype)[0]
+
+
+def _stem(context: ModelContext) -> str:
+    """Returns the prefix of all tensors but the head's, which checkpoints of the model without a head lack."""
+    names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+    return "" if any(context.find(f"{name}.weight") is not None for name in names) else "model."
+
+
+def _tokens(context: ModelContext, stem: str, side: str) -> str:
+    """Returns the stored name of a side's table of tokens, which is one for both if the checkpoint has it."""
+    own, shared = f"{stem}{side}.embed_tokens", f"{stem}shared"
+    is_apart = context.find(f"{shared}.weight") is None and context.find(f"{own}.weight") is not None
+    return own if is_apart else shared
+
+
+def _renamed(context: ModelContext, side: str, tokens: str) -> ModelContext:
+    """Returns a context that finds the tensors of one side under their names in the checkpoint."""
+    ends: dict[str, Any] = {
+        "model.embed_tokens": tokens,
+        "positions": f"{side}.embed_positions",
+        "embedding_norm": f"{side}.layernorm_embedding",
+        "last_norm": f"{side}.layer_norm",
+    }
+    return replace(context, weights=_FlatBias(context.weights, _PIECES, layer=f"{side}.layers.{{}}", ends=ends))

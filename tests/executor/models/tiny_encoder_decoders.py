@@ -1,0 +1,94 @@
+"""Tiny random checkpoints of models with an encoder and a decoder, and what Transformers computes with them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+VOCAB_SIZE = 211
+START = 2
+_BART = {
+    "d_model": 48, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 72, "decoder_ffn_dim": 60, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 130,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": START,
+    "forced_eos_token_id": None, "forced_bos_token_id": None,
+}  # fmt: skip
+_T5 = {
+    "d_model": 48, "d_kv": 16, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_ff": 72,
+    "vocab_size": VOCAB_SIZE, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+    "decoder_start_token_id": START, "pad_token_id": 0, "eos_token_id": 1, "n_positions": 130,
+}  # fmt: skip
+
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bart": ("bart", "BartForConditionalGeneration", {**_BART, "scale_embedding": True}),
+    "mbart": ("mbart", "MBartForConditionalGeneration", _BART),
+    "m2m100": ("m2m_100", "M2M100ForConditionalGeneration", {**_BART, "scale_embedding": True}),
+    "marian": ("marian", "MarianMTModel", {**_BART, "activation_function": "swish"}),
+    "marian-two-vocabularies": (
+        "marian",
+        "MarianMTModel",
+        {**_BART, "decoder_vocab_size": 190, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    ),
+    "pegasus": ("pegasus", "PegasusForConditionalGeneration", {**_BART, "scale_embedding": True}),
+    "t5": ("t5", "T5ForConditionalGeneration", _T5),
+    "flan-t5": (
+        "t5",
+        "T5ForConditionalGeneration",
+        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "mt5": ("mt5", "MT5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}),
+    "umt5": ("umt5", "UMT5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}),
+}
+"""Name → (model type, class, settings)."""
+
+
+def write_encoder_decoder(
+    folder: Path, name: str, *, generation: dict[str, Any] | None = None, **settings: Any
+) -> PreTrainedModel:
+    """Writes a checkpoint of random weights; returns the library's model of it.
+
+    Args:
+        generation: fields of generation_config.json.
+    """
+    kind, architecture, own = FAMILIES[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, architecture)(AutoConfig.for_model(kind, **{**own, **settings}))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # sinusoids
+                continue
+            if "embed" in key or "shared" in key:
+                spread = 1.0 if kind in ("bart", "marian", "fsmt") else 0.3  # of models with norms after blocks
+                parameter.normal_(std=spread / (model.config.d_model**0.5 if own.get("scale_embedding") else 1))
+            elif "lm_head" in key or "output_projection" in key:
+                parameter.normal_(std=0.3)
+            elif parameter.dim() > 1:
+                is_score = any(part in key for part in (".q.", ".k.", "q_proj", "k_proj"))
+                parameter.normal_(std=(1.0 if is_score else 2.0) * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_(std=0.1)
+    model.config.architectures = [architecture]
+    model.generation_config.update(max_length=None, **(generation or {}))
+    model.save_pretrained(folder)
+    return model.eval().float()
+
+
+@torch.inference_mode()
+def reference_logprobs(model: PreTrainedModel, encoder: list[int], decoder: list[int]) -> Tensor:
+    """The library's log-probabilities of the token after each of the decoder's: [num_tokens, vocab_size]."""
+    output = model(input_ids=torch.tensor([encoder]), decoder_input_ids=torch.tensor([decoder]))
+    return output.logits[0].log_softmax(-1)
+
+
+@torch.inference_mode()
+def reference_tokens(model: PreTrainedModel, encoder: list[int], num_tokens: int, **options: Any) -> list[int]:
+    """The library's greedy output, without the token that the decoder starts with."""
+    output = model.generate(
+        torch.tensor([encoder]), do_sample=False, num_beams=1, max_new_tokens=num_tokens, eos_token_id=None, **options
+    )
+    return output[0, 1:].tolist()
