@@ -10,11 +10,14 @@ from quire.core.errors import ConfigError
 from quire.frontend.bench.datasets.request import BenchRequest
 from quire.frontend.bench.figures import RequestTiming
 
-VectorBackend = Literal["openai-embeddings", "openai-embeddings-chat", "vllm-pooling", "vllm-rerank"]
+VectorBackend = Literal[
+    "openai-embeddings", "openai-embeddings-chat", "infinity-embeddings", "vllm-pooling", "vllm-rerank"
+]
 
 ENDPOINTS: dict[str, str] = {
     "openai-embeddings": "/v1/embeddings",
     "openai-embeddings-chat": "/v1/embeddings",
+    "infinity-embeddings": "/embeddings",
     "vllm-pooling": "/pooling",
     "vllm-rerank": "/rerank",
 }
@@ -41,7 +44,9 @@ class VectorTarget(msgspec.Struct, frozen=True):
 
     def body_of(self, request: BenchRequest) -> bytes:
         """The JSON body of one request. Texts that are longer than the server's model reads are cut."""
-        body = {**self.body, "truncate_prompt_tokens": -1}
+        body = dict(self.body)
+        if self.backend != "infinity-embeddings":  # which cuts texts by itself, and knows no such field
+            body["truncate_prompt_tokens"] = -1
         texts = request.texts or [request.prompt]
         match self.backend:
             case "vllm-rerank":

@@ -88,7 +88,13 @@ def test_serve_loads_a_running_server(server: ServerProcess, tmp_path: Path, bac
 
 @pytest.mark.parametrize(
     ("backend", "num_requests", "num_texts"),
-    [("openai-embeddings", 3, 6), ("openai-embeddings-chat", 3, 6), ("vllm-pooling", 3, 6), ("vllm-rerank", 3, 8)],
+    [
+        ("openai-embeddings", 3, 6),
+        ("openai-embeddings-chat", 3, 6),
+        ("infinity-embeddings", 3, 6),
+        ("vllm-pooling", 3, 6),
+        ("vllm-rerank", 3, 8),
+    ],
 )
 def test_serve_loads_a_server_of_vectors(
     embedding_server: ServerProcess, tmp_path: Path, backend: str, num_requests: int, num_texts: int
