@@ -14,7 +14,6 @@ from quire.core.engine.client import EngineClient, OnPlaced
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
-from quire.core.wire.kv_groups import keeps_nothing
 from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineReady
 from quire.core.wire.sampling_params import SamplingParams
@@ -35,8 +34,8 @@ from quire.frontend.requests.prompt import PromptLike, with_text
 from quire.frontend.requests.request_intake import AfterReasoning, RequestIntake
 from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
+from quire.frontend.requests.scored_pairs import PairWriter
 from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, PoolingSubmission, Submission
-from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.chat_templates import ChatTemplates
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -234,15 +233,13 @@ class AsyncLLM(EngineControl):
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
-        tokenization = Tokenization.read(tokenization_kwargs)
-        submission = Submission(
+        submission = Submission.of_call(
             with_text(prompt, prompt_text),
             sampling_params,
             request_id,
+            tokenization_kwargs,
             priority=priority,
             cache_salt=cache_salt,
-            add_special_tokens=tokenization.add_special_tokens,
-            truncation=tokenization.truncation,
             data_parallel_rank=data_parallel_rank,
         )
         stream = await self.open_stream(submission)
@@ -282,15 +279,13 @@ class AsyncLLM(EngineControl):
             tokenization_kwargs: see `Tokenization.read`.
         """
         refuse(lora_request=lora_request, trace_headers=trace_headers, reasoning_ended=reasoning_ended)
-        tokenization = Tokenization.read(tokenization_kwargs)
-        submission = Submission(
+        submission = Submission.of_call(
             prompt,
             pooling_params,
             request_id,
+            tokenization_kwargs,
             priority=priority,
             cache_salt=cache_salt,
-            add_special_tokens=tokenization.add_special_tokens,
-            truncation=tokenization.truncation,
             data_parallel_rank=data_parallel_rank,
         )
         stream = await self.open_vectors(submission)
@@ -335,17 +330,16 @@ class AsyncLLM(EngineControl):
         """The same as `get_supported_tasks`, at once; the usual one first."""
         return self._intake.pooling.tasks
 
-    @property
-    def joins_texts(self) -> bool:
-        """True if a pair is one text for the model, as for language models, unless its configuration says otherwise.
-
-        An encoder, which reads a pair with a separator, keeps nothing of a sequence.
-        """
-        separates = self.config.spec.hf_config.get("use_sep_token")
-        if separates is not None:
-            return not separates
-        assert self.ready is not None, "an engine that has not started is asked for no scores"
-        return not keeps_nothing(self.ready.kv_groups)
+    def pair_writer(self, template: str | None = None) -> PairWriter:
+        """A writer of pairs, for models that read two texts at once; arguments and errors are those of `PairWriter`."""
+        return PairWriter(
+            self.async_tokenizer,
+            self.chat_templates,
+            self.config.pooling,
+            template=template,
+            limit=self.limit,
+            num_token_types=self.config.spec.num_token_types,
+        )
 
     @property
     def tokenizer(self) -> Tokenizer | None:

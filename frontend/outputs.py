@@ -315,6 +315,7 @@ class PoolingRequestOutput(Struct, Generic[Pooled], kw_only=True):
     num_cached_tokens: int
     finished: bool = True
     late_chunking: "LateChunkingMetadata | None" = None
+    metrics: RequestTimes | None = None
 
     def with_outputs(self, kind: "type[AnyRequestOutput]", outputs: Any) -> "AnyRequestOutput":
         """The same request's output in another form."""
@@ -324,6 +325,7 @@ class PoolingRequestOutput(Struct, Generic[Pooled], kw_only=True):
             prompt_token_ids=self.prompt_token_ids,
             num_cached_tokens=self.num_cached_tokens,
             finished=self.finished,
+            metrics=self.metrics,
         )
 
 

@@ -184,6 +184,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             "before penalties."
         ),
     ] = None
+    io_processor_plugin: Annotated[
+        str | None,
+        Meta(
+            description="Plugin of an installed package, by the name of its entry point: it makes prompts of the field "
+            "data of /pooling, and the answer of their outputs. config.json may name one, too."
+        ),
+    ] = None
     hf_overrides: Annotated[
         dict[str, Any],
         Meta(description="Values that replace those of the checkpoint's config.json.", extra={"parse": "json"}),

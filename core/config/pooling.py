@@ -1,6 +1,6 @@
 """Options: vectors, classes and scores as a model's output; and what was resolved of them and of the checkpoint."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -80,6 +80,9 @@ class SentenceModel(Struct, frozen=True, kw_only=True):
     prompts: dict[str, str] = {}  # texts before an input, by the name of its use
     default_prompt_name: str | None = None
     similarity: str = "cosine"
+    includes_prompt: bool = True  # in the mean of a text's tokens, where a named prompt is before it
+    pair_template: str | None = None  # the name of the chat template that writes pairs; None: the tokenizer does
+    template_variables: dict[str, Any] = {}  # for it
 
 
 class TokenScores(Struct, frozen=True, kw_only=True):
@@ -105,6 +108,10 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
             class and a softmax of several.
         token_scores: None: the checkpoint has a classifier.
         embedding_size: elements of a vector.
+        includes_prompt: the mean of a text's tokens has those of a named prompt before it.
+        joins_texts: a pair is one text for the model, where no template writes it.
+        pair_template, template_variables: as in `SentenceModel`.
+        io_processor_plugin: the name of the plugin that reads and answers clients' own data; None: none.
         matryoshka: the numbers of leading elements that are vectors too; None: none; empty: any.
         sources: where the choices come from, for the log.
     """
@@ -130,6 +137,11 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
     default_prompt_name: str | None = None
     similarity: str = "cosine"
     do_lower_case: bool = False
+    includes_prompt: bool = True
+    joins_texts: bool = False
+    pair_template: str | None = None
+    template_variables: dict[str, Any] = {}
+    io_processor_plugin: str | None = None
     sources: dict[str, str] = {}
 
     @property
@@ -159,5 +171,9 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
             parts.append(f"{len(self.classes)} classes" if len(self.classes) > 1 else "one score")
         if self.prompts:
             parts.append(f"prompts for {', '.join(self.prompts)}")
+        if self.pair_template is not None:
+            parts.append(f"pairs by the chat template {self.pair_template}")
+        if self.io_processor_plugin is not None:
+            parts.append(f"plugin {self.io_processor_plugin}")
         found = ", ".join(f"{name} from {source}" for name, source in self.sources.items())
         return "; ".join(parts) + (f" ({found})" if found else "")

@@ -25,6 +25,7 @@ class Pooling(Struct, array_like=True, frozen=True):
         step_tag_id: with `all`, keep the vectors of tokens with this id; None keeps all.
         columns: keep these elements of each vector, in this order; None keeps all.
         chunk_size: with `all`, tokens whose mean is one vector; None: each token has its own.
+        num_lead_tokens: with `mean`, first tokens of the prompt that are left out.
     """
 
     method: PoolingMethod
@@ -34,6 +35,7 @@ class Pooling(Struct, array_like=True, frozen=True):
     step_tag_id: int | None = None
     columns: list[int] | None = None
     chunk_size: int | None = None
+    num_lead_tokens: int = 0
 
 
 EMBED = "embed"

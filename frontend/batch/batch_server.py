@@ -20,8 +20,14 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.openai.chat import ChatCompletions
 from quire.frontend.openai.completions import TextCompletions
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
-from quire.frontend.pooling.embeddings import Embeddings
-from quire.frontend.pooling.schema import EmbeddingRequest, RerankRequest, ScoreRequest
+from quire.frontend.pooling.fields import VectorBody
+from quire.frontend.pooling.schema import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from quire.frontend.pooling.services import PoolingServices
 
 logger = get_logger(__name__)
@@ -93,7 +99,9 @@ class BatchServer:
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, chat.complete),
             "/v1/completions": _Route(CompletionRequest, text.complete),
-            "/v1/embeddings": _Route(EmbeddingRequest, functools.partial(_embed, pooling.embeddings)),
+            "/v1/embeddings": _Route(EmbeddingRequest, functools.partial(_json_vectors, pooling.embeddings.create)),
+            "/pooling": _Route(PoolingRequest, functools.partial(_json_vectors, pooling.pooled.create)),
+            "/classify": _Route(ClassificationRequest, pooling.classifications.create),
             **dict.fromkeys(("/v1/score", "/score"), scores),
             **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), ranks),
         }
@@ -146,11 +154,11 @@ class BatchServer:
                 await asyncio.sleep(error.retry_after_seconds)
 
 
-async def _embed(embeddings: Embeddings, request: EmbeddingRequest) -> Any:
+async def _json_vectors(create: Callable[[Any], Awaitable[Any]], request: VectorBody) -> Any:
     """The vectors as JSON. Raises RequestError and EngineError."""
     if request.format in ("bytes", "bytes_only"):
         raise ParameterError(
             f"encoding_format {request.format} is no JSON, and a line of a batch is; take base64.",
             param="encoding_format",
         )
-    return await embeddings.create(request)
+    return await create(request)

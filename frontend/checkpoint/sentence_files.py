@@ -21,6 +21,9 @@ _MODES: dict[str, SequencePooling] = {
     "pooling_mode_mean_tokens": "MEAN",
 }
 _KINDS: dict[str, SentenceKind] = {"CrossEncoder": "scores"}
+_NOT_OF_TEMPLATES = ("chat_template", "restore_suffix", "tokenize", "return_dict", "return_tensors")
+"""Options beside the variables of a template: its name, and how sentence-transformers cuts and tokenizes."""
+
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -40,13 +43,14 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
         raise ConfigError(f"{path} must list modules, each with its type and path.")
     own = _object(folder / "config_sentence_transformers.json")
     texts: dict[str, Any] = next((found for name in _TOKENIZED if (found := _object(folder / name))), {})
-    dense, pooling, fault, normalizes, pools = [], None, None, False, False
+    dense, pooling, fault, normalizes, pools, includes_prompt = [], None, None, False, False, True
     for module in modules:
         place = checkpoint_file.check_inside(folder, module.get("path") or "", path) / "config.json"
         match str(module.get("type")).rpartition(".")[2]:
             case "Pooling":
                 pools = True
                 pooling, fault = _pooling(_object(place), place)
+                includes_prompt = _object(place).get("include_prompt") is not False
             case "SpladePooling":
                 pools = True
                 pooling, fault = _splade(_object(place), place)
@@ -57,6 +61,7 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
     made: SentenceKind = "token vectors" if dense and not pools else "vectors"
     kind = _KINDS.get(str(own.get("model_type")), made)
     similarity = own.get("similarity_fn_name")
+    template, variables = _pair_template(texts, folder) if kind == "scores" else (None, {})
     return SentenceModel(
         kind=kind,
         pooling=pooling,
@@ -68,6 +73,9 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
         prompts=_prompts(own.get("prompts"), folder),
         default_prompt_name=own.get("default_prompt_name"),
         similarity=similarity if similarity in _SIMILARITIES else "cosine",
+        includes_prompt=includes_prompt,
+        pair_template=template,
+        template_variables=variables,
     )
 
 
@@ -97,6 +105,22 @@ def _pooling(config: dict[str, Any], path: Path) -> tuple[SequencePooling | None
         f"{path} asks for {' and '.join(chosen) or 'no pooling'}; one of {', '.join(get_args(SequencePooling))} is "
         'there alone. Choose one with --pooler-config \'{"seq_pooling_type": "MEAN"}\'.'
     )
+
+
+def _pair_template(texts: dict[str, Any], folder: Path) -> tuple[str | None, dict[str, Any]]:
+    """(the name of the chat template that writes pairs, or None; its variables)."""
+    modalities = texts.get("modality_config")
+    if not isinstance(modalities, dict) or "message" not in modalities:
+        return None, {}
+    options = texts.get("processing_kwargs") or {}
+    variables = options.get("chat_template") or {} if isinstance(options, dict) else None
+    name = variables.get("chat_template") or "default" if isinstance(variables, dict) else None
+    if not isinstance(variables, dict) or not isinstance(name, str):
+        raise ConfigError(
+            f"{folder}: processing_kwargs.chat_template in the files of sentence-transformers must be an object, whose "
+            "chat_template is the name of a template."
+        )
+    return name, {key: value for key, value in variables.items() if key not in _NOT_OF_TEMPLATES}
 
 
 def _splade(config: dict[str, Any], path: Path) -> tuple[SequencePooling | None, str | None]:

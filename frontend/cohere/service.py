@@ -63,7 +63,7 @@ class CohereEmbeddings:
     async def _read(self, texts: Sequence[str], request: EmbedRequest) -> list[Prompt]:
         before, inputs = self._text_before(request.input_type), self._services.inputs
         named = [before + text for text in texts]
-        prompts = await inputs.read_prompts(named, must_fit=request.truncation is None, name="texts")
+        prompts = await inputs.read_prompts(named, must_fit=request.truncation is None, name="texts", before=before)
         if request.truncation is None and request.max_tokens is not None:
             longest = max(len(prompt.token_ids) for prompt in prompts)
             if longest > request.max_tokens:

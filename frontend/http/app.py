@@ -24,6 +24,7 @@ from quire.frontend.entry_store.access import LocalEntries, StoredEntries
 from quire.frontend.http.answers import HttpAnswers
 from quire.frontend.http.auth import ApiKeyGuard
 from quire.frontend.http.errors import ErrorReporter
+from quire.frontend.http.invocations import Invocations
 from quire.frontend.http.json_request import BodyReader, requests_read_by
 from quire.frontend.http.pages.documents import Documentation
 from quire.frontend.http.pages.front_page import FrontPage
@@ -33,10 +34,12 @@ from quire.frontend.http.service.dev_routes import dev_routes
 from quire.frontend.http.service.metrics_page import MetricsPage, OwnPage
 from quire.frontend.http.service.service_routes import control_routes, front_page_route, monitoring_routes
 from quire.frontend.openai.routes import openai_routes
+from quire.frontend.openai.tokenize import Tokenization
 from quire.frontend.pooling.routes import pooling_routes
 from quire.frontend.pooling.services import PoolingServices
-from quire.frontend.tei.routes import shared_routes, tei_routes
-from quire.frontend.tei.service import TextEmbeddings
+from quire.frontend.tei.routes import tei_routes
+from quire.frontend.tei.services import TeiServices
+from quire.frontend.tei.shared_routes import shared_routes
 
 logger = get_logger(__name__)
 
@@ -79,16 +82,17 @@ def create_app(
     )
     conversations = Conversations(engine, server, announces=announces)
     pooling = PoolingServices(engine, server, conversations, announces=announces)
-    texts = TextEmbeddings(engine, pooling)
+    tei, invocations = TeiServices(engine, pooling), Invocations()
     if conversations.searches is not None:
         registry.register(conversations.searches)
     guarded = [
-        *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine), entries),
+        *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine), entries, invocations),
         anthropic_routes(Messages(engine.model, conversations), answers, errors),
-        *pooling_routes(pooling, answers),
+        *pooling_routes(pooling, answers, invocations),
         cohere_route(CohereEmbeddings(engine, pooling), answers),
-        tei_routes(engine, pooling, texts, answers, errors),
-        *shared_routes(pooling, texts, answers, errors),
+        tei_routes(tei, answers, errors),
+        *shared_routes(tei, Tokenization(engine, conversations), answers, errors, invocations),
+        invocations.route(answers),
         *control_routes(engine, state),
         *(dev_routes(engine, server, state) if envs.read_flag("SERVER_DEV_MODE") else []),
     ]

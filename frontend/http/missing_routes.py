@@ -35,7 +35,6 @@ _SWITCHED = {
 """Routes that need an option or a variable."""
 
 _ELSEWHERE = {
-    "/embeddings": "/v1/embeddings",
     "/abort_requests": "/inference/v1/abort_requests",
     "/ready": "/health",
     "/readyz": "/health",

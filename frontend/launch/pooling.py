@@ -76,11 +76,17 @@ def resolve_pooling(model: ModelConfig, spec: ModelSpec) -> PoolingSpec | None:
                 f"--pooler-config is for vectors, and {spec.name} generates text; add --runner pooling, or --convert "
                 "embed or classify."
             )
+        if model.io_processor_plugin is not None:
+            raise ConfigError(
+                f"--io-processor-plugin is for models whose output is vectors, and {spec.name} generates text; add "
+                "--runner pooling."
+            )
         return None
     asked = model.pooler_config or PoolerConfig()
     tasks = _tasks(spec, kind, asked)
     sources = {"runner": "--runner" if model.runner == "pooling" else _source(model, spec)}
     common = _common(spec, asked, sources)
+    common["io_processor_plugin"] = model.io_processor_plugin or spec.config_json.get("io_processor_plugin")
     if kind == "embed":
         is_sparse = common["sequence"] in ("SPLADE_MAX", "SPLADE_SUM")
         return PoolingSpec(tasks=tasks, sources=sources, **common | _embedding(spec, asked, is_sparse=is_sparse))
@@ -168,7 +174,13 @@ def _common(spec: ModelSpec, asked: PoolerConfig, sources: dict[str, str]) -> di
             "default_prompt_name": sentence.default_prompt_name,
             "similarity": sentence.similarity,
             "do_lower_case": sentence.do_lower_case,
+            "includes_prompt": sentence.includes_prompt,
+            "pair_template": sentence.pair_template,
+            "template_variables": sentence.template_variables,
         }
+    named = spec.config_json.get("task_instructions")
+    if isinstance(named, dict) and named:  # as Jina's embedders have their prompts
+        found["prompts"] = {name: text for name, text in named.items() if isinstance(text, str)}
     return found
 
 
@@ -233,6 +245,7 @@ def _classification(spec: ModelSpec, asked: PoolerConfig) -> dict[str, Any]:
         "classes": _classes(config, kind, scores, asked),
         "score_activation": _score_activation(config),
         "token_scores": scores,
+        "joins_texts": _joins_texts(config, scores),
         "embedding_size": spec.hidden_size,
         "logit_mean": asked.logit_mean,
         "logit_sigma": asked.logit_sigma,
@@ -249,15 +262,26 @@ def _token_scores(config: dict[str, Any], asked: PoolerConfig, tokenizer_folder:
         return None
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
         raise ConfigError(f'classifier_from_token must list tokens, such as ["no", "yes"]; got {tokens!r}.')
-    method = config.get("method")
-    if method is None and config.get("is_original_qwen3_reranker"):
-        method = "from_2_way_softmax"
+    method = _method(config)
     if method not in (None, "from_2_way_softmax", "no_post_processing"):
         raise ConfigError(f"method must be from_2_way_softmax or no_post_processing, got {method!r}.")
     as_difference = method == "from_2_way_softmax"
     if as_difference and len(tokens) != 2:
         raise ConfigError(f"from_2_way_softmax takes two tokens in classifier_from_token, got {len(tokens)}.")
     return TokenScores(token_ids=find_token_ids(tokenizer_folder, tokens), as_difference=as_difference)
+
+
+def _method(config: dict[str, Any]) -> Any:
+    """The way from the logits of tokens to scores, if config.json names one."""
+    if config.get("method") is None and config.get("is_original_qwen3_reranker"):
+        return "from_2_way_softmax"
+    return config.get("method")
+
+
+def _joins_texts(config: dict[str, Any], scores: TokenScores | None) -> bool:
+    """True if a pair is one text, as language models read it whose tokens are the classes."""
+    separates = config.get("use_sep_token")
+    return scores is not None and _method(config) is not None if separates is None else not separates
 
 
 def _classes(config: dict[str, Any], kind: _Kind, scores: TokenScores | None, asked: PoolerConfig) -> list[str]:

@@ -10,7 +10,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.offline.vectors import OnVectors, VectorBatch, VectorRunner, VectorsOutput
 from quire.frontend.outputs import PoolingOutput, ScoringRequestOutput
 from quire.frontend.requests.comparisons import cosine, late_interaction
-from quire.frontend.requests.scored_pairs import PairOptions, PairWriter
+from quire.frontend.requests.scored_pairs import PairOptions
 from quire.frontend.requests.tokenization import Tokenization
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class Scorer:
         template: str | None,
         on_output: OnVectors,
     ) -> list[ScoringRequestOutput]:
-        writer = self._writer(template)
+        writer = self._llm.pair_writer(template)
         pairs = list(zip([*first] * len(second) if len(first) == 1 else first, second, strict=True))
-        prompts = await writer.write(pairs, _options(params, tokenization))
+        prompts = await writer.write(pairs, _options(params, tokenization), ("data_1", "data_2"))
         outputs = await self._runner.run(VectorBatch(prompts, [params] * len(prompts)), on_output)
         return [ScoringRequestOutput.from_base(output) for output in outputs]
 
@@ -114,23 +114,13 @@ class Scorer:
         compare: Compare,
         on_output: OnVectors,
     ) -> list[ScoringRequestOutput]:
-        options, writer = _options(params, tokenization), self._writer(None)
+        options, writer = _options(params, tokenization), self._llm.pair_writer()
         queries = await writer.shorten(first, options.first_limit, "max_tokens_per_query")
         documents = await writer.shorten(second, options.second_limit, "max_tokens_per_doc")
         batch = VectorBatch([*queries, *documents], [params] * (len(first) + len(second)), tokenization)
         outputs = await self._runner.run(batch, on_output)
         found = zip(outputs[: len(first)] * (len(second) if len(first) == 1 else 1), outputs[len(first) :], strict=True)
         return [_compared(query, document, compare, self._padding) for query, document in found]
-
-    def _writer(self, template: str | None) -> PairWriter:
-        llm = self._llm
-        return PairWriter(
-            llm.async_tokenizer,
-            llm.chat_templates,
-            template=template,
-            joins_texts=lambda: llm.joins_texts,
-            limit=llm.limit,
-        )
 
     @property
     def _padding(self) -> list[int]:

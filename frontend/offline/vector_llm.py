@@ -7,14 +7,22 @@ from quire.core.config.pooling import PoolingSpec
 from quire.core.errors import ParameterError
 from quire.core.wire.pooling import PoolingTask
 from quire.core.wire.pooling_params import PoolingParams, check_task
+from quire.frontend.io_processors.plugin import Plugin
 from quire.frontend.offline.arguments import one_each, prompts_of
 from quire.frontend.offline.engine import LLMEngine
 from quire.frontend.offline.scores import Scorer, pairs_of
 from quire.frontend.offline.vectors import VectorBatch, VectorRunner, VectorsOutput
-from quire.frontend.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, ScoringRequestOutput
+from quire.frontend.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
 from quire.frontend.progress import MakeBar, open_progress
 from quire.frontend.refusals.arguments import refuse
-from quire.frontend.requests.prompt import PromptLike
+from quire.frontend.requests.named_prompts import named_prompt
+from quire.frontend.requests.named_prompts import num_lead_tokens as num_lead_tokens_of
+from quire.frontend.requests.prompt import DataPrompt, PromptLike
 from quire.frontend.requests.request_fields import check_params
 from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.chat_template import read_template
@@ -36,10 +44,11 @@ class VectorLLM:
         self._chat_template = chat_template
         self._vectors = VectorRunner(llm_engine.async_llm)
         self._scorer = Scorer(llm_engine.async_llm, self._vectors)
+        self._plugin = Plugin.of(llm_engine.async_llm)
 
     def encode(
         self,
-        prompts: Prompts,
+        prompts: Prompts | DataPrompt,
         pooling_params: Params = None,
         *,
         use_tqdm: bool | MakeBar | None = None,
@@ -47,11 +56,13 @@ class VectorLLM:
         pooling_task: PoolingTask | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         prompt_name: str | None = None,
-    ) -> list[VectorsOutput]:
+    ) -> list[PoolingRequestOutput[Any]]:
         """The output of a task for each prompt, in the order of the prompts. Equal prompts are computed once.
 
         Args:
-            prompts: one or many; each a text, a list of token ids, a `TextPrompt` or a `TokensPrompt`.
+            prompts: one or many; each a text, a list of token ids, a `TextPrompt` or a `TokensPrompt`. Or
+                `{"data": ...}` for the plugin that `io_processor_plugin` names, with `pooling_task="plugin"`: the one
+                output has what the plugin makes.
             pooling_params: for all prompts, or one each.
             pooling_task: one of `supported_tasks`; None for that of the parameters, or else the model's first.
             use_tqdm: show a progress bar; None shows it only on a terminal.
@@ -64,15 +75,48 @@ class VectorLLM:
         """
         refuse(lora_request=lora_request)
         check_task(pooling_task)
-        many = prompts_of(prompts)
+        tokenization = Tokenization.read(tokenization_kwargs)
+        if pooling_task == "plugin" or (isinstance(prompts, dict) and "data" in prompts):
+            return [self._by_plugin(prompts, pooling_params, pooling_task, tokenization, use_tqdm)]
+        many, num_lead_tokens = prompts_of(prompts), 0
         if prompt_name is not None:
-            many = prompted(many, prompt_name, self.llm_engine.config.pooling)
+            spec, tokenizer = self.llm_engine.config.pooling, self.llm_engine.async_llm.async_tokenizer
+            many = prompted(many, prompt_name, spec)
+            num_lead_tokens = num_lead_tokens_of(tokenizer, spec, named_prompt(spec, prompt_name))
         if not many:
             raise ParameterError("prompts must hold at least one prompt.", param="prompts")
         params = one_each("pooling_params", pooling_params, PoolingParams, len(many), PoolingParams())
         if pooling_task is not None:
             params = [_for_task(each, pooling_task) for each in params]
-        return self._encode(VectorBatch(many, params, Tokenization.read(tokenization_kwargs)), use_tqdm)
+        batch = VectorBatch(many, params, tokenization, num_lead_tokens)
+        return self._encode(batch, use_tqdm)
+
+    def _by_plugin(
+        self,
+        given: Any,
+        pooling_params: Params,
+        task: str | None,
+        tokenization: Tokenization,
+        use_tqdm: bool | MakeBar | None,
+    ) -> PoolingRequestOutput[Any]:
+        if self._plugin is None:
+            raise ParameterError(
+                "There is no plugin: name one with io_processor_plugin, or leave data and the task plugin out.",
+                param="pooling_task",
+            )
+        if task != "plugin" or not isinstance(given, dict) or set(given) != {"data"}:
+            raise ParameterError(
+                'A plugin takes {"data": ...} as prompts, with pooling_task="plugin".', param="pooling_task"
+            )
+        many = self.llm_engine.run(self._plugin.prompts(given["data"], None))
+        params = one_each("pooling_params", pooling_params, PoolingParams, len(many), PoolingParams())
+        merged = [self._plugin.params(each.clone()) for each in params]
+        outputs = self._encode(VectorBatch(many, merged, tokenization), use_tqdm)
+        answer = self.llm_engine.run(self._plugin.answer(outputs, None))
+        num_cached_tokens = getattr(answer, "num_cached_tokens", 0)
+        return PoolingRequestOutput(
+            request_id="", outputs=answer, prompt_token_ids=[], num_cached_tokens=num_cached_tokens
+        )
 
     def embed(
         self,
@@ -198,14 +242,11 @@ def prompted(prompts: Sequence[PromptLike], name: str, spec: PoolingSpec | None)
     Raises:
         ParameterError: the checkpoint has none of this name, or a prompt is no text.
     """
-    known = {} if spec is None else spec.prompts
-    if name not in known:
-        names = ", ".join(known) or "none"
-        raise ParameterError(f"The checkpoint has no prompt {name!r}; its prompts: {names}.", param="prompt_name")
+    before = named_prompt(spec, name)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise ParameterError("prompt_name goes before texts; leave it out for token ids.", param="prompt_name")
-    return [known[name] + text for text in texts]
+    return [before + text for text in texts]
 
 
 def _for_task(params: PoolingParams, task: PoolingTask) -> PoolingParams:

@@ -28,6 +28,7 @@ class VectorBatch(NamedTuple):
     prompts: Sequence[PromptLike | Prompt]
     params: Sequence[PoolingParams]
     tokenization: Tokenization = Tokenization()
+    num_lead_tokens: int = 0  # of each text; see `Prompt`
 
 
 class VectorRunner:
@@ -49,7 +50,7 @@ class VectorRunner:
         try:
             for start in range(0, len(batch.prompts), _TOKENIZED_AT_ONCE):
                 part = slice(start, start + _TOKENIZED_AT_ONCE)
-                read = await self._read(batch.prompts[part], batch.tokenization)
+                read = await self._read(batch.prompts[part], batch)
                 for prompt, params in zip(read, batch.params[part], strict=True):
                     number, key = str(next(self._numbers)), _key_of(prompt, params)
                     if key is None or key not in tasks:
@@ -65,16 +66,18 @@ class VectorRunner:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
         return [_named(task.result(), number) for number, task in wanted]
 
-    async def _read(
-        self, prompts: Sequence[PromptLike | Prompt], tokenization: Tokenization
-    ) -> list[PromptLike | Prompt]:
+    async def _read(self, prompts: Sequence[PromptLike | Prompt], batch: VectorBatch) -> list[PromptLike | Prompt]:
         """Adds token ids to the prompts that are plain text."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
             return [*prompts]
         tokenize = self._llm.async_tokenizer.tokenize_batch
-        rows = iter(await tokenize(texts, add_special_tokens=tokenization.add_special_tokens))
-        return [Prompt(prompt, next(rows)) if isinstance(prompt, str) else prompt for prompt in prompts]
+        rows = iter(await tokenize(texts, add_special_tokens=batch.tokenization.add_special_tokens))
+        lead = batch.num_lead_tokens
+        return [
+            Prompt(prompt, next(rows), num_lead_tokens=lead) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
 
     async def _compute(
         self,
@@ -104,9 +107,10 @@ def _key_of(prompt: PromptLike | Prompt, params: PoolingParams) -> object:
     """The same for prompts whose outputs are the same; None for one that is computed by itself."""
     if isinstance(prompt, Prompt) and prompt.embeds is None:
         types = None if prompt.token_type_ids is None else tuple(prompt.token_type_ids)
-        return tuple(prompt.token_ids), types, prompt.cache_salt, msgspec.msgpack.encode(params)
+        key = tuple(prompt.token_ids), types, prompt.cache_salt, prompt.num_lead_tokens
+        return *key, msgspec.msgpack.encode(params)
     if isinstance(prompt, list):
-        return tuple(prompt), None, None, msgspec.msgpack.encode(params)
+        return tuple(prompt), None, None, 0, msgspec.msgpack.encode(params)
     return None
 
 

@@ -6,17 +6,15 @@ from typing import Any, Protocol, TypeVar
 from litestar import Router, get, post
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
-from msgspec import UNSET, Raw, Struct, UnsetType
 
-from quire.core.errors import ParameterError
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.rendered import RenderedRequest
 from quire.frontend.entry_store.access import StoredEntries
 from quire.frontend.http.answers import HttpAnswers, LoadReport, documented, documented_empty, json_answer
-from quire.frontend.http.json_request import JsonRequest, decode_body
-from quire.frontend.http.pages.openapi_document import BODY
+from quire.frontend.http.invocations import Invocations
+from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.openai.answers import (
@@ -26,7 +24,6 @@ from quire.frontend.openai.answers import (
     ModelCard,
     ModelList,
     TextCompletion,
-    TokenizeResponse,
 )
 from quire.frontend.openai.batch_chat import BatchChat, BatchChatRequest
 from quire.frontend.openai.chat import ChatCompletions
@@ -48,7 +45,7 @@ from quire.frontend.openai.responses.service import Responses
 from quire.frontend.openai.responses.store import ResponseStore
 from quire.frontend.openai.schema import ChatRequest, CompletionRequest
 from quire.frontend.openai.token_bodies import AbortRequest, GenerateLogprobs, GenerateRequest, GenerateResponse
-from quire.frontend.openai.tokenize import DetokenizeRequest, Tokenization, TokenizeRequest
+from quire.frontend.openai.tokenize import DetokenizeRequest, Tokenization
 from quire.frontend.openai.vllm_routes import decision_routes, derender_routes, scoring_route
 
 R = TypeVar("R", ChatRequest, CompletionRequest, GenerateRequest, contravariant=True)
@@ -70,13 +67,6 @@ class ModelDescriptions(Protocol):
     def card(self, name: str) -> Any: ...
 
 
-class _Invocation(Struct):
-    """The fields that distinguish a chat from a text completion."""
-
-    messages: Raw | UnsetType = UNSET
-    prompt: Raw | UnsetType = UNSET
-
-
 def openai_routes(
     engine: AsyncLLM,
     server: ServerConfig,
@@ -85,12 +75,14 @@ def openai_routes(
     conversations: Conversations,
     anthropic_models: ModelDescriptions,
     entries: StoredEntries,
+    invocations: Invocations,
 ) -> list[Any]:
-    """Handlers for /v1, /invocations and the tokenizer.
+    """Handlers for /v1, /detokenize and /inference; that of /tokenize is shared with another API.
 
     Args:
         entries: the stored responses and conversations.
         anthropic_models: the answers of /v1/models to clients of Anthropic's API.
+        invocations: gets the bodies of models that generate.
     """
     chat = ChatCompletions(engine, server, conversations)
     text = TextCompletions(engine, server, conversations)
@@ -105,13 +97,14 @@ def openai_routes(
         *_model_routes(ModelCards(engine), anthropic_models, answers),
         *_response_routes(engine, server, state, answers, conversations, entries),
     ]
+    if engine.config.pooling is None:
+        _add_invocations(invocations, chat, text, answers, load)
     tokenization = Tokenization(engine, conversations)
     return [
         Router("/v1", route_handlers=handlers),
-        _invocation_route(chat, text, answers, load),
         *_generate_routes(TokenGeneration(engine, server, conversations), answers),
         scoring_route(GenerativeScoring(engine), answers),
-        *_tokenizer_routes(tokenization, answers),
+        _detokenize_route(tokenization, answers),
         *([_tokenizer_info_route(tokenization, server, answers)] if server.enable_tokenizer_info_endpoint else []),
     ]
 
@@ -209,20 +202,14 @@ def _response_routes(
     ]
 
 
-def _tokenizer_routes(tokenization: Tokenization, answers: HttpAnswers) -> list[Any]:
-    @post("/tokenize", status_code=200, responses=documented(TokenizeResponse), summary="Tokenize")
-    async def tokenize(request: JsonRequest, data: TokenizeRequest) -> ASGIApp:
-        """Token ids of a text or a conversation."""
-        answers.check_ready()
-        return await answers.whole(tokenization.tokenize(data), request)
-
+def _detokenize_route(tokenization: Tokenization, answers: HttpAnswers) -> Any:
     @post("/detokenize", status_code=200, responses=documented(DetokenizeResponse), summary="Detokenize")
     async def detokenize(request: JsonRequest, data: DetokenizeRequest) -> ASGIApp:
         """Text of token ids."""
         answers.check_ready()
         return await answers.whole(tokenization.detokenize(data), request)
 
-    return [tokenize, detokenize]
+    return detokenize
 
 
 def _tokenizer_info_route(tokenization: Tokenization, server: ServerConfig, answers: HttpAnswers) -> Any:
@@ -237,25 +224,17 @@ def _tokenizer_info_route(tokenization: Tokenization, server: ServerConfig, answ
     return tokenizer_info
 
 
-def _invocation_route(chat: ChatCompletions, text: TextCompletions, answers: HttpAnswers, load: LoadReport) -> Any:
-    @post(
-        "/invocations",
-        status_code=200,
-        responses=documented(ChatCompletion | TextCompletion),
-        opt={BODY: ChatRequest | CompletionRequest},
-        summary="Invoke",
-    )
-    async def invoke(request: JsonRequest) -> ASGIApp:
-        """As SageMaker calls it: a chat when the body has messages, a text completion when it has a prompt."""
-        answers.check_ready()
-        present = decode_body(await request.body(), _Invocation)
-        if present.messages is UNSET and present.prompt is UNSET:
-            raise ParameterError("The body must have messages or a prompt.", param="messages")
-        if present.messages is not UNSET:
-            return await _continue(chat, await request.read(ChatRequest), request, answers, load)
+def _add_invocations(
+    invocations: Invocations, chat: ChatCompletions, text: TextCompletions, answers: HttpAnswers, load: LoadReport
+) -> None:
+    async def invoke_chat(request: JsonRequest) -> ASGIApp:
+        return await _continue(chat, await request.read(ChatRequest), request, answers, load)
+
+    async def invoke_text(request: JsonRequest) -> ASGIApp:
         return await _continue(text, await request.read(CompletionRequest), request, answers, load)
 
-    return invoke
+    invocations.add(("messages",), ChatRequest, ChatCompletion, invoke_chat)
+    invocations.add(("prompt",), CompletionRequest, TextCompletion, invoke_text)
 
 
 def _generate_routes(service: TokenGeneration, answers: HttpAnswers) -> list[Any]:

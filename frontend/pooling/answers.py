@@ -3,6 +3,8 @@
 Vectors are written into JSON before the rest of an answer (`vectors.py`): a field of vectors holds a `Raw`.
 """
 
+from typing import Any
+
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.frontend.openai.answers import CompletionUsage
@@ -61,6 +63,19 @@ class PoolingResponse(Struct, kw_only=True):
     model: str
     data: list[PooledData]
     usage: CompletionUsage
+
+
+class PluginResponse(Struct, kw_only=True):
+    """Answer of POST /pooling to a body with `data`: what the plugin made of the outputs."""
+
+    request_id: str
+    created_at: int
+    data: Any
+
+    @property
+    def id(self) -> str:
+        """The name that other answers have for `request_id`."""
+        return self.request_id
 
 
 class Classification(Struct, kw_only=True):

@@ -50,7 +50,8 @@ class Encoding:
         chosen = []
         try:
             async for prompt in in_time_slices(prompts):
-                key = (prompt.cache_salt, tuple(prompt.token_ids), tuple(prompt.token_type_ids or ()))
+                types = tuple(prompt.token_type_ids or ())
+                key = (prompt.cache_salt, tuple(prompt.token_ids), types, prompt.num_lead_tokens)
                 place = places.setdefault(key, len(streams))
                 if place == len(streams):
                     streams.append(await self._open(prompt, params, caller, place))

@@ -12,6 +12,7 @@ from quire.frontend.chat.conversation import Conversations
 from quire.frontend.chat.renaming import renamed
 from quire.frontend.pooling.fields import MAX_INPUTS, InputBody
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS
+from quire.frontend.requests.named_prompts import num_lead_tokens
 from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.time_slices import in_time_slices
 from quire.frontend.text.truncation import Truncation
@@ -56,15 +57,17 @@ class Inputs:
 
     async def read_prompts(
         self,
-        inputs: Sequence[str | list[int]],
+        inputs: Sequence[PromptLike],
         *,
         add_special_tokens: bool = True,
         must_fit: bool = True,
         name: str = "input",
+        before: str = "",
     ) -> list[Prompt]:
         """Texts and token ids as prompts; many texts are tokenized at once, on all cores.
 
         Args:
+            before: the named prompt that each text begins with.
             must_fit: refuse what is longer than the context; False for what will be cut.
             name: the client's name of the inputs.
 
@@ -87,7 +90,8 @@ class Inputs:
         async for index, prompt in in_time_slices(enumerate(given)):
             with renamed(prompt=_numbered(name, index, inputs)):
                 prompts.append(await reader.read(prompt, add_special_tokens=add_special_tokens, must_fit=must_fit))
-        return prompts
+        lead = num_lead_tokens(tokenizer, self._engine.config.pooling, before)
+        return [prompt._replace(num_lead_tokens=lead) for prompt in prompts] if lead else prompts
 
     def fit(
         self,

@@ -83,6 +83,7 @@ class PairScoring:
     ) -> PairScores:
         queries = list(first) * len(second) if len(first) == 1 else first
         prompts = await self._writer.write(list(zip(queries, second, strict=True)), options)
+        prompts = self._inputs.fit(prompts, None, has_special_tokens=True, name="documents")  # checks their lengths
         params = PoolingParams(task="classify", use_activation=options.use_activation)
         outputs = await self._encoding.encode(prompts, params, caller)
         return PairScores([float(output.outputs.array[0]) for output in outputs], _num_tokens(outputs))

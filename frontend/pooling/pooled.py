@@ -4,10 +4,11 @@ from quire.core.errors import ParameterError
 from quire.core.wire.pooling_params import PoolingParams
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.client_headers import ClientHeaders
-from quire.frontend.pooling.answers import PooledData, PoolingResponse
+from quire.frontend.io_processors.plugin import Plugin
+from quire.frontend.pooling.answers import PluginResponse, PooledData, PoolingResponse
 from quire.frontend.pooling.encoding import Encoding
 from quire.frontend.pooling.inputs import Inputs
-from quire.frontend.pooling.replies import begin, bytes_facts, caller_of, usage
+from quire.frontend.pooling.replies import Reply, begin, bytes_facts, caller_of, plain, usage
 from quire.frontend.pooling.schema import PoolingRequest
 from quire.frontend.pooling.tasks import Tasks
 from quire.frontend.pooling.vectors import VectorBytes, json_writer, plain_bytes
@@ -17,19 +18,22 @@ from quire.frontend.requests.time_slices import in_time_slices
 class PooledOutputs:
     """Answers requests for pooled outputs."""
 
-    def __init__(self, engine: AsyncLLM, inputs: Inputs, encoding: Encoding, tasks: Tasks) -> None:
+    def __init__(
+        self, engine: AsyncLLM, inputs: Inputs, encoding: Encoding, tasks: Tasks, plugin: Plugin | None
+    ) -> None:
         self._engine = engine
         self._inputs = inputs
         self._encoding = encoding
         self._tasks = tasks
+        self._plugin = plugin
 
     async def create(
         self, request: PoolingRequest, headers: ClientHeaders = ClientHeaders()
-    ) -> PoolingResponse | VectorBytes:
+    ) -> PoolingResponse | PluginResponse | VectorBytes:
         """The outputs; cancelling aborts them in the engine. Raises RequestError and EngineError."""
         reply = begin(self._engine, request, headers, "pooling")
         if request.data is not None:
-            raise ParameterError("data is for --io-processor-plugin, and this server has none.", param="data")
+            return await self._by_plugin(request, reply, headers)
         task = self._tasks.asked(request.task)
         params = PoolingParams(task=task, dimensions=request.dimensions, use_activation=request.use_activation)
         prompts = await self._inputs.read(request)
@@ -49,3 +53,17 @@ class PooledOutputs:
             ],
             usage=counted,
         )
+
+    async def _by_plugin(self, request: PoolingRequest, reply: Reply, headers: ClientHeaders) -> PluginResponse:
+        """The answer that the plugin makes of a client's own data."""
+        if self._plugin is None:
+            raise ParameterError(
+                "data is for a plugin, and this server has none: start it with --io-processor-plugin, or send input.",
+                param="data",
+            )
+        made = await self._plugin.prompts(request.data, reply.id)
+        prompts = await self._inputs.read_prompts(made, must_fit=request.truncation is None, name="data")
+        prompts = self._inputs.fit(prompts, request.truncation, has_special_tokens=True, name="data")
+        outputs = await self._encoding.encode(prompts, self._plugin.params(), caller_of(request, reply, headers))
+        answer = await self._plugin.answer(outputs, reply.id)
+        return PluginResponse(request_id=reply.id, created_at=reply.created, data=plain(answer))

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from quire.frontend.async_llm import AsyncLLM
@@ -53,3 +54,15 @@ def caller_of(request: PooledBody, reply: Reply, headers: ClientHeaders) -> Call
         cache_salt=request.cache_salt,
         data_parallel_rank=headers.data_parallel_rank,
     )
+
+
+def plain(value: Any) -> Any:
+    """An object of a plugin in types that JSON has; pydantic's models, arrays and tensors are objects and lists."""
+    return msgspec.to_builtins(value, enc_hook=_plain_object)
+
+
+def _plain_object(value: Any) -> Any:
+    for method, options in (("model_dump", {"mode": "json"}), ("tolist", {})):
+        if callable(made := getattr(value, method, None)):
+            return made(**options)
+    raise NotImplementedError(f"The plugin's answer holds {type(value).__name__}, which JSON has not.")

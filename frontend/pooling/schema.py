@@ -43,8 +43,10 @@ class PoolingRequest(VectorBody, kw_only=True):
         check_task(self.task)
         if self.data is None:
             super().check()
-        else:
-            PooledBody.check(self)
+            return
+        PooledBody.check(self)
+        if self.task not in (None, "plugin"):
+            raise ParameterError("data is for the task plugin; leave task out.", param="task")
 
 
 class ClassificationRequest(InputBody, kw_only=True):

@@ -4,6 +4,7 @@ from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.chat.config import ChatConfig
 from quire.frontend.chat.conversation import Conversations
+from quire.frontend.io_processors.plugin import Plugin
 from quire.frontend.pooling.classification import Classifications
 from quire.frontend.pooling.embeddings import Embeddings
 from quire.frontend.pooling.encoding import Encoding
@@ -12,7 +13,6 @@ from quire.frontend.pooling.pairs import PairScoring
 from quire.frontend.pooling.pooled import PooledOutputs
 from quire.frontend.pooling.scoring import Scoring
 from quire.frontend.pooling.tasks import Tasks
-from quire.frontend.requests.scored_pairs import PairWriter
 
 logger = get_logger(__name__)
 
@@ -40,15 +40,9 @@ class PoolingServices:
                 "scores are read from the logits of tokens, and no --chat-template writes a query and a document as "
                 "the model was trained to read them: without one, they are joined"
             )
-        self.pair_writer = PairWriter(
-            engine.async_tokenizer,
-            engine.chat_templates,
-            template=template,
-            joins_texts=lambda: engine.joins_texts,
-            limit=engine.limit,
-        )
+        self.pair_writer = engine.pair_writer(template)
         self.pairs = PairScoring(engine, self.inputs, self.encoding, self.tasks, self.pair_writer)
         self.embeddings = Embeddings(engine, self.inputs, self.encoding, self.tasks)
-        self.pooled = PooledOutputs(engine, self.inputs, self.encoding, self.tasks)
+        self.pooled = PooledOutputs(engine, self.inputs, self.encoding, self.tasks, Plugin.of(engine))
         self.classifications = Classifications(engine, self.inputs, self.encoding, self.tasks)
         self.scoring = Scoring(engine, self.pairs)

@@ -38,6 +38,11 @@ class Tasks:
         self._spec = engine.config.pooling
 
     @property
+    def has_any(self) -> bool:
+        """False for a model that generates text."""
+        return self._spec is not None
+
+    @property
     def spec(self) -> PoolingSpec:
         """How the model makes vectors. Raises WrongTaskError for a model that generates text."""
         if self._spec is None:

@@ -32,12 +32,14 @@ class ChunkedVectors:
         self._prompt = prompt
         self._pooling = pooling
         self._parts: list[PoolingStream] = []
+        self._left_out: list[int] = []  # tokens of each part
         self._on_close = on_close
         self._is_read = False
 
-    def add(self, part: PoolingStream) -> None:
-        """Takes the next part."""
+    def add(self, part: PoolingStream, num_left_out: int) -> None:
+        """Takes the next part, whose mean is without some of its tokens."""
         self._parts.append(part)
+        self._left_out.append(num_left_out)
 
     def __aiter__(self) -> Self:
         return self
@@ -54,9 +56,12 @@ class ChunkedVectors:
         import numpy as np  # imported here, because most servers do without
 
         outputs = await asyncio.gather(*(part.output() for part in self._parts))
-        weights = np.array([len(output.prompt_token_ids) for output in outputs], np.float64)
+        counts = [
+            len(output.prompt_token_ids) - left_out for output, left_out in zip(outputs, self._left_out, strict=True)
+        ]
+        weights = np.array(counts, np.float64)
         rows = np.stack([output.outputs.array for output in outputs]).astype(np.float64)
-        vector = (weights @ rows / weights.sum())[: self._pooling.dimensions]
+        vector = (weights @ rows / max(weights.sum(), 1))[: self._pooling.dimensions]
         if self._pooling.activation:
             vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
         return PoolingRequestOutput(

@@ -10,7 +10,7 @@ from quire.core.wire.pooling import Pooling
 from quire.core.wire.protocol import FinishReason, RequestDelta
 from quire.core.wire.row_outputs import HiddenStates, PooledVector
 from quire.frontend.metrics.request_metrics import FinishedRequest, RequestMetrics
-from quire.frontend.outputs import LateChunk, LateChunkingMetadata, PoolingOutput, PoolingRequestOutput
+from quire.frontend.outputs import LateChunk, LateChunkingMetadata, PoolingOutput, PoolingRequestOutput, RequestTimes
 from quire.frontend.requests.failures import error_of
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.usage import StreamUsage
@@ -45,9 +45,10 @@ class PoolingStream:
         self._metrics = metrics
         self._abort_in_engine = abort
         self._on_close = on_close
-        self._arrived_at = time.monotonic()
+        self._arrived_at, self._arrival_time = time.monotonic(), time.time()
         if arrival_time is not None:
-            self._arrived_at -= time.time() - arrival_time
+            self._arrived_at -= self._arrival_time - arrival_time
+            self._arrival_time = arrival_time
         self._finished_at: float | None = None
         self._parts: list[HiddenStates] = []
         self._is_read = False
@@ -96,8 +97,20 @@ class PoolingStream:
                     prompt_token_ids=self._prompt.token_ids,
                     num_cached_tokens=delta.num_cached_tokens,
                     late_chunking=self._late_chunking(),
+                    metrics=self._times(delta),
                 )
             )
+
+    def _times(self, delta: RequestDelta) -> RequestTimes:
+        queued, scheduled = delta.queued_at or None, delta.scheduled_at or None
+        return RequestTimes(
+            arrival_time=self._arrival_time,
+            queued_time=queued,
+            first_scheduled_time=scheduled,
+            finished_time=self._finished_at,
+            time_in_queue=scheduled - queued if scheduled and queued else None,
+            num_preemptions=delta.num_preemptions,
+        )
 
     def _late_chunking(self) -> LateChunkingMetadata | None:
         size, num_tokens = self._pooling.chunk_size, len(self._prompt.token_ids)

@@ -50,6 +50,12 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
     decoder_prompt: "NotRequired[str | list[int] | TextPrompt | TokensPrompt | None]"
 
 
+class DataPrompt(TypedDict):
+    """Data of any kind, which a plugin makes prompts of."""
+
+    data: Any
+
+
 PromptDict = TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
 PromptLike = str | list[int] | PromptDict
 _KEYS = {key for kind in (TextPrompt, TokensPrompt, EmbedsPrompt) for key in kind.__annotations__}
@@ -66,7 +72,8 @@ class Prompt(NamedTuple):
     """A prompt that has been read: its text, if it came as text, and its token ids, which are zeros for embeddings.
 
     `token_type_ids` are the segments of its tokens, of a pair of texts; None: all are of the first. If the model has an
-    encoder, the prompt is the decoder's, and `encoder` is what the encoder reads.
+    encoder, the prompt is the decoder's, and `encoder` is what the encoder reads. The mean of its tokens leaves the
+    first `num_lead_tokens` out.
     """
 
     text: str | None
@@ -75,6 +82,7 @@ class Prompt(NamedTuple):
     embeds: PromptEmbeds | None = None
     token_type_ids: list[int] | None = None
     encoder: EncoderPrompt | None = None
+    num_lead_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

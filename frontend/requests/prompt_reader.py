@@ -93,7 +93,10 @@ class PromptReader:
                 param="truncate_prompt_tokens",
             )
         kept = self.part(prompt.token_ids, prompt, truncation, max_tokens, has_special_tokens=has_special_tokens)
-        return prompt if kept is prompt.token_ids else prompt._replace(text=None, token_ids=kept)
+        if kept is prompt.token_ids:
+            return prompt
+        lead = 0 if (truncation.side or truncation.text_side) == "left" else prompt.num_lead_tokens
+        return prompt._replace(text=None, token_ids=kept, num_lead_tokens=lead)
 
     def part(
         self,

@@ -187,7 +187,7 @@ class RunningRequests:
         Other arguments and errors are those of `open_vectors`.
         """
         prompt, request_id = submission.prompt, submission.request_id
-        raw = replace(pooling, activation=False, dimensions=None)
+        raw, lead = replace(pooling, activation=False, dimensions=None), pooling.num_lead_tokens
         whole = ChunkedVectors(request_id, prompt, pooling, self._on_whole_closed)
         self._add(whole)
         try:
@@ -197,7 +197,9 @@ class RunningRequests:
                     prompt=prompt._replace(text=None, token_ids=prompt.token_ids[start : start + length]),
                     request_id=f"{request_id}-{number}",
                 )
-                whole.add(await self.open_vectors(part, raw, log=log, engine=engine))
+                left_out = min(max(lead - start, 0), len(part.prompt.token_ids))
+                wanted = replace(raw, num_lead_tokens=left_out)
+                whole.add(await self.open_vectors(part, wanted, log=log, engine=engine), left_out)
         except BaseException:
             whole.close()
             raise

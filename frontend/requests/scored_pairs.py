@@ -1,12 +1,13 @@
 """Writes two texts whose score is wanted as one prompt, for models that read both at once."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from quire.core.errors import ParameterError
+from quire.core.config.pooling import PoolingSpec
+from quire.core.errors import ConfigError, ParameterError
 from quire.frontend.requests.async_tokenizer import INLINE_CHARACTERS, AsyncTokenizer
 from quire.frontend.requests.context_limit import ContextLimit
 from quire.frontend.requests.prompt import Prompt
@@ -16,6 +17,8 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.frontend.text.truncation import AddedTokens, Truncation
 
 _RESERVED = {"chat_template", "tools", "tokenize"}
+_SWITCHES = ("add_generation_prompt", "continue_final_message")
+"""Variables of a template that are off unless they are given."""
 
 
 class PairOptions(Struct, frozen=True):
@@ -35,45 +38,70 @@ class PairOptions(Struct, frozen=True):
     use_activation: bool | None = None
 
 
+class PairTemplate(Struct, frozen=True):
+    """Writes a message of the role `query` and one of the role `document`: Jinja text, or the name of a template of the
+    checkpoint; and variables, which a request's own come before."""
+
+    source: str
+    variables: dict[str, Any] = {}
+
+
 class PairWriter:
     """Writes pairs for one model.
 
     Args:
-        template: writes a message of the role `query` and one of the role `document`; None: the tokenizer joins the
-            texts in its own way.
-        joins_texts: tells, once the engine runs, whether the texts are one text for a model without template.
+        spec: how the model makes scores.
+        template: the text of the template that writes pairs; None: the one that the checkpoint names for them, if any,
+            or else the tokenizer joins the texts in its own way.
         limit: tokens that a prompt may have.
+        num_token_types: segments that the model tells apart; with one, it gets none.
+
+    Raises:
+        ConfigError: the checkpoint names a template that it does not have.
     """
 
     def __init__(
         self,
         tokenizer: AsyncTokenizer,
         templates: ChatTemplates,
+        spec: PoolingSpec | None,
         *,
         template: str | None,
-        joins_texts: Callable[[], bool],
         limit: ContextLimit,
+        num_token_types: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._templates = templates
-        self._template = template
-        self._joins_texts = joins_texts
+        self._template = _saved_template(spec, templates) if template is None else PairTemplate(template)
+        self._joins_texts = spec is not None and spec.joins_texts
         self._limit = limit
+        self._has_types = num_token_types > 1
 
-    async def write(self, pairs: Sequence[tuple[str, str]], options: PairOptions = PairOptions()) -> list[Prompt]:
+    async def write(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        options: PairOptions = PairOptions(),
+        names: tuple[str, str] = ("queries", "documents"),
+        *,
+        checks_lengths: bool = True,
+    ) -> list[Prompt]:
         """The prompts of pairs, one each.
+
+        Args:
+            names: those of either side, for errors.
+            checks_lengths: refuse a text that cannot fit before it is tokenized.
 
         Raises:
             ParameterError: a text is far too long, a limit is out of range, or the template refuses a pair.
         """
-        must_fit = options.truncation is None and options.first_limit is None and options.second_limit is None
-        for text in dict.fromkeys(text for pair in pairs for text in pair):
-            await self._tokenizer.check_length(text, must_fit=must_fit)
+        is_cut = (options.truncation, options.first_limit, options.second_limit) != (None, None, None)
+        for name, text in _named_texts(pairs, names):
+            await self._tokenizer.check_length(text, name, must_fit=checks_lengths and not is_cut)
         self._check_limit(options.first_limit, "max_tokens_per_query")
         self._check_limit(options.second_limit, "max_tokens_per_doc")
         spelled = self._tokenizer.spelled
         pairs = [(spelled(first), spelled(second)) for first, second in pairs]
-        by_tokenizer = self._template is None and not self._joins_texts()
+        by_tokenizer = self._template is None and not self._joins_texts
         work = functools.partial(self._by_tokenizer if by_tokenizer else self._by_text, pairs, options)
         is_long = sum(len(text) for pair in pairs for text in pair) > INLINE_CHARACTERS
         return await self._tokenizer.in_thread(work) if is_long else work()
@@ -111,7 +139,10 @@ class PairWriter:
         found = self._tokenizer.tokenizer.encode_pairs(pairs, limits.cut)
         if cut is not None:
             found = [each.part(functools.partial(cut.apply, room=self._limit.max_model_len)) for each in found]
-        return [Prompt(None, each.token_ids, token_type_ids=each.second_text_types) for each in found]
+        return [
+            Prompt(None, each.token_ids, token_type_ids=each.second_text_types if self._has_types else None)
+            for each in found
+        ]
 
     def _by_text(self, pairs: Sequence[tuple[str, str]], options: PairOptions) -> list[Prompt]:
         tokenizer = self._tokenizer.tokenizer
@@ -137,12 +168,34 @@ class PairWriter:
                 f"chat_template_kwargs must not have {sorted(wrong)[0]!r}, which the server sets.",
                 param="chat_template_kwargs",
             )
+        variables = self._template.variables | variables
         return self._templates.render(
             [{"role": "query", "content": first}, {"role": "document", "content": second}],
-            add_generation_prompt=False,
-            chat_template=self._template,
-            chat_template_kwargs=variables,
+            add_generation_prompt=bool(variables.get("add_generation_prompt")),
+            continue_final_message=bool(variables.get("continue_final_message")),
+            chat_template=self._template.source,
+            chat_template_kwargs={name: value for name, value in variables.items() if name not in _SWITCHES},
         )
+
+
+def _named_texts(pairs: Sequence[tuple[str, str]], names: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    """Each text once, with its client's name, which has a number where its side has several texts."""
+    for side, name in zip(zip(*pairs, strict=True), names, strict=False):
+        first = {text: index for index, text in reversed([*enumerate(side)])}
+        for text, index in first.items():
+            yield (name if len(first) == 1 else f"{name}[{index}]"), text
+
+
+def _saved_template(spec: PoolingSpec | None, templates: ChatTemplates) -> PairTemplate | None:
+    """The template that the checkpoint names for pairs."""
+    if spec is None or spec.pair_template is None:
+        return None
+    if templates.lacks(spec.pair_template):
+        raise ConfigError(
+            f"The files of sentence-transformers say that the chat template {spec.pair_template!r} writes pairs, and "
+            "the checkpoint has no such template; give it with --chat-template."
+        )
+    return PairTemplate(spec.pair_template, spec.template_variables)
 
 
 def _shortened(tokenizer: Tokenizer, text: str, limit: int | None, field: str) -> str:

@@ -1,5 +1,6 @@
 """One request, as an entrance hands it in and as the engine's request is built of it."""
 
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from msgspec import Struct
@@ -10,6 +11,7 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.request_fields import check_arrival_time, check_id, check_priority, check_salt
+from quire.frontend.requests.tokenization import Tokenization
 from quire.frontend.text.truncation import Truncation
 
 AnyPrompt = TypeVar("AnyPrompt", bound=PromptLike | Prompt, covariant=True)
@@ -44,6 +46,29 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
     grammar_is_whole: bool = False
     arrival_time: float | None = None
     data_parallel_rank: int | None = None
+
+    @classmethod
+    def of_call(
+        cls, prompt: Any, params: Any, request_id: str, tokenization_kwargs: Mapping[str, Any] | None, **fields: Any
+    ) -> "Submission[Any, Any]":
+        """The submission of a call in Python.
+
+        Args:
+            tokenization_kwargs: see `Tokenization.read`.
+            fields: further ones, by name.
+
+        Raises:
+            ParameterError: an option of the tokenization has no effect here.
+        """
+        tokenization = Tokenization.read(tokenization_kwargs)
+        return cls(
+            prompt,
+            params,
+            request_id,
+            add_special_tokens=tokenization.add_special_tokens,
+            truncation=tokenization.truncation,
+            **fields,
+        )
 
     def check(self) -> None:
         """Checks the fields that need no model.

@@ -1,6 +1,6 @@
 """Response bodies, as Text Embeddings Inference has them."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -27,6 +27,16 @@ class Rank(Struct, kw_only=True, omit_defaults=True):
     index: int
     text: str | None = None
     score: float
+
+
+class Token(Struct, kw_only=True):
+    """A token, and its place in the bytes of its text; one that the tokenizer adds has none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None = None
+    stop: int | None = None
 
 
 class SparseValue(Struct):
@@ -57,12 +67,19 @@ class ModelType(Struct, omit_defaults=True, kw_only=True):
     reranker: ClassifierModel | None = None
 
 
+class VertexResponse(Struct):
+    """Answer of POST /vertex: that of each instance, as the model's own route gives it."""
+
+    predictions: list[Any]
+
+
 class Info(Struct, kw_only=True):
     """Answer of GET /info."""
 
     model_id: str
     model_sha: str | None = None
     model_dtype: str
+    served_model_name: str
     model_type: ModelType
     max_concurrent_requests: int
     max_input_length: int

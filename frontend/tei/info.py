@@ -15,8 +15,9 @@ def describe_model(engine: AsyncLLM, tasks: Tasks) -> Info:
     """The answer. Raises WrongTaskError for a model that generates text."""
     limits = engine.config.limits
     return Info(
-        model_id=engine.model.name,
+        model_id=engine.model.folder,
         model_dtype=engine.config.spec.dtype,
+        served_model_name=engine.model.name,
         model_type=_kind(tasks),
         max_concurrent_requests=limits.max_num_seqs + (limits.max_num_queued_reqs or 0),
         max_input_length=engine.max_model_len,

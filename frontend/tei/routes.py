@@ -1,44 +1,59 @@
-"""The routes of Text Embeddings Inference."""
+"""The routes of Text Embeddings Inference that no other API has."""
 
+import asyncio
 from typing import Any
 
 from litestar import Router, get, post
+from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
-from msgspec import UNSET, Raw, Struct, UnsetType
 
-from quire.frontend.async_llm import AsyncLLM
-from quire.frontend.chat.client_headers import ClientHeaders
 from quire.frontend.http.answers import HttpAnswers, documented, json_answer
-from quire.frontend.http.errors import ErrorBody, ErrorReporter
-from quire.frontend.http.json_request import JsonRequest, decode_body
+from quire.frontend.http.errors import ErrorReporter
+from quire.frontend.http.json_request import JsonRequest
 from quire.frontend.http.pages.openapi_document import BODY
-from quire.frontend.pooling import schema as jina
-from quire.frontend.pooling.answers import RerankResponse
-from quire.frontend.pooling.services import PoolingServices
-from quire.frontend.tei.answers import Info, Prediction, Rank, SparseValue, TeiError
-from quire.frontend.tei.errors import TeiErrors
+from quire.frontend.pooling.fields import MAX_INPUTS
+from quire.frontend.tei.answers import Info, Prediction, Rank, SparseValue, TeiError, VertexResponse
+from quire.frontend.tei.errors import TeiErrors, TooMuchError
 from quire.frontend.tei.info import describe_model
+from quire.frontend.tei.own_task import OwnRequest
 from quire.frontend.tei.schema import (
+    DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
     PredictRequest,
-    RerankRequest,
     SimilarityRequest,
+    VertexRequest,
 )
-from quire.frontend.tei.service import TextEmbeddings
+from quire.frontend.tei.services import TeiServices
+
+OwnAnswer = list[list[float]] | list[list[SparseValue]] | list[Rank] | list[Prediction] | list[list[Prediction]]
 
 
-def tei_routes(
-    engine: AsyncLLM, services: PoolingServices, texts: TextEmbeddings, answers: HttpAnswers, errors: ErrorReporter
-) -> Router:
-    """Handlers of /embed, /embed_all, /embed_sparse, /predict, /similarity and /info."""
+def tei_routes(services: TeiServices, answers: HttpAnswers, errors: ErrorReporter) -> Router:
+    """Handlers of the routes that are of this API alone."""
+    handlers: dict[int | type[Exception], Any] = {Exception: TeiErrors(errors).handle}
+    return Router(
+        "/",
+        route_handlers=[
+            *_vector_routes(services, answers),
+            *_label_routes(services, answers),
+            *_own_task_routes(services, answers),
+            *_other_routes(services, answers),
+        ],
+        exception_handlers=handlers,
+    )
+
+
+def _vector_routes(services: TeiServices, answers: HttpAnswers) -> list[Any]:
+    texts = services.texts
 
     @post("/embed", status_code=200, responses=documented(list[list[float]], TeiError), summary="Embed (TEI)")
     async def embed(request: JsonRequest, data: EmbedRequest) -> ASGIApp:
         """A vector for each input."""
         answers.check_ready()
-        return await answers.whole(texts.embed(data, ClientHeaders.read(request.headers)), request)
+        call = services.call(request)
+        return call.answer(await answers.result(texts.embed(data, call), request))
 
     @post(
         "/embed_all",
@@ -49,7 +64,8 @@ def tei_routes(
     async def embed_all(request: JsonRequest, data: EmbedAllRequest) -> ASGIApp:
         """A vector for each token of each input, without pooling."""
         answers.check_ready()
-        return await answers.whole(texts.embed_all(data, ClientHeaders.read(request.headers)), request)
+        call = services.call(request)
+        return call.answer(await answers.result(texts.embed_all(data, call), request))
 
     @post(
         "/embed_sparse",
@@ -60,7 +76,14 @@ def tei_routes(
     async def embed_sparse(request: JsonRequest, data: EmbedSparseRequest) -> ASGIApp:
         """The elements of each input's vector that are not zero."""
         answers.check_ready()
-        return await answers.whole(texts.embed_sparse(data, ClientHeaders.read(request.headers)), request)
+        call = services.call(request)
+        return call.answer(await answers.result(texts.embed_sparse(data, call), request))
+
+    return [embed, embed_all, embed_sparse]
+
+
+def _label_routes(services: TeiServices, answers: HttpAnswers) -> list[Any]:
+    texts = services.texts
 
     @post(
         "/predict",
@@ -71,74 +94,77 @@ def tei_routes(
     async def predict(request: JsonRequest, data: PredictRequest) -> ASGIApp:
         """The labels of each input, the likeliest first."""
         answers.check_ready()
-        return await answers.whole(texts.predict(data, ClientHeaders.read(request.headers)), request)
+        call = services.call(request)
+        return call.answer(await answers.result(texts.predict(data, call), request))
 
     @post("/similarity", status_code=200, responses=documented(list[float], TeiError), summary="Compare (TEI)")
     async def similarity(request: JsonRequest, data: SimilarityRequest) -> ASGIApp:
         """The cosine of a sentence with each of others."""
         answers.check_ready()
-        return await answers.whole(texts.similarity(data, ClientHeaders.read(request.headers)), request)
+        call = services.call(request)
+        return call.answer(await answers.result(texts.similarity(data, call), request))
+
+    return [predict, similarity]
+
+
+def _own_task_routes(services: TeiServices, answers: HttpAnswers) -> list[Any]:
+    own_task = services.own_task
+
+    @post(
+        "/",
+        status_code=200,
+        responses=documented(OwnAnswer, TeiError),
+        opt={BODY: OwnRequest},
+        summary="Own task (TEI)",
+    )
+    async def answer(request: JsonRequest) -> ASGIApp:
+        """As /embed, /embed_sparse, /rerank or /predict, whichever the model and the body are for."""
+        return await own_answer(services, answers, request)
+
+    @post("/vertex", status_code=200, responses=documented(VertexResponse, TeiError), summary="Own task (Vertex)")
+    async def vertex(request: JsonRequest, data: VertexRequest) -> ASGIApp:
+        """The same of many bodies, as Vertex AI sends them."""
+        answers.check_ready()
+        if len(data.instances) > MAX_INPUTS:
+            raise TooMuchError(
+                f"instances has {len(data.instances)} entries; at most {MAX_INPUTS} go.", param="instances"
+            )
+        bodies = [bytes(each) for each in data.instances]
+        read = [request.reader.read(body, own_task.kind_of(body))[0] for body in bodies]
+
+        async def predict() -> VertexResponse:
+            work = [own_task.answer(each, services.call(request)) for each in read]
+            tasks = [asyncio.create_task(each) for each in work]
+            try:
+                return VertexResponse(await asyncio.gather(*tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+        return await answers.whole(predict(), request)
+
+    return [answer, vertex]
+
+
+async def own_answer(services: TeiServices, answers: HttpAnswers, request: JsonRequest) -> ASGIResponse:
+    """Answers a body by the model's own task."""
+    answers.check_ready()
+    call = services.call(request)
+    data = await request.read(services.own_task.kind_of(await request.body()))
+    return call.answer(await answers.result(services.own_task.answer(data, call), request))
+
+
+def _other_routes(services: TeiServices, answers: HttpAnswers) -> list[Any]:
+    @post("/decode", status_code=200, responses=documented(list[str], TeiError), summary="Decode (TEI)")
+    async def decode(request: JsonRequest, data: DecodeRequest) -> ASGIApp:
+        """The text of each list of token ids."""
+        answers.check_ready()
+        return await answers.whole(services.tokenizing.decode(data), request)
 
     @get("/info", responses=documented(Info, TeiError), summary="Info (TEI)")
     async def info() -> ASGIApp:
         """The model's kind and the server's limits."""
         answers.check_ready()
-        return json_answer(describe_model(engine, services.tasks))
+        return json_answer(describe_model(services.engine, services.pooling.tasks))
 
-    handlers: dict[int | type[Exception], Any] = {Exception: TeiErrors(errors).handle}
-    return Router(
-        "/", route_handlers=[embed, embed_all, embed_sparse, predict, similarity, info], exception_handlers=handlers
-    )
-
-
-def shared_routes(
-    services: PoolingServices, texts: TextEmbeddings, answers: HttpAnswers, errors: ErrorReporter
-) -> list[Any]:
-    """Handlers of /rerank, which Jina's API has as well, and of POST /, which is for the model's own task."""
-    tei_errors = TeiErrors(errors)
-
-    @post(
-        "/rerank",
-        status_code=200,
-        responses=documented(RerankResponse | list[Rank], ErrorBody | TeiError),
-        opt={BODY: jina.RerankRequest | RerankRequest},
-        summary="Rerank",
-    )
-    async def rerank(request: JsonRequest) -> ASGIApp:
-        """Documents by how well they answer a query, the best first; of a body with `texts`, as Text Embeddings
-        Inference answers it."""
-        answers.check_ready()
-        headers = ClientHeaders.read(request.headers)
-        if decode_body(await request.body(), _Given).texts is UNSET:
-            ranks = services.scoring.rerank(await request.read(jina.RerankRequest), headers)
-            return await answers.whole(ranks, request)
-        try:
-            return await answers.whole(texts.rerank(await request.read(RerankRequest), headers), request)
-        except Exception as error:  # in the shape that the client knows
-            return tei_errors.handle(request, error).to_asgi_response(None, request)
-
-    @post(
-        "/",
-        status_code=200,
-        responses=documented(list[list[float]] | list[Rank] | list[Prediction] | list[list[Prediction]], TeiError),
-        opt={BODY: EmbedRequest | RerankRequest | PredictRequest},
-        exception_handlers={Exception: tei_errors.handle},
-        summary="Own task (TEI)",
-    )
-    async def own_task(request: JsonRequest) -> ASGIApp:
-        """As /embed, /rerank or /predict, whichever the model and the body are for."""
-        answers.check_ready()
-        headers = ClientHeaders.read(request.headers)
-        if decode_body(await request.body(), _Given).texts is not UNSET:
-            return await answers.whole(texts.rerank(await request.read(RerankRequest), headers), request)
-        if services.tasks.spec.embeds:
-            return await answers.whole(texts.embed(await request.read(EmbedRequest), headers), request)
-        return await answers.whole(texts.predict(await request.read(PredictRequest), headers), request)
-
-    return [rerank, own_task]
-
-
-class _Given(Struct):
-    """The field that distinguishes a body of Text Embeddings Inference."""
-
-    texts: Raw | UnsetType = UNSET
+    return [decode, info]

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from quire.core.errors import ParameterError
 from quire.frontend.text.truncation import Truncation
@@ -100,3 +100,36 @@ class SimilarityRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     inputs: SimilarityInput
     parameters: SimilarityParameters | None = None
+
+
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /tokenize."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool | None = None  # true
+    prompt_name: str | None = None  # of a text that is written before each input
+
+
+class DecodeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /decode."""
+
+    ids: list[int | list[int]]
+    skip_special_tokens: bool | None = None  # true
+
+    def rows(self) -> list[list[int]]:
+        """The lists of ids; ids by themselves are one list.
+
+        Raises:
+            ParameterError: ids and lists of them are mixed.
+        """
+        lists = [each for each in self.ids if isinstance(each, list)]
+        ids = [each for each in self.ids if isinstance(each, int)]
+        if lists and ids:
+            raise ParameterError("ids must be token ids, or lists of them, not a mixture.", param="ids")
+        return [ids] if ids else lists
+
+
+class VertexRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /vertex: bodies of the model's own route."""
+
+    instances: list[Raw]

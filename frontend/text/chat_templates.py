@@ -28,6 +28,10 @@ class ChatTemplates:
         own = {} if self._tokenizer is None else self._tokenizer.chat_templates
         return own.get("tool_use", own.get("default"))
 
+    def lacks(self, name: str) -> bool:
+        """True if the checkpoint has no template of this name."""
+        return self._tokenizer is not None and name not in self._tokenizer.chat_templates
+
     def render(
         self,
         messages: list[Message],

@@ -177,6 +177,29 @@ def test_an_engine_that_dies_computes_unfinished_requests_again(
     run(work())
 
 
+def test_requests_of_higher_priority_come_first(checkpoint: Callable[..., Path], run: Run) -> None:
+    """One at a time: the last of many that waits is the first that is served."""
+    options = {**OPTIONS, "max_num_seqs": 1, "scheduling_policy": "priority"}
+    llm = AsyncLLM.from_engine_args(model=str(checkpoint("llama")), convert="embed", **options)
+    ended: list[str] = []
+
+    async def ask(name: str, priority: int) -> None:
+        await encode(llm, name, [5 + len(name), *range(20, 80)], priority=priority)
+        ended.append(name)
+
+    async def work() -> None:
+        await llm.start()
+        names = ["x" * length for length in range(1, 20)]
+        await asyncio.gather(*(ask(name, 5) for name in names), ask("urgent" * 9, -1))
+
+    try:
+        run(work())
+        assert ended.index("urgent" * 9) < 15
+    finally:
+        run(llm.aclose())
+        llm.shutdown()
+
+
 class TestLLM:
     """`LLM` on two ranks: the vectors are those of one."""
 
@@ -197,6 +220,15 @@ class TestLLM:
         np.testing.assert_allclose(tokens.outputs.array, unit(hidden[1]), atol=1e-5)
         texts = offline.embed(["Hello there", "Hello there"])
         assert texts[0].outputs == texts[1].outputs
+
+    def test_a_prefix_comes_from_the_cache(self, offline: LLM) -> None:
+        before = [*range(90, 140)]
+        offline.embed([[*before, 5]])
+        [found] = offline.embed([[*before, 6, 7]])
+        assert found.num_cached_tokens == 48  # whole pages
+        [computed] = offline.embed([[*before, 6, 7]], pooling_params=PoolingParams(skip_reading_prefix_cache=True))
+        assert computed.num_cached_tokens == 0
+        np.testing.assert_allclose(found.outputs.embedding, computed.outputs.embedding, atol=1e-6)
 
     def test_scores_are_cosines(self, offline: LLM) -> None:
         first, *second = (np.array(each.outputs.embedding) for each in offline.embed(["a b", "c d", "Hello", "a b"]))

@@ -185,7 +185,7 @@ class Pooler:
         """Takes in a row; returns the vector of the prompt up to its end."""
         match pooling.method:
             case "mean":
-                return self._add_to_sum(row)
+                return self._add_to_sum(row, pooling.num_lead_tokens)
             case "cls":
                 if not row.start:
                     self._firsts[row.slot] = row.hidden[0].float()
@@ -206,14 +206,14 @@ class Pooler:
         self._weights[row.slot] = weights = reduce(torch.stack(found))
         return weights
 
-    def _add_to_sum(self, row: HeadRow) -> Tensor:
-        values = row.hidden.float().sum(0)
+    def _add_to_sum(self, row: HeadRow, num_lead_tokens: int) -> Tensor:
+        values = row.hidden[max(num_lead_tokens - row.start, 0) :].float().sum(0)
         if row.start:
             before = self._sums[row.slot]
             assert before.num_tokens == row.start, "a mean needs all tokens of a prompt, in order"
             values = before.values + values
         self._sums[row.slot] = _Sum(values, row.end)
-        return values / row.end
+        return values / max(row.end - num_lead_tokens, 1)
 
 
 def _through(heads: Mapping[str, VectorHead], hidden: Tensor, pooling: Pooling) -> Tensor:

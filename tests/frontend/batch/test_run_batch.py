@@ -116,6 +116,8 @@ def test_vectors_scores_and_ranks(embedding_checkpoint: Path, tmp_path: Path) ->
         "/v1/score": {"text_1": "a b", "text_2": ["a b", "a c"]},
         "/score": {"text_1": "a b", "text_2": "a c"},
         "/v1/rerank": {"query": "a b", "documents": ["a c", "a b"]},
+        "/v2/rerank": {"query": "a b", "documents": ["a c", "a b"]},
+        "/pooling": {"input": "a b", "encoding_format": "float"},
     }
     lines = [json.dumps({"custom_id": url, "url": url, "body": body}) for url, body in bodies.items()]
     bad = {"custom_id": "x", "url": "/v1/embeddings", "body": {"input": "a", "encoding_format": "bytes"}}
@@ -129,7 +131,9 @@ def test_vectors_scores_and_ranks(embedding_checkpoint: Path, tmp_path: Path) ->
     cosine = sum(one * other for one, other in zip(first, second, strict=True))
     assert [each["score"] for each in bodies["/v1/score"]["data"]] == pytest.approx([1, cosine], abs=1e-5)
     assert [each["score"] for each in bodies["/score"]["data"]] == pytest.approx([cosine], abs=1e-5)
-    assert [each["index"] for each in bodies["/v1/rerank"]["results"]] == [1, 0]
+    for url in ("/v1/rerank", "/v2/rerank"):
+        assert [each["index"] for each in bodies[url]["results"]] == [1, 0]
+    assert bodies["/pooling"]["data"][0]["data"] == first
 
 
 def test_a_profile_of_the_run_is_written(args: EngineArgs, tmp_path: Path) -> None:

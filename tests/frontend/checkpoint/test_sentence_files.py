@@ -49,11 +49,15 @@ def test_a_folder_without_modules_has_none(tmp_path: Path) -> None:
         (pooling("lasttoken"), "LAST"),
         ({"embedding_dimension": 8, "pooling_mode": "mean", "include_prompt": True}, "MEAN"),
         ({"embedding_dimension": 8, "pooling_mode": "lasttoken"}, "LAST"),
+        ({"pooling_mode_mean_tokens": True, "include_prompt": False}, "MEAN"),
     ],
 )
 def test_the_pooling(tmp_path: Path, config: dict[str, Any], expected: str) -> None:
     write(tmp_path, {"modules.json": modules(f"{OLD}Transformer", f"{OLD}Pooling"), "1_Pooling/config.json": config})
-    assert read_sentence_model(tmp_path) == SentenceModel(pooling=expected)  # type: ignore[arg-type]
+    assert read_sentence_model(tmp_path) == SentenceModel(
+        pooling=expected,  # type: ignore[arg-type]
+        includes_prompt=config.get("include_prompt", True),
+    )
 
 
 @pytest.mark.parametrize("chosen", [("max_tokens",), ("cls_token", "mean_tokens"), ()])
@@ -131,6 +135,30 @@ def test_a_cross_encoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("saved", "template", "variables"),
+    [
+        (None, "default", {}),
+        ({"chat_template": "default", "a": "Judge", "restore_suffix": True}, "default", {"a": "Judge"}),
+        ({"chat_template": "rerank", "add_generation_prompt": True}, "rerank", {"add_generation_prompt": True}),
+    ],
+)
+def test_a_cross_encoder_whose_pairs_are_messages(
+    tmp_path: Path, saved: dict[str, Any] | None, template: str, variables: dict[str, Any]
+) -> None:
+    files = {
+        "modules.json": modules("sentence_transformers.base.modules.transformer.Transformer"),
+        "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+        "sentence_bert_config.json": {
+            "transformer_task": "sequence-classification",
+            "modality_config": {"message": {"method": "forward"}},
+            "processing_kwargs": {} if saved is None else {"chat_template": saved},
+        },
+    }
+    found = read_sentence_model(write(tmp_path, files))
+    assert found == SentenceModel(kind="scores", pair_template=template, template_variables=variables)
+
+
+@pytest.mark.parametrize(
     ("files", "text"),
     [
         ({"modules.json": "["}, "Cannot read"),
@@ -138,6 +166,17 @@ def test_a_cross_encoder(tmp_path: Path) -> None:
         ({"modules.json": modules("T", f"{OLD}Dense"), "1_Dense/config.json": {}}, "in_features and out_features"),
         ({"modules.json": [], "sentence_bert_config.json": {"max_seq_length": "x"}}, "max_seq_length"),
         ({"modules.json": [], "config_sentence_transformers.json": {"prompts": ["x"]}}, "texts by name"),
+        (
+            {
+                "modules.json": [],
+                "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
+                "sentence_bert_config.json": {
+                    "modality_config": {"message": {}},
+                    "processing_kwargs": {"chat_template": "x"},
+                },
+            },
+            "must be an object",
+        ),
     ],
 )
 def test_damaged_files(tmp_path: Path, files: dict[str, Any], text: str) -> None:

@@ -288,7 +288,7 @@ def test_unknown_route_and_wrong_method_have_the_error_shape(call: Caller) -> No
         ("/v1/audio/transcriptions", "Quire does not hear or speak"),
         ("/v1/fine_tuning/jobs/x/cancel", "Quire does not keep files, or train"),
         ("/v1/batches", "quire run-batch does"),
-        ("/embeddings/", "/v1/embeddings does that."),
+        ("/abort_requests/", "/inference/v1/abort_requests does that."),
         ("/v1/embeddingsx", "There is no such route; /docs lists them."),
     ],
 )

@@ -173,3 +173,41 @@ def test_tokens_that_are_the_classes(tmp_path: Path) -> None:
     assert found.token_scores is not None
     assert (found.token_scores.token_ids, found.token_scores.as_difference) == ([3, 4], True)
     assert found.classes == ["LABEL_0"]
+    assert found.joins_texts
+
+
+@pytest.mark.parametrize(
+    ("config", "joins"),
+    [
+        ({}, False),
+        ({"use_sep_token": False}, True),
+        ({"classifier_from_token": ["no", "yes"]}, False),
+        ({"classifier_from_token": ["no", "yes"], "method": "no_post_processing"}, True),
+        ({"classifier_from_token": ["no", "yes"], "method": "no_post_processing", "use_sep_token": True}, False),
+    ],
+)
+def test_how_a_pair_is_written(tmp_path: Path, config: dict[str, Any], joins: bool) -> None:
+    """As in vLLM: a decoder reads one text only where its tokens are made classes by a `method`."""
+    tokenizer = {"tokenizer.json": {"added_tokens": [], "model": {"vocab": {"no": 3, "yes": 4}}}}
+    found, _ = resolved(tmp_path, "LlamaForSequenceClassification", tokenizer, **config)
+    assert found is not None
+    assert found.joins_texts == joins
+
+
+def test_prompts_of_config_json_come_before_those_of_sentence_transformers(tmp_path: Path) -> None:
+    files = {
+        "modules.json": POOLED,
+        "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
+        "config_sentence_transformers.json": {"prompts": {"query": "Q: "}},
+    }
+    found, _ = resolved(tmp_path, "LlamaModel", files, task_instructions={"retrieval.query": "Find: ", "other": 5})
+    assert found is not None
+    assert found.prompts == {"retrieval.query": "Find: "}
+
+
+def test_a_plugin_of_the_options_or_of_config_json(tmp_path: Path) -> None:
+    for options, config in (({"io_processor_plugin": "mine"}, {}), ({}, {"io_processor_plugin": "mine"})):
+        found, _ = resolved(tmp_path, "LlamaModel", options=options, **config)
+        assert found is not None
+        assert found.io_processor_plugin == "mine"
+        assert "plugin mine" in found.describe()

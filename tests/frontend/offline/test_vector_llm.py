@@ -16,7 +16,7 @@ def test_a_prompt_of_the_checkpoint_goes_before_each_text() -> None:
 @pytest.mark.parametrize(
     ("prompts", "name", "text"),
     [
-        (["a"], "other", "no prompt 'other'; its prompts: query, document"),
+        (["a"], "other", "no prompt_name 'other': those of this model are query, document"),
         (["a", [1, 2]], "query", "goes before texts"),
     ],
 )

@@ -26,12 +26,13 @@ class Classifier:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
 
-    def logits(self, text: str) -> np.ndarray:
+    def logits(self, *texts: str, **options: Any) -> np.ndarray:
+        """Those of a text, or of a pair in the tokenizer's form; `options` are the tokenizer's."""
         with torch.inference_mode():
-            return self._model(torch.tensor([self.tokenizer(text)["input_ids"]])).logits[0].numpy()
+            return self._model(**self.tokenizer(*texts, return_tensors="pt", **options)).logits[0].numpy()
 
-    def score(self, text: str) -> float:
-        return 1 / (1 + math.exp(-float(self.logits(text)[0])))
+    def score(self, *texts: str, **options: Any) -> float:
+        return 1 / (1 + math.exp(-float(self.logits(*texts, **options)[0])))
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +57,24 @@ def scores_of(answer: httpx.Response) -> list[float]:
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_a_model_with_one_class_reads_both_texts(ranking_server: ServerProcess, ranker: Classifier, path: str) -> None:
-    expected = [ranker.score(QUERY + document) for document in DOCUMENTS]
+    expected = [ranker.score(QUERY, document) for document in DOCUMENTS]
     answer = ask(ranking_server, path, text_1=QUERY, text_2=DOCUMENTS)
     assert scores_of(answer) == pytest.approx(expected, abs=1e-5)
     body = answer.json()
-    num_tokens = sum(len(ranker.tokenizer(QUERY + document)["input_ids"]) for document in DOCUMENTS)
+    num_tokens = sum(len(ranker.tokenizer(QUERY, document)["input_ids"]) for document in DOCUMENTS)
     assert (body["object"], body["data"][0]["object"], body["usage"]["prompt_tokens"]) == ("list", "score", num_tokens)
     raw = scores_of(ask(ranking_server, path, queries=QUERY, documents=DOCUMENTS, use_activation=False))
-    assert raw == pytest.approx([float(ranker.logits(QUERY + document)[0]) for document in DOCUMENTS], abs=1e-5)
+    assert raw == pytest.approx([float(ranker.logits(QUERY, document)[0]) for document in DOCUMENTS], abs=1e-5)
     pairs = scores_of(ask(ranking_server, path, data_1=DOCUMENTS, data_2=DOCUMENTS))
-    assert pairs == pytest.approx([ranker.score(document + document) for document in DOCUMENTS], abs=1e-5)
+    assert pairs == pytest.approx([ranker.score(document, document) for document in DOCUMENTS], abs=1e-5)
     objects = scores_of(ask(ranking_server, path, queries={"content": [{"type": "text", "text": QUERY}]}, items="The"))
-    assert objects == pytest.approx([ranker.score(QUERY + "The")], abs=1e-5)
+    assert objects == pytest.approx([ranker.score(QUERY, "The")], abs=1e-5)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_ranks_in_the_form_of_jina_and_cohere(ranking_server: ServerProcess, ranker: Classifier, path: str) -> None:
     expected = sorted(
-        ((ranker.score(QUERY + document), index) for index, document in enumerate(DOCUMENTS)), reverse=True
+        ((ranker.score(QUERY, document), index) for index, document in enumerate(DOCUMENTS)), reverse=True
     )
     body = ask(ranking_server, path, model="tiny", query=QUERY, documents=DOCUMENTS).raise_for_status().json()
     assert [each["index"] for each in body["results"]] == [index for _, index in expected]
@@ -98,9 +99,10 @@ def test_either_text_is_cut(ranking_server: ServerProcess, ranker: Classifier) -
 
     limits = {"max_tokens_per_query": 2, "max_tokens_per_doc": 4}
     [score] = scores_of(ask(ranking_server, "/score", text_1=QUERY, text_2=DOCUMENTS[0], **limits))
-    assert score == pytest.approx(ranker.score(first(QUERY, 2) + first(DOCUMENTS[0], 4)), abs=1e-5)
+    assert score == pytest.approx(ranker.score(first(QUERY, 2), first(DOCUMENTS[0], 4)), abs=1e-5)
     [whole] = scores_of(ask(ranking_server, "/score", text_1=QUERY, text_2=DOCUMENTS[0], truncate_prompt_tokens=5))
-    assert whole == pytest.approx(ranker.score(first(QUERY + DOCUMENTS[0], 5)), abs=1e-5)
+    cut = {"truncation": True, "max_length": 5}
+    assert whole == pytest.approx(ranker.score(QUERY, DOCUMENTS[0], **cut), abs=1e-5)
 
 
 @pytest.fixture(scope="module")

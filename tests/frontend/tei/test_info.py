@@ -18,7 +18,7 @@ def test_names_of_poolings(pooling: SequencePooling, name: str) -> None:
         limits=SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64),
         spec=SimpleNamespace(dtype="float32"),
     )
-    engine: Any = SimpleNamespace(config=config, model=SimpleNamespace(name="tiny"), max_model_len=64)
+    engine: Any = SimpleNamespace(config=config, model=SimpleNamespace(name="tiny", folder="x"), max_model_len=64)
     kind = describe_model(engine, Tasks(engine)).model_type
     assert kind.embedding is not None
     assert kind.embedding.pooling == name

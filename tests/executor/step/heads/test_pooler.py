@@ -109,6 +109,18 @@ def test_hidden_states_are_those_of_transformers(
     assert tokens_of({each.sequences[0].request_id: got[each.sequences[0].request_id] for each in others}) == alone
 
 
+@pytest.mark.parametrize("num_lead_tokens", [3, 40, 75, 90])
+def test_a_mean_may_leave_the_first_tokens_out(
+    served: tuple[Worker, dict[str, Any]], hidden: list[np.ndarray], num_lead_tokens: int
+) -> None:
+    """The prompt takes several steps; a mean of nothing is zeros, as in sentence-transformers."""
+    worker, groups = served
+    [deltas] = generate(worker, [pool("a", PROMPTS[2], "mean", num_lead_tokens=num_lead_tokens)], **groups).values()
+    states = hidden[2][num_lead_tokens:]
+    expected = states.mean(0, keepdims=True) if len(states) else np.zeros_like(hidden[2][:1])
+    np.testing.assert_allclose(vectors_of([each.output for each in deltas]), expected, atol=2e-5)
+
+
 def test_a_prompt_may_be_as_long_as_the_model_computes(served: tuple[Worker, dict[str, Any]]) -> None:
     worker, groups = served
     prompt = prompt_of(8, MAX_MODEL_LEN)

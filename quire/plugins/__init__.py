@@ -1,0 +1,1 @@
+"""Plugins, where vLLM's programs import their classes."""

@@ -1,0 +1,1 @@
+"""Plugins of data in and out of pooling models."""
