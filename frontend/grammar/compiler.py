@@ -10,7 +10,7 @@ from quire.core.wire.protocol import Grammar
 from quire.core.wire.structured_outputs import ConstraintKind, StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.constraint import Constraint, read_constraint
-from quire.frontend.grammar.helper_client import Helper, HelperDied, OutOfTime
+from quire.frontend.grammar.helper_client import Helper, HelperDied, HelperKilled, OutOfTime
 from quire.frontend.grammar.messages import Compile, Compiled, GrammarRefused, Setup
 from quire.frontend.grammar.pool import HelperPool
 from quire.frontend.grammar.vocabulary import PREFIX
@@ -110,10 +110,19 @@ class GrammarCompiler:
 
     async def _compile(self, constraint: Constraint, key: bytes) -> Grammar:
         field = f"structured_outputs.{constraint.kind}"
-        async with self._helpers().helper() as helper:
-            answer = await self._ask(helper, Compile(constraint, list(self._vocabularies)), field)
-            if answer.is_large:
-                helper.kill()
+        question = Compile(constraint, list(self._vocabularies))
+        try:
+            answer = await self._ask_helper(question, field)
+        except HelperKilled:
+            logger.warning("somebody ended the helper that compiled a %s; another one does it", constraint.kind)
+            try:
+                answer = await self._ask_helper(question, field)
+            except HelperKilled:
+                raise UnavailableError(
+                    f"{_WORDS[constraint.kind]} was not compiled, because somebody twice ended the helper process that "
+                    "did it; send the request again later.",
+                    retry_after_seconds=RETRY_SECONDS,
+                ) from None
         if isinstance(answer, GrammarRefused):
             message = f"{_WORDS[constraint.kind]} cannot be followed: {answer.message} {_remedy(constraint)}"
             raise ParameterError(message, param=field)
@@ -124,6 +133,14 @@ class GrammarCompiler:
                 param=field,
             )
         return Grammar(answer.backend, key, answer.data, self._vocabulary_path(answer))
+
+    async def _ask_helper(self, question: Compile, field: str) -> Compiled | GrammarRefused:
+        """Asks a helper of the pool, and ends it if it has become large."""
+        async with self._helpers().helper(len(question.constraint.text)) as helper:
+            answer = await self._ask(helper, question, field)
+            if answer.is_large:
+                helper.kill()
+        return answer
 
     async def _ask(self, helper: Helper, question: Compile, field: str) -> Compiled | GrammarRefused:
         kind = question.constraint.kind
@@ -147,6 +164,8 @@ class GrammarCompiler:
                 f"{_WORDS[kind]} takes more than {self._limit_cpu_seconds:g} s of processor time to compile; "
                 "make it simpler."
             )
+        except HelperKilled:
+            raise
         except HelperDied:
             logger.warning("a %s ended the helper that compiled it", kind)
             message = f"{_WORDS[kind]} takes more than {self._limit_bytes} bytes of memory to compile; make it simpler."

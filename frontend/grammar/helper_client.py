@@ -9,7 +9,14 @@ import sys
 
 import msgspec
 
+from quire.core.process_activity import is_stopped
+from quire.core.process_ends import OUTSIDE
+from quire.core.processes import until_ended
 from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Setup, framed
+
+END_SECONDS = 2.0
+LOOK_SECONDS = 0.5
+"""The interval at which a question looks whether its helper is stopped."""
 
 
 class HelperDied(Exception):
@@ -18,6 +25,10 @@ class HelperDied(Exception):
 
 class OutOfTime(HelperDied):
     """The helper ended because the answer took more processor time than the limit."""
+
+
+class HelperKilled(HelperDied):
+    """Somebody outside ended or stopped the helper, or the host ran out of memory: the question is not at fault."""
 
 
 class Helper:
@@ -55,15 +66,44 @@ class Helper:
 
         Raises:
             OutOfTime: the answer took more than `Setup.limit_cpu_seconds`.
+            HelperKilled: somebody outside ended or stopped the helper.
             HelperDied: the helper ended without an answer.
         """
         try:
             self._writer.write(framed(question))
-            [length] = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            return msgspec.msgpack.decode(await self._reader.readexactly(length), type=Answer)
+            return await self._answer()
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.kill()  # the helper closed the socket, so it is ending; this waits for its exit status
-            raise (OutOfTime if self._process.returncode == -signal.SIGPROF else HelperDied) from None
+            raise await self._why_ended() from None
+
+    async def _answer(self) -> Answer:
+        """The answer. Looks meanwhile whether the helper is stopped, because it would then never come."""
+        reading = asyncio.create_task(self._read())
+        try:
+            while not reading.done():
+                await asyncio.wait([reading], timeout=LOOK_SECONDS)
+                if not reading.done() and is_stopped(self.pid):
+                    self.kill()
+                    raise HelperKilled
+            return reading.result()
+        finally:
+            reading.cancel()
+
+    async def _why_ended(self) -> HelperDied:
+        """The reason for the end of a helper that has closed its socket, and so is about to end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await until_ended(self.pid)
+        self.kill()
+        match -self._process.returncode:
+            case signal.SIGPROF:
+                return OutOfTime()
+            case number if number in OUTSIDE:
+                return HelperKilled()
+        return HelperDied()
+
+    async def _read(self) -> Answer:
+        [length] = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        return msgspec.msgpack.decode(await self._reader.readexactly(length), type=Answer)
 
     @property
     def pid(self) -> int:

@@ -177,6 +177,13 @@ def test_a_bomb_costs_itself_a_refusal_and_others_nothing(compilers: Compilers) 
     assert not any(psutil.pid_exists(pid) for pid in before)
 
 
+@pytest.fixture
+def _stops_like_a_busy_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks whether a helper is stopped, so that a stop is what a host without a free core does to it."""
+    monkeypatch.setattr("quire.frontend.grammar.helper_client.LOOK_SECONDS", 600.0)
+
+
+@pytest.mark.usefixtures("_stops_like_a_busy_host")
 def test_time_that_a_helper_waits_for_a_core_is_not_held_against_the_constraint(compilers: Compilers) -> None:
     """An extremely busy host: the helper is stopped for several times the limit of a compilation."""
 
@@ -199,6 +206,61 @@ def test_a_first_constraint_does_not_pay_for_the_start_of_its_helper(compilers: 
     assert asyncio.run(compilers(limit_cpu_seconds=0.1).compile(params(regex="a+"))).backend == "xgrammar"
 
 
+async def _busy_helper(compiler: GrammarCompiler, asked: "asyncio.Task[Any]", but: int = 0) -> int:
+    """The process of the helper that has the question; not `but`."""
+    async with asyncio.timeout(60):
+        while not (pids := [pid for pid in compiler.helper_pids if pid != but]):
+            assert not asked.done()
+            await asyncio.sleep(0.01)
+    return pids[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_a_helper_that_somebody_ends_or_stops_is_replaced_once(number: signal.Signals, compilers: Compilers) -> None:
+    """The constraint is not at fault, so it is not refused."""
+
+    async def run() -> None:
+        compiler = compilers()
+        await compiler.compile(params(**SMALL))
+        [first] = compiler.helper_pids
+        os.kill(first, signal.SIGSTOP)  # it has not answered when it ends
+        asked = asyncio.create_task(compiler.compile(params(regex="a+")))
+        await asyncio.sleep(0)
+        os.kill(first, number)
+        if number == signal.SIGTERM:
+            os.kill(first, signal.SIGCONT)
+        assert (await asked).backend == "xgrammar"
+        assert first not in compiler.helper_pids
+
+        asked = asyncio.create_task(compiler.compile(params(regex="b+")))
+        for _ in range(2):
+            first = await _busy_helper(compiler, asked, first)
+            os.kill(first, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="twice"):
+            await asked
+
+    asyncio.run(run())
+
+
+def test_a_small_constraint_does_not_wait_for_many_large_ones(compilers: Compilers) -> None:
+    async def run() -> None:
+        compiler = compilers()
+        large = [{"choice": [f"{number}" + each for each in BOMB["choice"]]} for number in range(12)]
+        slow = [asyncio.create_task(compiler.compile(params(**each))) for each in large]
+        async with asyncio.timeout(60):
+            while len(compiler.helper_pids) < 3:
+                await asyncio.sleep(0.05)
+        await compiler.compile(params(**SMALL))
+        assert sum(task.done() for task in slow) < len(slow) / 2
+        for task in slow:
+            task.cancel()
+        compiler.close()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("_stops_like_a_busy_host")
 def test_a_helper_that_never_runs_is_the_hosts_fault(compilers: Compilers) -> None:
     async def run() -> UnavailableError:
         compiler = compilers(backstop_seconds=1)
