@@ -12,7 +12,8 @@ QuireError
 └── EngineError            the engine failed while it held the request (500)
     └── EngineDeadError    the engine is gone and will not come back (503)
         ├── PeerLostError  it could not go on without another engine or worker
-        └── HostLostError  one of its hosts is gone; the next engine waits for the host
+        ├── HostLostError  one of its hosts is gone; the next engine waits for the host
+        └── EngineKilledError  somebody outside has ended or stopped one of its processes
 """
 
 
@@ -78,3 +79,7 @@ class PeerLostError(EngineDeadError):
 
 class HostLostError(EngineDeadError):
     """A host with workers of the engine, or with the engine itself, is gone. The next engine waits for the host."""
+
+
+class EngineKilledError(EngineDeadError):
+    """Somebody outside has ended or stopped a process of the engine, and no request is to blame."""

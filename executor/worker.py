@@ -138,7 +138,8 @@ class Worker:
         config, spec = self._config, self._config.spec
         if self._speculator is not None or config.draft_model is not None:
             check_layout(config)
-        free = memory.device_memory(self._device, config.layout.num_local * config.num_engines_loading)
+        num_ranks = config.layout.num_local * config.num_engines_loading
+        free = memory.device_memory(self._device, num_ranks, reserved_bytes=config.spare_bytes)
         started = time.monotonic()
         if self._is_last:
             processors = ProcessorContext(config.limits.max_num_seqs, spec.vocab_size, self._device)

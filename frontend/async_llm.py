@@ -11,7 +11,6 @@ from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
 from quire.core.engine.borrowed_engine import BorrowingLauncher, FollowsOwner
 from quire.core.engine.client import EngineClient, OnPlaced
-from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import ConfigError
 from quire.core.logging import configure_for_program
 from quire.core.wire.pooling_params import PoolingParams
@@ -154,10 +153,12 @@ class AsyncLLM(EngineControl):
             setup.launchers if borrowed is None else borrowed,
             num_slots=config.limits.max_num_seqs,
             on_stats=metrics.on_stats if metrics else None,
-            restarts=RestartPolicy if borrowed is None else FollowsOwner,
+            restarts=setup.restarts if borrowed is None else FollowsOwner,
             known=known,
             coupled=config.layout.shares_experts,
             on_placed=on_placed,
+            on_pause=metrics.on_pause if metrics else None,
+            on_replay=metrics.on_replay if metrics else None,
         )
         for number, statistics in enumerate(metrics.engines if metrics else []):
             statistics.status = partial(client.status_of, number)

@@ -17,13 +17,19 @@ from tests.core.engine.null_engine import NULL_WORKER
 
 START_SECONDS = 120.0
 
-WITHOUT_MODEL = (
-    "-c",
-    "from quire.frontend.cli.main import main\n"
-    "from quire.frontend.launch.launcher import EngineLauncher\n"
-    f"EngineLauncher.__init__.__kwdefaults__['worker_factory'] = {NULL_WORKER!r}\n"
-    "main()\n",
-)
+
+def program_with(worker: str) -> tuple[str, str]:
+    """A program for `ServerProcess` whose engines have the workers that a function of this name builds."""
+    return (
+        "-c",
+        "from quire.frontend.cli.main import main\n"
+        "from quire.frontend.launch.launcher import EngineLauncher\n"
+        f"EngineLauncher.__init__.__kwdefaults__['worker_factory'] = {worker!r}\n"
+        "main()\n",
+    )
+
+
+WITHOUT_MODEL = program_with(NULL_WORKER)
 """A program for `ServerProcess` whose engines have workers without a model, for tests of what is around the engines.
 Such workers answer at once and start without torch, whose import takes most of a start.
 """
@@ -56,9 +62,22 @@ class ServerProcess:
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"server-{self.port}.log"
         self.started_at = time.monotonic()
+        spare = (
+            () if "--enable-warm-spare" in arguments else ("--no-enable-warm-spare",)
+        )  # most tests have no use for one
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *program, "serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
+                [
+                    sys.executable,
+                    *program,
+                    "serve",
+                    *arguments,
+                    *spare,
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(self.port),
+                ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),

@@ -153,7 +153,7 @@ def check_serving_pod(pod: dict[str, Any], words: list[str]) -> None:
     """Probes and times of a pod that serves HTTP."""
     [container] = pod["containers"]
     assert {"name": "http", "containerPort": PORT} in container["ports"]
-    for probe, path in (("startupProbe", "/health"), ("readinessProbe", "/health"), ("livenessProbe", "/version")):
+    for probe, path in (("startupProbe", "/health"), ("readinessProbe", "/ready"), ("livenessProbe", "/live")):
         assert container[probe]["httpGet"] == {"path": path, "port": "http"}
     [pause] = [int(word) for word in container["lifecycle"]["preStop"]["exec"]["command"] if word.isdigit()]
     assert pod["terminationGracePeriodSeconds"] >= pause + shutdown_timeout(words) + MARGIN_SECONDS

@@ -15,7 +15,8 @@ import openai
 import psutil
 import pytest
 
-from tests.servers import ServerProcess
+from tests.executor.doubles import POISON
+from tests.servers import ServerProcess, program_with
 
 STREAM = {"prompt": [5, 6, 7, 8], "max_tokens": 400, "temperature": 0.9, "seed": 4, "extra_body": {"ignore_eos": True}}
 
@@ -69,26 +70,56 @@ def test_stream_survives_kill_9_of_the_engine(own_server: ServerProcess) -> None
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_request_present_at_two_crashes_is_refused_and_others_are_served(own_server: ServerProcess, n: int) -> None:
+def test_a_stream_outlasts_several_kills(own_server: ServerProcess, n: int) -> None:
     client = openai.OpenAI(base_url=own_server.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
-    long = STREAM | {"max_tokens": 2000}
+    long: dict[str, Any] = STREAM | {"max_tokens": 2000, "n": n}
+    whole = [choice.text for choice in client.completions.create(model="tiny", **long).choices]
+    before = counters(own_server)
     with ThreadPoolExecutor() as pool:
-        poisoned = pool.submit(lambda: client.completions.create(model="tiny", n=n, **long))
+        running = pool.submit(lambda: client.completions.create(model="tiny", **long))
         wait_for(lambda: running_requests(own_server) == n)
-        for _ in range(2):
+        for _ in range(3):
             kill_engine(own_server)
-        with pytest.raises(openai.InternalServerError, match="crashed twice"):
-            poisoned.result(timeout=60)
-    assert client.completions.create(model="tiny", prompt="Hello", max_tokens=3).choices[0].finish_reason == "length"
+        assert [choice.text for choice in running.result(timeout=60).choices] == whole
+    restarts, replays, pauses = (now - then for now, then in zip(counters(own_server), before, strict=True))
+    assert restarts == 3
+    assert 1 <= replays <= 3
+    assert n <= pauses <= 3 * n
+
+
+def counters(server: ServerProcess) -> list[float]:
+    """Restarts, requests that were submitted again, and pauses of sequences."""
+    text = httpx.get(server.base_url + "/metrics").text
+    names = ("quire:engine_restarts_total", "quire:request_replays_total", "quire:stream_pause_seconds_count")
+    return [
+        float(line.rsplit(" ", 1)[1]) for name in names for line in text.splitlines() if line.startswith(name + "{")
+    ]
+
+
+def test_a_request_that_engines_do_not_survive_is_refused_and_others_are_served(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    server = ServerProcess(
+        tmp_path, str(checkpoint("llama")), "--served-model-name", "tiny",
+        program=program_with("tests.executor.doubles:PoisonWorker"),
+        env={"POISON": "raise", "PYTHONPATH": str(Path(__file__).parents[1])},
+    ).wait_until_ready()  # fmt: skip
+    client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
+    with pytest.raises(openai.InternalServerError, match="crashed 3 times while it had this request"):
+        client.completions.create(model="tiny", prompt=[POISON, 5], max_tokens=5)
+    assert client.completions.create(model="tiny", prompt=[5], max_tokens=3).choices[0].finish_reason is not None
+    server.stop()
 
 
 def kill_engine(server: ServerProcess) -> None:
-    """Kills the engine and waits until another one serves. /health answers 200 meanwhile, with the engine's state."""
+    """Kills the engine and waits until another one serves. /health answers 503 meanwhile, with the engine's state, and
+    /live 200: no supervisor need start the server anew."""
     engine_of(server).send_signal(signal.SIGKILL)
     seen = [engine_health(server)]
 
     def is_back() -> bool:
         seen.append(engine_health(server))
+        assert httpx.get(server.base_url + "/live").status_code == 200
         return seen[-1]["state"] == "serving" and any(each["state"] == "restarting" for each in seen)
 
     wait_for(is_back)
@@ -99,8 +130,9 @@ def kill_engine(server: ServerProcess) -> None:
 
 def engine_health(server: ServerProcess) -> dict[str, Any]:
     answer = httpx.get(server.base_url + "/health")
-    assert answer.status_code == 200
-    return answer.json()["engine"]
+    engine: dict[str, Any] = answer.json()["engine"]
+    assert answer.status_code == (503 if engine["state"] == "restarting" else 200)
+    return engine
 
 
 def running_requests(server: ServerProcess) -> int:

@@ -31,7 +31,14 @@ from quire.core.cluster.messages import (
 )
 from quire.core.cluster.node_compatibility import ADDRESS_FLAGS, NodeFacts, name_ranks, obstacle
 from quire.core.cluster.peer_clock import PeerClock
-from quire.core.errors import ConfigError, EngineDeadError, EngineError, HostLostError, PeerLostError
+from quire.core.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    EngineKilledError,
+    HostLostError,
+    PeerLostError,
+)
 from quire.core.logging import get_logger
 from quire.core.wire.channel import Channel, bind_router
 from quire.core.wire.protocol import FailureCause
@@ -348,7 +355,8 @@ class ClusterCoordinator:
         logger.error("%s is lost: %s", node.facts, reason)
         node.tell(Ended("node 0 takes this node for lost."))
         name = str(node.facts)
-        kind = {"host": HostLostError, "peer": PeerLostError}.get(cause, EngineError)
+        kinds = {"host": HostLostError, "peer": PeerLostError, "killed": EngineKilledError}
+        kind = kinds.get(cause, EngineError)
         error = kind(f"{name[0].upper()}{name[1:]} is lost: {reason}")
         node.on_lost(error)
         if self._listener is not None:

@@ -15,6 +15,7 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.observability import ObservabilityConfig
 from quire.core.config.parallel import ParallelConfig
 from quire.core.config.reasoning import ReasoningConfig
+from quire.core.config.recovery import RecoveryConfig
 from quire.core.config.scheduler import SchedulerConfig
 from quire.core.config.structured_outputs import StructuredOutputsConfig
 from quire.core.errors import ConfigError
@@ -32,6 +33,7 @@ class EngineArgs(Struct, frozen=True, kw_only=True):
     observability: ObservabilityConfig = ObservabilityConfig()
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     reasoning: ReasoningConfig = ReasoningConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
 
     @classmethod
     def from_flat(cls, **options: Any) -> "EngineArgs":

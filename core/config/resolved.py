@@ -16,6 +16,9 @@ from quire.core.config.quantization import Quantization
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace, Layout
 
+SPARE_PROCESS_BYTES = 250 * 2**20
+"""What a process takes that has imported everything and has no model."""
+
 
 class EncoderSpec(Struct, frozen=True, kw_only=True):
     """Facts about the encoder of a model whose decoder attends to what it has read."""
@@ -116,6 +119,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     logits_processors: list[str] = []  # module:Class
     logging: LoggingConfig = LoggingConfig()
     is_restart: bool = False  # an engine with these options ran before
+    keeps_spare: bool = False  # a spare engine process waits beside each engine
     is_led_from_afar: bool = False  # failures are reported on another host, so they are logged here, too
     enforce_eager: bool = False  # no decode step comes from a recording
     graphs: GraphConfig = GraphConfig()
@@ -140,6 +144,12 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         """The number of engines that divide the free memory of this host now. A restarted engine is alone: the others
         have left it the memory that is free. Engines that share experts are restarted together."""
         return 1 if self.is_restart and not self.layout.shares_experts else self.place.num_local
+
+    @property
+    def spare_bytes(self) -> int:
+        """The RAM of this host that spare processes take, of all engines that start now."""
+        num_processes = 1 if self.executor == "uni" else 1 + self.layout.num_local
+        return SPARE_PROCESS_BYTES * num_processes * self.num_engines_loading if self.keeps_spare else 0
 
     @property
     def page_slots(self) -> int:

@@ -4,10 +4,10 @@ import asyncio
 
 from msgspec import Struct
 
+from quire.core.engine.failures import error_of
 from quire.core.engine.launcher import NoMoreEnginesError
 from quire.core.engine.restart_policy import Fault, RestartPolicy
 from quire.core.engine.running_engine import EngineAddress, RunningEngine
-from quire.core.errors import EngineDeadError, PeerLostError
 
 
 class EngineReport(Struct, array_like=True, tag="engine"):
@@ -16,14 +16,14 @@ class EngineReport(Struct, array_like=True, tag="engine"):
     Attributes:
         engine: the running engine, once it is ready.
         end: why the last engine has ended; another follows unless `is_gone`.
-        has_lost_peer: it ended because of another one.
+        fault: whose fault that was.
         waits_for: the resource for which the next engine waits; None: nothing.
     """
 
     number: int
     engine: EngineAddress | None = None
     end: str = ""
-    has_lost_peer: bool = False
+    fault: Fault = "own"
     is_gone: bool = False
     waits_for: str | None = None
 
@@ -64,7 +64,10 @@ class BorrowingLauncher:
         self._report = report
         self._changed.set()
         if has_ended and self._borrowed is not None:
-            self._borrowed.end((PeerLostError if report.has_lost_peer else EngineDeadError)(report.end))
+            self._borrowed.end(error_of(report.fault, report.end))
+
+    def warm_up(self) -> None:
+        """Does nothing: the owner does."""
 
     async def launch(self) -> BorrowedEngine:
         """The running engine, or the next one.

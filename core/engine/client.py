@@ -3,27 +3,30 @@
 The client keeps the delivered tokens of each unfinished sequence. When an engine dies or goes silent, its supervisor
 starts another. Meanwhile the sequences move to other engines with room, or wait for the next engine. Either way they
 are submitted with their delivered tokens. Sampling is a function of (seed, position), so a stream continues as if
-nothing had happened. A sequence fails if two engines crash while they hold it. An engine that ends because another one
-is missing has not crashed.
+nothing had happened. A request that an engine has had in two crashes, without a token between them, is a suspect: it is
+tried alone, and fails if that ends in a crash as well. An engine that somebody outside ended, or that ends because
+another one is missing, has not crashed.
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from quire.core.engine.engine_handle import EngineHandle
 from quire.core.engine.engine_life import EngineMessage
 from quire.core.engine.engine_link import EngineLink
 from quire.core.engine.engine_selection import make_selector
+from quire.core.engine.failures import fault_of
 from quire.core.engine.fleet import Fleet, agreed
 from quire.core.engine.fleet_status import EngineStatus, FleetStatus
 from quire.core.engine.launcher import Launcher
 from quire.core.engine.restart_policy import RestartPolicy
-from quire.core.errors import PeerLostError, QuireError
+from quire.core.engine.submitted import OnDelta, Submitted, Tracked, continued, num_tokens
+from quire.core.errors import QuireError
 from quire.core.logging import get_logger
 from quire.core.routing.router import RoutingRules
 from quire.core.wire.protocol import (
@@ -33,36 +36,13 @@ from quire.core.wire.protocol import (
     Heartbeat,
     RequestDelta,
     SchedulerStats,
-    SequenceStart,
     StepOutputs,
 )
 from quire.core.wire.row_outputs import RequestFailure
 
 logger = get_logger(__name__)
 
-MAX_CRASHES_PER_REQUEST = 2
-
-OnDelta = Callable[[RequestDelta], None]
 OnPlaced = Callable[[int, Sequence[int]], None]
-
-
-class _Submitted(Struct):
-    """A request with unfinished sequences."""
-
-    request: EngineRequest
-    num_unfinished: int
-    blocks: list[int]  # see `EngineSelector.blocks`
-    link: EngineLink  # the engine that has it, or will have it when it is ready
-
-
-class _Tracked(Struct):
-    """The state of one unfinished sequence, which the client alone keeps."""
-
-    submitted: _Submitted
-    start: SequenceStart
-    on_delta: OnDelta
-    delivered: list[int]
-    crashes: int = 0
 
 
 class EngineClient:
@@ -78,6 +58,8 @@ class EngineClient:
         coupled: the engines cannot run without one another, so they end and are restarted together.
         on_placed: called with an engine's number and the blocks (`prompt_blocks`) of each prompt that it is sent, for
             other frontends' `on_placed_elsewhere`.
+        on_pause: called with an engine's number and the seconds for which a sequence stood still because of a crash.
+        on_replay: called with an engine's number when it is sent a request that another engine had before.
 
     Attributes:
         ready: what each engine can do, by number; empty until all have started.
@@ -94,10 +76,16 @@ class EngineClient:
         known: Sequence[EngineReady] = (),
         coupled: bool = False,
         on_placed: OnPlaced | None = None,
+        on_pause: Callable[[int, float], None] | None = None,
+        on_replay: Callable[[int], None] | None = None,
     ) -> None:
         self._on_placed = on_placed or (lambda engine, blocks: None)
         self._on_stats = on_stats or (lambda engine, stats: None)
-        self._tracked: dict[str, _Tracked] = {}
+        self._on_pause = on_pause or (lambda engine, seconds: None)
+        self._on_replay = on_replay or (lambda engine: None)
+        self._tracked: dict[str, Tracked] = {}
+        self._paused: dict[str, float] = {}  # since when each sequence stands still, because of a crash
+        self._trials: dict[int, Submitted] = {}  # the suspect that an engine has alone, by the engine's number
         self._known = list(known)
         self.ready: list[EngineReady] = []
         self._fleet = Fleet(launchers, self, coupled=coupled, restarts=restarts)
@@ -146,9 +134,9 @@ class EngineClient:
         self.check_health()
         blocks = self._selector.blocks(request)
         link = self._selector.choose(blocks) if engine is None else self._links[engine]
-        submitted = _Submitted(request, len(request.sequences), blocks, link)
+        submitted = Submitted(request, len(request.sequences), blocks, link)
         for start, on_delta in zip(request.sequences, on_deltas, strict=True):
-            self._tracked[start.request_id] = _Tracked(submitted, start, on_delta, list(start.output_token_ids))
+            self._tracked[start.request_id] = Tracked(submitted, start, on_delta, list(start.output_token_ids))
         self._place(submitted, request)
         return link.number
 
@@ -240,8 +228,7 @@ class EngineClient:
         link = self._links[engine.number]
         link.holds_requests = True
         self._selector.on_ready(link, ready)
-        for submitted, sequences in self._unfinished_on(link):
-            self._send(submitted, _continued(submitted.request, sequences))
+        self._send_waiting(link)
         for other in self._links:
             if not other.holds_requests:
                 self._evacuate(other)
@@ -251,7 +238,11 @@ class EngineClient:
         match message:
             case StepOutputs():
                 link.translate_times(message)
+                if self._paused:
+                    self._end_pauses(link.number, message.deltas)
                 self._deliver(message.deltas)
+                if link.number in self._trials:
+                    self._judge_trial(link)
                 self._on_load(link, message.stats)
             case Heartbeat():
                 self._on_load(link, message.stats)
@@ -267,15 +258,29 @@ class EngineClient:
         link = self._links[engine.number]
         link.on_crash()
         self._selector.on_empty(link)
-        is_innocent = isinstance(end, PeerLostError)
-        poison = []
-        for request_id, tracked in self._tracked.items():
-            if tracked.submitted.link is link and not is_innocent:
-                tracked.crashes += 1
-                if tracked.crashes >= MAX_CRASHES_PER_REQUEST:
-                    poison.append(request_id)
-        self._fail(poison, "The engine crashed twice while it held this request, so it is not tried again.")
+        on_trial = self._trials.pop(link.number, None)
+        present = [each for each in self._unfinished_on(link) if each[0].is_sent]
+        for submitted, sequences in present:
+            submitted.is_sent = False
+            for each in sequences:
+                self._paused.setdefault(each.start.request_id, engine.heard_at or time.monotonic())
+        if fault_of(end) == "own":
+            self._blame(present, on_trial)
         self._evacuate(link)
+
+    def _blame(self, present: list[tuple[Submitted, list[Tracked]]], on_trial: Submitted | None) -> None:
+        """Notes a crash of an engine that had requests. Fails the one on trial, which had the engine to itself."""
+        for submitted, sequences in present:
+            if on_trial is None:
+                submitted.on_crash(sequences)
+            elif submitted is not on_trial:
+                submitted.blame = 0  # the culprit is found
+            else:
+                self._fail(
+                    [each.start.request_id for each in sequences],
+                    f"The engine crashed {submitted.blame + 1} times while it had this request, at last as it tried it "
+                    "alone, so it is not tried again.",
+                )
 
     def on_dead(self, engine: EngineHandle, error: QuireError) -> None:
         if self._fleet.is_dead:
@@ -288,27 +293,61 @@ class EngineClient:
 
     # ---------------------------------------------------------------------------------------------------- the requests
 
-    def _place(self, submitted: _Submitted, request: EngineRequest) -> None:
-        """Assigns a request, or its unfinished part, to its engine. `on_ready` sends it if the engine is not ready."""
+    def _place(self, submitted: Submitted, request: EngineRequest) -> None:
+        """Assigns a request, or its unfinished part, to its engine. It is sent later if the engine is not ready, or
+        has a request on trial."""
         submitted.link.place(request)
-        if submitted.link.engine.is_ready:
+        if submitted.link.engine.is_ready and submitted.link.number not in self._trials:
             self._send(submitted, request)
 
-    def _send(self, submitted: _Submitted, request: EngineRequest) -> None:
+    def _send(self, submitted: Submitted, request: EngineRequest) -> None:
         """Sends a request, or its unfinished part, to its engine, which is ready, and counts its tokens as load."""
         link = submitted.link
         num_cached = self._selector.add_prompt(link, submitted.blocks)
-        link.send(replace(request, num_new_tokens=_num_tokens(request) - num_cached))
+        link.send(replace(request, num_new_tokens=num_tokens(request) - num_cached))
         self._selector.on_load(link)
+        submitted.on_sent(request)
+        if submitted.num_sent > 1:
+            self._on_replay(link.number)
         if submitted.blocks:
             self._on_placed(link.number, submitted.blocks)
 
+    def _send_waiting(self, link: EngineLink) -> None:
+        """Sends a ready engine the requests that wait for it; if there are suspects among them, one of these alone."""
+        waiting = [each for each in self._unfinished_on(link) if not each[0].is_sent]
+        suspects = [each for each in waiting if each[0].is_suspect]
+        if suspects:
+            self._trials[link.number] = suspects[0][0]
+        for submitted, sequences in suspects[:1] or waiting:
+            self._send(submitted, continued(submitted.request, sequences))
+
+    def _judge_trial(self, link: EngineLink) -> None:
+        """Acquits the request on trial once it has got a token; the others follow."""
+        submitted = self._trials[link.number]
+        sequences = [each for each in self._tracked.values() if each.submitted is submitted]
+        if submitted.has_progressed(sequences):
+            self._end_trial(link)
+
+    def _end_trial(self, link: EngineLink) -> None:
+        self._trials.pop(link.number).blame = 0
+        if link.engine.is_ready:
+            self._send_waiting(link)
+
+    def _end_pauses(self, engine: int, deltas: list[RequestDelta]) -> None:
+        """Notes that these sequences go on."""
+        now = time.monotonic()
+        for delta in deltas:
+            if (since := self._paused.pop(delta.request_id, None)) is not None:
+                self._on_pause(engine, now - since)
+
     def _evacuate(self, link: EngineLink) -> None:
         """Moves the requests of an engine that does not run to other engines. Requests for which no engine has room
-        wait for the next engine; if there will be none, they move all the same."""
+        wait for the next engine, as suspects do; if there will be none, they move all the same."""
         if self._fleet.is_coupled:
             return
         for submitted, sequences in self._unfinished_on(link):
+            if submitted.is_suspect and not link.engine.is_dead:
+                continue
             if link.engine.is_dead:
                 refuge = self._selector.refuge(submitted.blocks, len(sequences), even_full=True)
                 refuge = refuge or self._selector.choose(submitted.blocks)
@@ -316,12 +355,12 @@ class EngineClient:
                 refuge = self._selector.refuge(submitted.blocks, len(sequences), even_full=False)
             if refuge is not None:
                 link.remove(submitted.request, len(sequences), is_last=True)
-                submitted.link = refuge
-                self._place(submitted, _continued(submitted.request, sequences))
+                submitted.link, submitted.is_sent = refuge, False
+                self._place(submitted, continued(submitted.request, sequences))
 
-    def _unfinished_on(self, link: EngineLink) -> list[tuple[_Submitted, list[_Tracked]]]:
+    def _unfinished_on(self, link: EngineLink) -> list[tuple[Submitted, list[Tracked]]]:
         """The requests of an engine, with their unfinished sequences."""
-        found: dict[int, tuple[_Submitted, list[_Tracked]]] = {}
+        found: dict[int, tuple[Submitted, list[Tracked]]] = {}
         for tracked in self._tracked.values():
             if tracked.submitted.link is link:
                 found.setdefault(id(tracked.submitted), (tracked.submitted, []))[1].append(tracked)
@@ -334,9 +373,12 @@ class EngineClient:
 
     def _forget(self, request_id: str) -> None:
         submitted = self._tracked.pop(request_id).submitted
+        self._paused.pop(request_id, None)
         submitted.num_unfinished -= 1
         submitted.link.remove(submitted.request, 1, is_last=not submitted.num_unfinished)
         self._selector.on_load(submitted.link)
+        if not submitted.num_unfinished and self._trials.get(submitted.link.number) is submitted:
+            self._end_trial(submitted.link)
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         """Delivers each delta to its sequence. Sequences end here alone. The loop runs once per token.
@@ -357,16 +399,3 @@ class EngineClient:
             except Exception:  # one request's text must not stop the others' deltas
                 logger.exception("request %s failed while its output was processed", delta.request_id)
                 self.abort([delta.request_id])
-
-
-def _num_tokens(request: EngineRequest) -> int:
-    """The tokens of a prompt, those for the encoder included, and of the outputs after which its sequences resume."""
-    num_encoded = 0 if request.encoder is None else request.encoder.num_rows
-    num_resumed = sum(len(start.output_token_ids) for start in request.sequences)
-    return num_encoded + len(request.prompt_token_ids) + num_resumed
-
-
-def _continued(request: EngineRequest, sequences: Sequence[_Tracked]) -> EngineRequest:
-    """The request with these sequences alone, each continuing after its delivered tokens."""
-    starts = [replace(each.start, output_token_ids=each.delivered) for each in sequences]
-    return replace(request, sequences=starts)

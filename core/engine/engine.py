@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.core.errors import EngineError
+from quire.core.engine.step_watch import TICK_SECONDS, StepWatch
 from quire.core.flight.recorder import NO_RECORDER, Recorder
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
@@ -25,13 +25,24 @@ class Executor(Protocol):
 
     Attributes:
         depth: steps to keep in flight, so that no worker waits for the next; with 1, each result is awaited first.
+        pids: processes on this host that run steps.
+        stopped: those that a signal has stopped, by name.
     """
 
     depth: int
 
     @property
+    def pids(self) -> list[int]: ...
+
+    @property
+    def stopped(self) -> list[str]: ...
+
+    @property
     def waits_for(self) -> str | None:
         """The resource outside this host for which `start` waits, such as a node; None if it waits for nothing."""
+
+    async def prepare(self) -> None:
+        """Does what can be done ahead of `start` without the device and the model, such as imports."""
 
     async def start(self) -> EngineReady:
         """Loads the model on every rank. Raises ModelLoadError when the checkpoint is at fault."""
@@ -65,7 +76,7 @@ class Engine:
     Args:
         scheduler: decides what runs.
         executor: runs it.
-        step_timeout_seconds: a step that takes longer counts as a hung worker.
+        watch: measures steps, and notices those that hang.
         on_deltas: called after each step with the step's deltas.
         timeline: records how long each part of the loop takes.
         recorder: records plans, results and ends.
@@ -76,14 +87,14 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         *,
-        step_timeout_seconds: float,
+        watch: StepWatch,
         on_deltas: Callable[[list[RequestDelta]], None],
         timeline: Timeline,
         recorder: Recorder = NO_RECORDER,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self._step_timeout_seconds = step_timeout_seconds
+        self._watch = watch
         self._on_deltas = on_deltas
         self._timeline = timeline
         self._recorder = recorder
@@ -98,6 +109,7 @@ class Engine:
                 break
             self._recorder.add_plan(plan, self._scheduler.admitted_ids(plan))
             with self._timeline.span("send"):
+                self._watch.add(plan)
                 self._executor.submit(plan)
         if self._scheduler.num_in_flight:
             self._has_work.set()
@@ -108,19 +120,36 @@ class Engine:
         Raises:
             EngineError: a worker died or a step hung; the process should end and be restarted.
         """
+        tasks = [asyncio.create_task(self._step()), asyncio.create_task(self._look_at_steps())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _step(self) -> None:
         while True:
             if not self._scheduler.num_in_flight:
                 await self._idle()
             with self._timeline.span("wait"):
-                result = await self._next_result()
+                result = await self._executor.next_result()
             self._timeline.add(result.spans)
             self._recorder.add_result(result)
             with self._timeline.span("update"):
                 deltas = self._scheduler.update(result)
+            self._watch.complete()
             self._recorder.add_deltas(deltas)
             with self._timeline.span("emit"):
                 self._on_deltas(deltas)
             self.fill()
+
+    async def _look_at_steps(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._watch.look()
 
     async def _idle(self) -> None:
         """Waits for work, or for a failure of the workers, so that it is noticed before the next request comes.
@@ -138,15 +167,5 @@ class Engine:
 
     @property
     def is_hung(self) -> bool:
-        """True if a step has been in flight for longer than `HUNG_SECONDS`."""
-        return self._scheduler.seconds_in_flight > HUNG_SECONDS
-
-    async def _next_result(self) -> StepResult:
-        try:
-            async with asyncio.timeout(self._step_timeout_seconds):
-                return await self._executor.next_result()
-        except TimeoutError:
-            raise EngineError(
-                f"A step made no progress for {self._step_timeout_seconds:.0f} s; "
-                "QUIRE_ENGINE_ITERATION_TIMEOUT_S raises the limit."
-            ) from None
+        """True if a step was found to hang, or has been in flight for longer than `HUNG_SECONDS`."""
+        return self._watch.is_hung or self._scheduler.seconds_in_flight > HUNG_SECONDS

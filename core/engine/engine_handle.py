@@ -17,6 +17,7 @@ from quire.core.engine.fleet_status import EngineStatus
 from quire.core.engine.launcher import Launcher, NoMoreEnginesError
 from quire.core.engine.restart_policy import Fault, RestartPolicy
 from quire.core.engine.running_engine import EngineAddress, RunningEngine
+from quire.core.engine.silence import SilenceWatch
 from quire.core.errors import EngineDeadError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire import protocol
@@ -25,6 +26,8 @@ from quire.core.wire.protocol import EngineReady
 logger = get_logger(__name__)
 
 CLOSE_SECONDS = 5.0
+SPARE_SECONDS = 5.0
+"""Time after an engine's start in which no spare one is made ready, which would compete with the first requests."""
 FREE_SECONDS = 10.0
 """Limit of the next engine's wait for the killed processes of the one before. With much memory that takes seconds."""
 
@@ -71,7 +74,9 @@ class EngineHandle:
         self._heard_at: float | None = None  # from engines before
         self._last_end: QuireError | None = None
         self._dead: QuireError | None = None
-        self._silence_limit_seconds = envs.read_float("ENGINE_HEARTBEAT_TIMEOUT_S")
+        self._num_restarts = 0
+        set_by_user = envs.read("ENGINE_HEARTBEAT_TIMEOUT_S") is not None
+        self._silence_limit_seconds = envs.read_float("ENGINE_HEARTBEAT_TIMEOUT_S") if set_by_user else None
 
     async def start(self) -> EngineReady:
         """Starts the engine, once; later calls wait for the same start. A failed first start is repeated only if
@@ -120,19 +125,25 @@ class EngineHandle:
         if self._dead is not None:
             raise EngineDeadError(f"The engine is gone: {self._dead} Restart the server.")
 
+    @property
+    def heard_at(self) -> float | None:
+        """The time of an engine's last message, in seconds of CLOCK_MONOTONIC; None before the first."""
+        life = self._life
+        return life.heard_at if life is not None and life.is_heard else self._heard_at
+
     def status(self) -> EngineStatus:
         """The engine's state at this moment."""
         life = self._life
-        heard_at = life.heard_at if life is not None and life.is_heard else self._heard_at
+        heard_at, restarts = self.heard_at, self._num_restarts
         silent = None if heard_at is None else round(time.monotonic() - heard_at, 3)
         if self._dead is not None:
-            return EngineStatus("dead", silent, str(self._dead))
+            return EngineStatus("dead", silent, str(self._dead), restarts=restarts)
         if self.is_ready:
-            return EngineStatus("serving", silent)
+            return EngineStatus("serving", silent, restarts=restarts)
         end = life.end if life is not None and life.end is not None else self._last_end
         waits_for = self._launcher.waits_for if life is None else life.waits_for
         if self._started is not None and self._started.done():
-            return EngineStatus("restarting", silent, str(end), waits_for)
+            return EngineStatus("restarting", silent, str(end), waits_for, restarts)
         return EngineStatus("starting", silent, None if end is None else str(end), waits_for)
 
     def give_up(self, reason: QuireError) -> None:
@@ -181,6 +192,7 @@ class EngineHandle:
                 logger.error("%s The engine is not restarted any more: %s", end, why)
                 return EngineDeadError(f"{end} {why}")
             pause = self._restarts.pause_seconds
+            self._num_restarts += 1
             logger.error("%s The engine is restarted in %.1f s.", end, pause)
             await asyncio.sleep(pause)
             if self._dead is not None:  # closed meanwhile
@@ -200,7 +212,7 @@ class EngineHandle:
         end: QuireError = EngineDeadError("the engine was shut down.")
         fault: Fault = "own"
         try:
-            end = await life.until_end(self._silence_limit_seconds)
+            end = await life.until_end(self._silence_watch(life.engine), self._has_work)
             fault = fault_of(end)
         except Exception as error:
             end = life.end or explain(error)
@@ -211,6 +223,13 @@ class EngineHandle:
         if life.ready_at is not None and self._dead is None:
             asyncio.get_running_loop().run_in_executor(None, _save_flight, life.engine, str(end))
         return end
+
+    def _silence_watch(self, engine: RunningEngine) -> SilenceWatch:
+        return SilenceWatch(engine.pid if engine.is_owned else None, self._silence_limit_seconds)
+
+    def _has_work(self) -> bool:
+        """True if the engine holds requests, and it is this process that ends it when it hangs."""
+        return self._life is not None and self._life.engine.is_owned and self._user.has_work(self)
 
     async def _launch(self) -> EngineLife:
         if self._launcher.waits_for is not None:
@@ -261,6 +280,17 @@ class EngineHandle:
         if not self._started.done():
             self._started.set_result(message)
         self._user.on_ready(self, message)
+        if self._life is not None and self._life.engine.is_owned:
+            asyncio.get_running_loop().call_later(SPARE_SECONDS, self._warm_up, self._life)
+
+    def _warm_up(self, life: EngineLife) -> None:
+        """Makes a spare engine ready, if the one that started lately still serves."""
+        if self._dead is not None or self._life is not life:
+            return
+        try:
+            self._launcher.warm_up()
+        except Exception as error:  # then the next start takes longer
+            logger.warning("no spare engine can be started: %s", explain(error))
 
 
 def _save_flight(engine: RunningEngine, reason: str) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.core.engine.failures import failure_of
+from quire.core.engine.failures import end_of, failure_of
 from quire.core.engine.running_engine import RunningEngine
-from quire.core.errors import EngineDeadError, QuireError
+from quire.core.engine.silence import TICK_SECONDS, SilenceWatch, Verdict
+from quire.core.errors import EngineDeadError, EngineKilledError, QuireError
 from quire.core.logging import get_logger
+from quire.core.process_ends import EndOfProcess
 from quire.core.processes import is_ending
 from quire.core.wire import protocol
 from quire.core.wire.channel import connect_dealer
@@ -22,6 +24,10 @@ DISCONNECTED_SECONDS, DISCONNECTED_AFAR_SECONDS = 1.0, 5.0
 engine on another host, that host's end may be noticed, by missing heartbeats within 3 s."""
 LAST_WORDS_SECONDS = 0.05
 """Time after an engine's end in which its last message may still arrive."""
+FAREWELL_SECONDS = 3.0
+"""Limit of the wait for the end of an engine that has said why it fails."""
+STACKS_SECONDS = 0.2
+"""Time for the processes of a hung engine to write their stacks."""
 
 EngineMessage = (
     protocol.StepOutputs | protocol.Heartbeat | protocol.Profiled | protocol.PrefixCacheReset | protocol.WorkersAnswered
@@ -50,10 +56,12 @@ class EngineLife:
         self.had_output = False
         self.waits_for: str | None = None
         self.end: QuireError | None = None
+        self._failed_at: float | None = None  # as it said itself
         self._on_message = on_message
         self._encoder = protocol.encoder()
         self._decoder = msgspec.msgpack.Decoder(protocol.EngineOutput)
         self._is_closed = False
+        self._ending = EndOfProcess(is_here=engine.pid is not None)
         self._channel = connect_dealer(
             engine.address, engine.keys, self._on_frames, on_disconnected=self._on_disconnected
         )
@@ -67,22 +75,33 @@ class EngineLife:
         """Sends a message. It is lost if the engine dies meanwhile."""
         self._channel.send([self._encoder.encode(message)])
 
-    async def until_end(self, silence_limit_seconds: float) -> QuireError:
-        """Sends Hello and waits until the engine has ended; kills it when its event loop hangs."""
+    async def until_end(self, watch: SilenceWatch, has_work: Callable[[], bool]) -> QuireError:
+        """Sends Hello and waits until the engine has ended; kills it when its event loop hangs.
+
+        Args:
+            watch: judges its silence.
+            has_work: whether it holds requests.
+        """
         self.send(protocol.Hello())
-        limit = silence_limit_seconds
         ended = asyncio.create_task(self.engine.wait())
         try:
-            while (left := limit - (time.monotonic() - self.heard_at)) > 0 and not ended.done():
-                await asyncio.wait([ended], timeout=left)
-            if not ended.done():
-                self._condemn(f"the engine was silent for {limit:.0f} s and was killed.")
+            while not ended.done():
+                await asyncio.wait([ended], timeout=TICK_SECONDS)
+                if ended.done():
+                    break
+                verdict = watch.look(self.heard_at, is_busy=self.is_ready and has_work())
+                is_late = self._failed_at is not None and time.monotonic() - self._failed_at > FAREWELL_SECONDS
+                if verdict is not None:
+                    await self._condemn_silent(verdict)
+                elif is_late:
+                    self.engine.kill()
+                if verdict is not None or is_late:
+                    break
             code = await ended
             await asyncio.sleep(LAST_WORDS_SECONDS)
         finally:
             ended.cancel()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return self.end or EngineDeadError(f"the engine {how}.")
+        return self.end or end_of(self._ending, code, was_ready=self.ready_at is not None)
 
     def close(self) -> None:
         """Closes the connection, and kills the engine and any workers that outlived it."""
@@ -93,6 +112,14 @@ class EngineLife:
     def _condemn(self, reason: str) -> None:
         """Kills the engine for a reason that is better known here."""
         self.end = self.end or EngineDeadError(reason)
+        self.engine.kill()
+
+    async def _condemn_silent(self, verdict: Verdict) -> None:
+        """Kills an engine that hangs, after its processes have written their stacks."""
+        kind = EngineKilledError if verdict.is_stopped else EngineDeadError
+        self.end = self.end or kind(f"the engine {verdict.reason}.")
+        if not verdict.is_stopped and self.engine.dump_stacks():
+            await asyncio.sleep(STACKS_SECONDS)
         self.engine.kill()
 
     def _on_frames(self, frames: list[bytes]) -> None:
@@ -108,6 +135,7 @@ class EngineLife:
         match message:
             case protocol.EngineFailed():
                 self.end = self.end or failure_of(message)
+                self._failed_at = time.monotonic()
                 return
             case protocol.StepOutputs():
                 self.had_output = self.had_output or message.stats.num_steps > 0

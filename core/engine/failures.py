@@ -6,8 +6,16 @@ import errno
 import zmq
 
 from quire.core.engine.restart_policy import Fault
-from quire.core.errors import EngineDeadError, HostLostError, ModelLoadError, PeerLostError, QuireError
+from quire.core.errors import (
+    EngineDeadError,
+    EngineKilledError,
+    HostLostError,
+    ModelLoadError,
+    PeerLostError,
+    QuireError,
+)
 from quire.core.logging import get_logger
+from quire.core.process_ends import EndOfProcess
 from quire.core.wire import protocol
 
 logger = get_logger(__name__)
@@ -31,12 +39,28 @@ def failure_of(failed: protocol.EngineFailed) -> QuireError:
             return PeerLostError(f"the engine failed: {failed.message}")
         case "host":
             return HostLostError(f"the engine failed: {failed.message}")
+        case "killed":
+            return EngineKilledError(f"the engine failed: {failed.message}")
     return EngineDeadError(f"the engine failed: {failed.message}")
 
 
+def end_of(ending: EndOfProcess, code: int, *, was_ready: bool) -> QuireError:
+    """The error for the end of an engine's process that says no more than its exit code."""
+    how = f"was killed by signal {-code}.{ending.hint(code)}" if code < 0 else f"ended with exit code {code}."
+    message = f"the engine {how}"
+    # A ready engine ends with 0 when somebody asks it to by SIGTERM: its own failures have other codes.
+    is_told = code == 0 and was_ready
+    return (EngineKilledError if is_told or ending.is_from_outside(code) else EngineDeadError)(message)
+
+
+def error_of(fault: Fault, message: str) -> QuireError:
+    """The error whose `fault_of` this is."""
+    return {"own": EngineDeadError, "peer": PeerLostError, "elsewhere": EngineKilledError}[fault](message)
+
+
 def is_external(error: Exception) -> bool:
-    """Returns True if an engine ended because of another engine or of a host."""
-    return isinstance(error, PeerLostError | HostLostError)
+    """Returns True if an engine ended because of another engine, of a host or of somebody outside."""
+    return isinstance(error, PeerLostError | HostLostError | EngineKilledError)
 
 
 def fault_of(end: QuireError) -> Fault:
@@ -44,7 +68,7 @@ def fault_of(end: QuireError) -> Fault:
     match end:
         case PeerLostError():
             return "peer"
-        case HostLostError():
+        case HostLostError() | EngineKilledError():
             return "elsewhere"
     return "own"
 

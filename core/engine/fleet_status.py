@@ -13,6 +13,7 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True):
     silent_seconds: float | None  # since an engine's last message; a healthy engine sends one at least every 2 s
     reason: str | None = None  # why the engine is dead, or why it is being restarted
     waits_for: str | None = None  # what is missing before it can start, such as a node
+    restarts: int = 0  # engines that followed one that ended
 
 
 class FleetStatus(Struct, frozen=True):
@@ -36,7 +37,8 @@ class FleetStatus(Struct, frozen=True):
             f"engine {number} is {each.state}" for number, each in enumerate(statuses) if each.state != "serving"
         ]
         reason = f"{'; '.join(missing)}." if missing else None
-        return cls(EngineStatus(best.state, best.silent_seconds, reason), list(statuses))
+        restarts = sum(each.restarts for each in statuses)
+        return cls(EngineStatus(best.state, best.silent_seconds, reason, restarts=restarts), list(statuses))
 
 
 _ORDER = ("serving", "restarting", "starting", "dead")

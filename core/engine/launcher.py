@@ -20,6 +20,9 @@ class Launcher(Protocol):
     @property
     def waits_for(self) -> str | None: ...
 
+    def warm_up(self) -> None:
+        """Makes the next launch fast, if the options ask for that."""
+
     async def launch(self) -> RunningEngine:
         """Launches an engine. Any exception but NoMoreEnginesError counts as a failed start."""
 

@@ -18,8 +18,18 @@ from quire.core.config.resolved import EngineConfig
 from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.file_copies import FileCopies
 from quire.core.engine.gc_tuning import tune_garbage_collector
+from quire.core.engine.silence import BUSY_BEAT_SECONDS, IDLE_BEAT_SECONDS
+from quire.core.engine.step_times import StepTimes
+from quire.core.engine.step_watch import StepWatch
 from quire.core.engine.undecodable_requests import ids_in_unreadable
-from quire.core.errors import ConfigError, EngineError, HostLostError, PeerLostError, QuireError
+from quire.core.errors import (
+    ConfigError,
+    EngineError,
+    EngineKilledError,
+    HostLostError,
+    PeerLostError,
+    QuireError,
+)
 from quire.core.flight.recorder import NO_RECORDER, Recorder
 from quire.core.logging import get_logger
 from quire.core.scheduling.scheduler import Scheduler
@@ -31,7 +41,6 @@ from quire.core.wire.row_outputs import RequestFailure
 
 logger = get_logger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
 FAREWELL_LINGER_MS = 2000
 GREETING_SECONDS = 30.0
 """Limit of a failed engine's wait for a first frontend to report the failure to."""
@@ -109,7 +118,7 @@ class EngineProcess:
         self._engine = Engine(
             self._scheduler,
             self._executor,
-            step_timeout_seconds=envs.read_float("ENGINE_ITERATION_TIMEOUT_S"),
+            watch=self._step_watch(),
             on_deltas=self._send_deltas,
             timeline=self._timeline,
             recorder=self._recorder,
@@ -120,6 +129,11 @@ class EngineProcess:
         for frontend in list(self._frontends):
             self._send(frontend, ready)
         await self._engine.run()
+
+    def _step_watch(self) -> StepWatch:
+        fixed = envs.read("ENGINE_ITERATION_TIMEOUT_S") is not None
+        times = StepTimes(envs.read_float("ENGINE_ITERATION_TIMEOUT_S"), fixed=fixed)
+        return StepWatch(times, lambda: self._executor.pids, lambda: self._executor.stopped)
 
     # ------------------------------------------------------------------------------------------------------ inbox
 
@@ -295,10 +309,11 @@ class EngineProcess:
     async def _beat(self) -> None:
         """Sends heartbeats, which show that this event loop is alive even while the workers are busy."""
         while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            if time.monotonic() - self._sent_at < HEARTBEAT_SECONDS:
-                continue
-            self._send_heartbeats()
+            is_busy = self._scheduler is not None and self._scheduler.num_in_flight > 0
+            interval = BUSY_BEAT_SECONDS if is_busy else IDLE_BEAT_SECONDS
+            if time.monotonic() - self._sent_at >= interval:
+                self._send_heartbeats()
+            await asyncio.sleep(BUSY_BEAT_SECONDS)
 
     async def _wait_for_frontend(self) -> None:
         """Waits for a frontend to report a failure to: the one that launched this engine may still be starting."""
@@ -327,4 +342,6 @@ def _cause_of(error: Exception) -> protocol.FailureCause:
             return "peer"
         case HostLostError():
             return "host"
+        case EngineKilledError():
+            return "killed"
     return "other"

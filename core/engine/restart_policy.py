@@ -6,15 +6,21 @@ Four kinds of end are counted:
 - Blamed start: a failed start that the engine blames on another engine. More of these are allowed, because the other
   engine's own count ends first. Only two engines that blame each other reach the limit.
 - Fruitless run: the engine was ready, held requests, and produced no output. Any output resets this count.
-- Any other end: the engine ended while idle, or after output. Such ends never stop the restarts. The pause between
-  starts grows, so that they cost little. The same holds for ends that a lost host or an ended peer is known to cause.
+- Any other end: the engine ended while idle, or after output. Such ends do not stop the restarts. After ends while idle
+  the pause between starts grows, so that they cost little. The same holds for ends that somebody outside, a lost host
+  or an ended peer is known to cause.
+
+Beside these, the user may limit the restarts in a window of time, whatever their reason.
 """
 
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import Literal
 
 Fault = Literal["own", "peer", "elsewhere"]
-"""The party at fault: "own", this engine, as far as is known; "peer", as this engine reports; "elsewhere", a host or a
-peer that is known to be gone."""
+"""The party at fault: "own", this engine, as far as is known; "peer", as this engine reports; "elsewhere", a
+host or a peer that is known to be gone, or somebody outside who ended the engine."""
 
 MAX_FAILED_STARTS = 8
 """Failed starts in a row after which the engine is still restarted. Their pauses add up to 16 s, in which a shortage of
@@ -23,7 +29,8 @@ MAX_BLAMED_STARTS = 3 * MAX_FAILED_STARTS
 MAX_FRUITLESS_RUNS = 3
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 SETTLED_SECONDS = 10.0
-"""An engine that was ready for this time is replaced at once. After a shorter run the pause doubles."""
+"""An engine that was ready for this time is replaced at once, and so is one that produced output. After any other run
+the pause doubles."""
 
 
 class RestartPolicy:
@@ -32,10 +39,18 @@ class RestartPolicy:
     Args:
         max_failed_starts: failed starts in a row that another start follows.
         max_fruitless_runs: fruitless lives in a row that another start follows.
+        max_restarts: restarts within `window_seconds`; None: as many as it takes.
+        clock: seconds, monotonic.
     """
 
     def __init__(
-        self, *, max_failed_starts: int = MAX_FAILED_STARTS, max_fruitless_runs: int = MAX_FRUITLESS_RUNS
+        self,
+        *,
+        max_failed_starts: int = MAX_FAILED_STARTS,
+        max_fruitless_runs: int = MAX_FRUITLESS_RUNS,
+        max_restarts: int | None = None,
+        window_seconds: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_failed_starts = max_failed_starts
         self._max_fruitless_runs = max_fruitless_runs
@@ -43,6 +58,10 @@ class RestartPolicy:
         self._num_blamed_starts = 0
         self._num_fruitless_runs = 0
         self._num_short_runs = 0
+        self._max_restarts = max_restarts
+        self._window_seconds = window_seconds
+        self._clock = clock
+        self._ends: deque[float] = deque()  # times of those in the window, if there is a limit
 
     def add(self, *, ready_seconds: float | None, had_work: bool, had_output: bool, fault: Fault = "own") -> None:
         """Counts the end of an engine.
@@ -53,6 +72,10 @@ class RestartPolicy:
             had_output: it produced output for some request in its life.
             fault: whose fault the end is.
         """
+        if self._max_restarts is not None:
+            self._ends.append(now := self._clock())
+            while self._ends[0] < now - self._window_seconds:
+                self._ends.popleft()
         if ready_seconds is None:
             self._num_failed_starts += fault == "own"
             self._num_blamed_starts += fault == "peer"
@@ -62,7 +85,7 @@ class RestartPolicy:
                 self._num_fruitless_runs = 0
             elif had_work and fault != "elsewhere":
                 self._num_fruitless_runs += 1
-        is_short = ready_seconds is None or ready_seconds < SETTLED_SECONDS
+        is_short = not had_output and (ready_seconds is None or ready_seconds < SETTLED_SECONDS)
         self._num_short_runs = self._num_short_runs + 1 if is_short else 0
 
     def acquit(self) -> None:
@@ -78,6 +101,11 @@ class RestartPolicy:
             return f"{self._num_blamed_starts} starts in a row failed, as it says because of others."
         if self._num_fruitless_runs > self._max_fruitless_runs:
             return f"{self._num_fruitless_runs} engines in a row ended with requests in hand and without output."
+        if self._max_restarts is not None and len(self._ends) > self._max_restarts:
+            return (
+                f"It has ended {len(self._ends)} times in {self._window_seconds:.0f} s; --max-restarts allows "
+                f"{self._max_restarts}."
+            )
         return None
 
     @property

@@ -64,6 +64,11 @@ class RunningEngine:
         there is nothing here."""
         return None
 
+    def dump_stacks(self) -> bool:
+        """Makes the process and its workers write their stacks to stderr. False if nothing will be written: the process
+        is another owner's, or on another host."""
+        return False
+
     async def wait_freed(self, seconds: float) -> None:
         """Waits, after `kill`, until the process and its workers have ended and freed what they held. After `seconds`
         it logs the processes that still live, and returns. Returns at once for processes of other hosts, which wait

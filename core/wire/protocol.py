@@ -232,9 +232,10 @@ class EngineReady(Struct, array_like=True, tag="ready"):
     whole_prompts: bool = False  # a prompt is one prefix span: all its tokens see each other
 
 
-FailureCause = Literal["setting", "peer", "host", "other"]
+FailureCause = Literal["setting", "peer", "host", "killed", "other"]
 """Why an engine or a worker has failed. "setting": it, the checkpoint or the memory; a restart would fail the same way.
-"peer": it cannot go on without another engine or worker, which has ended. "host": a host is gone."""
+"peer": it cannot go on without another engine or worker, which has ended. "host": a host is gone. "killed": somebody
+outside has ended or stopped one of its processes."""
 
 
 class EngineFailed(Struct, array_like=True, tag="failed"):
@@ -364,6 +365,10 @@ class StepResult(Struct, array_like=True, tag="result"):
     moved: list[int] = []
 
 
+class LoadModel(Struct, array_like=True, tag="load", frozen=True):
+    """The first message to a worker, which has imported everything by then: it joins the others, and loads its part."""
+
+
 class AllocateCache(Struct, array_like=True, tag="allocate", frozen=True):
     """The pages and the length that every rank now sets up. Sent once all ranks have reported their capacity."""
 
@@ -389,7 +394,7 @@ class FileCopy(Struct, array_like=True, tag="file_copy", frozen=True):
     copy: str  # path on this host
 
 
-WorkerInput = AllocateCache | StepPlan | WorkerCall | FileCopy
+WorkerInput = LoadModel | AllocateCache | StepPlan | WorkerCall | FileCopy
 
 START_PROFILE = "start_profile"
 """A `WorkerCall` whose payload is a `StartProfile`."""

@@ -197,12 +197,12 @@ def dtype_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def device_memory(device: torch.device, num_ranks: int) -> DeviceMemory:
-    """Returns the memory that this worker may use now. Ranks on a CPU share its RAM evenly."""
+def device_memory(device: torch.device, num_ranks: int, *, reserved_bytes: int = 0) -> DeviceMemory:
+    """Returns the memory that this worker may use now. Ranks on a CPU share its RAM, but for `reserved_bytes`."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total, free)
-    free = available_ram() // num_ranks
+    free = max(0, available_ram() - reserved_bytes) // num_ranks
     return DeviceMemory(free, free)
 
 

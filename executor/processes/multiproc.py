@@ -15,6 +15,7 @@ from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
 from quire.core.wire.protocol import (
     AllocateCache,
     EngineReady,
+    LoadModel,
     StepPlan,
     StepResult,
     WorkerAnswer,
@@ -63,6 +64,18 @@ class MultiProcExecutor:
         self._blaming: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def pids(self) -> list[int]:
+        return [pid for host in self._hosts for pid in host.pids]
+
+    @property
+    def stopped(self) -> list[str]:
+        return [name for host in self._hosts for name in host.stopped]
+
+    async def prepare(self) -> None:
+        """Starts the workers, which import everything and wait."""
+        await self._start_workers()
+
     async def start(self) -> EngineReady:
         """Starts the workers and loads the model on all of them.
 
@@ -70,7 +83,9 @@ class MultiProcExecutor:
             ModelLoadError: the checkpoint or the options are at fault; a restart would fail the same way.
             EngineError: a worker died.
         """
-        await self._start_workers()
+        if not self._hosts:
+            await self.prepare()
+        self._send(self._encoder.encode(LoadModel()))
         loaded = await self._all_ready()
         kv_groups = _agreed_groups(loaded)
         agreed = AllocateCache(

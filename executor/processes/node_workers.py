@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from quire.core.cluster.addresses import listen
 from quire.core.cluster.messages import NodeStart, OpenRendezvous, Order, RendezvousOpened, ShareFile, StartWorkers
 from quire.core.cluster.participant import Participant
-from quire.core.errors import EngineError, PeerLostError
+from quire.core.errors import EngineError, EngineKilledError, PeerLostError
 from quire.core.logging import get_logger
-from quire.core.wire.protocol import FileCopy, encoder
+from quire.core.wire.protocol import FailureCause, FileCopy, encoder
 from quire.core.wire.rendezvous import Rendezvous, endpoint_of, listening_rendezvous
 from quire.executor.processes.worker_host import LocalHost
 
@@ -94,4 +94,13 @@ class NodeWorkers:
         self._participant.send_output(message)
 
     def on_lost(self, error: EngineError) -> None:
-        self._participant.leave(str(error), "peer" if isinstance(error, PeerLostError) else "other")
+        self._participant.leave(str(error), _cause_of(error))
+
+
+def _cause_of(error: EngineError) -> FailureCause:
+    match error:
+        case PeerLostError():
+            return "peer"
+        case EngineKilledError():
+            return "killed"
+    return "other"

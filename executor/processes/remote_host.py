@@ -31,6 +31,14 @@ class RemoteHost:
             self._shared.add(path)
             self._node.tell(ShareFile(path, Path(path).read_bytes()))
 
+    @property
+    def pids(self) -> list[int]:
+        return []
+
+    @property
+    def stopped(self) -> list[str]:
+        return []
+
     async def await_exits(self) -> None:
         """Waits until the node has reported a worker's end, or its own heartbeats are missed."""
         await asyncio.sleep(SILENCE_SECONDS + 2 * BEAT_SECONDS)

@@ -89,6 +89,18 @@ class UniProcExecutor:
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def pids(self) -> list[int]:
+        return [os.getpid()]
+
+    @property
+    def stopped(self) -> list[str]:
+        return []  # the worker cannot be stopped by itself
+
+    async def prepare(self) -> None:
+        """Imports all that the worker needs. Its own failure shows in `start`."""
+        await asyncio.to_thread(self._import_worker)
+
     async def start(self) -> EngineReady:
         """Loads the model. Raises ConfigError (ModelLoadError) when a restart would fail the same way."""
         self._loop = asyncio.get_running_loop()
@@ -137,9 +149,10 @@ class UniProcExecutor:
         thread, self._thread = self._thread, None
         if thread is None:
             return
+        self._inbox.close()
         if hung:
             faulthandler.dump_traceback()
-        self._inbox.close()
+            return  # the thread would not notice; it ends with the process
         try:
             async with asyncio.timeout(CLOSE_GRACE_SECONDS):
                 await self._ended.wait()
@@ -158,9 +171,7 @@ class UniProcExecutor:
 
     def _load_and_step(self, started: asyncio.Future[WorkerReady]) -> None:
         try:
-            share_out_cores(os.environ, self._config.place.num_local)
-            # Resolved here, because importing torch takes seconds that the loop can use.
-            create_worker = pkgutil.resolve_name(self._factory)
+            create_worker = self._import_worker()
             gc.freeze()  # imported objects stay: the collection at the end of the start need not visit them
             atexit.register(gc.unfreeze)  # see `tune_garbage_collector`
             gc.enable()  # the worker may wait for those of other engines for hours
@@ -177,6 +188,12 @@ class UniProcExecutor:
             return
         self._post(_set_result, started, ready)
         self._step(worker)
+
+    def _import_worker(self) -> Callable[..., Any]:
+        """The function that builds the worker. Importing torch takes seconds that the event loop can use."""
+        share_out_cores(os.environ, self._config.place.num_local)
+        create_worker: Callable[..., Any] = pkgutil.resolve_name(self._factory)
+        return create_worker
 
     def _step(self, worker: StepWorker[Any]) -> None:
         loop = StepLoop(worker, self._inbox, self._report, self._answer)

@@ -19,8 +19,10 @@ from typing import Protocol
 from quire.core import envs
 from quire.core.cluster.addresses import interface_of
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import EngineError, PeerLostError
+from quire.core.errors import EngineError, EngineKilledError, PeerLostError
 from quire.core.logging import get_logger
+from quire.core.process_activity import is_stopped
+from quire.core.process_ends import EndOfProcess
 from quire.core.processes import is_ending
 from quire.core.wire.protocol import encoder
 from quire.core.wire.rank import Rank
@@ -57,6 +59,14 @@ class WorkerHost(Protocol):
     def share(self, path: str) -> None:
         """Makes a file of this process's host available to the workers. Call before the message that names its path."""
 
+    @property
+    def pids(self) -> list[int]:
+        """The workers' processes, as far as they are on the host of this process."""
+
+    @property
+    def stopped(self) -> list[str]:
+        """The workers of `pids` that a signal has stopped, by name."""
+
     async def await_exits(self) -> None:
         """Returns when the listener has received everything from workers that are already ending, including their ends.
 
@@ -74,24 +84,26 @@ class WorkerHost(Protocol):
 class _Link:
     """This end of one worker: its process, pidfd and result ring."""
 
-    def __init__(self, rank: Rank, process: subprocess.Popen[bytes], results: RingHandle) -> None:
+    def __init__(self, rank: Rank, process: subprocess.Popen[bytes], results: RingHandle, ending: EndOfProcess) -> None:
         self.rank = rank
+        self._ending = ending
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
         self.results_handle = results
         self.results = RingReader(results, 0)
         self.exited = asyncio.Event()
 
+    def __str__(self) -> str:
+        return f"Worker {self.rank} (pid {self.process.pid})"
+
     def exit_error(self) -> EngineError:
         code = self.process.returncode
-        name = f"Worker {self.rank} (pid {self.process.pid})"
         if code == LOST_PEER_EXIT_CODE:
-            return PeerLostError(f"{name} ended because another worker has.")
+            return PeerLostError(f"{self} ended because another worker has.")
         if code >= 0:
-            return EngineError(f"{name} ended with exit code {code}; its own log lines say why.")
-        killer = signal.Signals(-code).name
-        hint = " Perhaps the host ran out of memory: see dmesg." if killer == "SIGKILL" else ""
-        return EngineError(f"{name} was killed by {killer}.{hint}")
+            return EngineError(f"{self} ended with exit code {code}; its own log lines say why.")
+        message = f"{self} was killed by {signal.Signals(-code).name}.{self._ending.hint(code)}"
+        return EngineKilledError(message) if self._ending.is_from_outside(code) else EngineError(message)
 
     @property
     def is_ending(self) -> bool:
@@ -156,6 +168,14 @@ class LocalHost:
     def share(self, path: str) -> None:
         """Does nothing: workers on the same host open the path themselves."""
 
+    @property
+    def pids(self) -> list[int]:
+        return [link.process.pid for link in self._links if not link.exited.is_set()]
+
+    @property
+    def stopped(self) -> list[str]:
+        return [str(link) for link in self._links if not link.exited.is_set() and is_stopped(link.process.pid)]
+
     async def await_exits(self) -> None:
         for link in self._links:
             self._on_messages(link)
@@ -170,8 +190,9 @@ class LocalHost:
             await self._dump_stacks()
         try:
             self._plans.close()
-            self._signal_all(signal.SIGTERM)
-            await self._all_exited()
+            if not hung:  # one that hangs would not notice
+                self._signal_all(signal.SIGTERM)
+                await self._all_exited()
         finally:
             self._signal_all(signal.SIGKILL)
             await self._all_exited()
@@ -196,6 +217,7 @@ class LocalHost:
         # A memfd instead of a pipe: writing never waits for the child. A command instead of a fork or multiprocessing:
         # nothing of this process leaks into the child, and a user's script needs no `if __name__ == "__main__"`.
         # -P: files in the current folder are not modules.
+        ending = EndOfProcess()
         with open(os.memfd_create("quire-assignment"), "wb", buffering=0) as file:
             file.write(self._encoder.encode(assignment))
             process = subprocess.Popen(
@@ -204,7 +226,7 @@ class LocalHost:
                 pass_fds=[file.fileno(), *self._rendezvous.fds, *assignment.fds],
                 env=self._environment,
             )
-        link = _Link(rank, process, results)
+        link = _Link(rank, process, results, ending)
         loop = asyncio.get_running_loop()
         loop.add_reader(link.results.fileno(), self._on_messages, link)
         loop.add_reader(link.pidfd, self._on_exit, link)
@@ -231,7 +253,7 @@ class LocalHost:
         for link in self._links:
             if not link.exited.is_set():
                 link.process.send_signal(signal.SIGUSR1)
-                await asyncio.sleep(0.1)  # one after the other, or their lines mix
+                await asyncio.sleep(0.05)  # one after the other, or their lines mix
 
     async def _all_exited(self) -> None:
         """Returns when every worker has ended, or after the grace period."""

@@ -24,6 +24,7 @@ from quire.core.processes import leave
 from quire.core.wire.protocol import (
     AllocateCache,
     FileCopy,
+    LoadModel,
     StepPlan,
     StepResult,
     WorkerCall,
@@ -108,7 +109,10 @@ class WorkerProcess:
     def _work(self) -> None:
         assignment = self._assignment
         # By name, so that tests and benchmarks of host overhead can run the real path without torch.
-        worker = pkgutil.resolve_name(assignment.factory)(assignment.config, assignment.rank, assignment.init_method)
+        create_worker = pkgutil.resolve_name(assignment.factory)
+        begin = self._receive()  # a spare engine's worker waits here
+        assert isinstance(begin, LoadModel), begin
+        worker = create_worker(assignment.config, assignment.rank, assignment.init_method)
         ready: WorkerReady = worker.load()
         self._send(ready)
         agreed = self._receive()

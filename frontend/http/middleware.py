@@ -26,7 +26,7 @@ _FINE_SECONDS = (
     *(10, 30, 60),
 )
 _COARSE_SECONDS = (0.1, 0.5, 1)
-_UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version"})
+_UNCOUNTED = frozenset({"/metrics", "/health", "/live", "/livez", "/load", "/ping", "/ready", "/readyz", "/version"})
 """Routes that monitors poll: their counts would drown those of the other routes."""
 
 

@@ -36,8 +36,7 @@ _SWITCHED = {
 
 _ELSEWHERE = {
     "/abort_requests": "/inference/v1/abort_requests",
-    "/ready": "/health",
-    "/readyz": "/health",
+    "/healthz": "/health",
 }
 """Routes that have another name here."""
 

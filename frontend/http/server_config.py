@@ -39,8 +39,8 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         list[str] | None,
         Meta(
             description="Keys that clients may present; $QUIRE_API_KEY when unset, open when neither is set. What "
-            "monitors read (/health, /ping, /metrics, /version, /load) and the documentation are open all the same. "
-            "The flag may be repeated.",
+            "monitors read (/health, /ready, /live, /ping, /metrics, /version, /load) and the documentation are open "
+            "all the same. The flag may be repeated.",
             extra={"repeatable": True, "protects": True},
         ),
     ] = None

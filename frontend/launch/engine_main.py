@@ -1,9 +1,11 @@
 """Main of an engine process: `python -m quire.frontend.launch.engine_main FD`, started by `EngineLauncher`.
 
-FD is a memfd with an `EngineStart`. The standard input is a pipe that closes when the parent ends.
+FD is a memfd with an `EngineStart`. The standard input is a pipe that closes when the parent ends. A spare engine
+imports everything, and loads its model when it reads `TURN` there.
 """
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -14,7 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import uvloop
@@ -28,6 +30,13 @@ from quire.core.logging import configure
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.rendezvous import Rendezvous
 from quire.executor import torch_library
+
+if TYPE_CHECKING:
+    from quire.core.engine.engine import Executor
+
+
+TURN = b"\n"
+"""Tells a spare engine that its turn has come."""
 
 
 class ReplayStart(Struct, array_like=True):
@@ -50,12 +59,15 @@ class EngineStart(Struct, array_like=True):
     listen_fd: int | None = None  # of a socket that listens at the address already
     flight: tuple[int, int] | None = None  # descriptors of memory for a flight recorder
     replay: ReplayStart | None = None
+    is_spare: bool = False
 
 
 def main(fd: int) -> None:
     """Reads an `EngineStart` from `fd`, and runs that engine until its parent or a signal ends it."""
     gc.disable()  # during imports, which make a million objects and hardly a cycle
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the parent asks a hung engine for its stacks
     with open(fd, "rb") as file:
         file.seek(0)
         start = msgspec.msgpack.decode(file.read(), type=EngineStart)
@@ -108,6 +120,9 @@ async def _run_engine(start: EngineStart) -> int:
     executor = Executor(start.config, **options)
     if start.replay is not None:
         return await _replay(start.replay, executor)
+    if start.is_spare and not await _turn_comes(executor):
+        await executor.close(hung=False)
+        return 0
     recorder = _recorder(start)
     process = EngineProcess(start.config, executor, start.address, start.keys, start.listen_fd, recorder)
     loop = asyncio.get_running_loop()
@@ -139,6 +154,21 @@ def _recorder(start: EngineStart) -> Recorder:
     if place == "off" or start.flight is None:
         return NO_RECORDER
     return FlightRecorder(MemorySegments(start.flight))
+
+
+async def _turn_comes(executor: "Executor") -> bool:
+    """Prepares a spare engine's executor, and returns True when the parent wants the engine. False: the parent
+    is gone, or the engine cannot be prepared."""
+    loop, said = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), said.set)
+    preparing = asyncio.create_task(executor.prepare())
+    await said.wait()
+    loop.remove_reader(sys.stdin.fileno())
+    if os.read(sys.stdin.fileno(), len(TURN)) != TURN:
+        preparing.cancel()
+        return False
+    await asyncio.wait([preparing])
+    return preparing.exception() is None  # else the next engine starts afresh, and reports what fails
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from quire.core.logging import get_logger
 from quire.core.processes import is_ending, members, names_of_living, until_ended, wait_ended
 from quire.core.wire.channel import CurveKeys
 from quire.core.wire.rendezvous import Rendezvous, endpoint_of
-from quire.frontend.launch.engine_main import EngineStart
+from quire.frontend.launch.engine_main import TURN, EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.shared_experts import Epochs
 
@@ -46,6 +46,16 @@ class EngineSubprocess(RunningEngine):
         self._flight = flight
         self._is_gone = False
 
+    def begin(self) -> bool:
+        """Makes a spare engine load its model. False if it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(TURN)
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return self._process.poll() is None
+
     async def _exit_code(self) -> int:
         if (code := self._process.poll()) is not None:
             return code
@@ -63,6 +73,13 @@ class EngineSubprocess(RunningEngine):
 
     def save_flight(self, reason: str) -> Path | None:
         return None if self._flight is None else self._flight.save(reason)
+
+    def dump_stacks(self) -> bool:
+        """Signals the whole process group. A process that has not come so far as to handle the signal ends by it, as it
+        would soon after."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGUSR1)
+        return True
 
     async def wait_freed(self, seconds: float) -> None:
         if self._is_gone:
@@ -138,6 +155,7 @@ class EngineLauncher:
         self.folder: str | None = None  # holds the sockets; mode 0700
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
+        self._spare: EngineSubprocess | None = None
 
     @property
     def waits_for(self) -> str | None:
@@ -148,11 +166,21 @@ class EngineLauncher:
         if self._epochs is None or not self._epochs.has_other_hosts:
             self._ahead = self._start_in_common()
 
+    def warm_up(self) -> None:
+        """Starts the process that the next `launch` returns, as far as its model, if the options want a spare one."""
+        if self.config.keeps_spare and self._spare is None:
+            self._spare = self.start(is_spare=True)
+
     async def launch(self) -> EngineSubprocess:
         """Starts an engine. The engine dies with this process, because its standard input closes."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             return ahead
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            if spare.begin():
+                return spare
+            spare.kill()
         if self._epochs is not None:
             await self._epochs.wait_for_hosts(self.config.place.data)
         return self._start_in_common()
@@ -165,8 +193,12 @@ class EngineLauncher:
         epoch.add(engine)
         return engine
 
-    def start(self, rendezvous: Rendezvous | None = None) -> EngineSubprocess:
-        """Starts an engine at once. Its workers meet those of other engines at `rendezvous`."""
+    def start(self, rendezvous: Rendezvous | None = None, *, is_spare: bool = False) -> EngineSubprocess:
+        """Starts an engine at once. Its workers meet those of other engines at `rendezvous`.
+
+        Args:
+            is_spare: it imports everything, and waits for `EngineSubprocess.begin`.
+        """
         keys = CurveKeys.generate() if self._transport == "tcp" else None
         if isinstance(self._transport, Listening):
             keys = self._transport.keys
@@ -178,9 +210,10 @@ class EngineLauncher:
             config = msgspec.structs.replace(self.config, is_restart=self._launched > 1)
             flight = _flight(config)
             start = EngineStart(
-                config, address, keys, os.getpid(), self._worker_factory, self._cluster, rendezvous, listen_fd,
-                None if flight is None else flight.descriptors,
-            )  # fmt: skip
+                *(config, address, keys, os.getpid(), self._worker_factory, self._cluster, rendezvous, listen_fd),
+                flight=None if flight is None else flight.descriptors,
+                is_spare=is_spare,
+            )
             # A memory file and not the pipe, which may have no room: others are served here, and would wait until the
             # engine reads it.
             file = here.enter_context(open(os.memfd_create("quire-engine"), "wb", buffering=0))
@@ -205,11 +238,11 @@ class EngineLauncher:
             self._epochs.retire()
 
     def close(self) -> None:
-        """Ends an engine that was never handed out and the nodes that Ray runs, and removes the private folder."""
-        if self._ahead is not None:
-            self._ahead.kill()
-            self._ahead.join()
-            self._ahead = None
+        """Ends engines that were never handed out and the nodes that Ray runs, and removes the private folder."""
+        unused, self._ahead, self._spare = (self._ahead, self._spare), None, None
+        for engine in filter(None, unused):
+            engine.kill()
+            engine.join()
         if self._ray_nodes is not None:
             self._ray_nodes.close()
         if self._epochs is not None:

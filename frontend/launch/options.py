@@ -89,6 +89,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         eplb=(args.parallel.eplb_config or EplbConfig()) if args.parallel.enable_eplb else None,
         log_stats=not args.observability.disable_log_stats,
         aggregate_engine_logging=args.observability.aggregate_engine_logging,
+        keeps_spare=_keeps_spare(args, layout, usage),
         enforce_eager=args.device.enforce_eager,
         graphs=resolve_graphs(args.device, kind, limits.max_num_batched_tokens),
         logprobs_mode=args.model.logprobs_mode,
@@ -102,6 +103,16 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
         # Offline work has all its requests at the start; a server's first ones are seldom many.
         first_touch_seconds=4.0 if usage == "llm" else 1.0,
     )
+
+
+def _keeps_spare(args: EngineArgs, layout: Layout, usage: UsageContext) -> bool:
+    asked, is_spread = args.recovery.enable_warm_spare, layout.nodes > 1 or layout.shares_experts
+    if asked and is_spread:
+        raise ConfigError(
+            "--enable-warm-spare is for engines of one host that share no experts: the ranks of others meet anew at "
+            "each start. Leave it out."
+        )
+    return not is_spread and usage == "server" if asked is None else asked
 
 
 def _quantization(args: EngineArgs) -> Quantization | None:

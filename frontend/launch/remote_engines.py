@@ -156,6 +156,9 @@ class RemoteLauncher:
     def launch_ahead(self) -> None:
         """Does nothing, because the node need not have joined yet."""
 
+    def warm_up(self) -> None:
+        """Does nothing: an engine of another host has no spare one."""
+
     async def launch(self) -> RemoteEngine:
         """Starts the engine when its node, and those of engines that share experts with it, have joined."""
         if self._epochs is None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.resolved import EngineConfig
+from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.logging import get_logger, level
 from quire.frontend.checkpoint import model_source
 from quire.frontend.launch.launcher import EngineLauncher
@@ -60,6 +61,11 @@ class EngineSetup:
         elif args.parallel.data_parallel_address is not None and (epochs is None or not epochs.has_other_hosts):
             logger.info("--data-parallel-address has no effect: this server uses no engines of other hosts")
         return cls(args, folder, tokenizer_folder, config, launchers)
+
+    def restarts(self) -> RestartPolicy:
+        """The rules for the restarts of one engine."""
+        asked = self.args.recovery
+        return RestartPolicy(max_restarts=asked.max_restarts, window_seconds=asked.restart_window)
 
     def launch_ahead(self) -> None:
         """Starts the engines now, so that they load while the frontend starts."""

@@ -105,6 +105,8 @@ class EngineStatistics:
     def _state(self, status: EngineStatus) -> Iterator[Metric]:
         families, is_up = self._families, status.state == "serving"
         yield families.gauge("quire:engine_up", "1 while the engine serves, 0 while it starts or is gone.", is_up)
+        restarts = "Times that the engine was started again."
+        yield families.counter("quire:engine_restarts_total", restarts, status.restarts)
         if status.waits_for is not None:
             text = "1 while the engine waits for what its label names, such as another host."
             yield families.info("quire:engine_waits_for", text, {"waits_for": status.waits_for}, 1)

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from quire.core.wire.protocol import SchedulerStats
 from quire.frontend.metrics.engine_statistics import EngineStatistics
 from quire.frontend.metrics.families import Labelled, merged
+from quire.frontend.metrics.recovery_metrics import RecoveryMetrics
 from quire.frontend.metrics.request_metrics import RequestMetrics
 
 
@@ -28,6 +29,7 @@ class Metrics(Collector):
     Attributes:
         engines: what the engines report, by their number.
         requests: what is counted of requests, by the number of the engine that first had them.
+        recoveries: what is counted of requests that survive an engine, by the number of the engine that has them then.
     """
 
     def __init__(
@@ -36,11 +38,20 @@ class Metrics(Collector):
         families = [Labelled(model_name, engine) for engine in engines]
         self.engines = [EngineStatistics(each) for each in families]
         self.requests = [RequestMetrics(each, max_model_len) for each in families]
+        self.recoveries = [RecoveryMetrics(each) for each in families]
         self.counts_engines = counts_engines
 
     def on_stats(self, engine: int, stats: SchedulerStats) -> None:
         """Takes the statistics of the engine with a number."""
         self.engines[engine].on_stats(stats)
+
+    def on_replay(self, engine: int) -> None:
+        """Counts a request that the engine with a number takes over."""
+        self.recoveries[engine].on_replay()
+
+    def on_pause(self, engine: int, seconds: float) -> None:
+        """Counts a sequence that goes on at the engine with a number."""
+        self.recoveries[engine].on_pause(seconds)
 
     @property
     def num_waiting(self) -> int:
@@ -54,7 +65,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the families for one scrape."""
-        sources: list[EngineStatistics | RequestMetrics] = [*self.requests]
+        sources: list[EngineStatistics | RequestMetrics | RecoveryMetrics] = [*self.requests, *self.recoveries]
         if self.counts_engines:
             sources += self.engines
         return merged(chain.from_iterable(each.collect() for each in sources))

@@ -19,9 +19,10 @@ from quire.core import envs
 from quire.core.engine.borrowed_engine import EngineReport
 from quire.core.engine.engine_handle import EngineHandle
 from quire.core.engine.engine_life import EngineMessage
+from quire.core.engine.failures import fault_of
 from quire.core.engine.fleet import Fleet
 from quire.core.engine.restart_policy import RestartPolicy
-from quire.core.errors import EngineDeadError, PeerLostError, QuireError
+from quire.core.errors import EngineDeadError, QuireError
 from quire.core.logging import get_logger
 from quire.core.wire.protocol import EngineReady, Heartbeat, SchedulerStats, StepOutputs
 from quire.frontend.checkpoint.served_model import ServedModel
@@ -78,7 +79,7 @@ class ServerGroup:
         self._hash_seed = {"PYTHONHASHSEED": str(1 + secrets.randbelow(2**32 - 1))}
         model_name = ServedModel.from_args(setup.args, setup.folder).name
         self._statistics = [EngineStatistics(Labelled(model_name, engine)) for engine in setup.config.served_engines]
-        self._fleet = Fleet(setup.launchers, self, coupled=setup.config.layout.shares_experts)
+        self._fleet = Fleet(setup.launchers, self, coupled=setup.config.layout.shares_experts, restarts=setup.restarts)
         for statistics, engine in zip(self._statistics, self._fleet.engines, strict=True):
             statistics.status = engine.status
         self._loads = [SchedulerStats() for _ in setup.launchers]  # as each engine last reported
@@ -154,10 +155,10 @@ class ServerGroup:
 
     def on_crash(self, engine: EngineHandle, end: QuireError) -> None:
         self._loads[engine.number] = SchedulerStats()
-        self._report(engine, engine=None, end=str(end), has_lost_peer=isinstance(end, PeerLostError))
+        self._report(engine, engine=None, end=str(end), fault=fault_of(end))
 
     def on_dead(self, engine: EngineHandle, error: QuireError) -> None:
-        self._report(engine, engine=None, end=str(error), has_lost_peer=False, is_gone=True)
+        self._report(engine, engine=None, end=str(error), fault="own", is_gone=True)
         if not self._fleet.is_dead:
             self._fleet.give_up_with(error)
         elif not self._all_gone.done() and not self._stopping.is_set():

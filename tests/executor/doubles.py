@@ -20,8 +20,11 @@ from quire.core.engine.engine import Executor
 from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
-from quire.core.wire.rank import Layout
+from quire.core.wire.rank import Layout, Rank
 from quire.executor.processes.null_worker import AnsweredStep, NullWorker
+
+POISON = 313
+"""The first token of a prompt that `PoisonWorker` does not survive."""
 
 
 def make_config(tensor_parallel_size: int = 1) -> EngineConfig:
@@ -161,6 +164,28 @@ class SometimesLonelyWorker(NullWorker):
         if self._rank.data == 1 and sign.exists():
             sign.unlink()
             raise DistBackendError("NCCL error: remote process exited or there was a network error")
+        return super().launch(plan)
+
+
+class PoisonWorker(NullWorker):
+    """Fails in a step with a request whose prompt begins with `POISON`, as the variable POISON says."""
+
+    def __init__(self, config: EngineConfig, rank: Rank, init_method: str) -> None:
+        super().__init__(config, rank, init_method)
+        self._poisoned: set[int] = set()  # slots
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        self._poisoned.difference_update(plan.released)
+        self._poisoned.update(new.slot for new in plan.admitted if new.token_ids[0] == POISON)
+        if self._poisoned.intersection(plan.slots):
+            match os.environ["POISON"]:
+                case "raise":
+                    raise MemoryError("this rank has no memory for the step")
+                case "crash":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                case "hang":
+                    time.sleep(1000)
+        time.sleep(0.002)
         return super().launch(plan)
 
 

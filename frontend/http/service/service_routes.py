@@ -85,21 +85,30 @@ def monitoring_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState
         try:
             state.check_ready()
             engine.client.check_health()
+            if status.engine.state == "restarting":
+                raise UnavailableError(
+                    f"The engine is being restarted: {status.engine.reason} Requests wait, and are answered then.",
+                    retry_after_seconds=1,
+                )
         except (UnavailableError, EngineDeadError) as error:
-            problem = describe(error)
-            body = Unhealthy(problem.detail(), status.engine, status.engines)
-            return json_answer(body, status_code=problem.status, headers=problem.headers)
+            return unhealthy(error)
         return json_answer(Health(status.engine, status.engines))
+
+    def unhealthy(error: UnavailableError | EngineDeadError) -> ASGIApp:
+        problem, status = describe(error), engine.engine_status()
+        body = Unhealthy(problem.detail(), status.engine, status.engines)
+        return json_answer(body, status_code=problem.status, headers=problem.headers)
 
     answers = {200: ResponseSpec(Health, description="Requests are served.", generate_examples=False)}
     answers[503] = ResponseSpec(Unhealthy, description="Not now.", generate_examples=False)
 
     @get("/health", responses=answers, summary="Health")
     async def health() -> ASGIApp:
-        """200 when requests can be served; 503 while the model loads, while stopping, and when the engine is gone.
+        """200 when requests are served; 503 while the model loads, while an engine that died is being restarted, while
+        stopping, and when the engine is gone for good.
 
-        While an engine that died is being restarted the answer is 200: requests wait, and are answered. The body has
-        the engine's state and the seconds since its last message; a healthy one sends one every two seconds at least.
+        The body says what is happening: the engine's state, the reason of a restart, and the seconds since its last
+        message; a healthy one sends one every two seconds at least. During a restart, requests wait and are answered.
         With several engines, one that serves is enough, and `engines` has the state of each.
         """
         return check()
@@ -108,6 +117,22 @@ def monitoring_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState
     async def ping() -> ASGIApp:
         """As /health."""
         return check()
+
+    @get(["/ready", "/readyz"], responses=answers, summary="Readiness")
+    async def ready() -> ASGIApp:
+        """As /health, for orchestrators: whether requests should be sent here now."""
+        return check()
+
+    @get(["/live", "/livez"], responses=answers, summary="Liveness")
+    async def live() -> ASGIApp:
+        """200 unless a new start of the server is the only remedy, because its engine is gone for good. So it is 200
+        while the model loads, while an engine is being restarted, and while stopping."""
+        try:
+            engine.client.check_health()
+        except EngineDeadError as error:
+            return unhealthy(error)
+        status = engine.engine_status()
+        return json_answer(Health(status.engine, status.engines))
 
     @get("/version", responses=documented(Version), summary="Version")
     async def version() -> ASGIApp:
@@ -124,7 +149,7 @@ def monitoring_routes(engine: AsyncLLM, server: ServerConfig, state: ServerState
         """The number of requests in flight."""
         return json_answer(Load(state.num_in_flight))
 
-    handlers: list[Any] = [health, ping, version, metrics]
+    handlers: list[Any] = [health, ping, ready, live, version, metrics]
     if server.enable_server_load_tracking:
         handlers.append(load)
     return handlers

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire.core.engine.client import EngineClient
 from quire.core.wire.protocol import FinishReason
@@ -15,8 +15,8 @@ ENDLESS = 90_000  # tokens: more than any engine here produces before it is kill
 LONG = 8000  # tokens: enough that a kill comes in the middle
 
 
-def launcher() -> EngineLauncher:
-    return EngineLauncher(engine_config(max_model_len=MAX_LENGTH), worker_factory=NULL_WORKER)
+def launcher(worker: str = NULL_WORKER) -> EngineLauncher:
+    return EngineLauncher(engine_config(max_model_len=MAX_LENGTH), worker_factory=worker)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -37,9 +37,9 @@ async def answers(client: EngineClient) -> bool:
     return await Stream(client, "next", [1, 2], max_tokens=3).finish_reason() is FinishReason.LENGTH
 
 
-def open_pair(client: EngineClient) -> list[Stream]:
+def open_pair(client: EngineClient, prompt: Sequence[int] = (1, 2)) -> list[Stream]:
     """Two sequences of one request: when one fails, the other is aborted, as by a frontend with n = 2."""
-    pair = [Stream(client, name, [1, 2], ENDLESS) for name in ("a", "b")]
+    pair = [Stream(client, name, list(prompt), ENDLESS) for name in ("a", "b")]
     for stream, sibling in zip(pair, ("b", "a"), strict=True):
         stream.on_tokens = lambda stream=stream, sibling=sibling: client.abort([sibling] if stream.is_failed else [])
     return pair

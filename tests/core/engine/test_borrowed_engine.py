@@ -2,11 +2,14 @@
 
 import asyncio
 
+import pytest
+
 from quire.core.engine.borrowed_engine import BorrowingLauncher, EngineReport, FollowsOwner
 from quire.core.engine.client import EngineClient
 from quire.core.engine.engine_handle import EngineHandle
 from quire.core.engine.engine_life import EngineMessage
-from quire.core.engine.restart_policy import RestartPolicy
+from quire.core.engine.failures import fault_of
+from quire.core.engine.restart_policy import Fault, RestartPolicy
 from quire.core.engine.running_engine import EngineAddress
 from quire.core.errors import QuireError
 from quire.core.wire.protocol import EngineReady, FinishReason, Heartbeat, SchedulerStats, StepOutputs
@@ -20,6 +23,7 @@ class Told:
     def __init__(self) -> None:
         self.engines: list[EngineAddress] = []
         self.ends: list[object] = []
+        self.faults: list[Fault] = []
         self.stats = SchedulerStats()
 
     def has_work(self, engine: EngineHandle) -> bool:
@@ -34,6 +38,7 @@ class Told:
 
     def on_crash(self, engine: EngineHandle, end: QuireError) -> None:
         self.ends.append(engine.number)
+        self.faults.append(fault_of(end))
 
     def on_dead(self, engine: EngineHandle, error: QuireError) -> None:
         self.ends.append(error)
@@ -71,32 +76,26 @@ def test_a_visitor_starts_with_the_engines_that_run_and_leaves_them_running() ->
     asyncio.run(scenario())
 
 
-def test_a_visitor_is_told_whether_an_engine_ended_because_of_another_one() -> None:
-    """Its requests fail when an engine has crashed twice under them, and not when it was ended so often."""
+@pytest.mark.parametrize("fault", ["own", "peer", "elsewhere"])
+def test_a_visitor_is_told_whose_fault_an_end_was(fault: Fault) -> None:
+    """So it blames its requests for the crashes of an engine alone."""
 
     async def scenario() -> None:
-        told, visit = Told(), BorrowingLauncher()
-        launcher = EngineLauncher(engine_config(max_model_len=100_000), worker_factory=NULL_WORKER)
-        owner = EngineHandle(0, launcher, told, RestartPolicy())
+        told, guest, visit = Told(), Told(), BorrowingLauncher()
+        owner = EngineHandle(0, EngineLauncher(engine_config(), worker_factory=NULL_WORKER), told, RestartPolicy())
         await owner.start()
-        client = EngineClient([visit], num_slots=8, restarts=FollowsOwner)
+        visitor = EngineHandle(0, visit, guest, FollowsOwner())
         visit.on_report(EngineReport(0, told.engines[0]))
         try:
-            await client.start()
-            stream = Stream(client, "long", [1], 90_000)
-            for has_lost_peer in (True, True, False, False):
-                assert stream.last is None
-                visit.on_report(EngineReport(0, end="the host is gone.", has_lost_peer=has_lost_peer))
-                async with asyncio.timeout(60):
-                    while client.status().engine.state == "serving":
-                        await asyncio.sleep(0.01)
-                    assert client.status().engine.reason == "the host is gone."
-                    visit.on_report(EngineReport(0, told.engines[0]))
-                    while client.status().engine.state != "serving":
-                        await asyncio.sleep(0.01)
-            assert await stream.finish_reason() is FinishReason.ERROR
+            await visitor.start()
+            visit.on_report(EngineReport(0, end="the host is gone.", fault=fault))
+            async with asyncio.timeout(60):
+                while not guest.ends:
+                    await asyncio.sleep(0.01)
+            assert visitor.status().reason == "the host is gone."
+            assert guest.faults == [fault]
         finally:
-            await client.close()
+            await visitor.close()
             await owner.close()
 
     asyncio.run(scenario())

@@ -9,6 +9,8 @@ import pytest
 
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.engine.engine import Engine
+from quire.core.engine.step_times import StepTimes
+from quire.core.engine.step_watch import StepWatch
 from quire.core.errors import EngineError
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.trace import Timeline
@@ -24,10 +26,15 @@ class ManualExecutor:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
+        self.pids: list[int] = []
+        self.stopped: list[str] = []
         self.plans: deque[StepPlan] = deque()
         results = ResultInbox()
         self.next_result, self.when_failed, self.fail = results.get, results.when_failed, results.fail
         self._report = results.put
+
+    async def prepare(self) -> None:
+        raise AssertionError("the engine process starts executors")
 
     async def start(self) -> EngineReady:
         raise AssertionError("the engine process starts executors")
@@ -55,7 +62,9 @@ class Loop:
         self.engine = Engine(
             self.scheduler,
             self.executor,
-            step_timeout_seconds=step_timeout_seconds,
+            watch=StepWatch(
+                StepTimes(step_timeout_seconds, fixed=True), lambda: self.executor.pids, lambda: self.executor.stopped
+            ),
             on_deltas=self.deltas.extend,
             timeline=Timeline(Path()),
         )

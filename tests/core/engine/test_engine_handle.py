@@ -61,26 +61,6 @@ class UnreachableLauncher(EngineLauncher):
         return self.engine
 
 
-def test_sequences_of_one_request_fail_together_at_the_second_crash() -> None:
-    async def scenario() -> None:
-        async with client_of(launcher()) as client:
-            await client.start()
-            first, second = open_pair(client)
-            for _ in range(2):
-                await until(lambda: bool(first.token_ids))
-                first.token_ids.clear()
-                await kill(client)
-            assert await first.finish_reason() is FinishReason.ERROR
-            assert first.last is not None
-            assert first.last.failure is not None
-            assert "crashed twice" in first.last.failure.message
-            assert second.last is None
-            assert client.num_unfinished == 0
-            assert await answers(client)
-
-    asyncio.run(scenario())
-
-
 def test_sequences_of_one_request_fail_together_when_the_client_is_closed() -> None:
     async def scenario() -> None:
         async with client_of(launcher()) as client:
@@ -138,24 +118,6 @@ def test_idle_engine_may_be_killed_as_often_as_one_likes() -> None:
             for _ in range(5):
                 await kill(client)
             assert await answers(client)
-
-    asyncio.run(scenario())
-
-
-def test_engine_that_crashes_with_work_and_no_output_is_given_up() -> None:
-    async def scenario() -> None:
-        async with client_of(launcher(), restarts=lambda: RestartPolicy(max_fruitless_runs=0)) as client:
-            await client.start()
-            assert client.engine_pids[0] is not None
-            os.kill(client.engine_pids[0], signal.SIGSTOP)
-            pair = open_pair(client)
-            os.kill(client.engine_pids[0], signal.SIGKILL)
-            assert await pair[0].finish_reason() is FinishReason.ERROR
-            assert pair[0].last is not None
-            assert "signal 9" in pair[0].last.failure.message
-            assert client.num_unfinished == 0
-            with pytest.raises(EngineDeadError, match="without output"):
-                client.check_health()
 
     asyncio.run(scenario())
 

@@ -136,19 +136,18 @@ def test_streams_stay_where_the_other_engines_are_full() -> None:
     asyncio.run(scenario())
 
 
-def test_a_request_that_two_engines_held_as_they_crashed_fails() -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_both_engines_end_at_once_and_no_stream_is_lost(number: signal.Signals) -> None:
+    """Whether somebody outside has ended them, or they crashed by themselves."""
+
     async def scenario() -> None:
         async with fleet(launchers()) as client:
-            stream = Stream(client, "poison", [1], ENDLESS)
-            await until(lambda: bool(stream.token_ids))
-            end(client, 0)
-            await until(lambda: client.status().engines[0].state == "restarting")
-            stream.token_ids.clear()
-            await until(lambda: bool(stream.token_ids))
-            end(client, 1)
-            assert await stream.finish_reason() is FinishReason.ERROR
-            assert stream.last is not None
-            assert "crashed twice" in str(stream.last.failure)
+            streams = [Stream(client, f"{number}", [1, number], 3000) for number in range(16)]
+            await until(lambda: sum(bool(stream.token_ids) for stream in streams) > 4)
+            for engine in (0, 1):
+                end(client, engine, number)
+            assert {await stream.finish_reason() for stream in streams} == {FinishReason.LENGTH}
+            assert {len(stream.token_ids) for stream in streams} == {3000}
 
     asyncio.run(scenario())
 
@@ -173,7 +172,7 @@ def test_the_others_serve_on_when_one_engine_is_given_up(caplog: pytest.LogCaptu
 
 
 def test_engines_that_share_experts_are_restarted_together() -> None:
-    """Their streams wait, and a second crash of one is no fault of requests that the other has."""
+    """Their streams wait, and go on as often as it happens."""
 
     async def scenario() -> None:
         async with fleet(launchers(together=EpochCoordinator()), coupled=True) as client:
@@ -189,9 +188,8 @@ def test_engines_that_share_experts_are_restarted_together() -> None:
                     stream.token_ids.clear()
                 await until(lambda: client.status().engine.reason is None)
                 assert not set(before) & set(client.engine_pids)
-            assert await streams[0].finish_reason() is FinishReason.ERROR
-            await until(lambda: bool(streams[1].token_ids))
-            assert not streams[1].is_failed
+            await until(lambda: all(stream.token_ids for stream in streams))
+            assert not any(stream.is_failed for stream in streams)
 
     asyncio.run(scenario())
 

@@ -106,7 +106,7 @@ def test_anthropics_clients_send_the_key_in_a_header_of_their_own(caller: Callab
     assert call("POST", "/invocations", json={}).status_code == 401
 
 
-MONITORING = {"/health", "/ping", "/metrics", "/version", "/load"}
+MONITORING = {"/health", "/ready", "/readyz", "/live", "/livez", "/ping", "/metrics", "/version", "/load"}
 DOCUMENTATION = {
     "/docs",
     "/docs/{path:str}",

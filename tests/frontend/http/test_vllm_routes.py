@@ -10,7 +10,7 @@ from quire.frontend.http.missing_routes import describe_missing
 from tests.frontend.http.test_app import Caller
 
 SERVED = """
-GET /health  GET /ping  POST /ping  GET /version  GET /metrics  GET /docs  GET /v1/models
+GET /health  GET /ready  GET /readyz  GET /ping  POST /ping  GET /version  GET /metrics  GET /docs  GET /v1/models
 POST /v1/chat/completions  POST /v1/chat/completions/batch  POST /v1/completions  POST /invocations
 POST /v1/responses  GET /v1/responses/{response_id}  POST /v1/responses/{response_id}/cancel
 POST /v1/messages  POST /v1/messages/count_tokens
@@ -39,7 +39,6 @@ LACKING = {
     "starts them again by itself": "POST /fault_tolerance/apply  GET /fault_tolerance/status",
     "what its caches hold": "GET /kv_event_sources",
     "/inference/v1/abort_requests does": "POST /abort_requests",
-    "/health does": "GET /ready  GET /readyz",
     "--enable-server-load-tracking": "GET /load",
     "--enable-tokenizer-info-endpoint": "GET /tokenizer_info",
     "--profiler-config": "POST /start_profile  POST /stop_profile",
