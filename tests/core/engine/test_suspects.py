@@ -100,7 +100,7 @@ def test_a_request_on_trial_may_be_aborted_and_the_others_go_on(monkeypatch: pyt
             await client.start()
             Stream(client, "poison", [POISON], 5)
             other = Stream(client, "other", [1], 5)
-            await until(lambda: client.status().engine.restarts == 2)
+            await until(lambda: client.status().engine.restarts >= 2)
             await until(lambda: client.status().engine.state == "serving")
             client.abort(["poison"])
             assert await other.finish_reason() is FinishReason.LENGTH
