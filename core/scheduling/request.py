@@ -96,6 +96,7 @@ class Request:
         "prompt",
         "queued_at",
         "request_id",
+        "rules",
         "sampling",
         "scheduled_at",
         "slot",
@@ -120,6 +121,7 @@ class Request:
         if not start.scores_prompt:
             self.sampling.prompt_logprobs = self.sampling.prompt_logprob_token_ids = None
         self.grammar = wire.grammar
+        self.rules = wire.rules
         self.pooling = wire.pooling  # None: tokens are sampled
         self.prompt = prompt
         self.priority_key = priority_key
@@ -268,6 +270,7 @@ class Request:
             token_type_ids=self.prompt.token_type_ids,
             prefix_spans=self.prompt.prefix_spans,
             encoded=self.encoded,
+            rules=self.rules,
         )
 
     def last_delta(

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.kv_groups import KVGroupSpec
+from quire.core.wire.output_rules import OutputRules
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.pooling import Pooling
 from quire.core.wire.prefix_spans import PrefixSpan
@@ -88,6 +89,7 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     token_type_ids: list[int] | None = None  # the segment of each token of the prompt; None: all are of the first
     prefix_spans: list[PrefixSpan] = []  # of the prompt
     encoder: EncoderInput | None = None  # what the encoder reads; the prompt and the output are the decoder's
+    rules: OutputRules | None = None  # of the checkpoint
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):
@@ -293,6 +295,7 @@ class NewSlot(Struct, array_like=True):
     token_type_ids: list[int] | None = None  # of the prompt
     prefix_spans: list[PrefixSpan] = []  # of the prompt; a step computes all of a span, or nothing
     encoded: EncodedInput | None = None  # the encoder input's keys and values; None: the model has no encoder
+    rules: OutputRules | None = None
 
 
 class StepPlan(Struct, array_like=True, tag="step"):

@@ -12,6 +12,7 @@ from quire.core.wire.protocol import NewSlot
 from quire.executor.sampling.allowed_tokens import AllowedTokens
 from quire.executor.sampling.bad_words import BadWords
 from quire.executor.sampling.custom import CustomFeature
+from quire.executor.sampling.edge_tokens import EdgeTokens
 from quire.executor.sampling.grammar.masks import DeadEnd, GrammarMasks
 from quire.executor.sampling.logit_bias import LogitBias
 from quire.executor.sampling.logprobs import Logprobs, StepLogprobs
@@ -101,6 +102,7 @@ class Sampler:
             *custom,
             Penalties(max_num_seqs),
             MinTokens(max_num_seqs, vocab_size, eos_token_ids),
+            EdgeTokens(max_num_seqs, vocab_size),
             self.grammar,
             ThinkingBudget(max_num_seqs),
             Temperature(max_num_seqs),  # this and later features: only rows that draw
@@ -108,7 +110,7 @@ class Sampler:
             TopK(max_num_seqs, vocab_size, self._ops),
             TopP(max_num_seqs, self._ops),
         ]
-        self._masking = self._bits(AllowedTokens, BadWords, MinTokens)
+        self._masking = self._bits(AllowedTokens, BadWords, MinTokens, EdgeTokens)
         self._following = self._bits(FollowingMask)
         self._one_way = self._bits(*(type(feature) for feature in self._features if not feature.can_go_back))
         self._followers = [feature for feature in self._features if isinstance(feature, FollowingMask)]

@@ -15,6 +15,7 @@ from msgspec import Struct
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import EngineError, ParameterError
 from quire.core.wire.sampling_params import RequestOutputKind, SamplingParams
+from quire.frontend.checkpoint.encoder_decoders import DecoderRules
 from quire.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.merging import cancel
@@ -99,6 +100,7 @@ class BeamSearch:
         prompt: read and checked.
         request_id: prefix of the ids of the beams' requests.
         returns_logprobs: the output includes log-probabilities.
+        rules: what the checkpoint demands of outputs; None: nothing.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class BeamSearch:
         request_id: str,
         *,
         returns_logprobs: bool = True,
+        rules: DecoderRules | None = None,
     ) -> None:
         self._open_request = open_request
         self._tokenizer = tokenizer
@@ -120,8 +123,10 @@ class BeamSearch:
         self._returns_logprobs = returns_logprobs
         self._eos_token_ids = frozenset(() if params.ignore_eos else spec.eos_token_ids)
         self._end_ids = self._eos_token_ids.union(params.stop_token_ids)
+        self._rules = rules or DecoderRules(decoder_start_token_id=0)
         width = params.beam_width
-        num_likeliest = min(max(2 * width, width + len(self._end_ids)), spec.vocab_size)
+        num_ruled_out = len(self._rules.bad_words_ids) + len(self._rules.begin_suppress_tokens)
+        num_likeliest = min(max(2 * width, width + len(self._end_ids)) + num_ruled_out, spec.vocab_size)
         self._sampling = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -208,7 +213,7 @@ class BeamSearch:
             rows = await self._expand(running, num_tokens)
             longer, ended = list[_Step](), list[_Step]()
             async for beam, row in in_time_slices(zip(running, rows, strict=True)):
-                for token_id, entry in row.items():
+                for token_id, entry in self._ruled(row, beam.token_ids).items():
                     step = _Step(beam.cum_logprob + entry.logprob, beam, token_id, row)
                     (ended if token_id in self._end_ids else longer).append(step)
             running = [self._taken(step) for step in nlargest(width, longer, key=_cum_logprob)]
@@ -221,6 +226,18 @@ class BeamSearch:
                 beam.finish_reason = "length"
             complete = sorted(complete + running, key=self._score, reverse=True)[:width]
         return complete
+
+    def _ruled(self, row: dict[int, Logprob], token_ids: list[int]) -> dict[int, Logprob]:
+        """The candidates of `row` that the checkpoint's rules leave after a beam's tokens."""
+        rules, place = self._rules, len(token_ids)
+        if rules.forced_eos_token_id and not self._params.ignore_eos and place == self._params.max_tokens - 1:
+            return {token_id: Logprob(0.0, rank=1) for token_id in rules.forced_eos_token_id}
+        out = {ids[-1] for ids in rules.bad_words_ids if token_ids[place + 1 - len(ids) :] == ids[:-1]}
+        if not place:
+            out.update(rules.begin_suppress_tokens)
+        if len(self._prompt.token_ids) + place < rules.min_length:
+            out |= self._eos_token_ids
+        return {token_id: entry for token_id, entry in row.items() if token_id not in out} if out else row
 
     async def _expand(self, beams: list[Beam], step: int) -> list[dict[int, Logprob]]:
         """Log-probabilities of the likeliest next tokens, best first, for each beam."""
@@ -254,7 +271,10 @@ class BeamSearch:
         return Beam(
             token_ids=[*beam.token_ids, token_id] if kept else beam.token_ids,
             cum_logprob=step.cum_logprob,
-            logprobs=[*beam.logprobs, {token_id: step.row[token_id], **step.row}],  # the chosen first, as in every row
+            logprobs=[
+                *beam.logprobs,
+                {token_id: step.row.get(token_id, Logprob(0.0, rank=1)), **step.row},
+            ],  # the chosen first, as in every row
             finish_reason="stop" if ends else None,
             stop_reason=token_id if ends and token_id not in self._eos_token_ids else None,
         )

@@ -9,6 +9,7 @@ from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.protocol import EngineRequest, Grammar, SequenceStart
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.requests.context_limit import ContextLimit
+from quire.frontend.requests.decoder_rules import output_rules, rule_changes
 from quire.frontend.requests.prompt import Prompt, check_embeds
 from quire.frontend.requests.sampling_input import SamplingInput, check_id_rows
 from quire.frontend.requests.submission import ResolvedSubmission, Submission
@@ -30,7 +31,12 @@ class RequestBuilder:
         self._seeds = random.Random(seed)
 
     async def build(
-        self, submission: ResolvedSubmission, *, limit_logprobs: bool = True, grammar: Grammar | None = None
+        self,
+        submission: ResolvedSubmission,
+        *,
+        limit_logprobs: bool = True,
+        grammar: Grammar | None = None,
+        heeds_rules: bool = True,
     ) -> EngineRequest:
         """Builds the engine's request: `n` sequences, with every default filled in.
 
@@ -40,6 +46,7 @@ class RequestBuilder:
         Args:
             limit_logprobs: refuse more logprobs than the server allows.
             grammar: the parameters' `structured_outputs`, compiled.
+            heeds_rules: the output is a whole one, for which the checkpoint's rules hold.
 
         Raises:
             ParameterError: lengths or parameters that this model cannot serve, by name.
@@ -49,6 +56,9 @@ class RequestBuilder:
         max_tokens = self._limit.output_tokens(
             len(prompt.token_ids), sampling.max_tokens, fit_context=submission.fit_context
         )
+        rules = self._sampling_input.decoder if heeds_rules else None
+        if rules is not None:
+            changes |= rule_changes(rules, changes, sampling, len(prompt.token_ids), max_tokens)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         if prompt.embeds is not None:
             check_embeds(sampling)
@@ -70,6 +80,7 @@ class RequestBuilder:
             grammar,
             prompt.embeds,
             encoder=None if prompt.encoder is None else EncoderInput(prompt.encoder.token_ids),
+            rules=None if rules is None else output_rules(rules, sampling, max_tokens),
         )
 
 

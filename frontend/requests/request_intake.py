@@ -208,8 +208,15 @@ class RequestIntake:
 
         def open_request(prompt: Prompt, sampling: SamplingParams, name: str) -> Awaitable[RequestStream]:
             each = submission.resolved(prompt, sampling, name)
-            return self.running.open_stream(each, limit_logprobs=False, engine=engine)
+            return self.running.open_stream(each, limit_logprobs=False, heeds_rules=False, engine=engine)
 
         return BeamSearch(
-            open_request, self._tokenizer, self._spec, read, params, request_id, returns_logprobs=returns_logprobs
+            open_request,
+            self._tokenizer,
+            self._spec,
+            read,
+            params,
+            request_id,
+            returns_logprobs=returns_logprobs,
+            rules=self.sampling_input.decoder,
         )

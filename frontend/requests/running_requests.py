@@ -72,6 +72,7 @@ class RunningRequests:
         submission: ResolvedSubmission,
         *,
         limit_logprobs: bool = True,
+        heeds_rules: bool = True,
         log: RequestLog | None = None,
         engine: int | None = None,
     ) -> RequestStream:
@@ -80,6 +81,7 @@ class RunningRequests:
         Args:
             submission: read and checked.
             limit_logprobs: refuse more logprobs than the server allows.
+            heeds_rules: as for `RequestBuilder.build`.
             log: logs the request; None logs nothing.
             engine: the index of the engine for the request; None lets the router choose.
 
@@ -96,7 +98,9 @@ class RunningRequests:
             check_min_tokens(constraint, sampling.min_tokens)
             grammar = await self._grammars.compile(constraint)
         submission = self._heed_priority(submission)
-        request = await self._builder.build(submission, limit_logprobs=limit_logprobs, grammar=grammar)
+        request = await self._builder.build(
+            submission, limit_logprobs=limit_logprobs, grammar=grammar, heeds_rules=heeds_rules
+        )
         return await self._submit(submission, request, log, engine)
 
     async def _submit(

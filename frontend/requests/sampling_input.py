@@ -5,6 +5,7 @@ from typing import Any
 
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams, ThinkingMarks
+from quire.frontend.checkpoint.encoder_decoders import DecoderRules
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -22,6 +23,11 @@ class SamplingInput:
         self._model = model
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+
+    @property
+    def decoder(self) -> DecoderRules | None:
+        """What the checkpoint demands of outputs of its decoder; None for a model without an encoder."""
+        return self._model.decoder
 
     @property
     def defaults(self) -> dict[str, Any]:

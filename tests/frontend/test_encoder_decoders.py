@@ -105,6 +105,38 @@ def test_beams_are_those_of_transformers(llm: LLM, reference: PreTrainedModel) -
     assert [each.tokens for each in found.sequences] == expected.tolist()
 
 
+def test_rules_of_generation_config(tmp_path: Path) -> None:
+    """The library obeys them; they hold for samples and beams, and not where a request ignores EOS."""
+    rules = {"forced_eos_token_id": EOS, "min_length": 4, "bad_words_ids": [[26], [9, 11]], "suppress_tokens": [30]}
+    reference = write(tmp_path, "t5", eos_token_id=EOS, decoder_start_token_id=0)
+    encoder = [5, 9, 77, 140, EOS]
+
+    def expected(num_tokens: int, **options: Any) -> list[list[int]]:
+        ids = torch.tensor([encoder])
+        found = reference.generate(ids, do_sample=False, max_new_tokens=num_tokens, max_length=None, **options)
+        return [row[1:].tolist() for row in found]
+
+    [free] = expected(6, eos_token_id=EOS)
+    rules["begin_suppress_tokens"] = [free[0]]
+    rules["bad_words_ids"].append([free[-2]])
+    reference.generation_config.update(eos_token_id=EOS, **rules)
+    reference.save_pretrained(tmp_path)
+    sampling = SamplingParams(temperature=0, max_tokens=6)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        [ruled], [ignoring] = (
+            llm.generate([encoder], params)[0].outputs for params in (sampling, sampling.replace(ignore_eos=True))
+        )
+        [found] = llm.beam_search([encoder], BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=0))
+    assert [ruled.token_ids] == expected(6)
+    assert ruled.token_ids != free
+    assert ruled.token_ids[-1] == EOS
+    assert ruled.finish_reason == "stop"
+    assert ignoring.token_ids[:5] == ruled.token_ids[:5]
+    assert ignoring.token_ids[5] != EOS
+    beams = expected(6, num_beams=3, num_return_sequences=3, length_penalty=0.0)
+    assert [[*each.tokens[1:], EOS] for each in found.sequences] == beams
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
