@@ -42,6 +42,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "EuroBertForTokenClassification": ("encoders.rotary", "EuroBertModel"),
     "EuroBertModel": ("encoders.rotary", "EuroBertModel"),
     "ExaoneForCausalLM": ("dense.exaone", "ExaoneForCausalLM"),
+    "FSMTForConditionalGeneration": ("encoder_decoders.fsmt", "FSMTForConditionalGeneration"),
     "FalconForCausalLM": ("dense.falcon", "FalconForCausalLM"),
     "FalconH1ForCausalLM": ("hybrid.falcon_h1", "FalconH1ForCausalLM"),
     "FalconMambaForCausalLM": ("recurrent.mamba", "FalconMambaForCausalLM"),

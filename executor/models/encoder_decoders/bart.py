@@ -6,7 +6,6 @@ They differ in the places of norms, and in positions.
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,11 +66,13 @@ class BartForConditionalGeneration(EncoderDecoder):
 
     Attributes:
         SIZES: fields that config.json must have.
+        HEAD: the name of the head in checkpoints.
         norms_first: norms are before blocks, and one is after all layers.
         norms_embedding: a norm is after the sum of tokens and positions.
     """
 
     SIZES = ("decoder_ffn_dim", "encoder_ffn_dim")
+    HEAD = "lm_head"
     norms_first = False
     norms_embedding = True
 
@@ -79,7 +80,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         stem = _stem(context)
         config, size = spec.hf_config, spec.hidden_size
         scale = math.sqrt(size) if config.get("scale_embedding") else 1.0
-        decoder = _renamed(context, f"{stem}decoder", _tokens(context, stem, "decoder"))
+        decoder = _renamed(context, f"{stem}decoder", _tokens(context, stem, "decoder"), self.HEAD)
         has_bias = context.find(_LOGIT_BIAS) is not None
         is_tied = config.get("tie_word_embeddings", True)
         embed, head = vocabulary_ends(spec, decoder, is_tied=is_tied, scale=scale, head_bias=has_bias)
@@ -162,7 +163,7 @@ class M2M100ForConditionalGeneration(BartForConditionalGeneration):
 
     def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
         first = spec.hf_config.get("pad_token_id", 1) + 1
-        rows = spread_sinusoids(context.max_model_len + first, spec.hidden_size)[first:]
+        rows = spread_sinusoids(context.max_model_len + first, spec.hidden_size)[first:].clone()
         return rows.to(context.device, context.dtype)
 
 
@@ -201,14 +202,15 @@ def _stem(context: ModelContext) -> str:
 
 def _tokens(context: ModelContext, stem: str, side: str) -> str:
     """Returns the stored name of a side's table of tokens, which is one for both if the checkpoint has it."""
-    own, shared = f"{stem}{side}.embed_tokens", f"{stem}shared"
-    is_apart = context.find(f"{shared}.weight") is None and context.find(f"{own}.weight") is not None
-    return own if is_apart else shared
+    shared = f"{stem}shared"
+    names = [shared, f"{stem}{side}.embed_tokens", f"{stem}decoder.embed_tokens", f"{stem}encoder.embed_tokens"]
+    return next((name for name in names if context.find(f"{name}.weight") is not None), shared)
 
 
-def _renamed(context: ModelContext, side: str, tokens: str) -> ModelContext:
+def _renamed(context: ModelContext, side: str, tokens: str, head: str = "lm_head") -> ModelContext:
     """Returns a context that finds the tensors of one side under their names in the checkpoint."""
-    ends: dict[str, Any] = {
+    ends = {
+        "lm_head": head,
         "model.embed_tokens": tokens,
         "positions": f"{side}.embed_positions",
         "embedding_norm": f"{side}.layernorm_embedding",

@@ -32,6 +32,16 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MarianMTModel",
         {**_BART, "decoder_vocab_size": 190, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
     ),
+    "fsmt": (
+        "fsmt",
+        "FSMTForConditionalGeneration",
+        {**_BART, "src_vocab_size": VOCAB_SIZE, "tgt_vocab_size": 190, "scale_embedding": True},
+    ),
+    "fsmt-tied": (
+        "fsmt",
+        "FSMTForConditionalGeneration",
+        {**_BART, "src_vocab_size": VOCAB_SIZE, "tgt_vocab_size": VOCAB_SIZE, "tie_word_embeddings": True},
+    ),
     "pegasus": ("pegasus", "PegasusForConditionalGeneration", {**_BART, "scale_embedding": True}),
     "t5": ("t5", "T5ForConditionalGeneration", _T5),
     "flan-t5": (
@@ -58,7 +68,7 @@ def write_encoder_decoder(
     model = getattr(transformers, architecture)(AutoConfig.for_model(kind, **{**own, **settings}))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if not parameter.requires_grad:  # sinusoids
+            if not parameter.requires_grad or (kind == "fsmt" and "embed_positions" in key):  # sinusoids
                 continue
             if "embed" in key or "shared" in key:
                 spread = 1.0 if kind in ("bart", "marian", "fsmt") else 0.3  # of models with norms after blocks
@@ -81,7 +91,8 @@ def write_encoder_decoder(
 @torch.inference_mode()
 def reference_logprobs(model: PreTrainedModel, encoder: list[int], decoder: list[int]) -> Tensor:
     """The library's log-probabilities of the token after each of the decoder's: [num_tokens, vocab_size]."""
-    output = model(input_ids=torch.tensor([encoder]), decoder_input_ids=torch.tensor([decoder]))
+    ids = {"input_ids": torch.tensor([encoder]), "decoder_input_ids": torch.tensor([decoder])}
+    output = model(**ids, use_cache=False)  # with a cache, FSMT computes several tokens without a causal mask
     return output.logits[0].log_softmax(-1)
 
 
