@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.core.wire.protocol import StepPlan
 from quire.executor.recordings import MAX_ROWS
+from quire.executor.step.encoded_inputs import CrossRows, EncodedInputs
 from quire.executor.step.input_batch import GroupPages, InputBatch, StepShape
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import Mirror
@@ -53,6 +54,8 @@ class _Views(NamedTuple):
         state_tables: empty if no state has first rows.
         adapters: empty if the table has none.
         adapted: the batch if a row has an adapter.
+        cross_lens: rows of the encoder inputs, twice: for the host and the device. None: the model has no encoder.
+        cross_tables: by KV group of the kind "cross".
     """
 
     batch: InputBatch
@@ -69,6 +72,8 @@ class _Views(NamedTuple):
     state_tables: list[np.ndarray]
     adapters: list[np.ndarray]
     adapted: InputBatch
+    cross_lens: tuple[np.ndarray, np.ndarray] | None
+    cross_tables: list[np.ndarray]
 
 
 class DecodeInputs:
@@ -82,19 +87,27 @@ class DecodeInputs:
     Args:
         choose_shape: maps the number of rows of a step and the length of its longest sequence to the step's shape.
         has_first_rows: states have first rows (`LayerState`), so a step in which a sequence begins is none of these.
+        encoded: the encoder inputs that rows attend to; None: the model has no encoder.
     """
 
     def __init__(
-        self, table: RequestTable, choose_shape: Callable[[int, int], StepShape], *, has_first_rows: bool = False
+        self,
+        table: RequestTable,
+        choose_shape: Callable[[int, int], StepShape],
+        *,
+        has_first_rows: bool = False,
+        encoded: EncodedInputs | None = None,
     ) -> None:
         self._table = table
         self._choose_shape = choose_shape
         self._has_first_rows = has_first_rows
+        self._encoded = encoded
         self._max_rows = min(table.max_num_seqs, MAX_ROWS)
         rows = choose_shape(self._max_rows, 1).num_rows
         self._rows = np.arange(rows)
         self._ones = np.ones(rows, np.int64)
         self._seq_lens = np.ones(rows, np.int64)
+        self._cross_lens = np.ones(rows, np.int64)
         self._starts = torch.arange(rows + 1)
         self._rows_there = torch.arange(rows, device=table.device)
         self._starts_there = torch.arange(rows + 1, dtype=torch.int32, device=table.device)
@@ -136,6 +149,10 @@ class DecodeInputs:
             if found is not None:
                 column[:] = found
                 batch = views.adapted
+        if self._encoded is not None and views.cross_lens is not None:
+            on_host, to_copy = views.cross_lens
+            self._encoded.fill(plan.slots, on_host, views.cross_tables)
+            to_copy[:] = on_host
         for rest, value in views.padding:
             rest[:] = value
         self._mirror.upload(views.num_bytes)
@@ -147,7 +164,10 @@ class DecodeInputs:
         num_groups, host = len(self._table.block_tables), torch.from_numpy(self._mirror.host)
         places, next_places, slots, positions, is_new, lens, *groups = [column.of(host).numpy() for column in columns]
         mappings, tables, others = groups[:num_groups], groups[num_groups : 2 * num_groups], groups[2 * num_groups :]
-        state_tables, adapters = others[: self._has_first_rows], others[self._has_first_rows :]
+        state_tables, others = others[: self._has_first_rows], others[self._has_first_rows :]
+        num_adapters = self._table.adapters is not None
+        adapters, cross = others[:num_adapters], others[num_adapters:]
+        cross_lens = (self._cross_lens[: shape.num_rows], cross[0]) if cross else None
         there = [column.of(self._mirror.there) for column in columns]
         places_there, next_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
         padded, seq_lens = shape.num_rows, self._seq_lens[: shape.num_rows]
@@ -158,6 +178,8 @@ class DecodeInputs:
         padding += [(table[rest, 0], spare) for table in tables]
         padding += [(state_table[rest], 0) for state_table in state_tables]
         padding += [(column[rest], -1) for column in adapters]
+        padding += [(lens[rest], 1) for lens in cross_lens or ()]
+        padding += [(table[rest, 0], spare) for table in cross[1:]]
         starts = self._starts_there[: padded + 1]
         pages = [
             GroupPages(mapping, table, DeviceRows(starts, lens_there, table_there, 1, shape.max_seq_len))
@@ -184,6 +206,7 @@ class DecodeInputs:
             ),
             shape=shape,
             wanted_places=next_there[:num_rows],
+            cross=self._cross_rows(cross[1:], groups_there[len(groups_there) - len(cross) :], starts),
         )
         views = self._views[num_rows, shape] = _Views(
             batch,
@@ -199,14 +222,27 @@ class DecodeInputs:
             padding if num_rows < padded else [],
             [state_table[:num_rows] for state_table in state_tables],
             [column[:num_rows] for column in adapters],
-            dataclasses.replace(batch, adapters=groups_there[-1]) if adapters else batch,
+            dataclasses.replace(batch, adapters=groups_there[-1 - len(cross)]) if adapters else batch,
+            None if cross_lens is None else (cross_lens[0][:num_rows], cross_lens[1][:num_rows]),
+            [table[:num_rows] for table in cross[1:]],
         )
         return views
+
+    def _cross_rows(self, tables: list[np.ndarray], there: list[Tensor], starts: Tensor) -> list[CrossRows]:
+        """What rows attend to, by group: `tables` on the host; lengths and tables on the device."""
+        if self._encoded is None:
+            return []
+        lens_there, *tables_there = there
+        lens, bound = self._cross_lens[: len(lens_there)], self._encoded.max_rows
+        return [
+            CrossRows(lens, table, DeviceRows(starts, lens_there, table_there, 1, bound))
+            for table, table_there in zip(tables, tables_there, strict=True)
+        ]
 
     def _lay_out(self, shape: StepShape) -> tuple[list[_Column], int]:
         """Returns the columns of a shape, and their bytes: places, next places, slots, positions, whether rows are new,
         lengths, then each group's slot mapping, each group's block table, the slots as a block table, if states have
-        first rows, and the adapters, if the table has any.
+        first rows, the adapters, if the table has any, and lengths and tables of encoder inputs, if there are any.
         """
         num_groups, rows = len(self._table.block_tables), (shape.num_rows,)
         table = (shape.num_rows, -(-shape.max_seq_len // self._table.block_size))
@@ -218,6 +254,9 @@ class DecodeInputs:
             kinds.append((torch.int32, (shape.num_rows, 1)))
         if self._table.adapters is not None:
             kinds.append((torch.int64, rows))
+        if self._encoded is not None:
+            table = (shape.num_rows, -(-self._encoded.max_rows // self._table.block_size))
+            kinds += [(torch.int32, rows), *self._encoded.num_groups * [(torch.int32, table)]]
         columns: list[_Column] = []
         start = 0
         for dtype, dims in kinds:

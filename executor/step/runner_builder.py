@@ -107,8 +107,10 @@ def build_runner(
     is_cached = bool(table.block_tables or memory.states)
     has_first_rows = any(layer.num_first_rows for layer in model.state_layers)
     decode_inputs = None
-    if not sequences.is_divided and is_cached and memory.encoded is None:
-        decode_inputs = DecodeInputs(table, recorded.choose_shape, has_first_rows=has_first_rows)
+    if not sequences.is_divided and is_cached:
+        decode_inputs = DecodeInputs(
+            table, recorded.choose_shape, has_first_rows=has_first_rows, encoded=memory.encoded
+        )
 
     def inputs(*others: SlotState) -> StepInputs:
         return StepInputs(

@@ -19,6 +19,7 @@ from quire.executor.memory.dry_build import dry_build, held_bytes
 from quire.executor.models.registry import is_native
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.worker import Worker
+from quire.ops.cpu.native import NativeBackend
 from tests.core.scheduling.fake_worker import resumed_after
 from tests.executor.models.tiny_encoder_decoders import (
     FAMILIES,
@@ -145,6 +146,14 @@ def test_the_same_tokens_however_requests_are_planned(
     engine: Engine, expected: dict[str, list[int]], limits: dict[str, Any]
 ) -> None:
     assert tokens_of(engine.run(requests(), **limits)) == expected
+
+
+def test_recorded_steps_give_the_same_tokens(folder: Path, engine: Engine, expected: dict[str, list[int]]) -> None:
+    assert tokens_of(engine.run(requests())) == expected
+    recorded: Any = engine.worker._runner
+    if isinstance(engine.worker._ops, NativeBackend):
+        assert any(recorded._recorded_steps._seen.values())
+    assert tokens_of(Engine(config_of(folder, enforce_eager=True)).run(requests())) == expected
 
 
 def test_a_long_prompt_of_the_decoder_is_computed_in_chunks(engine: Engine) -> None:
