@@ -147,6 +147,7 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "SarvamMoEForCausalLM": ("mixtures.sarvam_moe", "SarvamMoEForCausalLM"),
     "Starcoder2ForCausalLM": ("dense.starcoder2", "Starcoder2ForCausalLM"),
     "T5EncoderModel": ("encoders.t5", "T5EncoderModel"),
+    "T5GemmaForConditionalGeneration": ("encoder_decoders.t5gemma", "T5GemmaForConditionalGeneration"),
     "T5ForConditionalGeneration": ("encoder_decoders.t5", "T5ForConditionalGeneration"),
     "UMT5EncoderModel": ("encoders.t5", "UMT5EncoderModel"),
     "UMT5ForConditionalGeneration": ("encoder_decoders.t5", "UMT5ForConditionalGeneration"),

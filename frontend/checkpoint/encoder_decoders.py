@@ -47,6 +47,14 @@ def is_encoder_decoder(config: Mapping[str, Any], architecture: str) -> bool:
     return bool(config.get("is_encoder_decoder")) and architecture.endswith(_GENERATING_ENDS)
 
 
+def with_decoder(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with the fields of its object `decoder` at the top, where there is one of a model with both sides."""
+    inner = config.get("decoder")
+    if not config.get("is_encoder_decoder") or not isinstance(inner, dict):
+        return dict(config)
+    return {**inner, **{name: value for name, value in config.items() if name != "decoder"}}
+
+
 def read_encoder_spec(config: Mapping[str, Any], max_positions: int, vocab_size: int) -> EncoderSpec:
     """The facts of the encoder.
 
@@ -54,8 +62,13 @@ def read_encoder_spec(config: Mapping[str, Any], max_positions: int, vocab_size:
         max_positions: of the decoder's sequences, and of the encoder's where `config` has no other number.
         vocab_size: of the decoder.
     """
-    own_size = config.get("src_vocab_size") or config.get("vocab_size")
-    return EncoderSpec(vocab_size=own_size if isinstance(own_size, int) else vocab_size, max_rows=max_positions)
+    inner = config.get("encoder")
+    own = {**config, **inner} if isinstance(inner, dict) else config
+    own_size, own_positions = own.get("src_vocab_size") or own.get("vocab_size"), own.get("max_position_embeddings")
+    return EncoderSpec(
+        vocab_size=own_size if isinstance(own_size, int) else vocab_size,
+        max_rows=own_positions if isinstance(own_positions, int) else max_positions,
+    )
 
 
 def read_decoder_rules(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> DecoderRules:

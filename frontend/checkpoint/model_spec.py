@@ -25,6 +25,7 @@ from quire.frontend.checkpoint.encoder_decoders import (
     is_encoder_decoder,
     read_decoder_rules,
     read_encoder_spec,
+    with_decoder,
 )
 from quire.frontend.checkpoint.encoders import is_encoder
 from quire.frontend.checkpoint.overrides import override
@@ -124,7 +125,7 @@ def make_model_spec(
     stated: dict[str, Any], folder: Path, model: ModelConfig, path: Path, tokenizer_folder: Path
 ) -> ModelSpec:
     """`read_model_spec` of a checkpoint whose config.json, with overrides, is `stated`; messages call it `path`."""
-    config = complete(stated)
+    config = complete(with_decoder(stated))
     defaults = {"max_position_embeddings": _UNSTATED}
     if _has_only_states(config):
         defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1}

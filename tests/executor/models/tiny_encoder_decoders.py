@@ -22,6 +22,12 @@ _T5 = {
     "decoder_start_token_id": START, "pad_token_id": 0, "eos_token_id": 1, "n_positions": 130,
 }  # fmt: skip
 
+_T5GEMMA = {
+    "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2,
+    "intermediate_size": 72, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 130, "sliding_window": 8,
+    "query_pre_attn_scalar": 16,
+}  # fmt: skip
+
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": ("bart", "BartForConditionalGeneration", {**_BART, "scale_embedding": True}),
     "mbart": ("mbart", "MBartForConditionalGeneration", _BART),
@@ -50,6 +56,16 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "mt5": ("mt5", "MT5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}),
+    "t5gemma": (
+        "t5gemma",
+        "T5GemmaForConditionalGeneration",
+        {
+            "encoder": {**_T5GEMMA, "hidden_size": 64, "num_hidden_layers": 3, "final_logit_softcapping": None},
+            "decoder": _T5GEMMA,
+            "vocab_size": VOCAB_SIZE,
+            "decoder_start_token_id": START,
+        },
+    ),
     "umt5": ("umt5", "UMT5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu"}),
 }
 """Name → (model type, class, settings)."""
@@ -72,7 +88,8 @@ def write_encoder_decoder(
                 continue
             if "embed" in key or "shared" in key:
                 spread = 1.0 if kind in ("bart", "marian", "fsmt") else 0.3  # of models with norms after blocks
-                parameter.normal_(std=spread / (model.config.d_model**0.5 if own.get("scale_embedding") else 1))
+                is_scaled = own.get("scale_embedding") or kind == "t5gemma"
+                parameter.normal_(std=spread / (parameter.shape[-1] ** 0.5 if is_scaled else 1))
             elif "lm_head" in key or "output_projection" in key:
                 parameter.normal_(std=0.3)
             elif parameter.dim() > 1:
