@@ -12,6 +12,9 @@ MAX_ROWS = 512
 MAX_RECORDINGS = 128
 """The most recordings, of the shapes used last. On a CPU, one takes about 100 kB for a model with 28 layers."""
 
+_NUM_CHOICES = 3
+"""The recordings of one shape: with the likeliest tokens, with any choice of tokens, and with logits alone."""
+
 MAX_FINE_ROWS = 32
 """The most rows of steps that have recordings of their own with `GraphConfig.is_fine`."""
 
@@ -39,7 +42,7 @@ def num_recordings(rules: RecordingRules, max_num_seqs: int, max_seq_len: int) -
     """Bounds the recordings that exist at a time."""
     counts = bisect_left(rules.row_counts, largest_step(rules, max_num_seqs)) + 1
     lengths = bisect_left(rules.max_seq_lens, max_seq_len) + 1
-    return min(MAX_RECORDINGS, counts * lengths)
+    return min(MAX_RECORDINGS, counts * lengths * _NUM_CHOICES)
 
 
 def round_up(number: int, steps: Sequence[int], beyond: int) -> int:

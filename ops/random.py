@@ -6,6 +6,7 @@ preempted or moved to another engine repeats itself exactly. The C++ kernel has 
 """
 
 import numpy as np
+from torch import Tensor
 
 # SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014): element `position` of
 # the sequence mix(start + position * gamma). The start is a hash of the seed, so that neighbouring seeds lie far apart.
@@ -33,3 +34,21 @@ def _mix(value: np.ndarray, constants: tuple[int, int, int, int, int]) -> np.nda
     value = (value ^ (value >> shift1)) * multiplier1
     value = (value ^ (value >> shift2)) * multiplier2
     return value ^ (value >> shift3)
+
+
+def uniforms_of(starts: Tensor, positions: Tensor) -> Tensor:
+    """Computes `uniforms` on a device: [n] int64, with the bits of the starts, and [n] int64 → [n] float64."""
+    bits = starts + (positions + 1) * _signed(_GAMMA)  # int64 wraps as uint64 does
+    shift1, multiplier1, shift2, multiplier2, shift3 = _OUTPUT
+    bits = (bits ^ _shifted(bits, shift1)) * _signed(multiplier1)
+    bits = (bits ^ _shifted(bits, shift2)) * _signed(multiplier2)
+    return _shifted(bits ^ _shifted(bits, shift3), 11).double() * 2.0**-53
+
+
+def _shifted(value: Tensor, places: int) -> Tensor:
+    """Shifts to the right without the sign, which torch's shift would repeat."""
+    return (value >> places) & ((1 << 64 - places) - 1)
+
+
+def _signed(constant: int | np.uint64) -> int:
+    return (int(constant) ^ 1 << 63) - (1 << 63)

@@ -1,6 +1,7 @@
 """The operations that choose tokens: masks of grammars, the likeliest token of a row of logits, and draws."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +15,72 @@ def new_tokens(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
     So one copy brings both to the host.
     """
-    start = -(-8 * num_rows // _ALIGNMENT) * _ALIGNMENT
-    memory = torch.empty(start + num_rows, dtype=torch.uint8, device=device)
-    return memory[: 8 * num_rows].view(torch.int64), memory[start:].view(torch.bool)
+    return tokens_in(torch.empty(num_token_bytes(num_rows), dtype=torch.uint8, device=device), num_rows)
+
+
+def num_token_bytes(num_rows: int) -> int:
+    """Counts the bytes of the memory of `new_tokens`."""
+    return _start_of_usable(num_rows) + num_rows
+
+
+def tokens_in(memory: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Returns the tokens that lie in `memory` as those of `new_tokens` do."""
+    start = _start_of_usable(num_rows)
+    return memory[: 8 * num_rows].view(torch.int64), memory[start : start + num_rows].view(torch.bool)
+
+
+def _start_of_usable(num_rows: int) -> int:
+    return -(-8 * num_rows // _ALIGNMENT) * _ALIGNMENT
+
+
+class RowParameters(NamedTuple):
+    """What requests ask of the sampler, on the device: each [num_rows].
+
+    Attributes:
+        slots: int64; rows of `TokenPlaces.table`.
+        positions: int64; the place that the new token will take in its sequence, and the number of tokens before it.
+        num_unnamed: int32; leading tokens without valid ids.
+        num_prompt_tokens: int32.
+        starts: int64; the bits of `draw`'s.
+        is_greedy: int8; 1: the likeliest token is chosen, and the limits below do not matter.
+        temperature: float32.
+        log_min_p: float32; -inf: no limit.
+        top_k: int64; the vocabulary's size: no limit.
+        top_p: float64; 1: no limit.
+        repetition, frequency, presence: float32; penalties. 1, 0 and 0: none.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    num_unnamed: Tensor
+    num_prompt_tokens: Tensor
+    starts: Tensor
+    is_greedy: Tensor
+    temperature: Tensor
+    log_min_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+
+
+class TokenPlaces(NamedTuple):
+    """Where a step's chosen tokens go, on the device.
+
+    Attributes:
+        table: [max_num_seqs, columns] int32; known tokens of each request, at their positions.
+        memory: [more than those] int32; the table's memory, and spare places behind it.
+        places: [num_rows] int64; of the tokens, in `memory`.
+        ring: [num_turns, bytes] uint8; the tokens of one step after the other, as `tokens_in` finds them.
+        turn: [1] int64; the step's row of `ring`.
+    """
+
+    table: Tensor
+    memory: Tensor
+    places: Tensor
+    ring: Tensor
+    turn: Tensor
 
 
 class SamplingOperations(ABC):
@@ -66,4 +130,17 @@ class SamplingOperations(ABC):
         """Keeps the fewest greatest of `logits` whose probability reaches `top_p`, as `keep_min_p` does; at least one.
 
         `top_p` [num_rows] float64, on the host. Tokens exactly as likely as the least that stays do so as well.
+        """
+
+    @abstractmethod
+    def is_recordable(self, logits: Tensor) -> bool:
+        """Returns True if a recording should hold `choose` for logits of this type and shape."""
+
+    @abstractmethod
+    def choose(self, logits: Tensor, parameters: RowParameters | None, to: TokenPlaces) -> None:
+        """Chooses a token for each row of `logits` [num_rows, vocab_size], and writes it to the table and the ring.
+
+        The tokens are those of the operations above in this order: penalties (`executor/sampling/penalties.py`),
+        temperature, min-p, top-k, top-p, and a draw or the likeliest token. `parameters` None: the likeliest tokens of
+        unchanged logits. All values are on the device, and the host reads none. The logits stay as they are.
         """

@@ -171,8 +171,8 @@ def workspace_bytes(spec: ModelSpec, model: Model, limits: SchedulerLimits, scra
 def graph_bytes(spec: ModelSpec, model: Model, config: EngineConfig, rules: RecordingRules) -> int:
     """Counts the bytes of CUDA graphs of one rank's `model`: the memory that all share, and that of each.
 
-    All share the activations and the logits of the largest step. A backend without padded steps has no graphs, only
-    lists of launches.
+    All share the activations and the logits of the largest step, which its sampler writes once more, as float32. A
+    backend without padded steps has no graphs, only lists of launches.
     """
     limits = config.limits
     is_recorded = config.layout.num_workers == 1 and config.graphs.is_enabled and not config.enforce_eager
@@ -180,7 +180,7 @@ def graph_bytes(spec: ModelSpec, model: Model, config: EngineConfig, rules: Reco
         return 0
     rules = rules_for(rules, config.graphs)
     rows, size = largest_step(rules, limits.max_num_seqs), dtype_bytes(spec.dtype)
-    step = rows * ((4 * spec.hidden_size + model.activation_size) * size + spec.vocab_size * size)
+    step = rows * ((4 * spec.hidden_size + model.activation_size) * size + spec.vocab_size * (size + 4))
     number = num_recordings(rules, limits.max_num_seqs, config.max_model_len)
     return step + rules.shared_bytes + number * rules.each_bytes
 

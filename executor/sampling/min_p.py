@@ -13,16 +13,16 @@ class MinP(LogitsFeature):
 
     def __init__(self, max_num_seqs: int, ops: SamplingOperations) -> None:
         self._ops = ops
-        self._log_min_p = np.full(max_num_seqs, -np.inf, np.float32)
+        self.log_min_p = np.full(max_num_seqs, -np.inf, np.float32)
 
     def admit(self, request: NewSlot) -> bool:
         params = request.sampling
         used = params.min_p > 0 and not params.greedy
-        self._log_min_p[request.slot] = np.log(params.min_p) if used else -np.inf
+        self.log_min_p[request.slot] = np.log(params.min_p) if used else -np.inf
         return used
 
     def used(self, batch: SampleBatch) -> np.ndarray:
-        return self._log_min_p[batch.slots] > -np.inf
+        return self.log_min_p[batch.slots] > -np.inf
 
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
-        return self._ops.keep_min_p(logits, self._log_min_p[batch.slots])
+        return self._ops.keep_min_p(logits, self.log_min_p[batch.slots])

@@ -15,20 +15,20 @@ class Penalties(LogitsFeature):
     """Reads the tokens seen from the request table, so that there are no separate counts that could go stale."""
 
     def __init__(self, max_num_seqs: int) -> None:
-        self._repetition = np.ones(max_num_seqs, np.float32)
-        self._frequency = np.zeros(max_num_seqs, np.float32)
-        self._presence = np.zeros(max_num_seqs, np.float32)
+        self.repetition = np.ones(max_num_seqs, np.float32)
+        self.frequency = np.zeros(max_num_seqs, np.float32)
+        self.presence = np.zeros(max_num_seqs, np.float32)
 
     def admit(self, request: NewSlot) -> bool:
         params = request.sampling
-        self._repetition[request.slot] = params.repetition_penalty
-        self._frequency[request.slot] = params.frequency_penalty
-        self._presence[request.slot] = params.presence_penalty
+        self.repetition[request.slot] = params.repetition_penalty
+        self.frequency[request.slot] = params.frequency_penalty
+        self.presence[request.slot] = params.presence_penalty
         return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
     def used(self, batch: SampleBatch) -> np.ndarray:
         slots = batch.slots
-        return (self._repetition[slots] != 1) | (self._frequency[slots] != 0) | (self._presence[slots] != 0)
+        return (self.repetition[slots] != 1) | (self.frequency[slots] != 0) | (self.presence[slots] != 0)
 
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
         table, device = batch.table, logits.device
@@ -43,7 +43,7 @@ class Penalties(LogitsFeature):
 
         counts = torch.zeros_like(logits).scatter_add_(1, token_ids, generated.float()).gather(1, token_ids)
         seen = logits.gather(1, token_ids)
-        repetition = torch.where(starts < ends, batch.column(self._repetition), 1.0)  # 1 where no token is known
+        repetition = torch.where(starts < ends, batch.column(self.repetition), 1.0)  # 1 where no token is known
         seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-        seen -= batch.column(self._frequency) * counts + batch.column(self._presence) * (counts > 0)
+        seen -= batch.column(self.frequency) * counts + batch.column(self.presence) * (counts > 0)
         return logits.scatter_(1, token_ids, seen)

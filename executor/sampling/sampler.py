@@ -50,8 +50,12 @@ class Sampled:
         logprobs: StepLogprobs | None,
         transfers: Transfers,
     ) -> None:
+        """Takes the tokens as `chosen`, and further rows of them behind, which are padding."""
         self.slots = slots
         self.token_ids, self.usable = chosen
+        self._num_rows = len(slots)
+        if len(self.token_ids) > len(slots):
+            self.token_ids, self.usable = self.token_ids[: len(slots)], self.usable[: len(slots)]
         self.logprobs = logprobs
         self.reasons: dict[int, str | DeadEnd | None] = {}
         self.forbidden: list[int] = []
@@ -61,6 +65,8 @@ class Sampled:
     def on_host(self) -> tuple[list[int], list[bool]]:
         """Returns `token_ids` and `usable`, read once. Waits for this step, and for no later one."""
         token_ids, usable = self._transfer.values()
+        if len(token_ids) > self._num_rows:
+            token_ids, usable = token_ids[: self._num_rows], usable[: self._num_rows]
         return token_ids.tolist(), usable.tolist()
 
     def release(self, slots: list[int], why_nothing_fits: Callable[[int], str | DeadEnd | None]) -> None:
@@ -95,20 +101,24 @@ class Sampler:
         self._transfers = transfers or HostTransfers()
         self._custom = custom
         self.grammar = GrammarMasks(max_num_seqs, vocab_size, eos_token_ids, ops)
+        self._penalties, self._temperature = Penalties(max_num_seqs), Temperature(max_num_seqs)
+        self._min_p, self._top_p = MinP(max_num_seqs, self._ops), TopP(max_num_seqs, self._ops)
+        self._top_k = TopK(max_num_seqs, vocab_size, self._ops)
+        self._min_tokens = MinTokens(max_num_seqs, vocab_size, eos_token_ids)
         self._features: list[LogitsFeature | Mask] = [
             LogitBias(max_num_seqs),
             AllowedTokens(max_num_seqs),
             BadWords(max_num_seqs),
             *custom,
-            Penalties(max_num_seqs),
-            MinTokens(max_num_seqs, vocab_size, eos_token_ids),
+            self._penalties,
+            self._min_tokens,
             EdgeTokens(max_num_seqs, vocab_size),
             self.grammar,
             ThinkingBudget(max_num_seqs),
-            Temperature(max_num_seqs),  # this and later features: only rows that draw
-            MinP(max_num_seqs, self._ops),
-            TopK(max_num_seqs, vocab_size, self._ops),
-            TopP(max_num_seqs, self._ops),
+            self._temperature,  # this and later features: only rows that draw
+            self._min_p,
+            self._top_k,
+            self._top_p,
         ]
         self._masking = self._bits(AllowedTokens, BadWords, MinTokens, EdgeTokens)
         self._following = self._bits(FollowingMask)
@@ -124,6 +134,10 @@ class Sampler:
         self._features_by_bits: dict[int, list[LogitsFeature | Mask]] = {0: []}  # bits to features
         self._logprobs = Logprobs(max_num_seqs, vocab_size, logprobs_mode, self._transfers)
         self._starts = np.zeros(max_num_seqs, np.uint64)  # starts of random streams, from seeds
+        self._is_greedy = np.ones(max_num_seqs, np.int8)
+        self._of_device = self._bits(Penalties, Temperature, MinP, TopK, TopP)
+        self._delays = self._bits(MinTokens)
+        self._of_host = (1 << len(self._features)) - 1 & ~(self._of_device | self._delays) | self._asks
 
     def admit(self, request: NewSlot) -> None:
         """Adds the parameters of a request that enters a slot."""
@@ -131,6 +145,7 @@ class Sampler:
         bits = sum(1 << place for place, will_want in enumerate(wanted) if will_want)
         bits |= self._asks if self._logprobs.admit(request) else 0
         self._wanted[request.slot] = bits | (self._greedy if request.sampling.greedy else self._draws)
+        self._is_greedy[request.slot] = request.sampling.greedy
         seed = (request.sampling.seed or 0) % 2**64  # negative seeds wrap
         self._starts[request.slot] = start_of(np.array([seed], np.uint64))[0]
 
@@ -164,6 +179,42 @@ class Sampler:
         self._launched.append(sampled)
         if wanted & self._following:
             self._unsettled = sampled
+        return sampled
+
+    @property
+    def columns(self) -> dict[str, tuple[np.ndarray, float]]:
+        """The parameters that a device samples by, as `RowParameters` names them: of each slot, and of one that asks
+        nothing.
+        """
+        penalties = self._penalties
+        return {
+            "starts": (self._starts.view(np.int64), 0),
+            "is_greedy": (self._is_greedy, 1),
+            "temperature": (self._temperature.temperature, 1),
+            "log_min_p": (self._min_p.log_min_p, -np.inf),
+            "top_k": (self._top_k.top_k, self._top_k.vocab_size),
+            "top_p": (self._top_p.top_p, 1),
+            "repetition": (penalties.repetition, 1),
+            "frequency": (penalties.frequency, 0),
+            "presence": (penalties.presence, 0),
+        }
+
+    def asks_of_device(self, batch: SampleBatch) -> bool | None:
+        """Returns True if rows of the step want more than the likeliest token, and `columns` say what it is; None if
+        they want what only `sample` does.
+        """
+        wanted = int(np.bitwise_or.reduce(self._wanted[batch.slots]))
+        if wanted & self._of_host or (wanted & self._delays and self._min_tokens.used(batch).any()):
+            return None
+        return bool(wanted & (self._of_device | self._draws))
+
+    def take(self, chosen: tuple[torch.Tensor, torch.Tensor], slots: np.ndarray) -> Sampled:
+        """Takes the tokens of a step whose rows were sampled on the device, with rows of padding behind.
+
+        Nothing writes `chosen` until they are collected.
+        """
+        sampled = Sampled(slots, chosen, None, self._transfers)
+        self._launched.append(sampled)
         return sampled
 
     def collect(self, sampled: Sampled) -> None:

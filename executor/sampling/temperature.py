@@ -14,15 +14,15 @@ class Temperature(LogitsFeature):
     """Scales the logits of rows that are not greedy."""
 
     def __init__(self, max_num_seqs: int) -> None:
-        self._temperature = np.ones(max_num_seqs, np.float32)
+        self.temperature = np.ones(max_num_seqs, np.float32)
 
     def admit(self, request: NewSlot) -> bool:
         params = request.sampling
-        self._temperature[request.slot] = 1.0 if params.greedy else min(params.temperature, _HOTTEST)
+        self.temperature[request.slot] = 1.0 if params.greedy else min(params.temperature, _HOTTEST)
         return not params.greedy and params.temperature != 1
 
     def used(self, batch: SampleBatch) -> np.ndarray:
-        return self._temperature[batch.slots] != 1.0
+        return self.temperature[batch.slots] != 1.0
 
     def apply(self, logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
-        return logits.div_(batch.column(self._temperature))
+        return logits.div_(batch.column(self.temperature))

@@ -12,12 +12,14 @@ class TokenTable(Protocol):
     Attributes:
         device: of the token ids.
         token_ids: [max_num_seqs, columns] int32 on the device; known tokens at their positions.
+        memory: [max_num_seqs * columns + 2] int32; that of `token_ids`, and two spare places.
         num_prompt_tokens: [max_num_seqs] int32.
         num_unnamed: [max_num_seqs] int32; leading tokens that are given as embeddings and have no valid ids.
     """
 
     device: torch.device
     token_ids: torch.Tensor
+    memory: torch.Tensor
     num_prompt_tokens: np.ndarray
     num_unnamed: np.ndarray
 

@@ -1,7 +1,6 @@
 """Builds the inputs of decode steps, always in the same memory, so that a recording can read them again."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,51 +10,32 @@ from torch import Tensor
 
 from quire.core.wire.protocol import StepPlan
 from quire.executor.recordings import MAX_ROWS
+from quire.executor.sampling.recorded_sampler import Choice, RecordedSampler
+from quire.executor.step.choice_columns import ChoiceColumns, choice_columns
 from quire.executor.step.encoded_inputs import CrossRows, EncodedInputs
-from quire.executor.step.input_batch import GroupPages, InputBatch, StepShape
+from quire.executor.step.input_batch import GroupPages, InputBatch, StepShape, UnreadTokens
 from quire.executor.step.request_table import RequestTable
+from quire.executor.step.step_columns import StepColumn, lay_out
 from quire.executor.transfers import Mirror
 from quire.ops.backend import DeviceRows
 from quire.ops.recurrent import StateRows
-
-_ALIGNMENT = 128
-"""Bytes that the start of each column is a multiple of."""
-
-
-class _Column(NamedTuple):
-    """The place of one column in the memory of a step.
-
-    Attributes:
-        start: its first byte.
-        dims: its shape.
-    """
-
-    start: int
-    dtype: torch.dtype
-    dims: tuple[int, ...]
-
-    @property
-    def stop(self) -> int:
-        return self.start + math.prod(self.dims) * self.dtype.itemsize
-
-    def of(self, memory: Tensor) -> Tensor:
-        """Returns the column in `memory`, the bytes of the host or the device."""
-        return memory[self.start : self.stop].view(self.dtype).view(self.dims)
 
 
 class _Views(NamedTuple):
     """The batch of steps with one shape and one number of rows, and the host's side of these rows.
 
     Attributes:
-        num_bytes: of all columns together.
+        num_bytes: of the columns that all steps have.
         next_places: of the tokens that will be sampled.
-        read_ids: reads the rows' token ids at `places`, on the device.
+        read_ids: reads the rows' token ids at `places`; None: the step itself does.
         padding: views of the other rows, and the value that each gets.
         state_tables: empty if no state has first rows.
         adapters: empty if the table has none.
         adapted: the batch if a row has an adapter.
         cross_lens: rows of the encoder inputs, twice: for the host and the device. None: the model has no encoder.
         cross_tables: by KV group of the kind "cross".
+        choices: None where no recording chooses tokens.
+        choosing: the batches of such steps, by how tokens are chosen and whether a row has an adapter.
     """
 
     batch: InputBatch
@@ -67,13 +47,15 @@ class _Views(NamedTuple):
     seq_lens: np.ndarray
     slot_mappings: list[np.ndarray]
     num_bytes: int
-    read_ids: Callable[[], None]
+    read_ids: Callable[[], None] | None
     padding: list[tuple[np.ndarray, int]]
     state_tables: list[np.ndarray]
     adapters: list[np.ndarray]
     adapted: InputBatch
     cross_lens: tuple[np.ndarray, np.ndarray] | None
     cross_tables: list[np.ndarray]
+    choices: ChoiceColumns | None
+    choosing: dict[tuple[Choice, bool], InputBatch]
 
 
 class DecodeInputs:
@@ -88,6 +70,7 @@ class DecodeInputs:
         choose_shape: maps the number of rows of a step and the length of its longest sequence to the step's shape.
         has_first_rows: states have first rows (`LayerState`), so a step in which a sequence begins is none of these.
         encoded: the encoder inputs that rows attend to; None: the model has no encoder.
+        sampler: chooses tokens inside of recordings; None: none has it.
     """
 
     def __init__(
@@ -97,11 +80,13 @@ class DecodeInputs:
         *,
         has_first_rows: bool = False,
         encoded: EncodedInputs | None = None,
+        sampler: RecordedSampler | None = None,
     ) -> None:
         self._table = table
         self._choose_shape = choose_shape
         self._has_first_rows = has_first_rows
         self._encoded = encoded
+        self._sampler = sampler
         self._max_rows = min(table.max_num_seqs, MAX_ROWS)
         rows = choose_shape(self._max_rows, 1).num_rows
         self._rows = np.arange(rows)
@@ -112,9 +97,12 @@ class DecodeInputs:
         self._rows_there = torch.arange(rows, device=table.device)
         self._starts_there = torch.arange(rows + 1, dtype=torch.int32, device=table.device)
         self._token_ids = torch.zeros(rows, dtype=torch.int64, device=table.device)
-        _, num_bytes = self._lay_out(StepShape(rows, table.max_seq_len))
+        num_bytes = self._lay_out(StepShape(rows, table.max_seq_len))[-1].next_start
+        if sampler is not None:
+            num_bytes = choice_columns(sampler, num_bytes, rows)[-1].stop
         self._mirror = Mirror(num_bytes, table.device)
         self._views: dict[tuple[int, StepShape], _Views] = {}
+        self._memory = table.memory  # that of the views
 
     def build(self, plan: StepPlan) -> InputBatch | None:
         """Fills the tensors of `plan`, whose changes the table already has; None if the step is no such decode step."""
@@ -124,13 +112,13 @@ class DecodeInputs:
         if self._has_first_rows and 0 in plan.num_computed:
             return None
         longest = max(plan.num_computed) + 1
+        self._reach(longest + 1)
         shape = self._choose_shape(num_rows, longest)
         views = self._views.get((num_rows, shape)) or self._make_views(num_rows, shape)
         batch, slots, positions = views.batch, views.slots, views.positions
         table, size = self._table, self._table.block_size
         slots[:] = plan.slots
         positions[:] = plan.num_computed
-        table.reach(longest + 1)
         table.places(slots, positions, out=views.places)
         np.add(views.places, 1, out=views.next_places)
         np.add(positions, 1, out=batch.wanted_positions)
@@ -155,12 +143,27 @@ class DecodeInputs:
             to_copy[:] = on_host
         for rest, value in views.padding:
             rest[:] = value
-        self._mirror.upload(views.num_bytes)
-        views.read_ids()
+        num_bytes = views.num_bytes
+        if views.choices is not None and (filled := views.choices.fill(slots, batch.wanted_positions)) is not None:
+            chosen, num_bytes = filled
+            key = chosen.choice, batch is not views.batch
+            if key not in views.choosing:
+                views.choosing[key] = dataclasses.replace(batch, chosen=chosen)
+            batch = views.choosing[key]
+        self._mirror.upload(num_bytes)
+        if views.read_ids is not None:
+            views.read_ids()
         return batch
 
+    def _reach(self, num_columns: int) -> None:
+        """Grows the request table. Its memory, which views may refer to, then is another."""
+        self._table.reach(num_columns)
+        if self._table.memory is not self._memory:
+            self._memory = self._table.memory
+            self._views.clear()
+
     def _make_views(self, num_rows: int, shape: StepShape) -> _Views:
-        columns, num_bytes = self._lay_out(shape)
+        columns = self._lay_out(shape)
         num_groups, host = len(self._table.block_tables), torch.from_numpy(self._mirror.host)
         places, next_places, slots, positions, is_new, lens, *groups = [column.of(host).numpy() for column in columns]
         mappings, tables, others = groups[:num_groups], groups[num_groups : 2 * num_groups], groups[2 * num_groups :]
@@ -171,9 +174,12 @@ class DecodeInputs:
         there = [column.of(self._mirror.there) for column in columns]
         places_there, next_there, slots_there, positions_there, is_new_there, lens_there, *groups_there = there
         padded, seq_lens = shape.num_rows, self._seq_lens[: shape.num_rows]
-        spare = self._table.spare_page
+        spare, is_here = self._table.spare_page, self._table.device.type == "cpu"
         rest = slice(num_rows, padded)
-        padding = [(slots[rest], 0), (positions[rest], 0), (is_new[rest], 0), (lens[rest], 1), (seq_lens[rest], 1)]
+        padding = [
+            (each[rest], place) for each, place in zip((places, next_places), self._table.spare_places, strict=True)
+        ]
+        padding += [(slots[rest], 0), (positions[rest], 0), (is_new[rest], 0), (lens[rest], 1), (seq_lens[rest], 1)]
         padding += [(mapping[rest], spare * self._table.block_size) for mapping in mappings]
         padding += [(table[rest, 0], spare) for table in tables]
         padding += [(state_table[rest], 0) for state_table in state_tables]
@@ -207,7 +213,12 @@ class DecodeInputs:
             shape=shape,
             wanted_places=next_there[:num_rows],
             cross=self._cross_rows(cross[1:], groups_there[len(groups_there) - len(cross) :], starts),
+            unread=None if is_here else UnreadTokens(self._memory, places_there),
         )
+        choices = None
+        if self._sampler is not None:
+            start = columns[-1].next_start
+            choices = ChoiceColumns(self._sampler, self._mirror, start, num_rows, padded, slots_there, next_there)
         views = self._views[num_rows, shape] = _Views(
             batch,
             places[:num_rows],
@@ -217,14 +228,16 @@ class DecodeInputs:
             is_new[:num_rows],
             lens[:num_rows],
             [mapping[:num_rows] for mapping in mappings],
-            num_bytes,
-            self._table.reader(places[:num_rows], places_there[:num_rows], batch.token_ids[:num_rows]),
+            columns[-1].stop,
+            self._table.reader(places[:num_rows], batch.token_ids[:num_rows]) if is_here else None,
             padding if num_rows < padded else [],
             [state_table[:num_rows] for state_table in state_tables],
             [column[:num_rows] for column in adapters],
             dataclasses.replace(batch, adapters=groups_there[-1 - len(cross)]) if adapters else batch,
             None if cross_lens is None else (cross_lens[0][:num_rows], cross_lens[1][:num_rows]),
             [table[:num_rows] for table in cross[1:]],
+            choices,
+            {},
         )
         return views
 
@@ -239,8 +252,8 @@ class DecodeInputs:
             for table, table_there in zip(tables, tables_there, strict=True)
         ]
 
-    def _lay_out(self, shape: StepShape) -> tuple[list[_Column], int]:
-        """Returns the columns of a shape, and their bytes: places, next places, slots, positions, whether rows are new,
+    def _lay_out(self, shape: StepShape) -> list[StepColumn]:
+        """Returns the columns of a shape: places, next places, slots, positions, whether rows are new,
         lengths, then each group's slot mapping, each group's block table, the slots as a block table, if states have
         first rows, the adapters, if the table has any, and lengths and tables of encoder inputs, if there are any.
         """
@@ -257,9 +270,4 @@ class DecodeInputs:
         if self._encoded is not None:
             table = (shape.num_rows, -(-self._encoded.max_rows // self._table.block_size))
             kinds += [(torch.int32, rows), *self._encoded.num_groups * [(torch.int32, table)]]
-        columns: list[_Column] = []
-        start = 0
-        for dtype, dims in kinds:
-            columns.append(_Column(start, dtype, dims))
-            start = -(-columns[-1].stop // _ALIGNMENT) * _ALIGNMENT
-        return columns, start
+        return lay_out(kinds)

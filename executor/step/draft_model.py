@@ -107,7 +107,6 @@ class DraftModel:
         plan = StepPlan(0, [], [], *columns, [])
         decode = self._decode_inputs.build(plan)
         batch = decode or build_input_batch(plan, table)
-        logits = None if decode is None else self._recorded.logits(decode)
-        if logits is None:
-            logits = self._forward.logits(batch)
+        output = None if decode is None else self._recorded.run(decode)
+        logits = self._forward.logits(batch) if output is None else output.logits
         return without_padding(logits, batch)[:, : self._vocab_size].argmax(-1)

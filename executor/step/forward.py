@@ -86,11 +86,11 @@ class Forward:
         """Returns hidden states of all tokens, [num_tokens, hidden], and collects the outputs of layers in `taps`."""
         step = self._whole_step(batch, input_embeds)
         step.taps = taps
-        return self._model.forward(batch.token_ids, step)
+        return self._model.forward(batch.read_token_ids(), step)
 
     def hand_over(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> None:
         """Sends the next stage its input for all tokens."""
-        self._stage.send(self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds)))
+        self._stage.send(self._model.forward(batch.read_token_ids(), self._whole_step(batch, input_embeds)))
 
     def logits(self, batch: InputBatch, input_embeds: InputEmbeds | None = None) -> torch.Tensor:
         """Returns logits of the wanted tokens, [num_wanted, vocab_size]. In the last layer, others get only keys and
@@ -99,7 +99,7 @@ class Forward:
         wanted = None
         if len(batch.wanted_tokens) < len(batch.token_ids) and not self._has_peers:
             wanted = self._wanted(batch)
-        hidden = self._model.forward(batch.token_ids, self._whole_step(batch, input_embeds, wanted))
+        hidden = self._model.forward(batch.read_token_ids(), self._whole_step(batch, input_embeds, wanted))
         if not len(batch.wanted_tokens):
             return hidden[:0]  # no logits are read
         if len(hidden) > len(batch.wanted_tokens):  # for example if another stage has the last layer that mixes tokens

@@ -13,6 +13,7 @@ import torch
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import StepPlan
 from quire.executor.step.encoded_inputs import CrossRows
+from quire.executor.sampling.recorded_sampler import ChosenRows
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import to_device_together
 from quire.ops.backend import DeviceRows
@@ -32,6 +33,18 @@ class GroupPages(NamedTuple):
     slot_mapping: torch.Tensor
     block_tables: np.ndarray
     there: DeviceRows | None = None
+
+
+class UnreadTokens(NamedTuple):
+    """Tokens that the step itself reads from the request table.
+
+    Attributes:
+        memory: the table's, see `RequestTable.memory`.
+        places: [num_tokens] int64; indices of `memory`.
+    """
+
+    memory: torch.Tensor
+    places: torch.Tensor
 
 
 class StepShape(NamedTuple):
@@ -54,7 +67,7 @@ class InputBatch:
     `wanted_slots` and `wanted_positions` have only the step's own rows.
 
     Attributes:
-        token_ids: [num_tokens] int64, on the device.
+        token_ids: [num_tokens] int64, on the device; valid once they are read, see `read_token_ids`.
         positions: [num_tokens] int64, on the device; place in the request's sequence.
         pages: by KV group.
         query_lens: [num_rows] int64, on the host; tokens computed in this step.
@@ -71,6 +84,8 @@ class InputBatch:
         adapters: [num_tokens] int64, on the device; each token's adapter, or -1. None: no token has one.
         token_types: [num_tokens] int64, on the device; each token's segment. None: all tokens are of the first.
         cross: by KV group of the kind "cross", what the rows attend to.
+        unread: where the device finds `token_ids`. None: they are read.
+        chosen: the rows, with padding, whose tokens a recording may choose; None: it may not.
     """
 
     token_ids: torch.Tensor
@@ -89,6 +104,14 @@ class InputBatch:
     adapters: torch.Tensor | None = None
     token_types: torch.Tensor | None = None
     cross: Sequence[CrossRows] = ()
+    unread: UnreadTokens | None = None
+    chosen: ChosenRows | None = None
+
+    def read_token_ids(self) -> torch.Tensor:
+        """Returns `token_ids`, as the request table has them when the device comes here."""
+        if self.unread is not None:
+            self.token_ids.copy_(self.unread.memory[self.unread.places])
+        return self.token_ids
 
     @property
     def is_uncached(self) -> bool:

@@ -13,7 +13,7 @@ from quire.executor.step.heads.head import Heads, PendingOutput, rows_by_kind
 from quire.executor.step.input_batch import without_padding
 from quire.executor.step.launched_step import LaunchedStep
 from quire.executor.step.recorded_sequences import RecordedSequences
-from quire.executor.step.recorded_steps import RecordedSteps
+from quire.executor.step.recorded_steps import RecordedSteps, StepOutput
 from quire.executor.step.row_sampler import RowSampler, SampledRows
 from quire.executor.step.short_memory import NO_MEMORY, StepInParts
 from quire.executor.step.speculator import ForwardPass, ForwardReads
@@ -102,21 +102,22 @@ class ModelRunner:
 
     def _launch_plain(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, set[int]]:
         with self._spans.span("forward"):
-            logits, failed = self._compute_logits(plan, inputs)
-        return self._sample(ForwardPass(plan, inputs.batch, logits)), failed
+            output, failed = self._compute_logits(plan, inputs)
+        return self._sample(ForwardPass(plan, inputs.batch, output.logits, tokens=output.tokens)), failed
 
-    def _compute_logits(self, plan: StepPlan, inputs: Inputs) -> tuple[torch.Tensor, set[int]]:
-        """Returns the logits of the wanted tokens, and the rows of the plan for which there is no memory."""
+    def _compute_logits(self, plan: StepPlan, inputs: Inputs) -> tuple[StepOutput, set[int]]:
+        """Returns the output for the wanted tokens, and the rows of the plan for which there is no memory."""
         try:
-            logits = self._recorded_steps.logits(inputs.batch) if inputs.can_be_recorded else None
-            if logits is None:
-                logits = self._forward.logits(inputs.batch, inputs.input_embeds)
-            return without_padding(logits, inputs.batch), set()
+            output = self._recorded_steps.run(inputs.batch) if inputs.can_be_recorded else None
+            if output is None:
+                output = StepOutput(self._forward.logits(inputs.batch, inputs.input_embeds))
+            return output._replace(logits=without_padding(output.logits, inputs.batch)), set()
         except torch.OutOfMemoryError:
             if self._parts is None:
                 raise
         self._parts.release()  # not before: the error holds the step's memory
-        return self._parts.logits(plan, is_plain=_is_plain(inputs))
+        logits, failed = self._parts.logits(plan, is_plain=_is_plain(inputs))
+        return StepOutput(logits), failed
 
     def _launch_heads(self, plan: StepPlan, inputs: Inputs) -> tuple[SampledRows | None, list[PendingOutput], set[int]]:
         """Launches a step in which heads or the speculator read the hidden states of all tokens."""

@@ -1,9 +1,9 @@
 """Runs decode steps from recordings: a step of a known shape is one call instead of ten a layer.
 
-Only its shape, and whether a row has an adapter, determine a decode step's kernels; everything else is read from
-memory. The inputs of decode steps of one shape are always in the same place (`decode_inputs.py`), so a recording
-computes logits from the current inputs. Steps with prompts hardly ever repeat a shape, and take so long that Python's
-share is negligible.
+Only its shape, whether a row has an adapter, and how tokens are chosen determine a decode step's kernels; everything
+else is read from memory. The inputs of decode steps of one shape are always in the same place (`decode_inputs.py`), so
+a recording computes logits, and on accelerators chooses tokens, from the current inputs. Steps with prompts hardly ever
+repeat a shape, and take so long that Python's share is negligible.
 """
 
 from collections import OrderedDict
@@ -14,10 +14,32 @@ import torch
 
 from quire.core.config.graphs import GraphConfig
 from quire.executor.recordings import MAX_RECORDINGS, round_up, rules_for
+from quire.executor.sampling.recorded_sampler import Choice, RecordedSampler
 from quire.executor.step.forward import Forward
 from quire.executor.step.input_batch import InputBatch, StepShape
 from quire.ops.backend import Backend
 from quire.ops.recording import Recording
+
+
+class StepOutput(NamedTuple):
+    """What a step computed, padding included, valid until the next step; the caller may change the logits.
+
+    Attributes:
+        logits: [num_rows, vocab_size].
+        tokens: the tokens that the step has chosen and written to the request table, as `RecordedSampler.tokens`
+            returns them; None: none yet.
+    """
+
+    logits: torch.Tensor
+    tokens: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class _Key(NamedTuple):
+    """What determines the operations of a step; `variant` is that of `Forward.variant`."""
+
+    shape: StepShape
+    variant: int
+    choice: Choice | None
 
 
 class _Recorded(NamedTuple):
@@ -33,6 +55,7 @@ class RecordedSteps:
         graphs: the user's choice of steps, where recordings are CUDA graphs.
         can_pad: a step may have rows of padding.
         is_paused: called at each step; while it returns True, no recording is made or used.
+        sampler: chooses tokens inside of recordings; None: they have logits alone.
     """
 
     def __init__(
@@ -45,6 +68,7 @@ class RecordedSteps:
         enabled: bool = True,
         can_pad: bool = True,
         is_paused: Callable[[], bool] = lambda: False,
+        sampler: RecordedSampler | None = None,
     ) -> None:
         self._forward = forward
         self._ops = ops
@@ -53,10 +77,11 @@ class RecordedSteps:
         self._enabled = enabled and graphs.is_enabled
         self._can_pad = can_pad
         self._is_paused = is_paused
+        self._sampler = sampler
+        self._table_memory: torch.Tensor | None = None  # from which recordings read tokens
         self._steps_since = self._rules.interval  # the last recording was made
         self._records_adapters = True
-        # By shape and `Forward.variant`; None: seen once, not recorded.
-        self._seen: OrderedDict[tuple[StepShape, int], _Recorded | None] = OrderedDict()
+        self._seen: OrderedDict[_Key, _Recorded | None] = OrderedDict()  # None: seen once, not recorded
 
     def choose_shape(self, num_rows: int, longest: int) -> StepShape:
         """Returns the shape of a step with `num_rows` rows, the longest of `longest` tokens."""
@@ -66,12 +91,8 @@ class RecordedSteps:
         max_seq_len = round_up(longest, self._rules.max_seq_lens, self._max_seq_len)
         return StepShape(round_up(num_rows, row_counts, num_rows), min(max_seq_len, self._max_seq_len))
 
-    def logits(self, batch: InputBatch) -> torch.Tensor | None:
-        """Returns [num_rows, vocab_size] for a batch of `DecodeInputs`, padding included, valid until the next call;
-        the caller may change it.
-
-        None if the step has to run without a recording.
-        """
+    def run(self, batch: InputBatch) -> StepOutput | None:
+        """Runs a batch of `DecodeInputs`, from a recording if there is one; None if it cannot be recorded."""
         if not self._enabled or self._is_paused():
             return None
         assert batch.shape is not None
@@ -80,31 +101,78 @@ class RecordedSteps:
         variant = self._forward.variant(batch)
         if variant and not self._records_adapters:
             return None
-        key = batch.shape, variant
+        self._forget_other_memory(batch)
+        chosen = None if self._sampler is None else batch.chosen
+        key = _Key(batch.shape, variant, None if chosen is None else chosen.choice)
         self._steps_since += 1
-        if key not in self._seen:
-            self._remember(key, None)
-            return None
-        recorded = self._seen[key]
-        if recorded is None:
-            return self._record(key, batch) if self._steps_since >= self._rules.interval else None
-        self._seen.move_to_end(key)
-        recorded.recording.run()
-        return recorded.logits
+        recorded = self._seen.get(key)
+        if recorded is not None:
+            self._seen.move_to_end(key)
+            recorded.recording.run()
+            return StepOutput(recorded.logits, self._tokens(key))
+        if key in self._seen and self._steps_since >= self._rules.interval:
+            return self._record(key, batch)
+        self._seen.setdefault(key)
+        self._drop_oldest()
+        return self._run_unrecorded(key, batch)
 
-    def _record(self, key: tuple[StepShape, int], batch: InputBatch) -> torch.Tensor:
-        logits, recording = self._ops.record(lambda: self._forward.logits(batch))
+    def _run_unrecorded(self, key: _Key, batch: InputBatch) -> StepOutput:
+        """Runs a step's operations one by one, but for those that a recording without chosen tokens has."""
+        recorded = self._seen.get(key._replace(choice=None))
+        if recorded is None:
+            logits = self._forward.logits(batch)
+        else:
+            recorded.recording.run()
+            logits = recorded.logits
+        if key.choice is None or not self._choose(logits, batch):
+            return StepOutput(logits)
+        return StepOutput(logits, self._tokens(key))
+
+    def _record(self, key: _Key, batch: InputBatch) -> StepOutput:
+        def run() -> torch.Tensor:
+            logits = self._forward.logits(batch)
+            if key.choice is not None:
+                self._choose(logits, batch)
+            return logits
+
+        logits, recording = self._ops.record(run)
+        output = StepOutput(logits, self._tokens(key))
         self._steps_since = 0
         if recording is not None:
             self._remember(key, _Recorded(recording, logits))
-        elif key[1]:
+        elif key.variant:
             self._records_adapters = False  # other steps may still be recorded
+        elif key.choice is not None:
+            self._sampler = None  # perhaps without chosen tokens
         else:
             self._enabled = False
-        return logits
+        return output
 
-    def _remember(self, key: tuple[StepShape, int], recorded: _Recorded | None) -> None:
+    def _choose(self, logits: torch.Tensor, batch: InputBatch) -> bool:
+        """Chooses the tokens of rows, or returns False and leaves them, from now on, to the sampler outside."""
+        assert self._sampler is not None
+        assert batch.chosen is not None
+        if self._sampler.choose(logits, batch.chosen):
+            return True
+        self._sampler = None
+        return False
+
+    def _tokens(self, key: _Key) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if key.choice is None or self._sampler is None:
+            return None
+        return self._sampler.tokens(key.shape.num_rows)
+
+    def _forget_other_memory(self, batch: InputBatch) -> None:
+        """Drops all recordings if the request table, from which they read, has grown out of its memory."""
+        if batch.unread is not None and batch.unread.memory is not self._table_memory:
+            self._table_memory = batch.unread.memory
+            self._seen.clear()
+
+    def _remember(self, key: _Key, recorded: _Recorded) -> None:
         self._seen[key] = recorded
         self._seen.move_to_end(key)
+        self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
         if len(self._seen) > MAX_RECORDINGS:
             self._seen.popitem(last=False)

@@ -24,6 +24,7 @@ class RequestTable:
     Attributes:
         token_ids: [max_num_seqs, columns] int32 on the device; known tokens at their positions. Grows by doubling: a
             long context limit costs nothing until a request is that long.
+        memory: [max_num_seqs * columns + 2] int32; that of `token_ids`, and two spare places.
         num_prompt_tokens: [max_num_seqs] int32.
         adapters: [max_num_seqs] int64; each request's adapter or -1. None: the worker has no adapters.
         num_unnamed: [max_num_seqs] int32; leading tokens that are given as embeddings and have no valid ids.
@@ -130,25 +131,28 @@ class RequestTable:
         found += positions
         return found
 
+    @property
+    def spare_places(self) -> tuple[int, int]:
+        """Places of no request, for rows of padding: one to read, which has token 0, and one to write."""
+        return len(self.memory) - 2, len(self.memory) - 1
+
     def take(self, places: np.ndarray, there: torch.Tensor) -> torch.Tensor:
         """Returns the token ids at `places` [n], which are `there` on the device: [n] int64 there."""
         if self._on_host is None:
             return self.token_ids.view(-1)[there].long()
         return torch.from_numpy(self._on_host[places].astype(np.int64))
 
-    def reader(self, places: np.ndarray, there: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
-        """Returns a call that reads the ids at `places` [n], which are `there` on the device, into `out` [n] int64.
+    def reader(self, places: np.ndarray, out: torch.Tensor) -> Callable[[], None]:
+        """Returns a call that reads the ids at `places` [n] into `out` [n] int64, where the device is the host.
 
-        The three stay in place. On a CPU the call is of NumPy alone: with cold caches, the first call of torch in a
-        step takes a hundred microseconds.
+        The two stay in place. The call is of NumPy alone: with cold caches, the first call of torch in a step takes a
+        hundred microseconds.
         """
-        ids = out.numpy() if self._on_host is not None else None
+        ids = out.numpy()
 
         def read() -> None:
-            if ids is None or self._on_host is None:
-                out.copy_(self.token_ids.view(-1)[there])
-            else:
-                ids[:] = self._on_host[places]
+            assert self._on_host is not None
+            ids[:] = self._on_host[places]
 
         return read
 
@@ -195,6 +199,8 @@ class RequestTable:
 
     def _make_columns(self, num_columns: int) -> None:
         self._num_columns = num_columns
-        self.token_ids = torch.zeros(self.max_num_seqs, num_columns, dtype=torch.int32, device=self.device)
+        num_places = self.max_num_seqs * num_columns
+        self.memory = torch.zeros(num_places + 2, dtype=torch.int32, device=self.device)
+        self.token_ids = self.memory[:num_places].view(self.max_num_seqs, num_columns)
         # A view of the same memory if the device is the host: for a few ids, NumPy takes a third of torch's time.
-        self._on_host = self.token_ids.view(-1).numpy() if self.device.type == "cpu" else None
+        self._on_host = self.memory.numpy() if self.device.type == "cpu" else None

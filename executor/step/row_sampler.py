@@ -73,14 +73,7 @@ class RowSampler:
                 sampled_nothing = SampledTokens(nothing, to_device(nothing, self._table.device), nothing.astype(bool))
                 self._speculator.propose(forward, sampled_nothing, self._table)
             return None
-        # Copies: a logits processor may hold the arrays, and the next step may overwrite them.
-        samples = SampleBatch(batch.wanted_slots.copy(), batch.wanted_positions.copy(), self._table)
-        logits = forward.logits
-        if self._speculator is not None and self._speculator.reads.logits:
-            logits = logits.clone()
-        sampled = self._sampler.sample(logits, samples)
-        # On the device, so that the next step can read the tokens before the host does.
-        self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids, batch.wanted_places)
+        sampled = self._sample(forward)
         num_wanted = batch.num_wanted[batch.num_wanted > 0]
         if self._speculator is None and len(num_wanted) == len(batch.wanted_slots):
             return SampledRows(num_wanted, batch.num_wanted, sampled, None)
@@ -89,6 +82,22 @@ class RowSampler:
         if self._speculator is not None:
             self._propose(self._speculator, forward, num_tokens, num_drafts)
         return SampledRows(num_wanted, batch.num_wanted, sampled, self._transfers.to_host([num_tokens, num_drafts]))
+
+    def _sample(self, forward: ForwardPass) -> Sampled:
+        """Returns the tokens of all wanted positions, which the table then has."""
+        batch = forward.batch
+        # Copies: a logits processor may hold the arrays, and the next step may overwrite them.
+        slots = batch.wanted_slots.copy()
+        if forward.tokens is not None:
+            return self._sampler.take(forward.tokens, slots)
+        samples = SampleBatch(slots, batch.wanted_positions.copy(), self._table)
+        logits = forward.logits
+        if self._speculator is not None and self._speculator.reads.logits:
+            logits = logits.clone()
+        sampled = self._sampler.sample(logits, samples)
+        # On the device, so that the next step can read the tokens before the host does.
+        self._table.write(batch.wanted_slots, batch.wanted_positions, sampled.token_ids, batch.wanted_places)
+        return sampled
 
     def _propose(
         self, speculator: Speculator, forward: ForwardPass, num_tokens: torch.Tensor, num_drafts: torch.Tensor

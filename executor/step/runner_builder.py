@@ -14,7 +14,9 @@ from quire.executor.models.base import LayerCache, Model
 from quire.executor.models.vector_heads import VectorHead
 from quire.executor.parallel.context.divided import DividedContext
 from quire.executor.parallel.context.strategy import ContextParallel
+from quire.executor.recordings import largest_step, rules_for
 from quire.executor.sampling.custom import CustomFeature
+from quire.executor.sampling.recorded_sampler import RecordedSampler
 from quire.executor.sampling.sampler import Sampler
 from quire.executor.step.decode_inputs import DecodeInputs
 from quire.executor.step.divided_forward import DividedForward
@@ -89,10 +91,12 @@ def build_runner(
         vector_heads: those that requests for vectors may name.
         is_profiled: called at each step, see `RecordedSteps`.
     """
-    spec, table, max_num_seqs = config.spec, memory.table, config.limits.max_num_seqs
+    spec, table = config.spec, memory.table
     forward = _choose_forward(config, model, memory, ops, stage, sequences, adapters, has_peers=has_peers)
     # Communication between ranks cannot be recorded.
     can_record = stage.is_last and config.layout.num_workers == 1 and not has_peers and not config.enforce_eager
+    sampler = _sampler(config, ops, custom, transfers)
+    recorded_sampler = _recorded_sampler(config, sampler, ops, table) if can_record else None
     recorded = RecordedSteps(
         forward,
         ops,
@@ -101,6 +105,7 @@ def build_runner(
         enabled=can_record,
         can_pad=not memory.states,  # padding has no state
         is_paused=is_profiled,
+        sampler=recorded_sampler,
     )
     embedded = EmbeddedPrompts(spec.hidden_size, getattr(torch, spec.dtype), table.device)
     token_types = TokenTypes(table.device)
@@ -109,7 +114,11 @@ def build_runner(
     decode_inputs = None
     if not sequences.is_divided and is_cached:
         decode_inputs = DecodeInputs(
-            table, recorded.choose_shape, has_first_rows=has_first_rows, encoded=memory.encoded
+            table,
+            recorded.choose_shape,
+            has_first_rows=has_first_rows,
+            encoded=memory.encoded,
+            sampler=recorded_sampler,
         )
 
     def inputs(*others: SlotState) -> StepInputs:
@@ -127,15 +136,6 @@ def build_runner(
     if not stage.is_last:
         return StageRunner(forward, inputs(), transfers, spans)
     mode = config.logprobs_mode
-    sampler = Sampler(
-        max_num_seqs,
-        spec.vocab_size,
-        spec.eos_token_ids,
-        ops=ops,
-        logprobs_mode=mode,
-        custom=custom,
-        transfers=transfers,
-    )
     heads: Heads = {
         OutputKind.PROMPT_LOGPROBS: PromptScorer(forward.compute_logits, spec.vocab_size, mode, transfers),
         OutputKind.HIDDEN_STATES: TokenVectors(vector_heads, transfers),
@@ -158,6 +158,29 @@ def build_runner(
             forward, ops, enabled=can_record and not ops.recording_rules.row_counts, is_paused=is_profiled
         ),
     )
+
+
+def _sampler(config: EngineConfig, ops: Backend, custom: Sequence[CustomFeature], transfers: Transfers) -> Sampler:
+    spec = config.spec
+    return Sampler(
+        config.limits.max_num_seqs,
+        spec.vocab_size,
+        spec.eos_token_ids,
+        ops=ops,
+        logprobs_mode=config.logprobs_mode,
+        custom=custom,
+        transfers=transfers,
+    )
+
+
+def _recorded_sampler(
+    config: EngineConfig, sampler: Sampler, ops: Backend, table: RequestTable
+) -> RecordedSampler | None:
+    """Returns what chooses tokens inside of graphs. None on a CPU, where a recording is a list of kernels of layers."""
+    if table.device.type == "cpu":
+        return None
+    rows = largest_step(rules_for(ops.recording_rules, config.graphs), config.limits.max_num_seqs)
+    return RecordedSampler(sampler, ops.sampling, table, rows)
 
 
 def _parts(config: EngineConfig, memory: RequestMemory, forward: Forward, *, is_cached: bool) -> StepInParts | None:

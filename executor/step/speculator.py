@@ -41,6 +41,7 @@ class ForwardPass(NamedTuple):
         logits: [num_wanted, vocab_size]; the sampler may have changed them, unless the speculator reads them.
         hidden: [num_tokens, hidden], if they are read.
         layers: by index, the output of a layer with the residual stream, [num_tokens, hidden], if it is read.
+        tokens: those that the pass itself has chosen, see `StepOutput`.
     """
 
     plan: StepPlan
@@ -48,6 +49,7 @@ class ForwardPass(NamedTuple):
     logits: Tensor
     hidden: Tensor | None = None
     layers: Mapping[int, Tensor] = {}
+    tokens: tuple[Tensor, Tensor] | None = None
 
 
 class SampledTokens(NamedTuple):

@@ -8,7 +8,7 @@ from quire.ops.cpu import calls
 from quire.ops.cpu.calls import DTYPES
 from quire.ops.cpu.fallbacks import Fallbacks
 from quire.ops.cpu.launches import Launcher
-from quire.ops.sampling import SamplingOperations
+from quire.ops.sampling import RowParameters, SamplingOperations, TokenPlaces
 
 
 class NativeSampling(SamplingOperations):
@@ -60,6 +60,12 @@ class NativeSampling(SamplingOperations):
 
     def keep_top_p(self, logits: Tensor, top_p: np.ndarray) -> Tensor:
         return self._eager.keep_top_p(logits, top_p)
+
+    def is_recordable(self, logits: Tensor) -> bool:
+        return self._eager.is_recordable(logits)
+
+    def choose(self, logits: Tensor, parameters: RowParameters | None, to: TokenPlaces) -> None:
+        self._eager.choose(logits, parameters, to)
 
 
 def _tokens(num_rows: int) -> tuple[Tensor, Tensor]:

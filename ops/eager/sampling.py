@@ -6,8 +6,8 @@ from torch import Tensor
 
 from quire.ops.eager import likely_tokens
 from quire.ops.host_arrays import to_device
-from quire.ops.random import uniforms
-from quire.ops.sampling import SamplingOperations
+from quire.ops.random import uniforms, uniforms_of
+from quire.ops.sampling import RowParameters, SamplingOperations, TokenPlaces, tokens_in
 
 _CHUNK = 512
 """Tokens per chunk. Running sums over the chunks, then within one chunk, replace one over the whole vocabulary."""
@@ -38,6 +38,45 @@ class EagerSampling(SamplingOperations):
 
     def keep_top_p(self, logits: Tensor, top_p: np.ndarray) -> Tensor:
         return likely_tokens.keep_top_p(logits, _column(top_p, logits))
+
+    def is_recordable(self, logits: Tensor) -> bool:
+        """Returns False: rows without limits would be sorted, too."""
+        return False
+
+    def choose(self, logits: Tensor, parameters: RowParameters | None, to: TokenPlaces) -> None:
+        token_ids, usable = self.likeliest(logits) if parameters is None else _choose(logits, parameters, to.table)
+        to.memory[to.places] = token_ids.int()
+        packed = torch.zeros(1, to.ring.shape[1], dtype=torch.uint8, device=logits.device)
+        for out, values in zip(tokens_in(packed[0], len(logits)), (token_ids, usable), strict=True):
+            out.copy_(values)
+        to.ring.index_copy_(0, to.turn, packed)
+
+
+def _choose(logits: Tensor, rows: RowParameters, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Chooses tokens from what is on the device, as `choose` does."""
+    logits = _penalized(logits.float(), rows, table) / rows.temperature.unsqueeze(1)
+    is_greedy = rows.is_greedy != 0
+    likeliest = logits.argmax(-1)
+    is_finite = logits.gather(1, likeliest.unsqueeze(1)).squeeze(1).isfinite()
+    log_min_p, top_k, top_p = (each.unsqueeze(1) for each in (rows.log_min_p, rows.top_k, rows.top_p))
+    logits = likely_tokens.keep_min_p(logits, log_min_p)
+    logits = likely_tokens.keep_top_k(logits, top_k, logits.shape[1])
+    logits = torch.where(top_p < 1, likely_tokens.keep_top_p(logits.clone(), top_p), logits)
+    drawn, is_drawn = invert_softmax(logits, uniforms_of(rows.starts, rows.positions))
+    return torch.where(is_greedy, likeliest, drawn), torch.where(is_greedy, is_finite, is_drawn)
+
+
+def _penalized(logits: Tensor, rows: RowParameters, table: Tensor) -> Tensor:
+    columns = torch.arange(table.shape[1], device=table.device)
+    is_known = (columns >= rows.num_unnamed.unsqueeze(1)) & (columns < rows.positions.unsqueeze(1))
+    is_generated = is_known & (columns >= rows.num_prompt_tokens.unsqueeze(1))
+    token_ids = torch.where(is_known, table[rows.slots], 0).long()
+    counts = torch.zeros_like(logits).scatter_add_(1, token_ids, is_generated.float())
+    is_seen = torch.zeros_like(logits).scatter_add_(1, token_ids, is_known.float()) > 0
+    repetition, frequency, presence = (each.unsqueeze(1) for each in (rows.repetition, rows.frequency, rows.presence))
+    penalized = torch.where(logits > 0, logits / repetition, logits * repetition)
+    penalized -= frequency * counts + presence * (counts > 0)
+    return torch.where(is_seen, penalized, logits)
 
 
 def _column(values: np.ndarray, logits: Tensor) -> Tensor:

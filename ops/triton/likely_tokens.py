@@ -21,32 +21,39 @@ _NUM_WARPS = 16
 
 @Kernel
 def keep_min_p_rows(logits_ptr, log_min_p_ptr, size, stride, TILE: tl.constexpr):
-    """`size` and `stride` count vectors, here and below; a row's logits are float32, and changed in place."""
+    """`size` and `stride` count vectors, here and below; a row's logits are float32, and changed in place.
+
+    A value that drops nothing costs no look at the row.
+    """
     row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * (stride * UNIT)
-    most = tl.max(_most_of_lanes(row_ptr, size * UNIT, TILE), 0)
-    least = most + tl.load(log_min_p_ptr + tl.program_id(0))
-    _drop_below(row_ptr, size * UNIT, least, 0.0, 0.0, False, TILE)
+    log_min_p = tl.load(log_min_p_ptr + tl.program_id(0))
+    if log_min_p > float("-inf"):
+        most = tl.max(_most_of_lanes(row_ptr, size * UNIT, TILE), 0)
+        _drop_below(row_ptr, size * UNIT, most + log_min_p, 0.0, 0.0, False, TILE)
 
 
 @Kernel
 def keep_top_k_rows(logits_ptr, top_k_ptr, size, stride, TILE: tl.constexpr):
     row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * (stride * UNIT)
     top_k = tl.load(top_k_ptr + tl.program_id(0))
-    least = _least_kept(row_ptr, size * UNIT, top_k, 0.0, 0.0, False, TILE)
-    _drop_below(row_ptr, size * UNIT, least, 0.0, 0.0, False, TILE)
+    if top_k < size * UNIT:
+        least = _least_kept(row_ptr, size * UNIT, top_k, 0.0, 0.0, False, TILE)
+        _drop_below(row_ptr, size * UNIT, least, 0.0, 0.0, False, TILE)
 
 
 @Kernel
 def keep_top_p_rows(logits_ptr, top_p_ptr, size, stride, TILE: tl.constexpr):
     row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * (stride * UNIT)
     size = size * UNIT
-    most = tl.max(_most_of_lanes(row_ptr, size, TILE), 0)
-    totals = tl.zeros([TILE], tl.float32)
-    for start in tl.range(0, size, TILE, num_stages=5):
-        totals += tl.exp(_logits(row_ptr, start, size, TILE) - most)
-    share = 1 / tl.sum(totals, 0)
-    least = _least_kept(row_ptr, size, tl.load(top_p_ptr + tl.program_id(0)), most, share, True, TILE)
-    _drop_below(row_ptr, size, least, most, share, True, TILE)
+    top_p = tl.load(top_p_ptr + tl.program_id(0))
+    if top_p < 1:
+        most = tl.max(_most_of_lanes(row_ptr, size, TILE), 0)
+        totals = tl.zeros([TILE], tl.float32)
+        for start in tl.range(0, size, TILE, num_stages=5):
+            totals += tl.exp(_logits(row_ptr, start, size, TILE) - most)
+        share = 1 / tl.sum(totals, 0)
+        least = _least_kept(row_ptr, size, top_p, most, share, True, TILE)
+        _drop_below(row_ptr, size, least, most, share, True, TILE)
 
 
 @triton.jit
@@ -138,10 +145,14 @@ def keep(kernel: Kernel, logits: Tensor, values: np.ndarray) -> bool:
     is_covered = logits.dtype == torch.float32 and logits.stride(1) == 1 and len(logits) > 0
     if not is_covered or not are_whole(logits.shape[1], logits.stride(0)) or not are_aligned(logits):
         return False
-    there = to_device(values, logits.device)
-    sizes = logits.shape[1] // VECTOR, logits.stride(0) // VECTOR
-    kernel((len(logits),), logits, there, *sizes, TILE=_TILE, num_warps=_NUM_WARPS)
+    launch(kernel, logits, to_device(values, logits.device))
     return True
+
+
+def launch(kernel: Kernel, logits: Tensor, values: Tensor) -> None:
+    """Launches a kernel on `logits`, with values that are on the device."""
+    sizes = logits.shape[1] // VECTOR, logits.stride(0) // VECTOR
+    kernel((len(logits),), logits, values, *sizes, TILE=_TILE, num_warps=_NUM_WARPS)
 
 
 def variants() -> list[Variant]:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.host_arrays import to_device
-from quire.ops.sampling import new_tokens
-from quire.ops.triton import likely_tokens
+from quire.ops.sampling import RowParameters, TokenPlaces, new_tokens
+from quire.ops.triton import likely_tokens, recorded_sampling
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.tiles import FLOATS, UNIT, USUAL, VECTOR, are_aligned, are_whole
 from quire.ops.triton.variants import Variant
@@ -55,15 +55,16 @@ def likeliest_of_tiles(logits_ptr, most_ptr, first_ptr, size, stride, num_tiles,
 
 
 @Kernel
-def likeliest_of_rows(most_ptr, first_ptr, token_ids_ptr, usable_ptr, num_tiles, TILES: tl.constexpr):
-    """The row's token from those of its tiles: the first of the greatest."""
+def likeliest_of_rows(most_ptr, first_ptr, wanted_ptr, token_ids_ptr, usable_ptr, num_tiles, TILES: tl.constexpr):
+    """The row's token from those of its tiles: the first of the greatest. Rows that are not wanted stay as they are."""
     row, tiles = tl.program_id(0).to(tl.int64), tl.arange(0, TILES)
+    is_wanted = True if wanted_ptr is None else tl.load(wanted_ptr + row) != 0
     mask = tiles < num_tiles
     of_tiles, most = _with_most(tl.load(most_ptr + row * num_tiles + tiles, mask=mask, other=float("-inf")))
     first = tl.load(first_ptr + row * num_tiles + tiles, mask=mask & (of_tiles == most), other=2147483647)
     is_usable = tl.abs(most) < float("inf")  # NaN is not
-    tl.store(token_ids_ptr + row, tl.where(is_usable, tl.min(first, 0), 0).to(tl.int64))
-    tl.store(usable_ptr + row, is_usable.to(tl.int8))
+    tl.store(token_ids_ptr + row, tl.where(is_usable, tl.min(first, 0), 0).to(tl.int64), mask=is_wanted)
+    tl.store(usable_ptr + row, is_usable.to(tl.int8), mask=is_wanted)
 
 
 @Kernel
@@ -164,12 +165,8 @@ class TritonSampling(EagerSampling):
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if not _are_rows(logits):
             return super().likeliest(logits)
-        (num_rows, size), device = logits.shape, logits.device
-        num_tiles, (token_ids, usable) = triton.cdiv(size, _TILE), _tokens(logits)
-        most = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device)
-        first = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=device)
-        likeliest_of_tiles((num_rows, num_tiles), logits, most, first, *_sizes(logits), num_tiles, TILE=_TILE)
-        likeliest_of_rows((num_rows,), most, first, token_ids, usable, num_tiles, TILES=_MOST_TILES)
+        token_ids, usable = _tokens(logits)
+        _find_likeliest(logits, None, token_ids, usable)
         return token_ids, usable.view(torch.bool)
 
     def draw(self, logits: Tensor, starts: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -209,6 +206,34 @@ class TritonSampling(EagerSampling):
         is_done = likely_tokens.keep(likely_tokens.keep_top_p_rows, logits, top_p)
         return logits if is_done else super().keep_top_p(logits, top_p)
 
+    def is_recordable(self, logits: Tensor) -> bool:
+        return _are_rows(logits)
+
+    def choose(self, logits: Tensor, parameters: RowParameters | None, to: TokenPlaces) -> None:
+        if not _are_rows(logits):
+            return super().choose(logits, parameters, to)
+        if parameters is None:
+            token_ids, usable = self.likeliest(logits)
+        else:
+            logits = recorded_sampling.temper(logits, parameters, to.table)
+            likely_tokens.launch(likely_tokens.keep_min_p_rows, logits, parameters.log_min_p)
+            likely_tokens.launch(likely_tokens.keep_top_k_rows, logits, parameters.top_k)
+            likely_tokens.launch(likely_tokens.keep_top_p_rows, logits, parameters.top_p)
+            token_ids, usable = self.draw_at(logits, parameters.starts, parameters.positions)
+            _find_likeliest(logits, parameters.is_greedy, token_ids, usable.view(torch.int8))
+        recorded_sampling.deliver(token_ids, usable.view(torch.int8), to)
+        return None
+
+
+def _find_likeliest(logits: Tensor, wanted: Tensor | None, token_ids: Tensor, usable: Tensor) -> None:
+    """Writes the likeliest tokens of the rows that are `wanted` [num_rows] int8, or of all; `usable` are bytes."""
+    (num_rows, size), device = logits.shape, logits.device
+    num_tiles = triton.cdiv(size, _TILE)
+    most = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device)
+    first = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=device)
+    likeliest_of_tiles((num_rows, num_tiles), logits, most, first, *_sizes(logits), num_tiles, TILE=_TILE)
+    likeliest_of_rows((num_rows,), most, first, wanted, token_ids, usable, num_tiles, TILES=_MOST_TILES)
+
 
 def _tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Uninitialized outputs: ids, and whether each is usable, as bytes."""
@@ -234,7 +259,8 @@ def variants(names: tuple[str, ...] = USUAL) -> Iterator[Variant]:
         yield _variant(likeliest_of_tiles, {"TILE": _TILE}, 4, "4,096 logits: 4 vectors in flight a thread", name)
         yield _variant(sum_chunks, chunks, 8, "4,096 logits: 2 vectors in flight a thread", name)
         yield _variant(invert_rows, {"TILES": _MOST_TILES, **chunks}, 4, "1,024 sums, 8 a thread", name)
-    yield _variant(likeliest_of_rows, {"TILES": _MOST_TILES}, 4, "a tile a thread")
+    for absent in ({}, {"wanted_ptr": None}):
+        yield _variant(likeliest_of_rows, {"TILES": _MOST_TILES, **absent}, 4, "a tile a thread")
 
 
 def _variant(kernel: Kernel, constants: Mapping[str, object], num_warps: int, reason: str, name: str = "") -> Variant:
@@ -244,7 +270,7 @@ def _variant(kernel: Kernel, constants: Mapping[str, object], num_warps: int, re
         **dict.fromkeys(("words_ptr", "first_ptr"), "*i32"),
         **dict.fromkeys(("most_ptr", "sums_ptr"), "*fp32"),
         "logits_ptr": f"*{name}",
-        "usable_ptr": "*i8",
+        **dict.fromkeys(("usable_ptr", "wanted_ptr"), "*i8"),
     }
     typed = {each: types[each] for each in kernel.parameters if each not in constants}
     return Variant(kernel, typed, constants, num_warps, 3, reason)

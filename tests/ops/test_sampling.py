@@ -8,7 +8,7 @@ from scipy import stats
 from quire.ops.backend import Backend
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
-from quire.ops.random import start_of, uniforms
+from quire.ops.random import start_of, uniforms, uniforms_of
 
 
 def random_logits(num_rows: int, seed: int = 0, vocab_size: int = 50) -> torch.Tensor:
@@ -44,6 +44,13 @@ def test_uniforms_are_the_same_forever() -> None:
         bits = mix((start + (position + 1) * gamma) & mask, 30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)
         value = uniforms(start_of(np.array([seed], np.uint64)), np.array([position]))[0]
         assert value == (bits >> 11) / 2**53
+
+
+def test_uniforms_on_a_device_are_the_same() -> None:
+    random = np.random.default_rng(3)
+    starts, positions = random.integers(0, 2**64, 2000, np.uint64), random.integers(0, 2**40, 2000)
+    there = uniforms_of(torch.from_numpy(starts.view(np.int64)), torch.from_numpy(positions))
+    assert there.tolist() == uniforms(starts, positions).tolist()
 
 
 def drawing(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

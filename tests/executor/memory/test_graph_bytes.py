@@ -17,8 +17,8 @@ from tests.frontend.launch.test_graphs import SPEC, config
 
 RULES = RecordingRules((1, 4, 16), (32, 64), shared_bytes=1000, each_bytes=10)
 MODEL: Any = SimpleNamespace(activation_size=100)
-A_ROW = (4 * SPEC.hidden_size + 100 + SPEC.vocab_size) * 4
-"""Bytes of a row's activations and logits in float32."""
+A_ROW = (4 * SPEC.hidden_size + 100 + 2 * SPEC.vocab_size) * 4
+"""Bytes of a row's activations in float32, and of its logits, which the sampler writes once more."""
 
 
 def planned(rules: RecordingRules = RULES, **changes: Any) -> int:
@@ -27,10 +27,10 @@ def planned(rules: RecordingRules = RULES, **changes: Any) -> int:
 
 
 def test_all_graphs_share_the_largest_step_and_each_has_memory_of_its_own() -> None:
-    assert planned() == 16 * A_ROW + 1000 + 3 * 2 * 10, "nine requests have graphs of 16 rows, and of two lengths"
-    assert planned(graphs=GraphConfig(sizes=[4])) == 4 * A_ROW + 1000 + 1 * 2 * 10
-    assert planned(graphs=GraphConfig(max_size=4)) == 4 * A_ROW + 1000 + 2 * 2 * 10
-    assert planned(max_model_len=20) == 16 * A_ROW + 1000 + 3 * 10
+    assert planned() == 16 * A_ROW + 1000 + 3 * 2 * 3 * 10, "nine requests have graphs of 16 rows, and of two lengths"
+    assert planned(graphs=GraphConfig(sizes=[4])) == 4 * A_ROW + 1000 + 1 * 2 * 3 * 10
+    assert planned(graphs=GraphConfig(max_size=4)) == 4 * A_ROW + 1000 + 2 * 2 * 3 * 10
+    assert planned(max_model_len=20) == 16 * A_ROW + 1000 + 3 * 3 * 10
 
 
 def test_what_is_not_captured_takes_no_memory() -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.core.config.cache import CacheConfig
-from quire.core.wire.protocol import StepPlan
+from quire.core.wire.protocol import EngineRequest, StepPlan
+from quire.executor.sampling.sampler import Sampler
+from quire.executor.sampling.sampling_feature import SampleBatch
 from quire.executor.worker import Worker
 from quire.ops.backend import AttentionForm
 from quire.ops.eager.backend import EagerBackend
@@ -41,6 +44,7 @@ class Again:
     """Stands for a graph: calls the step's operations again, which write the same memory."""
 
     count = 0
+    is_running = False
 
     def __init__(self, run: Callable[[], torch.Tensor]) -> None:
         self._run = run
@@ -48,11 +52,16 @@ class Again:
 
     def run(self) -> None:
         Again.count += 1
+        Again.is_running = True
         self.result.copy_(self._run())
+        Again.is_running = False
 
 
 class PackedSampling(EagerSampling):
-    """Plain torch, whose results are in one memory, as those of kernels."""
+    """Plain torch, whose results are in one memory, as those of kernels, and which recordings may hold."""
+
+    def is_recordable(self, logits: torch.Tensor) -> bool:
+        return True
 
     def likeliest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = new_tokens(len(logits), logits.device)
@@ -110,6 +119,88 @@ def test_tokens_are_those_of_the_cpu(
     for options in ({"depth": 2}, {"max_num_batched_tokens": 24, "depth": 1}):
         assert tokens_of(generate(worker, mixed_requests(), **options)) == expected
     assert Again.count > 10
+
+
+def device_requests() -> list[EngineRequest]:
+    """Requests of which a recording chooses all tokens: greedy and drawn ones, with limits and penalties."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.9, "seed": 3},
+        {"temperature": 1.3, "top_p": 0.9, "top_k": 50, "seed": -8},
+        {"presence_penalty": 0.6, "repetition_penalty": 1.3},
+        {"temperature": 0.7, "min_p": 0.05, "frequency_penalty": 0.3, "seed": 5},
+    ]
+    return [request(str(i), prompt_of(i, 1 + 7 * i % 40), max_tokens=20 + i, **kinds[i % 5]) for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def chosen_on_the_cpu(folder: Path) -> dict[str, list[int]]:
+    return tokens_of(generate(start(folder, "cpu"), device_requests()))
+
+
+@pytest.mark.parametrize("num_columns", [16, 2048], ids=["growing", "large"])
+def test_recordings_choose_tokens_also_once_the_table_has_grown(
+    folder: Path,
+    chosen_on_the_cpu: dict[str, list[int]],
+    device: PretendDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    num_columns: int,
+) -> None:
+    monkeypatch.setattr("quire.executor.step.request_table._FIRST_COLUMNS", num_columns)
+    monkeypatch.setattr(PaddedBackend, "recording_rules", RULES._replace(interval=1))
+    monkeypatch.setattr(Sampler, "sample", sample_prompts_alone)
+    worker = start(folder, "cuda")
+    options = {"depth": 2, "max_num_seqs": 5}
+    assert tokens_of(generate(worker, device_requests(), **options)) == chosen_on_the_cpu
+    assert Again.count > 20
+
+
+_sample = Sampler.sample
+
+
+def sample_prompts_alone(self: Sampler, logits: torch.Tensor, batch: SampleBatch) -> Any:
+    """Samples for rows that begin their outputs, as every step with prompts has."""
+    assert (batch.positions == batch.num_prompt_tokens).any(), "decode steps choose their tokens themselves"
+    return _sample(self, logits, batch)
+
+
+class Outside(TorchDispatchMode):
+    """Sees the operations of a step that no recording has, but for those that make no kernel."""
+
+    WITHOUT_KERNELS = ("empty", "new_empty", "_unsafe_view", "set_", "lift_fresh", "detach")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not Again.is_running and not func.is_view and name not in self.WITHOUT_KERNELS:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [0, 3])
+def test_a_recorded_step_is_one_launch_between_two_copies(
+    folder: Path, device: PretendDevice, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    monkeypatch.setattr(PaddedBackend, "recording_rules", RULES._replace(interval=1))
+    worker = start(folder, "cuda")
+    seen: list[tuple[int, list[str]]] = []
+    launch = worker.launch
+
+    def watched(plan: StepPlan) -> Any:
+        before = Again.count
+        with Outside() as outside:
+            step = launch(plan)
+        if Again.count > before:
+            seen.append((Again.count - before, outside.names))
+        return step
+
+    monkeypatch.setattr(worker, "launch", watched)
+    generate(worker, [one for i, one in enumerate(device_requests()) if i % 5 == kind])
+    assert len(seen) > 10
+    assert all(each == (1, ["copy_", "copy_"]) for each in seen), seen
 
 
 @pytest.mark.parametrize(("num_requests", "max_num_seqs"), [(9, 32), (14, 4)], ids=["leaving", "joining"])

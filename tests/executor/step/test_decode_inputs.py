@@ -56,7 +56,7 @@ def columns(batch: InputBatch) -> list[list[int]]:
     """The rows of a step without padding."""
     num_rows = len(batch.num_wanted)
     each = [
-        batch.token_ids, batch.positions, batch.query_lens, batch.seq_lens, batch.wanted_tokens,
+        batch.read_token_ids(), batch.positions, batch.query_lens, batch.seq_lens, batch.wanted_tokens,
         *(pages.slot_mapping for pages in batch.pages), *(batch.rows or ())[:3],
     ]  # fmt: skip
     starts = batch.rows.starts[: num_rows + 1].tolist() if batch.rows else []

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from quire.ops.backend import AttentionForm, NewHeads
+from quire.ops.sampling import RowParameters, TokenPlaces
 from quire.ops.triton import launch
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.binaries import Binary, store
@@ -87,6 +88,21 @@ class Steps:
             ops.sampling.likeliest(logits)
         else:
             ops.sampling.draw(logits.float(), np.arange(num_tokens, dtype=np.uint64), lengths)
+        ops.sampling.choose(logits, None if is_greedy else self._parameters(num_tokens), self._places(num_tokens))
+
+    def _parameters(self, num_rows: int) -> RowParameters:
+        """Of any values: kernels do not run."""
+        types = dict.fromkeys(("slots", "positions", "starts", "top_k"), torch.int64)
+        types |= dict.fromkeys(("num_unnamed", "num_prompt_tokens"), torch.int32)
+        types |= {"is_greedy": torch.int8, "top_p": torch.float64}
+        return RowParameters(
+            *(torch.empty(num_rows, dtype=types.get(name, torch.float32)) for name in RowParameters._fields)
+        )
+
+    def _places(self, num_rows: int) -> TokenPlaces:
+        memory = torch.empty(4 * 3000 + 2, dtype=torch.int32)
+        places, ring = torch.empty(num_rows, dtype=torch.int64), torch.empty(8, 2048, dtype=torch.uint8)
+        return TokenPlaces(memory[:-2].view(4, 3000), memory, places, ring, torch.empty(1, dtype=torch.int64))
 
 
 @pytest.fixture
