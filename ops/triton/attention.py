@@ -115,15 +115,18 @@ class Attention:
     """Attention over pages on one device, with the counters that its programs share.
 
     Launches follow one another: those of two streams at once would count each other's programs.
+
+    Attributes:
+        num_programs: of a launch for rows of one token, at most.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
         self._outgrown: list[Tensor] = []
-        self._num_programs = INTERPRETER_PROGRAMS
+        self.num_programs = INTERPRETER_PROGRAMS
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-            self._num_programs = PROGRAMS_PER_PROCESSOR * processors
+            self.num_programs = PROGRAMS_PER_PROCESSOR * processors
 
     def attend(
         self, q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm, lse: Tensor | None = None
@@ -178,8 +181,8 @@ class Attention:
         parts = q.new_empty(max_parts * num_heads * head_dim, dtype=torch.float32)
         part_sums = q.new_empty(max_parts * num_heads * 2, dtype=torch.float32)
         return _Work(
-            (min(self._num_programs, num_rows * num_kv_heads * splits),),
-            (form.sinks, form.slopes, form.distance_bias, parts, part_sums, self._zeros(num_rows * num_kv_heads)),
+            (min(self.num_programs, num_rows * num_kv_heads * splits),),
+            (form.sinks, form.slopes, form.distance_bias, parts, part_sums, self.counters(num_rows * num_kv_heads)),
             (
                 num_rows, num_kv_heads, group, rows.block_tables.stride(0), kv_cache.stride(0),
                 kv_rows.page_shift(kv_cache), max_parts, *form_numbers(form),
@@ -192,8 +195,8 @@ class Attention:
             ),
         )  # fmt: skip
 
-    def _zeros(self, count: int) -> Tensor:
-        """Counters, all 0; a launch leaves them so."""
+    def counters(self, count: int) -> Tensor:
+        """Returns counters, all 0; a launch leaves them so."""
         if count <= len(self._counters):
             return self._counters
         device = self._counters.device

@@ -23,6 +23,7 @@ from quire.ops.routing import ExpertRouter
 from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing, selected_attention
 from quire.ops.triton.attention import Attention, covers, covers_rotation
 from quire.ops.triton.batch import TritonBatch
+from quire.ops.triton.latent import TritonLatent
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 from quire.ops.triton.quantized import TritonQuantized
 from quire.ops.triton.recurrent import TritonRecurrent
@@ -53,6 +54,7 @@ class TritonBackend(EagerBackend[PlainWeight]):
         self._recorder = graphs.GraphRecorder()
         self.recurrent = TritonRecurrent()
         self.sampling = TritonSampling()
+        self.latent = TritonLatent(self.rms_norm, self.rotary, self._attention_of)
         self._find_broken = find_broken
         self._is_one_kernel = True  # `rotate_and_attend`
         self.leave_to_torch(without)
@@ -60,9 +62,10 @@ class TritonBackend(EagerBackend[PlainWeight]):
     def leave_to_torch(self, operations: Collection[str]) -> None:
         """Serves these operations by plain torch from now on.
 
-        `sampling` means all operations of sampling, `quantized` the layers with quantized weights.
+        `sampling` means all operations of sampling, `latent` those of latent attention, and `quantized` the layers with
+        quantized weights.
         """
-        for name in set(operations) - {"sampling", "quantized"}:
+        for name in set(operations) - {"sampling", "quantized", "latent"}:
             setattr(self, name, getattr(EagerBackend, name).__get__(self))
         if not {"rotate_and_store", "attention"}.isdisjoint(operations):
             self._is_one_kernel = False
@@ -72,8 +75,10 @@ class TritonBackend(EagerBackend[PlainWeight]):
             self._quantized = DequantizedLinear(self._linear_layers)
         if "sampling" in operations:
             self.sampling = EagerSampling()
-        if not {"rms_norm", "rotary"}.isdisjoint(operations):
+        if "latent" in operations or not isinstance(self.latent, TritonLatent):
             self.latent = EagerLatent(self.rms_norm, self.rotary)
+        elif not {"rms_norm", "rotary"}.isdisjoint(operations):
+            self.latent = TritonLatent(self.rms_norm, self.rotary, self._attention_of)
 
     def prepare(self, needs: ModelNeeds) -> None:
         self.leave_to_torch(self._find_broken())

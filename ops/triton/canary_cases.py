@@ -15,6 +15,7 @@ from quire.ops.eager.linear import PlainLinear
 from quire.ops.experts import ExpertCall, ExpertWeights
 from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import ExpertRouter, Routing
+from quire.ops.sampling import RowParameters, TokenPlaces, tokens_in
 from quire.ops.triton.backend import TritonBackend
 
 UNDECIDED = "undecided: "
@@ -193,6 +194,25 @@ def _rotate_and_attend(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor
     return results
 
 
+def _latent_attention(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    heads, rank, rotary_dim, lengths = 16, 512, 64, (1, 300, 37)
+    counts = [-(-length // _BLOCK_SIZE) for length in lengths]
+    tables = np.zeros((len(lengths), max(counts)), np.int32)
+    for row, count in enumerate(counts):
+        tables[row, :count] = np.arange(count) + sum(counts[:row])
+    cache = make.normal(sum(counts), _BLOCK_SIZE, rank + rotary_dim)
+    slots = make.place([0] * len(lengths), torch.int64)
+    batch = ops.attention_batch(
+        np.ones(len(lengths), np.int64), np.array(lengths), tables, slots, block_size=_BLOCK_SIZE
+    )
+    q, q_rotated = make.normal(len(lengths), heads, rank), make.normal(len(lengths), heads, rotary_dim)
+    scale = (rank + rotary_dim) ** -0.5
+    return [
+        ops.latent.latent_attention(q, q_rotated, cache, batch, scale=scale),
+        *ops.latent.partial_latent_attention(q, q_rotated, cache, batch, scale=scale),
+    ]
+
+
 def _route(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
     weight, x = make.normal(32, 256, scale=0.05), make.normal(5, 256)
     routings = Routing(4), Routing(4, "sigmoid", renormalize=True, num_groups=4, top_groups=2, group_best=2)
@@ -221,6 +241,33 @@ def _sampling(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
     return [*ops.sampling.likeliest(logits), *ops.sampling.draw(logits, starts, positions), masked, *kept]
 
 
+def _recorded_sampling(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    size, count = 5000, 4
+    logits, columns = make.normal(count, size), 600
+    memory = make.ids(count * columns + 2, size).int()
+    ring = make.place(np.zeros((2, 48)), torch.uint8)
+    index = make.place([3, 0, 1, 2], torch.int64)
+    positions = make.place([600, 20, 333, 7], torch.int64) - 1
+    to = TokenPlaces(
+        memory[: count * columns].view(count, columns), memory, index * columns + positions, ring,
+        make.place([1], torch.int64),
+    )  # fmt: skip
+    rows = RowParameters(
+        slots=index, positions=positions, num_unnamed=make.place([0, 5, 0, 0], torch.int32),
+        num_prompt_tokens=make.place([300, 8, 333, 1], torch.int32), starts=make.ids(count, 2**62),
+        is_greedy=make.place([0, 1, 0, 0], torch.int8), temperature=make.place([0.7, 1, 1.5, 1], torch.float32),
+        log_min_p=make.place([-float("inf"), -float("inf"), -2, -float("inf")], torch.float32),
+        top_k=make.place([50, size, size, size], torch.int64), top_p=make.place([0.9, 1, 1, 1], torch.float64),
+        repetition=make.place([1.2, 1, 1, 1], torch.float32), frequency=make.place([0, 0.5, 0, 0], torch.float32),
+        presence=make.place([0, 0, 0.5, 0], torch.float32),
+    )  # fmt: skip
+    results = []
+    for each in (rows, None):
+        ops.sampling.choose(logits, each, to)
+        results += [memory[to.places], *(part.clone() for part in tokens_in(ring[1], count))]
+    return results
+
+
 def _cases() -> Iterator[Case]:
     yield Case("rms_norm", ("rms_norm",), _rms_norm)
     yield Case("add_rms_norm", ("add_rms_norm",), _add_rms_norm)
@@ -239,10 +286,12 @@ def _cases() -> Iterator[Case]:
     yield Case("decode attention", attention, partial(_attention, _DECODE))
     yield Case("rotation and decode attention", ("rotate_and_attend",), _rotate_and_attend)
     yield Case("prompt attention", attention, partial(_attention, [(40, 40), (1, 90), (7, 70)]))
+    yield Case("latent attention", ("latent",), _latent_attention)
     yield Case("route", ("route",), _route)
     for num_tokens in (1, 40):
         yield Case(f"experts of {num_tokens}", ("experts",), partial(_experts, num_tokens))
     yield Case("sampling", ("sampling",), _sampling)
+    yield Case("recorded sampling", ("sampling",), _recorded_sampling)
 
 
 CASES = tuple(_cases())

@@ -73,7 +73,7 @@ def test_a_row_alone_has_the_bits_of_a_row_in_company(monkeypatch: pytest.Monkey
         ATTENTION.attend(q[:1], cache, alone, form),
         ATTENTION.attend(q[:1], cache, alone._replace(max_seq_len=40960), form),
     ]
-    monkeypatch.setattr(ATTENTION, "_num_programs", 1)
+    monkeypatch.setattr(ATTENTION, "num_programs", 1)
     outs.append(ATTENTION.attend(q, cache, rows_of(company), form)[:1])
     monkeypatch.setattr("quire.ops.triton.attention.MAX_PART_BYTES", 0)
     outs.append(ATTENTION.attend(q[:1], cache, alone, form))
@@ -119,7 +119,7 @@ def test_scratch_of_the_memory_plan_holds_the_parts() -> None:
 
 def test_counters_that_recordings_use_outlive_larger_ones() -> None:
     attention = Attention(torch.device(DEVICE))
-    address = attention._zeros(4).data_ptr()
-    assert attention._zeros(1 << 17).data_ptr() != address
+    address = attention.counters(4).data_ptr()
+    assert attention.counters(1 << 17).data_ptr() != address
     others = [torch.empty(1 << 16, dtype=torch.int32, device=DEVICE) for _ in range(4)]
     assert address not in {each.data_ptr() for each in others}

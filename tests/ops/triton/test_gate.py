@@ -43,7 +43,7 @@ WITHOUT_WIDE_LOADS = {
     "count_tokens",
     "write_tokens",
 }
-"""Kernels that read nothing, single numbers, lists of ids or bytes here and there, or 4 bytes of codes for 16 written."""
+"""Kernels that read nothing, single numbers, ids or bytes here and there, or 4 bytes of codes for 16 written."""
 CHAINED = {
     *("multiply_few", "rms_norm_rows", "add_rms_norm_rows", "rotate_and_store_heads", "decode_attention"),
     "rotate_and_attend",
