@@ -12,8 +12,8 @@ import torch
 
 from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import StepPlan
-from quire.executor.step.encoded_inputs import CrossRows
 from quire.executor.sampling.recorded_sampler import ChosenRows
+from quire.executor.step.encoded_inputs import CrossRows
 from quire.executor.step.request_table import RequestTable
 from quire.executor.transfers import to_device_together
 from quire.ops.backend import DeviceRows
