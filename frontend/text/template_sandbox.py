@@ -1,12 +1,13 @@
 """The sandbox of chat templates: Jinja's immutable sandbox, with limits on time, source and rendered text.
 
 Templates are untrusted programs, and requests decide how often their loops run. Every loop and macro checks the time
-limit. Every operator that can make a long text out of short ones checks the length of its result first.
+limit, and every operation that may take long by itself is priced before it runs (`template_prices.py`).
 """
 
+import functools
 import json
-import re
 import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from quire.core.errors import ParameterError
+from quire.frontend.text.template_prices import Bounds, Prices, TemplateLimitError
 
 MAX_SOURCE_CHARACTERS = 256 * 1024
 """Longest template. The longest template of a known model has 40,000 characters."""
@@ -31,11 +33,7 @@ _CLOCK = "_quire_clock"
 _TICK = "_quire_tick"
 _CONCAT = "_quire_concat"
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-_MAX_FORMAT_WIDTH = re.compile(r"\d{6}|\*")
-
-
-class TemplateLimitError(jinja2.TemplateError):
-    """The template ran too long, or made too much text."""
+_VALUE = "_quire_value"
 
 
 class _Clock:
@@ -51,17 +49,21 @@ class _Clock:
 class SandboxedTemplate:
     """A compiled template.
 
+    Args:
+        bounds: of a single operation; `MAX_TEXT_CHARACTERS` and others if None.
+
     Raises:
         ParameterError: the source is not valid Jinja, or too long.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, bounds: Bounds | None = None) -> None:
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ParameterError(
                 f"The chat template has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are allowed.",
                 param="chat_template",
             )
-        environment = _Sandbox()
+        self._prices = Prices(bounds or Bounds(MAX_TEXT_CHARACTERS))
+        environment = _Sandbox(self._prices)
         try:
             compiled = environment.compile(_Watch().visit(environment.parse(source)))
         except (jinja2.TemplateError, RecursionError) as error:
@@ -78,8 +80,7 @@ class SandboxedTemplate:
         clock = _Clock(MAX_SECONDS if seconds is None else seconds)
         for piece in self._template.generate({**variables, _CLOCK: clock}):
             length += len(piece)
-            if length > MAX_TEXT_CHARACTERS:
-                _check_length(length)
+            self._prices.text(length)
             pieces.append(piece)
         return "".join(pieces)
 
@@ -89,10 +90,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
 
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
-        self.filters |= {"tojson": _tojson, "center": _center, "indent": _indent, "format": _format}
-        self.filters |= {_TICK: _tick, _CONCAT: _concat}
+    def __init__(self, prices: Prices) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+            finalize=self._shown,
+        )
+        self._prices = prices
+        self.filters |= {"tojson": _tojson}
+        self.filters = {name: prices.priced(name, each) for name, each in self.filters.items()}
+        self.filters |= {_TICK: _tick, _CONCAT: self._concat, _VALUE: self._visited, "join": self._join}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         del self.globals["lipsum"]  # makes texts of unlimited length
 
@@ -103,22 +111,53 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`left` operator `right`, if the result is not too long."""
-        if operator == "+" and isinstance(left, (str, list)) and isinstance(right, (str, list)):
-            _check_length(len(left) + len(right))
-            return left + right  # type: ignore[operator]  # a string and a list are the template's mistake
-        elif operator == "*":
-            _check_product(left, right)
-            _check_product(right, left)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _check_length(left.bit_length() * abs(right) // 8)
-        elif operator == "%" and isinstance(left, str):
-            _check_format(left)
+        """`left` operator `right`, if it does not cost too much."""
+        self._prices.operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """`obj(*args, **kwargs)`, if it does not cost too much."""
+        args = __self._prices.arguments(__obj, args, kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """A text's `format` or `format_map`, in the sandbox and priced; None for other values."""
+        format_it = super().wrap_str_format(value)
+        if format_it is None:
+            return None
+
+        @functools.wraps(format_it)
+        def priced(*args: Any, **kwargs: Any) -> str:
+            self._prices.format(value.__self__, args, kwargs)
+            return format_it(*args, **kwargs)
+
+        return priced
+
+    def _shown(self, value: Any) -> Any:
+        """A value that the template writes."""
+        if type(value) is not str:
+            self._prices.value(value)
+        return value
+
+    def _visited(self, value: Any) -> Any:
+        """A value that is part of a new container, or compared."""
+        if isinstance(value, (list, tuple, dict)):
+            self._prices.value(value)
+        return value
+
+    def _concat(self, values: list[Any]) -> str:
+        """The operator `~`."""
+        self._prices.text(sum(map(self._prices.value, values)))
+        return "".join(map(str, values))
+
+    @jinja2.pass_eval_context
+    def _join(self, context: nodes.EvalContext, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+        """The filter `join`."""
+        return jinja2.filters.do_join(context, self._prices.join(self, value, d, attribute), d)
 
 
 class _Watch(NodeTransformer):
-    """Inserts a check of the clock into every loop and macro, and a check of the length into `~`."""
+    """Inserts a check of the clock into every loop and macro, and of the price into `~`, comparisons and containers."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         return self._watch(node)
@@ -132,6 +171,27 @@ class _Watch(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
+        self.generic_visit(node)
+        for each in (node, *node.ops):
+            if not isinstance(each.expr, nodes.Const):
+                each.expr = _filtered(each.expr, _VALUE)
+        return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        self.generic_visit(node)
+        return node if all(isinstance(each, nodes.Const) for each in node.items) else _filtered(node, _VALUE)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
+        self.generic_visit(node)
+        return node if all(isinstance(each.value, nodes.Const) for each in node.items) else _filtered(node, _VALUE)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+        self.generic_visit(node)
+        if node.ctx != "load" or all(isinstance(each, nodes.Const) for each in node.items):
+            return node
+        return _filtered(node, _VALUE)
 
     def _watch(self, node: Any) -> Any:
         self.generic_visit(node)
@@ -164,13 +224,6 @@ def _tick(context: Context, _: None) -> None:
     context.parent[_CLOCK].check()
 
 
-def _concat(values: list[Any]) -> str:
-    """The operator `~`."""
-    texts = [str(value) for value in values]
-    _check_length(sum(map(len, texts)))
-    return "".join(texts)
-
-
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -187,36 +240,4 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON without the HTML escapes of Jinja's own filter."""
-    if indent is not None:
-        _check_length(indent)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _center(value: str, width: int = 80) -> str:
-    _check_length(width)
-    return jinja2.filters.do_center(value, width)
-
-
-def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    _check_length((width if isinstance(width, int) else len(width)) * (text.count("\n") + 1))
-    return jinja2.filters.do_indent(text, width, first, blank)
-
-
-def _format(value: str, *args: Any, **kwargs: Any) -> str:
-    _check_format(value)
-    return jinja2.filters.do_format(value, *args, **kwargs)
-
-
-def _check_length(length: int) -> None:
-    if length > MAX_TEXT_CHARACTERS:
-        raise TemplateLimitError(f"it makes a text of more than {MAX_TEXT_CHARACTERS} characters")
-
-
-def _check_product(sequence: Any, count: Any) -> None:
-    if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
-        _check_length(len(sequence) * count)
-
-
-def _check_format(layout: str) -> None:
-    if "%" in layout and _MAX_FORMAT_WIDTH.search(layout):
-        raise TemplateLimitError("a format has too large a width")
