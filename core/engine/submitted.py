@@ -79,4 +79,4 @@ def num_tokens(request: EngineRequest) -> int:
 def continued(request: EngineRequest, sequences: Sequence[Tracked]) -> EngineRequest:
     """The request with these sequences alone, each continuing after its delivered tokens."""
     starts = [replace(each.start, output_token_ids=each.delivered) for each in sequences]
-    return replace(request, sequences=starts)
+    return replace(request, sequences=starts, is_accepted=True)

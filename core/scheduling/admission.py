@@ -15,6 +15,9 @@ from quire.core.wire.prefix_spans import PrefixSpan
 from quire.core.wire.protocol import EngineRequest, SequenceStart
 from quire.core.wire.row_outputs import RequestFailure
 
+ALWAYS_QUEUED = 1024
+"""Requests that may wait however long it takes: --max-queue-seconds refuses those beyond."""
+
 
 class Admission:
     """Checks requests before the scheduler queues them.
@@ -75,12 +78,36 @@ class Admission:
         return RequestFailure("invalid", message)
 
     def overload(
-        self, *, num_waiting: int, num_free_slots: int, running: Collection[Request], now: float
+        self,
+        *,
+        num_waiting: int,
+        num_free_slots: int,
+        num_waiting_tokens: int,
+        running: Collection[Request],
+        now: float,
     ) -> RequestFailure | None:
-        """Refuses a request if the queue is full. The `num_free_slots` waiting requests that the next plan admits do
-        not count."""
-        max_queued = self._limits.max_num_queued_reqs
-        if max_queued is None or num_waiting - num_free_slots < max_queued:
+        """Refuses a request if the queue is full.
+
+        Args:
+            num_waiting: requests in the queue.
+            num_free_slots: of these, the ones that the next plan admits; they do not count.
+            num_waiting_tokens: of prompts, that waiting requests have to compute.
+        """
+        limits, num_queued = self._limits, num_waiting - num_free_slots
+        if limits.max_num_queued_reqs is not None and num_queued >= limits.max_num_queued_reqs:
+            limit, waits = "max_num_queued_reqs", f"{num_waiting} requests wait"
+        elif (
+            limits.max_num_queued_tokens is not None
+            and num_queued > 0
+            and num_waiting_tokens >= limits.max_num_queued_tokens
+        ):
+            limit, waits = "max_num_queued_tokens", f"requests with {num_waiting_tokens} tokens of prompts wait"
+        elif limits.max_queue_seconds and num_queued >= ALWAYS_QUEUED:
+            wait = self._throughput.wait_seconds(now, num_waiting)
+            if wait is None or wait <= limits.max_queue_seconds:
+                return None
+            limit, waits = "max_queue_seconds", f"{num_waiting} requests wait, the last of them about {wait:.0f} s"
+        else:
             return None
         seconds = math.ceil(  # as in the header Retry-After
             self._throughput.retry_after_seconds(
@@ -89,11 +116,11 @@ class Admission:
                 num_pending_tokens=sum(request.max_num_tokens - request.num_tokens for request in running),
             )
         )
+        flag = "--" + limit.replace("_", "-")
         message = (
-            f"The server is overloaded: {num_waiting} requests wait, and --max-num-queued-reqs is {max_queued}. "
-            f"Try again in {seconds} s."
+            f"The server is overloaded: {waits}, and {flag} is {getattr(limits, limit)}. Try again in {seconds} s."
         )
-        return RequestFailure("overloaded", message, seconds)
+        return RequestFailure("overloaded", message, seconds, limit)
 
     def _kind_fault(self, wire: EngineRequest) -> str | None:
         if not self._generates and wire.pooling is None:

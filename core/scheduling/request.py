@@ -102,6 +102,9 @@ class Request:
         "slot",
         "status",
         "stop_ids",
+        "tenant",
+        "turn",
+        "weight",
     )
 
     def __init__(
@@ -114,6 +117,7 @@ class Request:
         max_num_tokens: int,
         stop_ids: frozenset[int],
         queued_at: float,
+        turn: int = 0,
     ) -> None:
         self.request_id = start.request_id
         self.sampling = copy(wire.sampling)  # shallow: long fields are shared
@@ -128,6 +132,9 @@ class Request:
         self.max_num_tokens = max_num_tokens  # prompt and output together
         self.stop_ids = stop_ids  # EOS ids (unless ignored) and stop_token_ids
         self.queued_at = queued_at  # seconds of the scheduler's clock
+        self.turn = turn  # see `Turns`
+        self.tenant = wire.tenant.name
+        self.weight = wire.tenant.weight
         self.scheduled_at = 0.0  # first admission; 0 before
         self.status = RequestStatus.WAITING
         self.slot = -1  # row of the workers' tables while running

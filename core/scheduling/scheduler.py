@@ -41,8 +41,12 @@ from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.scheduling.admission import Admission
 from quire.core.scheduling.in_flight import StepInFlight, StepsInFlight
 from quire.core.scheduling.loading import LoadingRequests
-from quire.core.scheduling.queue import POLICIES, ChunkedPrefill, PrefillPolicy, RequestQueue, WholePrefill
+from quire.core.scheduling.order import Turns, policy_of
+from quire.core.scheduling.pace import Pace
+from quire.core.scheduling.prefill import ChunkedPrefill, PrefillPolicy, WholePrefill
+from quire.core.scheduling.queue import RequestQueue
 from quire.core.scheduling.request import Prompt, Request, RequestStatus
+from quire.core.scheduling.shares import Shares, giving_sequence
 from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
 from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing
@@ -96,8 +100,11 @@ class Scheduler:
         self._stop_conditions = StopConditions(eos_token_ids)
         self._num_stages = num_stages
         self._clock = clock
-        self._priority_key_of = POLICIES[limits.policy]
+        self._priority_key_of = policy_of(limits)
+        self._turns = Turns(limits.max_num_seqs)
         self._prefill: PrefillPolicy = ChunkedPrefill(limits) if limits.enable_chunked_prefill else WholePrefill(limits)
+        is_chunked = limits.enable_chunked_prefill and not whole_prompts
+        self._pace = Pace(limits.long_prefill_slowdown if is_chunked else 0.0, limits.largest_chunk)
         self._whole_prompts = whole_prompts
         self._kv = KVCacheManager(
             kv_groups,
@@ -111,7 +118,9 @@ class Scheduler:
         )
         self._requests: dict[str, Request] = {}  # all unfinished
         self._running: list[Request] = []  # in priority order: the last is preempted first
-        self._waiting = RequestQueue()
+        self._shares = Shares()
+        self._is_divided = False  # between several tenants, at the last plan
+        self._waiting = RequestQueue(self._shares)
         self._loading = LoadingRequests()
         self._has_lower_tiers = lower_tiers is not None
         self._short_of_pages = False  # at the last plan, a request waited although slots were free
@@ -126,6 +135,7 @@ class Scheduler:
         self._max_num_drafts = limits.largest_chunk - 1  # of one row, whose tokens are at most a chunk
         self._num_arrivals = 0
         self._num_steps = 0
+        self._num_streams = 0  # requests that the last plan samples tokens for
         self._num_left_tokens = 0  # of running requests, that the last plan left to later ones
         self._totals = Totals(clock())
         self._admission = Admission(
@@ -148,9 +158,9 @@ class Scheduler:
         max_num_tokens = self._admission.max_num_tokens(wire)
         fault, overload = self._admission.fault(wire, prompt.prefix_spans), None
         refused = []
-        for start in wire.sequences:
+        for turn, start in zip(self._turns.take(len(wire.sequences)), wire.sequences, strict=True):
             failure = fault or overload or self._fault(wire, start)
-            if failure is None:
+            if failure is None and not wire.is_accepted:
                 failure = overload = self._overload(now)
             if failure is not None:
                 refused.append(RequestDelta(start.request_id, [], FinishReason.ERROR, failure=failure))
@@ -159,7 +169,8 @@ class Scheduler:
                 wire,
                 start,
                 prompt,
-                priority_key=self._priority_key_of(wire, self._num_arrivals),
+                priority_key=(*self._priority_key_of(wire, turn, now), self._num_arrivals),
+                turn=turn,
                 max_num_tokens=max_num_tokens,
                 stop_ids=stop_ids,
                 queued_at=now,
@@ -182,7 +193,11 @@ class Scheduler:
         # If the last plan left a request waiting for pages, free slots admit no request.
         num_free_slots = 0 if self._short_of_pages else len(self._free_slots)
         return self._admission.overload(
-            num_waiting=self._num_waiting, num_free_slots=num_free_slots, running=self._running, now=now
+            num_waiting=self._num_waiting,
+            num_free_slots=num_free_slots,
+            num_waiting_tokens=self._waiting.num_new_tokens + self._loading.num_new_tokens,
+            running=self._running,
+            now=now,
         )
 
     @property
@@ -220,6 +235,8 @@ class Scheduler:
         plan = StepPlan(self._num_steps, [], [], [], [], [], [], [])
         sampling: list[Request] = []
         self._num_left_tokens = 0
+        self._share()
+        self._pace.begin(is_beside_streams=bool(self._running and self._num_streams))
         budget = self._plan_running(plan, sampling, self._limits.max_num_batched_tokens)
         self._plan_waiting(plan, sampling, budget)
         if self._has_lower_tiers:
@@ -231,6 +248,7 @@ class Scheduler:
             plan.moves_after = [each.move_from(slot) for slot, each in self._snapshots if self._kv.has_pages(each)]
             self._snapshots = []
         self._num_steps += 1
+        self._num_streams = len(sampling)
         prefilled, self._prefilled = self._prefilled, []
         others, self._others = self._others, {}
         self._in_flight.add(plan, sampling, prefilled, others, self._totals.num_planned_prompt_tokens)
@@ -242,6 +260,21 @@ class Scheduler:
             return []
         by_slot = {request.slot: request.request_id for request in self._running}
         return [by_slot.get(new.slot, "") for new in plan.admitted]
+
+    def _share(self) -> None:
+        """Takes a slot from the tenant or request that has too many, if the next one to be admitted has none, and puts
+        running requests of several tenants in turns."""
+        head = None if self._free_slots and not self._short_of_pages else self._waiting.first()
+        was_divided, self._is_divided = self._is_divided, self._shares.is_divided(self._waiting.tenants)
+        if self._is_divided or was_divided:
+            self._running = self._shares.in_turns(sorted(self._running, key=_priority_key))
+        if head is None:
+            return
+        giver = self._shares.giver(head, self._running) if self._is_divided else None
+        if giver is None and (giver := giving_sequence(head, self._running, self._limits.max_num_seqs)) is not None:
+            giver.priority_key = (*head.priority_key, *giver.priority_key)  # its place is behind `head` now
+        if giver is not None:
+            self._preempt(giver)
 
     def _needs_plan_without_rows(self, plan: StepPlan) -> bool:
         """Returns True if `plan` moves pages, or if the next thing to happen is the end of a slow move."""
@@ -270,7 +303,8 @@ class Scheduler:
                     room_for_drafts = max(1, self._kv.next_border(start) - 1 - start)
                     num_new = request.take_drafts(min(budget, room_for_drafts))
                 else:
-                    num_new = chunk_size(num_new, budget, self._kv.next_border(start) - start)
+                    paced = self._pace.budget(end, budget)
+                    num_new = chunk_size(num_new, paced, self._kv.next_border(start) - start)
                     if request.prompt.prefix_spans:
                         num_new = self._undivided(request, start, num_new, budget)
                     self._num_left_tokens += end - start - num_new
@@ -301,6 +335,7 @@ class Scheduler:
             else:
                 num_wanted(0)
             if num_new != 1:
+                self._pace.take(request.num_tokens, num_new)
                 self._kv.cache_full_blocks(request)
             budget -= num_new
             if not budget:
@@ -319,7 +354,8 @@ class Scheduler:
             prefix = self._kv.find_prefix(request)
             # Only with a limit on the chunks of prompts can a running prompt be unfinished here. Without one, all
             # running prompts are planned to their ends, and findable, before any request is admitted.
-            is_chunked = self._limits.long_prefill_token_threshold or self._kv.has_snapshots
+            threshold = self._limits.long_prefill_token_threshold
+            is_chunked = threshold or self._pace.is_bounding or self._kv.has_snapshots
             if is_chunked and self._kv.is_underway(request, prefix, self._running):
                 break
             load = self._kv.load(request, prefix, num_running=len(self._running))
@@ -331,7 +367,8 @@ class Scheduler:
                 break  # the step encodes all of an input, and computes a token that attends to it
             start, room = prefix.num_blocks * self._limits.block_size, budget - num_encoded
             border = self._kv.next_border(start) - start
-            num_new = self._prefill.chunk_size(request.num_tokens - start, room, border, num_encoded)
+            paced = self._pace.budget(request.num_tokens, room)
+            num_new = self._prefill.chunk_size(request.num_tokens - start, paced, border, num_encoded)
             num_new = self._undivided(request, start, num_new, room)
             if not num_new:
                 break
@@ -353,6 +390,7 @@ class Scheduler:
                 request.num_tokens += 1
                 sampling.append(request)
             plan.num_wanted.append(1 if samples else 0)
+            self._pace.take(request.num_tokens, num_new)
             self._kv.cache_full_blocks(request)
             budget = room - num_new
 
@@ -376,6 +414,8 @@ class Scheduler:
         request.slot = self._free_slots.pop()
         request.status = RequestStatus.RUNNING
         request.has_loaded = False
+        self._turns.on_admitted(request.turn)
+        self._shares.on_running(request)
         insort(self._running, request, key=_priority_key)
         if not request.num_preemptions:
             request.scheduled_at = self._clock()
@@ -408,8 +448,12 @@ class Scheduler:
             self._snapshots.append((request.slot, snapshot))
 
     def _preempt_last(self) -> Request:
-        """Takes pages and slot from the running request that the policy puts last, and queues it again."""
-        victim = self._running.pop()
+        """Preempts the running request that the policy puts last."""
+        return self._preempt(self._running[-1])
+
+    def _preempt(self, victim: Request) -> Request:
+        """Takes pages and slot from a running request that is not in the plan, and queues it again."""
+        self._running.remove(victim)
         self._leave_slot(victim)
         victim.forget_drafts()
         self._kv.free(victim)
@@ -424,6 +468,7 @@ class Scheduler:
     def update(self, result: StepResult) -> list[RequestDelta]:
         """Takes in the result of the oldest plan in flight; returns a delta for each of its unfinished requests."""
         step = self._in_flight.complete(result)
+        self._pace.measure(step, self._clock())
         num_before = len(self._requests)
         for move_id in result.moved:
             load = self._kv.finish_move(move_id)
@@ -527,6 +572,7 @@ class Scheduler:
         step."""
         del self._requests[request.request_id]
         self._num_watching -= request.watches_repetition
+        self._shares.on_ended(request)
         if request.status is RequestStatus.WAITING:
             self._waiting.forget(request)
         elif request.status is RequestStatus.LOADING:
@@ -538,6 +584,7 @@ class Scheduler:
             request.status = RequestStatus.FINISHED
 
     def _leave_slot(self, request: Request) -> None:
+        self._shares.on_left(request)
         self._free_slots.append(request.slot)
         self._released.append(request.slot)
         request.slot = -1
@@ -582,7 +629,7 @@ class Scheduler:
         self._kv.check_invariants(self._requests.values())
         assert sorted(self._free_slots + slots) == list(range(self._limits.max_num_seqs)), "a slot is lost or shared"
         keys = [request.priority_key for request in running]
-        assert keys == sorted(keys), "priority order broken"
+        assert self._is_divided or keys == sorted(keys), "priority order broken"
         assert len(running) + self._num_waiting == len(self._requests), "a request neither runs nor waits"
         waiting = [request for request in self._requests.values() if request.status is RequestStatus.WAITING]
         assert self._waiting.num_new_tokens == sum(request.num_new_tokens for request in waiting), "tokens miscounted"

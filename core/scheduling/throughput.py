@@ -34,6 +34,11 @@ class Throughput:
             sum(bucket[2] for bucket in self._buckets) / seconds,
         )
 
+    def wait_seconds(self, now: float, num_waiting: int) -> float | None:
+        """Seconds until `num_waiting` requests in the queue will have been admitted; None where none has finished."""
+        _, requests_per_second = self.rates(now)
+        return num_waiting / requests_per_second if requests_per_second else None
+
     def retry_after_seconds(self, now: float, *, num_waiting: int, num_pending_tokens: int) -> float:
         """Seconds until the `num_waiting` requests in the queue will have been admitted.
 

@@ -71,6 +71,13 @@ class SequenceStart(Struct, array_like=True, frozen=True):
     scores_prompt: bool = True  # whether this sequence returns `sampling.prompt_logprobs`, which are the same for all
 
 
+class Tenant(Struct, array_like=True, frozen=True):
+    """The share of an engine that a request belongs to: that of an API key, or the only one."""
+
+    name: str = ""
+    weight: float = 1.0  # above 0; the engine is divided between tenants by their weights
+
+
 class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     """Sequences to generate from one prompt: `n > 1` makes n of them. Fields that they share are sent once.
 
@@ -90,6 +97,8 @@ class EngineRequest(Struct, array_like=True, tag="add", frozen=True):
     prefix_spans: list[PrefixSpan] = []  # of the prompt
     encoder: EncoderInput | None = None  # what the encoder reads; the prompt and the output are the decoder's
     rules: OutputRules | None = None  # of the checkpoint
+    tenant: Tenant = Tenant()
+    is_accepted: bool = False  # by an earlier engine: no queue is too full for it
 
 
 class LentFile(Struct, array_like=True, tag="file", frozen=True):

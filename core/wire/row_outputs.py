@@ -71,6 +71,7 @@ class RequestFailure(Struct, array_like=True, tag="failure"):
     kind: str
     message: str
     retry_after_seconds: float = 0.0
+    limit: str = ""  # of `SchedulerLimits`, that an overloaded engine has reached
 
 
 PromptOutput = PromptLogprobs | HiddenStates | PooledVector

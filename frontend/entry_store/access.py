@@ -55,13 +55,13 @@ class StoredEntries(Protocol):
 
     server: int
 
-    async def find(self, entry_id: str) -> Entry | None: ...
+    async def find(self, entry_id: str, owner: str = "") -> Entry | None: ...
 
     async def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put: ...
 
-    async def remove(self, entry_id: str) -> None: ...
+    async def remove(self, entry_id: str, owner: str = "") -> None: ...
 
-    async def num_in_making(self) -> int: ...
+    async def num_in_making_of(self, owner: str) -> int: ...
 
     async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
         """Asks another server about an entry that it makes, and returns the answer."""
@@ -78,17 +78,17 @@ class LocalEntries:
     def __init__(self, store: EntryStore) -> None:
         self._store = store
 
-    async def find(self, entry_id: str) -> Entry | None:
-        return self._store.find(entry_id)
+    async def find(self, entry_id: str, owner: str = "") -> Entry | None:
+        return self._store.find(entry_id, owner)
 
     async def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
         return self._store.put(entry, replaces=replaces)
 
-    async def remove(self, entry_id: str) -> None:
-        self._store.remove(entry_id)
+    async def remove(self, entry_id: str, owner: str = "") -> None:
+        self._store.remove(entry_id, owner)
 
-    async def num_in_making(self) -> int:
-        return self._store.num_in_making
+    async def num_in_making_of(self, owner: str) -> int:
+        return self._store.num_in_making_of(owner)
 
     async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
         """Returns None, because there is no other server."""

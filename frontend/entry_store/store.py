@@ -1,6 +1,7 @@
 """Stores entries by id, within bounds. Their content is opaque here."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
@@ -19,6 +20,7 @@ class Entry(Struct, array_like=True, frozen=True, kw_only=True):
     """An entry that is stored under an id.
 
     Attributes:
+        owner: the name of the API key under which it was stored; empty without keys. Nobody else finds it.
         body: in a form that the writers and readers agree on.
         events: frames of a stream that may be read again; None if there was none.
         maker: the number of the server that still makes it; None for one that is finished.
@@ -33,6 +35,16 @@ class Entry(Struct, array_like=True, frozen=True, kw_only=True):
     maker: int | None = None
     is_lost: bool = False
     version: int = 0
+    owner: str = ""
+
+    @property
+    def place(self) -> "Place":
+        """Its place in a store."""
+        return self.owner, self.id
+
+
+Place = tuple[str, str]
+"""An entry's owner and id. The ids of one owner differ; two owners may have the same."""
 
 
 class _Stored(Struct):
@@ -42,7 +54,8 @@ class _Stored(Struct):
 
 
 class EntryStore:
-    """Stores entries, and drops the least recently changed ones first. Never drops an entry that is still being made.
+    """Stores entries. Drops those of the owner that has the most first, and of these the least recently changed ones:
+    so nobody's entries are dropped for another who keeps more. Never drops an entry that is still being made.
 
     Args:
         max_entries: most entries kept; 0 keeps none.
@@ -61,47 +74,58 @@ class EntryStore:
         self._max_bytes = max_bytes
         self._max_age_seconds = max_age_seconds
         self._clock = clock
-        self._kept: dict[str, _Stored] = {}  # the oldest first
+        self._kept: dict[Place, _Stored] = {}  # the oldest first
         self._num_bytes = 0
+        self._counts: Counter[str] = Counter()  # entries by owner
+        self._bytes: Counter[str] = Counter()  # by owner
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __contains__(self, entry_id: str) -> bool:
-        return entry_id in self._kept
+        return ("", entry_id) in self._kept
 
     @property
     def num_in_making(self) -> int:
         """Entries that are still being made."""
         return sum(1 for each in self._kept.values() if each.entry.maker is not None)
 
-    def find(self, entry_id: str) -> Entry | None:
-        """The entry with an id; None if there is none, or it was dropped."""
+    def num_in_making_of(self, owner: str) -> int:
+        """An owner's entries that are still being made."""
+        return sum(1 for each in self._kept.values() if each.entry.maker is not None and each.entry.owner == owner)
+
+    def find(self, entry_id: str, owner: str = "") -> Entry | None:
+        """The entry of an owner with an id; None if there is none, or it was dropped."""
         self._drop_old()
-        kept = self._kept.get(entry_id)
+        kept = self._kept.get((owner, entry_id))
         return None if kept is None else kept.entry
 
     def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
         """Stores a new or changed entry, and drops old ones for it. An entry that cannot be stored still drops the one
         before it."""
         if replaces != "anything":
-            before = self.find(entry.id)
+            before = self.find(entry.id, entry.owner)
             if replaces != ("nothing" if before is None else before.version):
                 return "changed"
-        self.remove(entry.id)
+        self.remove(entry.id, entry.owner)
         num_bytes = len(entry.body) + sum(map(len, entry.events or ()))
         if num_bytes > self._max_bytes and entry.maker is None:
             return "too large"
-        self._kept[entry.id] = _Stored(entry, self._clock(), num_bytes)
-        self._num_bytes += num_bytes
+        self._kept[entry.place] = _Stored(entry, self._clock(), num_bytes)
+        self._count(entry, 1, num_bytes)
         self._make_room()
-        return "kept" if entry.id in self._kept else "no room"
+        return "kept" if entry.place in self._kept else "no room"
 
-    def remove(self, entry_id: str) -> None:
+    def remove(self, entry_id: str, owner: str = "") -> None:
         """Forgets an entry, if there is one."""
-        kept = self._kept.pop(entry_id, None)
+        kept = self._kept.pop((owner, entry_id), None)
         if kept is not None:
-            self._num_bytes -= kept.num_bytes
+            self._count(kept.entry, -1, -kept.num_bytes)
+
+    def _count(self, entry: Entry, num_entries: int, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._counts[entry.owner] += num_entries
+        self._bytes[entry.owner] += num_bytes
 
     def on_maker_ended(self, maker: int) -> None:
         """Marks the entries of a server that has ended as lost: they will not be finished."""
@@ -111,16 +135,25 @@ class EntryStore:
 
     def _make_room(self) -> None:
         self._drop_old()
-        for entry_id, kept in list(self._kept.items()):
-            if len(self._kept) <= self._max_entries and self._num_bytes <= self._max_bytes:
-                return
-            if kept.entry.maker is None:
-                self.remove(entry_id)
+        for counts, most in ((self._counts, self._max_entries), (self._bytes, self._max_bytes)):
+            owners = [owner for owner, _ in counts.most_common()] if counts.total() > most else []
+            while counts.total() > most and owners:
+                owner = max(owners, key=counts.__getitem__)
+                if not self._drop_oldest(owner):
+                    owners.remove(owner)
+
+    def _drop_oldest(self, owner: str) -> bool:
+        """Drops an owner's oldest finished entry. Returns False if there is none."""
+        for kept in self._kept.values():
+            if kept.entry.owner == owner and kept.entry.maker is None:
+                self.remove(kept.entry.id, kept.entry.owner)
+                return True
+        return False
 
     def _drop_old(self) -> None:
         oldest = self._clock() - self._max_age_seconds
-        for entry_id, kept in list(self._kept.items()):
+        for kept in list(self._kept.values()):
             if kept.stored_at > oldest:
                 return
             if kept.entry.maker is None:
-                self.remove(entry_id)
+                self.remove(kept.entry.id, kept.entry.owner)

@@ -22,7 +22,7 @@ from quire.frontend.cohere.routes import cohere_route
 from quire.frontend.cohere.service import CohereEmbeddings
 from quire.frontend.entry_store.access import LocalEntries, StoredEntries
 from quire.frontend.http.answers import HttpAnswers
-from quire.frontend.http.auth import ApiKeyGuard
+from quire.frontend.http.auth import AdminKeyGuard, ApiKeyGuard
 from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.invocations import Invocations
 from quire.frontend.http.json_request import BodyReader, requests_read_by
@@ -33,6 +33,8 @@ from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service.dev_routes import dev_routes
 from quire.frontend.http.service.metrics_page import MetricsPage, OwnPage
 from quire.frontend.http.service.service_routes import control_routes, front_page_route, monitoring_routes
+from quire.frontend.keys.key_ring import KeyRing
+from quire.frontend.keys.rate_limits import RateLimits
 from quire.frontend.openai.routes import openai_routes
 from quire.frontend.openai.tokenize import Tokenization
 from quire.frontend.pooling.routes import pooling_routes
@@ -52,6 +54,7 @@ def create_app(
     registry: CollectorRegistry | None = None,
     page: MetricsPage | None = None,
     entries: StoredEntries | None = None,
+    keys: KeyRing | None = None,
     announces: bool = True,
 ) -> Litestar:
     """The application, ready for any ASGI server.
@@ -61,6 +64,7 @@ def create_app(
         registry: the metrics of this process; by default a fresh one.
         page: the text of /metrics, if it holds more than this process's metrics.
         entries: responses and conversations that several servers of one command share.
+        keys: those of `server`, if somebody watches their file or counts their use elsewhere.
         announces: log what is served; only one of several servers does.
     """
     state = state or ServerState()
@@ -69,14 +73,17 @@ def create_app(
     page = page or OwnPage(registry)
     entries = entries or LocalEntries(server.entry_store())
     errors = ErrorReporter(log_stacks=server.log_error_stack, max_body_bytes=server.max_request_body_bytes)
-    guards: list[Guard] = [ApiKeyGuard(server.accepted_api_keys)] if server.accepted_api_keys else []
+    keys = keys or server.key_ring(RateLimits())
+    guards, admin_guards = _guards(server, keys)
+    if keys is not None:
+        registry.register(keys.usage)
     answers = HttpAnswers(state, errors, server.sse_keep_alive_interval)
     documentation = None
     if not server.disable_fastapi_docs:
         documentation = Documentation(server.path_prefix, strict_fields=server.strict_fields)
     front_page = FrontPage(
         engine.model.names,
-        needs_key=bool(server.accepted_api_keys),
+        needs_key=server.needs_key,
         has_documentation=documentation is not None,
         root_path=server.path_prefix,
     )
@@ -86,19 +93,32 @@ def create_app(
     if conversations.searches is not None:
         registry.register(conversations.searches)
     guarded = [
-        *openai_routes(engine, server, state, answers, conversations, ModelInfos(engine), entries, invocations),
+        *openai_routes(
+            engine,
+            server,
+            state,
+            answers,
+            conversations,
+            ModelInfos(engine),
+            entries,
+            invocations,
+            num_owners=1 if keys is None else keys.num_keys,
+        ),
         anthropic_routes(Messages(engine.model, conversations), answers, errors),
         *pooling_routes(pooling, answers, invocations),
         cohere_route(CohereEmbeddings(engine, pooling), answers),
         tei_routes(tei, answers, errors),
         *shared_routes(tei, Tokenization(engine, conversations), answers, errors, invocations),
         invocations.route(answers),
+    ]
+    admin = [
         *control_routes(engine, state),
         *(dev_routes(engine, server, state) if envs.read_flag("SERVER_DEV_MODE") else []),
     ]
     return Litestar(
         route_handlers=[
             Router("/", route_handlers=guarded, guards=guards),
+            Router("/", route_handlers=admin, guards=admin_guards),
             front_page_route(front_page),
             *monitoring_routes(engine, server, state, page),
             *(documentation.routes() if documentation else []),
@@ -120,6 +140,15 @@ def register_collectors(registry: CollectorRegistry, engine: AsyncLLM, *, of_pro
         GCCollector(registry=registry)
     if engine.metrics is not None:
         registry.register(engine.metrics)
+
+
+def _guards(server: ServerConfig, keys: KeyRing | None) -> tuple[list[Guard], list[Guard]]:
+    """The guards of the routes for clients, and of those for administrators. A server that asks nobody for a key leaves
+    both open."""
+    clients: list[Guard] = [] if keys is None else [ApiKeyGuard(keys)]
+    if server.admin_api_key is None and keys is None:
+        return clients, []
+    return clients, [AdminKeyGuard(server.admin_api_key or [])]
 
 
 class _ErrorsByClient:

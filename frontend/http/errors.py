@@ -30,6 +30,10 @@ class AuthenticationError(RequestError):
     """No key, or a wrong one (401)."""
 
 
+class ForbiddenError(RequestError):
+    """The key is valid, but not for this route (403)."""
+
+
 class RequestTimeoutError(QuireError):
     """The client did not send its whole request in time (408); the connection is closed."""
 
@@ -61,6 +65,7 @@ CLIENT_GONE = 499
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionError",
     404: "NotFoundError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
@@ -105,6 +110,8 @@ def describe(error: Exception) -> Problem:
     match error:
         case AuthenticationError():
             return Problem(401, str(error), headers={"WWW-Authenticate": "Bearer"})
+        case ForbiddenError():
+            return Problem(403, str(error))
         case MediaTypeError():
             return Problem(415, str(error), headers={"Accept-Encoding": "identity"})
         case NotFoundError():

@@ -34,6 +34,9 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service.metrics_page import MetricsPage, cache_facts, cache_room
 from quire.frontend.http.user_middleware import wrapped
+from quire.frontend.keys.caller import Limits
+from quire.frontend.keys.key_ring import KeyRing
+from quire.frontend.keys.rate_limits import RateLimits
 
 logger = get_logger(__name__)
 
@@ -70,6 +73,7 @@ class HttpServer:
         registry: holds this process's metrics; a fresh one when None.
         page: the text of /metrics; that of `registry` when None.
         entries: responses and conversations that several servers of one command share.
+        limits: counts what API keys use, where several servers share the count.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class HttpServer:
         registry: CollectorRegistry | None = None,
         page: MetricsPage | None = None,
         entries: StoredEntries | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._engine = engine
         self._greet = greet
@@ -90,7 +95,8 @@ class HttpServer:
         self._server = server
         self._listener = listener
         self._state = ServerState(ready=False)
-        application = _application(engine, server, self._state, registry, page, entries, announces)
+        self._keys = server.key_ring(limits or RateLimits())
+        application = _application(engine, server, self._state, registry, page, entries, self._keys, announces)
         config = uvicorn_config(application, server, engine.config.logging)
         self._uvicorn = _Uvicorn(config)
         self._certificates = _certificate_watcher(config.ssl, server)
@@ -98,10 +104,12 @@ class HttpServer:
 
     async def run(self) -> None:
         """Loads the model while serving; returns once a signal stops it. Errors as in `serve`."""
-        with signal_handlers(self.stop):
+        reload = None if self._keys is None or self._server.api_key_file is None else self._keys.reload
+        with signal_handlers(self.stop, reload):
             serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
             loading = asyncio.create_task(self._engine.start())
-            watchers = [asyncio.create_task(self._certificates.run())] if self._certificates else []
+            watched = [each for each in (self._certificates, self._keys) if each is not None]
+            watchers = [asyncio.create_task(each.run()) for each in watched]
             try:
                 await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
                 # A signal may come as loading ends: the socket may be closed by now, and no request waits.
@@ -148,7 +156,7 @@ class HttpServer:
         url = url_of(self._listener, self._server)
         logger.info("ready       %s after %.1f s", url, seconds)
         if self._greet:
-            has_key, task = bool(self._server.accepted_api_keys), self._engine.supported_tasks[0]
+            has_key, task = self._server.needs_key, self._engine.supported_tasks[0]
             print(greeting(url, self._engine.model.name, needs_key=has_key, task=task), flush=True)
 
     async def _watch_engine(self) -> None:
@@ -207,11 +215,14 @@ def _application(
     registry: CollectorRegistry | None,
     page: MetricsPage | None,
     entries: StoredEntries | None,
+    keys: KeyRing | None,
     announces: bool,
 ) -> RequestObserver:
     disable_created_metrics()  # a needless timestamp for every counter
     registry = registry or CollectorRegistry()
-    app = create_app(engine, server, state=state, registry=registry, page=page, entries=entries, announces=announces)
+    app = create_app(
+        engine, server, state=state, registry=registry, page=page, entries=entries, keys=keys, announces=announces
+    )
     return RequestObserver(
         wrapped(app, server.middleware),
         HttpMetrics(registry),

@@ -15,6 +15,9 @@ from quire.core.config.types import Positive
 from quire.core.errors import ConfigError
 from quire.frontend.chat.config import ChatConfig
 from quire.frontend.entry_store.store import EntryStore
+from quire.frontend.keys.caller import Limits
+from quire.frontend.keys.key_ring import KeyRing
+from quire.frontend.keys.rate_limits import RateLimits
 
 
 class ServerConfig(ChatConfig, frozen=True, kw_only=True):
@@ -41,6 +44,23 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
             description="Keys that clients may present; $QUIRE_API_KEY when unset, open when neither is set. What "
             "monitors read (/health, /ready, /live, /ping, /metrics, /version, /load) and the documentation are open "
             "all the same. The flag may be repeated.",
+            extra={"repeatable": True, "protects": True},
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        Meta(
+            description="File of API keys in addition to --api-key, each with name, key or hash, and perhaps weight, "
+            "requests_per_minute and tokens_per_minute: TOML (.toml), a JSON list, or JSON lines. It is read again "
+            "when it changes, and on SIGHUP.",
+            extra={"protects": True},
+        ),
+    ] = None
+    admin_api_key: Annotated[
+        list[str] | None,
+        Meta(
+            description="Keys for routes that change how the server runs (profiler, cache, set-up), which then take no "
+            "others. A server with other keys answers these routes 403 without one. The flag may be repeated.",
             extra={"repeatable": True, "protects": True},
         ),
     ] = None
@@ -211,12 +231,14 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         self._check_tls()
         if self.api_key is not None and (not self.api_key or not all(key.strip() for key in self.api_key)):
             raise ConfigError("--api-key: an empty key would let anyone in; give a key, or leave the option out.")
+        if self.admin_api_key is not None and not (self.admin_api_key and all(map(str.strip, self.admin_api_key))):
+            raise ConfigError("--admin-api-key: an empty key would let anyone in; give a key, or leave it out.")
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
             raise ConfigError("--fingerprint-mode custom and --fingerprint-value need each other.")
 
     def check_keys(self) -> None:
-        """Raises ConfigError if the environment's key is empty."""
-        _ = self.accepted_api_keys
+        """Raises ConfigError if the environment's key is empty, or the key file wrong."""
+        self.key_ring(RateLimits())
 
     def check_logs(self, engine: ObservabilityConfig) -> None:
         """Raises ConfigError if outputs shall be logged but requests are not."""
@@ -251,6 +273,20 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     def entry_store(self) -> EntryStore:
         """An empty store of responses and conversations, with these bounds."""
         return EntryStore(self.max_stored_responses, self.max_stored_response_bytes, self.max_stored_response_seconds)
+
+    def key_ring(self, limits: Limits) -> KeyRing | None:
+        """The keys that clients may present; None: anyone may call. Raises ConfigError.
+
+        Args:
+            limits: counts what each key uses.
+        """
+        keys = self.accepted_api_keys
+        return KeyRing(keys, self.api_key_file, limits) if keys or self.api_key_file is not None else None
+
+    @property
+    def needs_key(self) -> bool:
+        """True if clients need a key."""
+        return bool(self.accepted_api_keys) or self.api_key_file is not None
 
     @property
     def path_prefix(self) -> str:

@@ -4,6 +4,7 @@ import os
 from typing import Literal
 
 import msgspec
+import psutil
 
 from quire.core import envs
 from quire.core.config.engine_args import EngineArgs
@@ -14,6 +15,7 @@ from quire.core.config.quantization import Quantization
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
 from quire.core.errors import ConfigError
 from quire.core.wire.rank import EnginePlace, Layout
+from quire.core.wire.sampling_params import MAX_COMPLETIONS
 from quire.frontend.launch import device
 from quire.frontend.launch.graphs import check_attention_backend, resolve_graphs
 from quire.frontend.launch.layout import (
@@ -67,7 +69,7 @@ def resolve(args: EngineArgs, spec: ModelSpec, usage: UsageContext, *, gpu_bytes
                 f"{spec.name} has an encoder and a decoder and generates text; leave out --runner and --convert."
             )
         spec = _with_encoder_limit(spec, max_model_len, layout)
-    limits = _limits(args, defaults, max_model_len, spec)
+    limits = _limits(args, defaults, max_model_len, spec, is_server=usage == "server")
     return EngineConfig(
         spec=spec,
         limits=limits,
@@ -167,7 +169,9 @@ def _with_encoder_limit(spec: ModelSpec, max_model_len: int, layout: Layout) -> 
     return msgspec.structs.replace(spec, encoder=msgspec.structs.replace(spec.encoder, max_rows=max_rows))
 
 
-def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int, spec: ModelSpec) -> SchedulerLimits:
+def _limits(
+    args: EngineArgs, defaults: tuple[int, int], max_model_len: int, spec: ModelSpec, *, is_server: bool
+) -> SchedulerLimits:
     asked = args.scheduler
     factor = 2 if args.device.performance_mode == "throughput" else 1
     default_tokens, default_seqs = (factor * default for default in defaults)
@@ -203,10 +207,15 @@ def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int, spe
     block_size *= num_ranks  # each rank has --block-size slots of a page
     caching = args.cache.enable_prefix_caching is not False
     _check_snapshots(args.cache.mamba_block_size, block_size, caching=caching)
+    queued_requests, queued_tokens = _queue_bounds(psutil.virtual_memory().total)
     return SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=tokens,
-        max_num_queued_reqs=asked.max_num_queued_reqs,
+        max_num_queued_reqs=asked.max_num_queued_reqs or (queued_requests if is_server else None),
+        max_num_queued_tokens=asked.max_num_queued_tokens or (queued_tokens if is_server else None),
+        max_queue_seconds=asked.max_queue_seconds if is_server else 0,
+        priority_aging_seconds=asked.priority_aging_seconds,
+        long_prefill_slowdown=asked.long_prefill_slowdown,
         long_prefill_token_threshold=asked.long_prefill_token_threshold,
         policy=asked.scheduling_policy,
         enable_chunked_prefill=chunked,
@@ -215,6 +224,15 @@ def _limits(args: EngineArgs, defaults: tuple[int, int], max_model_len: int, spe
         enable_prefix_caching=caching,
         prefix_caching_hash_algo=args.cache.prefix_caching_hash_algo,
     )
+
+
+def _queue_bounds(memory_bytes: int) -> tuple[int, int]:
+    """(requests, prompt tokens) that may wait, so that they take a sixteenth of the memory each at most.
+
+    A waiting sequence takes about 16 KiB in engine and frontend, and a token, a Python integer in both, 64 bytes.
+    """
+    share = memory_bytes // 16
+    return max(2 * MAX_COMPLETIONS, share >> 14), max(1 << 20, share >> 6)
 
 
 def _check_snapshots(interval: int | None, block_size: int, *, caching: bool) -> None:

@@ -24,6 +24,9 @@ REQUEST_SECONDS = (
 COMPLETIONS = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_queue_seconds")
+"""Limits of the scheduler for which a request is turned away."""
+
 
 class FinishedRequest(Struct):
     """One sequence that ended, for any reason. Times are CLOCK_MONOTONIC seconds; 0 if the event did not happen."""
@@ -63,7 +66,7 @@ class RequestMetrics:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
-        self.rejections = 0
+        self.rejections = dict.fromkeys(QUEUE_LIMITS, 0)
         self._finished = dict.fromkeys(FinishReason, 0)
         lengths = length_bounds(max_model_len)
         self._ttft = Histogram(TTFT_SECONDS)
@@ -125,9 +128,9 @@ class RequestMetrics:
         if max_tokens is not None:
             self._params_max_tokens.observe(max_tokens)
 
-    def on_rejected(self) -> None:
-        """Counts a request that was refused because the queue is full."""
-        self.rejections += 1
+    def on_rejected(self, limit: str) -> None:
+        """Counts a request that was refused because the queue has reached one of `QUEUE_LIMITS`."""
+        self.rejections[limit] += 1
 
     def collect(self) -> Iterator[Metric]:
         """Yields the families for one scrape."""
@@ -147,7 +150,8 @@ class RequestMetrics:
             yield self._families.counter(name, text, values, label)
         rejected = "Requests turned away with 429, by the limit they met."
         rejections = CounterMetricFamily("vllm:admission_rejections_total", rejected, labels=["model_name", "reason"])
-        rejections.add_metric([self._families.labels["model_name"], "max_num_queued_reqs"], self.rejections)
+        for limit, count in self.rejections.items():
+            rejections.add_metric([self._families.labels["model_name"], limit], count)
         yield rejections
         for name, text, histogram in self._histograms():
             yield self._families.histogram(name, text, histogram)

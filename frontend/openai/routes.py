@@ -76,11 +76,14 @@ def openai_routes(
     anthropic_models: ModelDescriptions,
     entries: StoredEntries,
     invocations: Invocations,
+    *,
+    num_owners: int,
 ) -> list[Any]:
     """Handlers for /v1, /detokenize and /inference; that of /tokenize is shared with another API.
 
     Args:
         entries: the stored responses and conversations.
+        num_owners: API keys that share them.
         anthropic_models: the answers of /v1/models to clients of Anthropic's API.
         invocations: gets the bodies of models that generate.
     """
@@ -95,7 +98,7 @@ def openai_routes(
         *derender_routes(derendering, answers),
         *decision_routes(Deciding(engine, conversations), answers),
         *_model_routes(ModelCards(engine), anthropic_models, answers),
-        *_response_routes(engine, server, state, answers, conversations, entries),
+        *_response_routes(engine, server, state, answers, conversations, entries, num_owners),
     ]
     if engine.config.pooling is None:
         _add_invocations(invocations, chat, text, answers, load)
@@ -187,11 +190,16 @@ def _response_routes(
     answers: HttpAnswers,
     conversations: Conversations,
     entries: StoredEntries,
+    num_owners: int,
 ) -> list[Any]:
     """Handlers for stored responses and conversations, which share one store."""
     makings = Makings()
     store = ResponseStore(
-        entries, makings, max_entries=server.max_stored_responses, max_bytes=server.max_stored_response_bytes
+        entries,
+        makings,
+        max_entries=server.max_stored_responses,
+        max_bytes=server.max_stored_response_bytes,
+        num_owners=num_owners,
     )
     reader, kept = RequestReader(store), KeptConversations(store)
     jobs = Jobs(engine, store, makings, kept, state, tokens_as_ids=server.return_tokens_as_token_ids)

@@ -12,7 +12,7 @@ def error_of(failure: RequestFailure, metrics: RequestMetrics | None) -> QuireEr
             return ParameterError(failure.message)
         case "overloaded":
             if metrics is not None:
-                metrics.on_rejected()
+                metrics.on_rejected(failure.limit)
             return OverloadedError(failure.message, retry_after_seconds=failure.retry_after_seconds)
         case _:
             return EngineError(failure.message)

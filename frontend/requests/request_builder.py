@@ -76,11 +76,12 @@ class RequestBuilder:
             prompt.token_ids,
             sampling.replace(**changes, n=1, max_tokens=max_tokens, seed=None, stop=None, structured_outputs=None),
             submission.priority,
-            submission.cache_salt if submission.cache_salt is not None else prompt.cache_salt,
+            submission.salted(prompt),
             grammar,
             prompt.embeds,
             encoder=None if prompt.encoder is None else EncoderInput(prompt.encoder.token_ids),
             rules=None if rules is None else output_rules(rules, sampling, max_tokens),
+            tenant=submission.tenant,
         )
 
 
@@ -92,10 +93,11 @@ def build_vector_request(submission: Submission[Prompt, PoolingParams], pooling:
         prompt.token_ids,
         SamplingParams(skip_reading_prefix_cache=submission.params.skip_reading_prefix_cache),
         submission.priority,
-        submission.cache_salt if submission.cache_salt is not None else prompt.cache_salt,
+        submission.salted(prompt),
         prompt_embeds=prompt.embeds,
         pooling=pooling,
         token_type_ids=prompt.token_type_ids,
+        tenant=submission.tenant,
     )
 
 

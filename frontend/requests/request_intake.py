@@ -119,6 +119,7 @@ class RequestIntake:
 
         Raises:
             ParameterError: a parameter or the prompt is wrong, by name.
+            OverloadedError: the caller's key has used its tokens of this minute.
             EngineError: the engine cannot take requests.
         """
         submission.check()
@@ -129,6 +130,7 @@ class RequestIntake:
         read = await self._read(submission, sampling.max_tokens)
         if self._after_reasoning is not None and not submission.grammar_is_whole:
             sampling = self._after_reasoning(sampling, read.text, read.token_ids)
+        await _admit(submission, read)
         engine = self._engine(submission.data_parallel_rank)
         return await self.running.open_stream(submission.resolved(read, sampling), engine=engine, log=self._log)
 
@@ -151,6 +153,7 @@ class RequestIntake:
             raise self.limit.too_long(len(read.token_ids), longest)
         if read.num_lead_tokens and pooling.method == "mean":
             pooling = replace(pooling, num_lead_tokens=read.num_lead_tokens)
+        await _admit(submission, read)
         engine = self._engine(submission.data_parallel_rank)
         resolved = cast("Submission[Prompt, PoolingParams]", replace(submission, prompt=read, params=params))
         if len(read.token_ids) > self.limit.longest_prompt:
@@ -202,6 +205,7 @@ class RequestIntake:
         params, request_id = check_params(submission.params, BeamSearchParams), submission.request_id
         read = await self.prompts.read(submission.prompt, add_special_tokens=submission.add_special_tokens)
         check_beams(read, params, self.limit.max_model_len)
+        await _admit(submission, read)
         if self._log is not None:
             self._log.add(request_id, read, params)
         engine = self._engine(submission.data_parallel_rank)
@@ -220,3 +224,9 @@ class RequestIntake:
             returns_logprobs=returns_logprobs,
             rules=self.sampling_input.decoder,
         )
+
+
+async def _admit(submission: GivenSubmission | PoolingSubmission | BeamSubmission, prompt: Prompt) -> None:
+    """Counts a prompt's tokens for the caller's key. Raises OverloadedError past the key's limit."""
+    if submission.caller is not None:
+        await submission.caller.admit_tokens(len(prompt.token_ids))

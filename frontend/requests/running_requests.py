@@ -15,6 +15,7 @@ from quire.core.wire.request_ids import reply_id_of
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.grammar.output_length import check_min_tokens
+from quire.frontend.keys.caller import Caller
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.completion import Completion
@@ -121,7 +122,7 @@ class RunningRequests:
             completions,
             metrics=None if self._metrics is None else self._metrics.requests[0],
             abort=self._client.abort,
-            on_close=functools.partial(self._on_closed, log, CALL_USAGE.get()),
+            on_close=functools.partial(self._on_closed, log, CALL_USAGE.get(), submission.caller),
             arrival_time=submission.arrival_time,
         )
         self._add(stream)
@@ -163,7 +164,7 @@ class RunningRequests:
             pooling,
             metrics=None if self._metrics is None else self._metrics.requests[0],
             abort=self._client.abort,
-            on_close=functools.partial(self._on_closed, log, CALL_USAGE.get()),
+            on_close=functools.partial(self._on_closed, log, CALL_USAGE.get(), submission.caller),
             arrival_time=submission.arrival_time,
         )
         request = build_vector_request(submission, pooling)
@@ -227,11 +228,17 @@ class RunningRequests:
         self._streams[stream.request_id] = stream
 
     def _on_closed(
-        self, log: RequestLog | None, usage: CallUsage | None, stream: RequestStream | PoolingStream
+        self,
+        log: RequestLog | None,
+        usage: CallUsage | None,
+        caller: Caller | None,
+        stream: RequestStream | PoolingStream,
     ) -> None:
         self._streams.pop(stream.request_id, None)
         if usage is not None:
             usage.add(stream.usage())
+        if caller is not None:
+            caller.add_output(stream.usage().num_output_tokens)
         if log is not None:
             log.add_summary(stream)
 

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from quire.core.wire.pooling_params import PoolingParams
+from quire.core.wire.protocol import Tenant
 from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.keys.caller import Caller, current_caller
 from quire.frontend.requests.beam_params import BeamSearchParams
 from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.request_fields import check_arrival_time, check_id, check_priority, check_salt
@@ -33,6 +35,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         grammar_is_whole: the constraint describes the whole output, reasoning included.
         arrival_time: Unix seconds, from which latencies count; None for now.
         data_parallel_rank: the engine that shall have the request; None for the one that the router chooses.
+        caller: the holder of the API key; None for a program, and on a server without keys.
     """
 
     prompt: AnyPrompt
@@ -46,6 +49,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
     grammar_is_whole: bool = False
     arrival_time: float | None = None
     data_parallel_rank: int | None = None
+    caller: Caller | None = field(default_factory=current_caller)
 
     @classmethod
     def of_call(
@@ -80,6 +84,16 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         check_priority(self.priority)
         check_salt(self.cache_salt)
         check_arrival_time(self.arrival_time)
+
+    def salted(self, prompt: Prompt) -> str | None:
+        """The salt of the prompt's pages in the prefix cache."""
+        salt = self.cache_salt if self.cache_salt is not None else prompt.cache_salt
+        return salt if self.caller is None else self.caller.salted(salt)
+
+    @property
+    def tenant(self) -> Tenant:
+        """The share of the engine that the request belongs to."""
+        return Tenant() if self.caller is None else Tenant(self.caller.name, self.caller.weight)
 
     def resolved(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None = None

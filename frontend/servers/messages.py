@@ -46,6 +46,7 @@ class FindEntry(Struct, array_like=True, tag="find_entry"):
     """Asks for `EntryStore.find`."""
 
     entry_id: str
+    owner: str = ""
 
 
 class PutEntry(Struct, array_like=True, tag="put_entry"):
@@ -59,10 +60,13 @@ class RemoveEntry(Struct, array_like=True, tag="remove_entry"):
     """Asks for `EntryStore.remove`."""
 
     entry_id: str
+    owner: str = ""
 
 
 class CountInMaking(Struct, array_like=True, tag="count_in_making"):
-    """Asks for `EntryStore.num_in_making`."""
+    """Asks for `EntryStore.num_in_making_of`."""
+
+    owner: str
 
 
 class AskMaker(Struct, array_like=True, tag="ask_maker"):

@@ -23,19 +23,19 @@ class SharedEntries:
         self._calls = calls
         self._answer: Answerer = _knows_nothing
 
-    async def find(self, entry_id: str) -> Entry | None:
-        found: Entry | None = await self._ask(FindEntry(entry_id), Entry | None)
+    async def find(self, entry_id: str, owner: str = "") -> Entry | None:
+        found: Entry | None = await self._ask(FindEntry(entry_id, owner), Entry | None)
         return found
 
     async def put(self, entry: Entry, *, replaces: Replaces = "anything") -> Put:
         put: Put = await self._ask(PutEntry(entry, replaces), Put)
         return put
 
-    async def remove(self, entry_id: str) -> None:
-        await self._ask(RemoveEntry(entry_id), None)
+    async def remove(self, entry_id: str, owner: str = "") -> None:
+        await self._ask(RemoveEntry(entry_id, owner), None)
 
-    async def num_in_making(self) -> int:
-        number: int = await self._ask(CountInMaking(), int)
+    async def num_in_making_of(self, owner: str) -> int:
+        number: int = await self._ask(CountInMaking(owner), int)
         return number
 
     async def ask(self, maker: int, question: MakerQuestion) -> bytes | None:
@@ -75,13 +75,13 @@ class SharedStore:
         """Answers a server's question about the entries."""
         match question:
             case FindEntry():
-                return self._store.find(question.entry_id)
+                return self._store.find(question.entry_id, question.owner)
             case PutEntry():
                 return self._store.put(question.entry, replaces=question.replaces)
             case RemoveEntry():
-                return self._store.remove(question.entry_id)
+                return self._store.remove(question.entry_id, question.owner)
             case CountInMaking():
-                return self._store.num_in_making
+                return self._store.num_in_making_of(question.owner)
 
     async def ask(self, asked: AskMaker) -> bytes | None:
         """Passes a question on to the server that makes an entry, and returns its answer."""

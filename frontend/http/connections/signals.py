@@ -12,12 +12,13 @@ EXIT_SECONDS = 0.5
 
 
 @contextlib.contextmanager
-def signal_handlers(stop: Callable[[], None]) -> Iterator[None]:
-    """Within this context, SIGTERM and SIGINT call `stop` on the running loop."""
+def signal_handlers(stop: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
+    """Within this context, SIGTERM and SIGINT call `stop` on the running loop, and SIGHUP calls `reload`, if given."""
     loop = asyncio.get_running_loop()
-    former = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    for each in former:
-        loop.add_signal_handler(each, stop)
+    calls = {signal.SIGTERM: stop, signal.SIGINT: stop} | ({} if reload is None else {signal.SIGHUP: reload})
+    former = {each: signal.getsignal(each) for each in calls}
+    for each, call in calls.items():
+        loop.add_signal_handler(each, call)
     try:
         yield
     finally:

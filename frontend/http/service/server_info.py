@@ -31,7 +31,11 @@ def describe(config: EngineConfig, server: ServerConfig, config_format: Literal[
     options = msgspec.to_builtins(server)
     return ServerInfo(
         vllm_config=str(config) if config_format == "text" else msgspec.to_builtins(config),
-        server_config=options | {"api_key": ["***"] * len(server.accepted_api_keys) or None},
+        server_config=options
+        | {
+            "api_key": ["***"] * len(server.accepted_api_keys) or None,
+            "admin_api_key": ["***"] * len(server.admin_api_key or []) or None,
+        },
         vllm_env=envs.in_force(),
         system_env=_system(),
     )

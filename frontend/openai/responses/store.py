@@ -8,6 +8,7 @@ import msgspec
 from quire.core.errors import EngineError, NotFoundError, OverloadedError, ParameterError
 from quire.frontend.entry_store.access import Abandon, Cancel, Events, Look, MakerQuestion, ReadEvents, StoredEntries
 from quire.frontend.entry_store.store import Entry
+from quire.frontend.keys.caller import current_owner
 from quire.frontend.openai.responses.answers import Response
 from quire.frontend.openai.responses.background_responses import Makings
 from quire.frontend.openai.responses.stored import (
@@ -25,18 +26,22 @@ _read_events = msgspec.msgpack.Decoder(Events).decode
 
 
 class ResponseStore:
-    """Finds and changes responses and conversations by id, at any server of the command.
+    """Finds and changes responses and conversations by id, at any server of the command: those of the caller's key.
 
     Args:
         makings: the responses that this server is making.
         max_entries, max_bytes: the bounds of `EntryStore`, to refuse entries that it would not keep.
+        num_owners: keys that share it.
     """
 
-    def __init__(self, entries: StoredEntries, makings: Makings, *, max_entries: int, max_bytes: int) -> None:
+    def __init__(
+        self, entries: StoredEntries, makings: Makings, *, max_entries: int, max_bytes: int, num_owners: int = 1
+    ) -> None:
         self._entries = entries
         self._makings = makings
         self._max_entries = max_entries
         self._max_bytes = max_bytes
+        self._max_in_making = max_entries // num_owners or min(1, max_entries)
         entries.answer_with(makings.answer)
 
     @property
@@ -53,7 +58,7 @@ class ResponseStore:
 
     async def put(self, entry: Entry, *, replaces: int) -> None:
         """Stores the next version of an entry, unless the entry is no longer at version `replaces`."""
-        await self._entries.put(entry, replaces=replaces)
+        await self._entries.put(_own(entry), replaces=replaces)
 
     async def put_new(self, entry: Entry) -> bool:
         """Stores an entry with a new id. Returns False if it is too large, or finds no room.
@@ -61,24 +66,25 @@ class ResponseStore:
         Raises:
             ParameterError: another server has taken the id since `check_new`.
         """
-        put = await self._entries.put(entry, replaces="nothing")
+        put = await self._entries.put(_own(entry), replaces="nothing")
         if put == "changed":
             raise _taken(entry.id)
         return put == "kept"
 
     async def delete(self, entry_id: str) -> None:
         """Forgets an entry, and ends a response that is still being made."""
-        entry = await self._entries.find(entry_id)
-        await self._entries.remove(entry_id)
+
+        entry = await self._entries.find(entry_id, current_owner())
+        await self._entries.remove(entry_id, current_owner())
         if entry is not None and entry.maker is not None:
             await self._ask(entry.maker, Abandon(entry.version))
 
     async def check_room(self) -> None:
-        """Raises OverloadedError when responses that are still being made take all room."""
-        running = await self._entries.num_in_making()
-        if running >= self._max_entries:
+        """Raises OverloadedError when responses that are still being made take all room of the caller."""
+        running = await self._entries.num_in_making_of(current_owner())
+        if running >= self._max_in_making:
             raise OverloadedError(
-                f"{running} responses are being made in the background, which is all that this server keeps; "
+                f"{running} responses are being made in the background, which is all that this server keeps at once; "
                 "wait for one, or raise --max-stored-responses.",
                 retry_after_seconds=5,
             )
@@ -126,7 +132,7 @@ class ResponseStore:
 
     async def check_new(self, response_id: str) -> None:
         """Raises ParameterError when the id is taken."""
-        if await self._entries.find(response_id) is not None:
+        if await self._entries.find(response_id, current_owner()) is not None:
             raise _taken(response_id)
 
     # ----------------------------------------------------------------------------------------------- conversations
@@ -168,7 +174,7 @@ class ResponseStore:
             entry = changed.entry()
             if too_large is not None:
                 self.check_size(entry, param=too_large)
-            put = await self._entries.put(entry, replaces=before.version)
+            put = await self._entries.put(_own(entry), replaces=before.version)
             if put == "no room" and too_large is not None:
                 raise no_room("the conversation is gone")
             if put != "changed":
@@ -207,16 +213,22 @@ class ResponseStore:
         return await self._entries.ask(maker, question)
 
     async def _response_entry(self, response_id: str, param: str) -> Entry:
-        entry = None if is_conversation(response_id) else await self._entries.find(response_id)
+        entry = None if is_conversation(response_id) else await self._entries.find(response_id, current_owner())
         if entry is None:
             raise _missing("response", response_id, param)
         return entry
 
     async def _conversation_entry(self, conversation_id: str, param: str) -> Entry:
-        entry = await self._entries.find(conversation_id) if is_conversation(conversation_id) else None
+        owner = current_owner()
+        entry = await self._entries.find(conversation_id, owner) if is_conversation(conversation_id) else None
         if entry is None:
             raise _missing("conversation", conversation_id, param)
         return entry
+
+
+def _own(entry: Entry) -> Entry:
+    """The entry as one of the caller's."""
+    return msgspec.structs.replace(entry, owner=current_owner())
 
 
 def no_room(consequence: str) -> OverloadedError:

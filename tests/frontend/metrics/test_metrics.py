@@ -170,7 +170,7 @@ def test_request_aborted_in_the_queue_has_no_phases(metrics: Metrics) -> None:
 def test_parameters_and_rejections(metrics: Metrics) -> None:
     metrics.requests[0].on_params(4, None, 7)
     metrics.requests[0].on_params(1, 64, 3)
-    metrics.requests[0].on_rejected()
+    metrics.requests[0].on_rejected("max_num_queued_reqs")
     values = scrape(metrics)
     assert values["vllm:request_params_n_sum"] == 5
     assert values["vllm:request_params_max_tokens_count"] == 1
@@ -232,12 +232,12 @@ def test_several_engines_are_told_apart_and_what_is_of_none_is_added_up() -> Non
     for number in (0, 1):
         metrics.on_stats(number, totals(number + 1))
         metrics.requests[number].on_first_tokens(10 * (number + 1), 0.5, 10, 4)
-        metrics.requests[number].on_rejected()
+        metrics.requests[number].on_rejected("max_num_queued_reqs")
     families = {family.name: family for family in metrics.collect()}
     for name, values in (("generation_tokens", [10, 20]), ("prefix_cache_hits", [16, 32])):
         found = {each.labels["engine"]: each.value for each in families[f"vllm:{name}"].samples}
         assert found == dict(zip(["2", "3"], values, strict=True))
-    assert [each.value for each in families["vllm:admission_rejections"].samples] == [2]
+    assert [each.value for each in families["vllm:admission_rejections"].samples] == [2, 0, 0]
     lines = StatsLog(metrics.engines)
     metrics.on_stats(1, totals(3))
     assert [line.split(" ", 3)[:2] for line in lines.next_lines(10.0)] == [["engine", "2:"], ["engine", "3:"]]

@@ -167,7 +167,7 @@ def test_what_is_finished_is_found_once_its_maker_does_not_know_it() -> None:
         finished.response.status = "completed"
         find = servers.entries.find
         entries = [finished.entry(1, events=[b"0", b"1"]), find("resp_a")]
-        servers.entries.find = lambda _: entries.pop()  # type: ignore[method-assign]
+        servers.entries.find = lambda *_: entries.pop()  # type: ignore[method-assign]
         assert (await servers.stores[1].response("resp_a")).response.status == "completed"
         servers.entries.find = find  # type: ignore[method-assign]
         await servers.stores[0].put(finished.entry(1, events=[b"0", b"1"]), replaces=1)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.servers import ServerProcess
 
-KEY, HUB_TOKEN = "opensesame", "hf_donottell"
+KEY, ADMIN, HUB_TOKEN = "opensesame", "openthegate", "hf_donottell"
 SHARED = "The quick brown fox jumps over the lazy dog, again and again, until the page is full of it. " * 4
 
 
@@ -24,7 +24,8 @@ def dev_server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPat
     """A server for developers, with a key."""
     process = ServerProcess(
         tmp_path_factory.mktemp("dev"), str(checkpoint("llama")), "--served-model-name", "tiny", "--api-key", KEY,
-        "--hf-token", HUB_TOKEN, "--enable-server-load-tracking", "--enable-prompt-tokens-details",
+        "--admin-api-key", ADMIN, "--hf-token", HUB_TOKEN, "--enable-server-load-tracking",
+        "--enable-prompt-tokens-details",
         "--show-hidden-metrics-for-version", "0.31",
         env={"QUIRE_SERVER_DEV_MODE": "1", "HF_TOKEN": HUB_TOKEN, "QUIRE_LOGGING_PREFIX": "mark: "},
     )  # fmt: skip
@@ -34,8 +35,9 @@ def dev_server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def http(dev_server: ServerProcess) -> Iterator[httpx.Client]:
-    """A client with the key."""
-    with httpx.Client(base_url=dev_server.base_url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client:
+    """A client with the key in one header, and the administrator's in the other."""
+    headers = {"Authorization": f"Bearer {KEY}", "x-api-key": ADMIN}
+    with httpx.Client(base_url=dev_server.base_url, headers=headers, timeout=60) as client:
         yield client
 
 
@@ -94,11 +96,12 @@ def test_server_info_tells_options_and_variables_but_no_secrets(http: httpx.Clie
     for answer in answers:
         assert answer.status_code == 200
         assert KEY not in answer.text
+        assert ADMIN not in answer.text
         assert HUB_TOKEN not in answer.text
         info = answer.json()
         assert set(info) == {"vllm_config", "server_config", "vllm_env", "system_env"}
         assert info["server_config"]["enable_server_load_tracking"] is True
-        assert info["server_config"]["api_key"] == ["***"]
+        assert info["server_config"]["api_key"] == info["server_config"]["admin_api_key"] == ["***"]
         assert info["vllm_env"]["QUIRE_SERVER_DEV_MODE"] is True
         assert info["vllm_env"]["QUIRE_LOGGING_PREFIX"] == "mark: "
         assert not [name for name in info["vllm_env"] if "KEY" in name]
