@@ -1,6 +1,6 @@
 """Writes the defaults of Transformers' configuration classes, which the reading of config.json fills in.
 
-These are the classes of models that generate text, and of the text models inside.
+These are the classes of models that generate text, of the text models inside, and of encoders of text.
 
     .venv/bin/python -m scripts.config_defaults    # writes frontend/checkpoint/config_defaults.json
 
@@ -23,6 +23,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
+
+from quire.frontend.checkpoint.encoders import ENCODER_TYPES
 
 PATH = Path(__file__).parent.parent / "frontend" / "checkpoint" / "config_defaults.json"
 
@@ -63,7 +65,8 @@ def table() -> dict[str, dict[str, Any]]:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     entries: dict[str, dict[str, Any]] = {}
-    left = sorted({name for mapping in _GENERATING for name in mapping if name in CONFIG_MAPPING})
+    known = {name for mapping in _GENERATING for name in mapping} | ENCODER_TYPES
+    left = sorted(known & {*CONFIG_MAPPING})
     while left:
         name = left.pop()
         entries[name] = _entry(CONFIG_MAPPING[name])

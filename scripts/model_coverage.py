@@ -1,9 +1,9 @@
-"""Compares every decoder that Transformers has with Quire, and writes docs/models.md.
+"""Compares every decoder and encoder of text that Transformers has with Quire, and writes docs/models.md.
 
-    .venv/bin/python -m scripts.model_coverage [--only TYPE ...] [--again] [--jobs 1] [--write]
+    .venv/bin/python -m scripts.model_coverage [--only NAME ...] [--again] [--jobs 1] [--write]
 
-A tiny random checkpoint of each model type runs in a process of its own. Results are kept in docs/models.json, each
-with the commit that it was measured at, and only missing ones are computed.
+A tiny random checkpoint of each model type runs in a process of its own; `encoder/bert` names that of an encoder.
+Results are kept in docs/models.json, each with the commit that it was measured at, and only missing ones are computed.
 """
 
 import argparse
@@ -13,14 +13,17 @@ import re
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from quire.core.config.model import ModelImplementation
 from quire.core.errors import ConfigError
 from quire.executor.models.architectures import ARCHITECTURES
+from tests.executor.models import any_encoder
 from tests.executor.models.coverage import TOLERANCE, measure
 from tests.executor.models.tiny_models import MODEL_TYPES, Reference, write_checkpoint
 
@@ -29,19 +32,24 @@ RESULTS = ROOT / "docs" / "models.json"
 SECONDS = 120
 """A model type has as many."""
 _REASON = 120  # letters
+_ENCODER = "encoder/"
+"""Before the model types of encoders, in the names of results."""
+
+DECODERS = MODEL_TYPES
+ENCODERS = [f"{_ENCODER}{name}" for name in any_encoder.MODEL_TYPES]
 
 Result = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="TYPE", help="these model types of Transformers")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these model types of Transformers")
     parser.add_argument("--again", action="store_true", help="compute results that are there already")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--write", action="store_true", help="write docs/models.md")
     args = parser.parse_args()
     results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    chosen = args.only or MODEL_TYPES
+    chosen = args.only or [*DECODERS, *ENCODERS]
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     missing = [name for name in chosen if args.again or name not in results]
     for first in range(0, len(missing), args.jobs):
@@ -50,7 +58,7 @@ def main() -> None:
             print(name, json.dumps(result), flush=True)
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True))
     if args.write:
-        (ROOT / "docs" / "models.md").write_text(page({name: results[name] for name in MODEL_TYPES if name in results}))
+        (ROOT / "docs" / "models.md").write_text(page(results))
 
 
 def run_processes(names: list[str]) -> list[tuple[str, Result]]:
@@ -77,12 +85,18 @@ def run_processes(names: list[str]) -> list[tuple[str, Result]]:
     return found
 
 
-def compare(model_type: str) -> Result:
+def compare(name: str) -> Result:
     """The result of one model type; `error` says why there is no comparison."""
     warnings.filterwarnings("ignore")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    if name.startswith(_ENCODER):
+        return _compare_encoder(name.removeprefix(_ENCODER))
+    return _compare_decoder(name)
+
+
+def _compare_decoder(model_type: str) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
@@ -92,14 +106,41 @@ def compare(model_type: str) -> Result:
         except Exception as error:  # whatever the library raises
             return {"error": f"Transformers: {_text(error)}"}
         result: Result = {"architecture": architecture}
-        for implementation in ("quire", "transformers") if architecture in ARCHITECTURES else ("transformers",):
-            try:
-                result[implementation] = measure(folder, reference, implementation)  # type: ignore[arg-type]
-            except ConfigError as error:
-                result[implementation] = str(error).replace(str(folder), "the checkpoint")
-            except Exception as error:  # to be told, not to end the run
-                result[implementation] = _text(error)
+        for implementation in _implementations(architecture):
+            result[implementation] = _measured(folder, lambda: measure(folder, reference, implementation))  # noqa: B023
         return result
+
+
+def _compare_encoder(model_type: str) -> Result:
+    """The differences of each class of the type, the base first."""
+    first, *heads = any_encoder.classes(model_type)
+    result: Result = {"architecture": first, "classes": {}}
+    for name in (first, *heads):
+        with tempfile.TemporaryDirectory() as place:
+            folder, found = Path(place), result["classes"].setdefault(name, {})
+            try:
+                reference = any_encoder.write_checkpoint(folder, model_type, name)
+                any_encoder.output_of(reference, any_encoder.PROMPTS[0])
+            except Exception as error:  # whatever the library raises
+                found["error"] = f"Transformers: {_text(error)}"
+                continue
+            for each in _implementations(name):
+                found[each] = _measured(folder, lambda: any_encoder.measure(folder, reference, each))  # noqa: B023
+    return result if set(result["classes"][first]) != {"error"} else result["classes"][first]
+
+
+def _implementations(architecture: str) -> tuple[ModelImplementation, ...]:
+    return ("quire", "transformers") if architecture in ARCHITECTURES else ("transformers",)
+
+
+def _measured(folder: Path, run: Callable[[], Any]) -> Any:
+    """What `run` returns, or else the reason why it does not."""
+    try:
+        return run()
+    except ConfigError as error:
+        return str(error).replace(str(folder), "the checkpoint")
+    except Exception as error:  # to be told, not to end the run
+        return _text(error)
 
 
 def _text(error: Exception) -> str:
@@ -108,22 +149,24 @@ def _text(error: Exception) -> str:
 
 def page(results: dict[str, Result]) -> str:
     """docs/models.md."""
-    compared = {name: result for name, result in results.items() if "architecture" in result}
-    served = sum(_best(result) is not None for result in compared.values())
-    rows = [
-        f"| `{result['architecture']}` | {name} | {_cell(result.get('quire'))} | {_cell(result.get('transformers'))} "
-        f"| {result['commit']} |"
-        for name, result in sorted(compared.items(), key=lambda item: item[1]["architecture"])
-    ]
-    refused = [f"- {name}: {WITHOUT_A_PATH[name]}." for name, result in compared.items() if _best(result) is None]
-    left_out = [f"- {name}: {_reason(result['error'])}" for name, result in results.items() if "error" in result]
+    decoders = {name: results[name] for name in DECODERS if name in results}
+    encoders = {
+        f"{name.removeprefix(_ENCODER)} {architecture}": {
+            "architecture": architecture,
+            "commit": results[name]["commit"],
+            **found,
+        }
+        for name in ENCODERS
+        for architecture, found in results.get(name, {}).get("classes", {}).items()
+    }
     return "\n".join(
         [
             "# Models",
             "",
             f"Every decoder of text that Transformers {transformers.__version__} has, as a tiny random checkpoint in "
-            f"float32: Quire serves {served} of {len(compared)} with log-probabilities within {TOLERANCE:g} of the "
-            "library's at every position, and the same greedy tokens.",
+            f"float32: Quire serves {_count(decoders)} with log-probabilities within {TOLERANCE:g} of the "
+            "library's at every position, and the same greedy tokens. Of the [encoders](#encoders) it serves "
+            f"{_count(encoders)} with hidden states, labels and scores of the vocabulary within the same bound.",
             "",
             "A figure is the largest difference over a prompt in chunks of odd sizes, together with another request, "
             "and after a cached prefix. If a prompt's tokens see each other, it is that over a whole prompt and its "
@@ -131,18 +174,43 @@ def page(results: dict[str, Result]) -> str:
             "(`--model-impl`). `auto` takes the first that serves a model. The last column is the measured commit. "
             "`python -m scripts.model_coverage --write` prints this page.",
             "",
-            "| architecture | model type | quire | transformers | commit |",
-            "|---|---|---|---|---|",
-            *rows,
+            *_section(decoders),
+            "## Encoders",
             "",
-            *(["Not served, for what they are:", "", *refused, ""] if refused else []),
-            *(
-                ["Not compared, because the library's own tiny model does not run:", "", *left_out, ""]
-                if left_out
-                else []
-            ),
+            "A figure is the largest difference over five texts of 1 to 90 tokens, computed together and in the other "
+            "order: of hidden states for a class without a head, else of the logits of its head. It is relative to the "
+            "largest number where that exceeds 1.",
+            "",
+            *_section(encoders),
         ]
     )
+
+
+def _count(results: dict[str, Result]) -> str:
+    compared = [result for result in results.values() if "error" not in result]
+    return f"{sum(_best(result) is not None for result in compared)} of {len(compared)}"
+
+
+def _section(results: dict[str, Result]) -> list[str]:
+    """A table, and the reasons of what it lacks. A name begins with the model type."""
+    compared = {name: result for name, result in results.items() if "error" not in result}
+    rows = [
+        f"| `{result['architecture']}` | {name.split()[0]} | {_cell(result.get('quire'))} "
+        f"| {_cell(result.get('transformers'))} | {result['commit']} |"
+        for name, result in sorted(compared.items(), key=lambda item: item[1]["architecture"])
+    ]
+    refused = dict.fromkeys(name.split()[0] for name, result in compared.items() if _best(result) is None)
+    left_out = [f"- {name}: {_reason(result['error'])}" for name, result in results.items() if "error" in result]
+    return [
+        "| architecture | model type | quire | transformers | commit |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        *(["Not served, for what they are:", ""] if refused else []),
+        *(f"- {name}: {WITHOUT_A_PATH[name]}." for name in refused),
+        *([""] if refused else []),
+        *(["Not compared, because the library's own tiny model does not run:", "", *left_out, ""] if left_out else []),
+    ]
 
 
 WITHOUT_A_PATH = {
@@ -166,6 +234,8 @@ def _reason(text: str) -> str:
 
 
 def _agrees(value: Any) -> bool:
+    if isinstance(value, float):
+        return value < TOLERANCE
     return isinstance(value, (list, tuple)) and value[0] < TOLERANCE and value[1]
 
 
@@ -178,7 +248,7 @@ def _cell(value: Any) -> str:
         return "none"
     if isinstance(value, str):
         return f"refused: {_reason(value)}"
-    difference, same_tokens = value
+    difference, same_tokens = (value, True) if isinstance(value, float) else value
     return f"{difference:.1e}" + ("" if same_tokens else ", other tokens")
 
 

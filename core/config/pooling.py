@@ -85,6 +85,23 @@ class SentenceModel(Struct, frozen=True, kw_only=True):
     template_variables: dict[str, Any] = {}  # for it
 
 
+class TokenHead(Struct, frozen=True, kw_only=True):
+    """A linear layer for the vectors of tokens, in a file of its own.
+
+    Attributes:
+        file: inside the checkpoint's folder.
+        activation: "normalize", or a class of torch.nn.modules.
+        without_first, without_last: as of `Pooling`.
+        is_flat: as of `Pooling`.
+    """
+
+    file: str
+    activation: str
+    without_first: int | None = None
+    without_last: int | None = None
+    is_flat: bool = False
+
+
 class TokenScores(Struct, frozen=True, kw_only=True):
     """Classes that are tokens of the vocabulary: a language-model head's rows make the logits.
 
@@ -107,6 +124,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
         score_activation: makes probabilities of logits: a class of torch.nn.modules, or "auto" for a sigmoid of one
             class and a softmax of several.
         token_scores: None: the checkpoint has a classifier.
+        token_heads: the heads of tasks with one of their own.
         embedding_size: elements of a vector.
         includes_prompt: the mean of a text's tokens has those of a named prompt before it.
         joins_texts: a pair is one text for the model, where no template writes it.
@@ -123,6 +141,7 @@ class PoolingSpec(Struct, frozen=True, kw_only=True):
     classes: list[str] = []
     score_activation: str = "auto"
     token_scores: TokenScores | None = None
+    token_heads: dict[PoolingTask, TokenHead] = {}
     logit_mean: float | None = None
     logit_sigma: float | None = None
     step_tag_id: int | None = None

@@ -26,6 +26,8 @@ class Pooling(Struct, array_like=True, frozen=True):
         columns: keep these elements of each vector, in this order; None keeps all.
         chunk_size: with `all`, tokens whose mean is one vector; None: each token has its own.
         num_lead_tokens: with `mean`, first tokens of the prompt that are left out.
+        without_first: with `all`, a first token with this id has no vector; nor has a last one with `without_last`.
+        is_flat: with `all`, a token's vector is one number, and a text has a list of numbers.
     """
 
     method: PoolingMethod
@@ -36,6 +38,9 @@ class Pooling(Struct, array_like=True, frozen=True):
     columns: list[int] | None = None
     chunk_size: int | None = None
     num_lead_tokens: int = 0
+    without_first: int | None = None
+    without_last: int | None = None
+    is_flat: bool = False
 
 
 EMBED = "embed"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.logging import get_logger
-from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES
+from quire.executor.models.architectures import ARCHITECTURES, UNDER_OTHER_NAMES, WITH_ROTATION
 from quire.executor.models.base import EncoderDecoder, Model, ModelContext, StagedModel
 from quire.executor.models.decoder import SIZES, SettingError, check_supported
 from quire.executor.models.unsupported import explain_unsupported
@@ -83,6 +83,8 @@ _HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForProcessRewa
 def _own_architecture(spec: ModelSpec) -> str:
     """Returns the architecture whose file here reads the checkpoint: of a decoder with another head, the decoder's."""
     own = UNDER_OTHER_NAMES.get(str(spec.hf_config.get("model_type")), spec.architecture)
+    if spec.hf_config.get("position_embedding_type") == "rotary":
+        own = WITH_ROTATION.get(own, own)
     if own in ARCHITECTURES:
         return own
     stem = next((own.removesuffix(head) for head in _HEADS if own.endswith(head)), own)

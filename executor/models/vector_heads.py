@@ -3,7 +3,7 @@
 Heads compute in float32: they are small, and their values are what the client gets.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.core.config.pooling import DenseLayer, PoolingSpec, TokenScores
+from quire.core.config.pooling import DenseLayer, PoolingSpec, SequencePooling, TokenScores
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
 from quire.core.wire.pooling import CLASSIFY, EMBED, Pooling
@@ -34,6 +34,13 @@ class ClassifyingModel(Protocol):
     def classify(self, hidden: Tensor) -> Tensor:
         """Maps pooled hidden states [n, hidden] float32 to logits [n, num_classes] float32."""
         ...
+
+
+@runtime_checkable
+class PooledLabels(ClassifyingModel, Protocol):
+    """A model that knows the poolings whose vector its classifier is for; none: any."""
+
+    label_poolings: Sequence[SequencePooling]
 
 
 @runtime_checkable
@@ -119,11 +126,28 @@ def build_heads(
     if pooling.embeds:
         dense = [_dense_layer(spec, layer, context.device) for layer in pooling.dense]
         heads.setdefault(EMBED, EmbeddingHead([part for parts in dense for part in parts]))
+        for task, head in pooling.token_heads.items():
+            linear = _stored_linear(Path(spec.path) / head.file, spec.hidden_size, context.device)
+            is_normalized = head.activation == "normalize"
+            heads[task] = (
+                EmbeddingHead([linear]) if is_normalized else ClassificationHead(linear, _activation(head.activation))
+            )
     else:
+        if isinstance(model, PooledLabels) and "classify" in pooling.tasks:
+            _check_pooling(spec, pooling, model.label_poolings)
         classifier = model.classify if isinstance(model, ClassifyingModel) else _classifier(spec, pooling, context)
         activation = _score_activation(pooling.score_activation)
         heads.setdefault(CLASSIFY, ClassificationHead(classifier, activation, pooling.logit_mean, pooling.logit_sigma))
     return heads
+
+
+def _check_pooling(spec: ModelSpec, pooling: PoolingSpec, own: Sequence[SequencePooling]) -> None:
+    """Raises ModelLoadError if the labels of a text are of another vector than the pooling makes."""
+    if own and pooling.sequence not in own:
+        raise ModelLoadError(
+            f"{spec.name}: the labels of {spec.architecture} are those of the pooling {own[0]}, not of "
+            f"{pooling.sequence}; serve it with --pooler-config.pooling_type {own[0]}."
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -196,6 +220,21 @@ def _dense_layer(spec: ModelSpec, layer: DenseLayer, device: torch.device) -> li
     finally:
         file.close()
     return [Linear(weight, bias), _activation(layer.activation)]
+
+
+def _stored_linear(path: Path, in_features: int, device: torch.device) -> Linear:
+    """Reads a linear layer from a file of its own, whose tensors are `weight` and `bias`."""
+    file = open_file(path)
+    try:
+        if "weight" not in file.names or file.shape("weight")[1:] != (in_features,):
+            raise ModelLoadError(f"{path} has no weight of {in_features} inputs, the size of the hidden states.")
+        weight = file.read("weight", None, torch.float32).to(device, torch.float32, copy=True)
+        bias = None
+        if "bias" in file.names:
+            bias = file.read("bias", None, torch.float32).to(device, torch.float32, copy=True)
+    finally:
+        file.close()
+    return Linear(weight, bias)
 
 
 def _score_activation(name: str) -> Projection:

@@ -129,14 +129,21 @@ def make_model_spec(
     defaults = {"max_position_embeddings": _UNSTATED}
     if _has_only_states(config):
         defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1}
+    architecture = _architecture(config, path)
+    has_encoder = is_encoder_decoder(config, architecture)
+    encodes = not has_encoder and is_encoder(config, architecture)
+    if encodes:  # there may be another layer in the place of attention
+        defaults["num_attention_heads"] = 1
     given = stated_fields(stated)
     names = {name: sorted(keys, key=lambda key: key not in given) for name, keys in _FIELDS.items()}
-    has_encoder = is_encoder_decoder(config, _architecture(config, path))
     if has_encoder:
         names = {name: [*DECODER_FIELDS.get(name, ()), *keys] for name, keys in names.items()}
     layers = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    blocks = config.get("block_sizes")
     if isinstance(layers, (list, str)) and names["num_layers"][0] not in given:
         config["num_hidden_layers"] = len(layers)
+    elif isinstance(blocks, list) and all(isinstance(each, int) for each in blocks):
+        config["num_hidden_layers"] = sum(blocks)
     _check_sizes(config, path)
     facts = {name: _positive_int(config, keys, path, defaults.get(name)) for name, keys in names.items()}
     heads = facts["num_attention_heads"]
@@ -154,13 +161,13 @@ def make_model_spec(
         path=str(folder),
         tokenizer_path=str(tokenizer_folder),
         name=model.model or folder.name,
-        architecture=_architecture(config, path),
+        architecture=architecture,
         hf_config=config,
         config_json=stated,
         dtype=_dtype(config, model, folder, path),
         num_kv_heads=kv_heads,
         head_dim=_positive_int(config, _HEAD_DIM, path, default=facts["hidden_size"] // heads),
-        is_encoder=not has_encoder and is_encoder(config, _architecture(config, path)),
+        is_encoder=encodes,
         encoder=read_encoder_spec(config, facts["max_position_embeddings"], facts["vocab_size"])
         if has_encoder
         else None,
@@ -168,7 +175,7 @@ def make_model_spec(
         eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder),
         implementation="quire" if model.model_impl == "vllm" else model.model_impl,
         trust_remote_code=model.trust_remote_code,
-        model_class=find_model(_architecture(config, path)),
+        model_class=find_model(architecture),
         sentence=read_sentence_model(folder),
         **facts,
     )

@@ -3,8 +3,17 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from quire.core.config.model import ModelConfig
-from quire.core.config.pooling import Conversion, PoolerConfig, PoolingSpec, TokenScores
+from quire.core.config.pooling import (
+    Conversion,
+    PoolerConfig,
+    PoolingSpec,
+    SequencePooling,
+    TokenHead,
+    TokenScores,
+)
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
 from quire.core.wire.pooling import PoolingTask
@@ -55,6 +64,19 @@ _CLASSIFYING: list[PoolingTask] = ["classify", "token_classify"]
 _STEP_TAG = "<extra_0>"
 """The token behind each step of a solution, where the checkpoint says nothing."""
 
+_TOKEN_HEADS: dict[PoolingTask, TokenHead] = {
+    "token_embed": TokenHead(file="colbert_linear.pt", activation="normalize"),
+    "token_classify": TokenHead(file="sparse_linear.pt", activation="torch.nn.modules.activation.ReLU", is_flat=True),
+}
+"""Heads of bge-m3 (arXiv:2402.03216), by the files beside the weights: a vector of each token, and its weight."""
+
+_POOLING_FIELDS: dict[str, dict[str, SequencePooling]] = {
+    "classifier_pooling": {"cls": "CLS", "mean": "MEAN"},
+    "pooling": {"avg": "MEAN", "cls": "CLS", "last": "LAST"},
+    "summary_type": {"first": "CLS", "last": "LAST", "mean": "MEAN"},
+}
+"""Fields of config.json that say how a text's vector is made, and their values."""
+
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _BY_PROBLEM = {
     "regression": _IDENTITY,
@@ -83,13 +105,19 @@ def resolve_pooling(model: ModelConfig, spec: ModelSpec) -> PoolingSpec | None:
             )
         return None
     asked = model.pooler_config or PoolerConfig()
-    tasks = _tasks(spec, kind, asked)
+    token_heads = _token_heads(spec) if kind == "embed" else {}
+    tasks = _tasks(spec, kind, asked, [task for task in token_heads if task not in _EMBEDDING])
     sources = {"runner": "--runner" if model.runner == "pooling" else _source(model, spec)}
     common = _common(spec, asked, sources)
     common["io_processor_plugin"] = model.io_processor_plugin or spec.config_json.get("io_processor_plugin")
     if kind == "embed":
         is_sparse = common["sequence"] in ("SPLADE_MAX", "SPLADE_SUM")
-        return PoolingSpec(tasks=tasks, sources=sources, **common | _embedding(spec, asked, is_sparse=is_sparse))
+        return PoolingSpec(
+            tasks=tasks,
+            token_heads=token_heads,
+            sources=sources,
+            **common | _embedding(spec, asked, is_sparse=is_sparse),
+        )
     if common["sequence"] in ("SPLADE_MAX", "SPLADE_SUM"):
         raise ConfigError(f"--pooler-config: {common['sequence']} makes vectors; use --convert embed.")
     return PoolingSpec(tasks=tasks, sources=sources, **common | _classification(spec, asked))
@@ -136,13 +164,14 @@ def _source(model: ModelConfig, spec: ModelSpec) -> str:
     return "modules.json" if spec.sentence is not None else "architectures"
 
 
-def _tasks(spec: ModelSpec, kind: Conversion, asked: PoolerConfig) -> list[PoolingTask]:
-    """The tasks that the model serves; the first one is for requests that name none."""
+def _tasks(spec: ModelSpec, kind: Conversion, asked: PoolerConfig, more: list[PoolingTask]) -> list[PoolingTask]:
+    """The tasks that the model serves, `more` among them; the first one is for requests that name none."""
     tasks = [*(_EMBEDDING if kind == "embed" else _CLASSIFYING)]
     if kind == "classify" and _kind_of(spec).by_token:
         tasks = ["token_classify"]
     if spec.sentence is not None and spec.sentence.kind == "token vectors":
         tasks = ["token_embed"]
+    tasks = [*tasks, *more]
     if asked.task is None:
         return tasks
     if asked.task not in tasks:
@@ -151,6 +180,25 @@ def _tasks(spec: ModelSpec, kind: Conversion, asked: PoolerConfig) -> list[Pooli
             "these, or another --convert."
         )
     return [asked.task, *(task for task in tasks if task != asked.task)]
+
+
+def _stated_pooling(config: dict[str, Any]) -> SequencePooling | None:
+    """The pooling that config.json names."""
+    for field, names in _POOLING_FIELDS.items():
+        if isinstance(name := config.get(field), str) and name in names:
+            return names[name]
+    return None
+
+
+def _token_heads(spec: ModelSpec) -> dict[PoolingTask, TokenHead]:
+    """The heads for tokens whose files the checkpoint has. The weight of a text's last token is that of its end."""
+    config, folder = spec.config_json, Path(spec.path)
+    ends = {"token_embed": None, "token_classify": config.get("eos_token_id")}
+    return {
+        task: replace(head, without_first=config.get("bos_token_id"), without_last=ends[task])
+        for task, head in _TOKEN_HEADS.items()
+        if (folder / head.file).is_file()
+    }
 
 
 def _common(spec: ModelSpec, asked: PoolerConfig, sources: dict[str, str]) -> dict[str, Any]:
@@ -163,8 +211,8 @@ def _common(spec: ModelSpec, asked: PoolerConfig, sources: dict[str, str]) -> di
         sequence, sources["pooling"] = sentence.pooling, "modules.json"
     elif sentence is not None and sentence.pooling_fault is not None and sentence.kind == "vectors":
         raise ConfigError(sentence.pooling_fault)
-    elif (stated := spec.config_json.get("classifier_pooling")) in ("cls", "mean"):
-        sequence, sources["pooling"] = "CLS" if stated == "cls" else "MEAN", "config.json"
+    elif (stated := _stated_pooling(spec.config_json)) is not None:
+        sequence, sources["pooling"] = stated, "config.json"
     else:
         sequence = "CLS" if spec.is_encoder else "LAST"
     found: dict[str, Any] = {"sequence": sequence, "token": asked.token or "ALL"}

@@ -88,8 +88,10 @@ class PoolingInput:
         for name in _OPTIONAL:
             if getattr(params, name) is not None and name not in _USED[task]:
                 raise ParameterError(f"{name} has no use for the task {task}; leave it out.", param=name)
-        activation = spec.use_activation if params.use_activation is None else params.use_activation
-        head = EMBED if spec.embeds else CLASSIFY
+        own = spec.token_heads.get(task)
+        default = spec.use_activation or own is not None
+        activation = default if params.use_activation is None else params.use_activation
+        head = task if own is not None else EMBED if spec.embeds else CLASSIFY
         if task in ("embed", "classify"):
             return Pooling(_METHODS[spec.sequence], head, activation, self._dimensions(spec, params))
         chunks = params.late_chunking_params
@@ -103,10 +105,13 @@ class PoolingInput:
             "all",
             head,
             activation,
-            self._dimensions(spec, params) if spec.embeds else None,
+            self._dimensions(spec, params) if task == "token_embed" else None,
             step_tag_id,
             self._columns(spec, params),
             None if chunks is None else chunks.chunk_size,
+            without_first=None if own is None else own.without_first,
+            without_last=None if own is None else own.without_last,
+            is_flat=own is not None and own.is_flat,
         )
 
     def longest_prompt(self, pooling: Pooling, limit: ContextLimit) -> int | None:

@@ -83,7 +83,9 @@ class PoolingStream:
                 if delta.finish_reason is not None:
                     values = b"".join(each.values for each in self._parts)
                     width = part.width
-                    self._succeed(delta, PoolingOutput(values, (len(values) // (4 * width) if width else 0, width)))
+                    count = len(values) // (4 * width) if width else 0
+                    shape = (count,) if self._pooling.is_flat else (count, width)
+                    self._succeed(delta, PoolingOutput(values, shape))
 
     def _succeed(self, delta: RequestDelta, output: PoolingOutput) -> None:
         if self._metrics is not None:

@@ -147,6 +147,32 @@ def stored_experts(context: ModelContext, name: str, *, is_transposed: bool = Fa
     return SeparateExperts(f"{name}.{{}}")
 
 
+@dataclass(frozen=True)
+class StackedExperts:
+    """Two tensors for all experts without gates, [num_experts * size, hidden] each: rows [out, in] of `up`, and rows
+    [in, out] of `down`, expert by expert.
+    """
+
+    up: str
+    down: str
+
+    def read(self, context: ModelContext, shape: ExpertShape, index: int, shard: Shard) -> ExpertWeights:
+        num_experts, hidden_size, size = shape
+        stored, rows = (num_experts * size, hidden_size), Shard(0, index * size, (index + 1) * size)
+        mixture = _mixture(self.up, self.down)
+        own = _OneExpert(
+            {"up": context.read(self.up, stored, rows), "down": context.read(self.down, stored, rows).T.contiguous()}
+        )
+        return _expert(
+            context,
+            own,
+            [LinearPart("up", size, shard, mixture)],
+            LinearPart("down", hidden_size, Shard(1, shard.start, shard.stop), mixture),
+            shape,
+            (None, None),
+        )
+
+
 class Mxfp4Experts(FusedExperts):
     """Fused MXFP4 experts, which stay quantized: `gate_up`_blocks and _scales in rows of inputs, `down` alike."""
 

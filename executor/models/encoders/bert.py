@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from quire.core.config.resolved import ModelSpec
+from quire.core.errors import ModelLoadError
 from quire.executor.layers.attention.sequence import SequenceAttention
 from quire.executor.layers.context import ModelContext
 from quire.executor.layers.mlp import MLP
 from quire.executor.layers.norm import Norm, NormStyle
-from quire.executor.models.decoder import FeedForward, SettingError, activation_of, size_of
+from quire.executor.models.decoder import FeedForward, activation_of, size_of
 from quire.executor.models.encoders.encoder import (
     Encoder,
     EncoderEmbedding,
@@ -95,7 +96,7 @@ class BertModel(Encoder):
         family, config, size = self.FAMILY, spec.hf_config, spec.hidden_size
         positions = config.get("position_embedding_type", "absolute")
         if positions != self.POSITIONS:
-            raise SettingError(
+            raise ModelLoadError(  # whose class of Transformers does not read it
                 f"{spec.name}: config.json's position_embedding_type {positions!r} is not supported in "
                 f"{spec.architecture}, only {self.POSITIONS}."
             )

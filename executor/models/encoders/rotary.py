@@ -156,7 +156,8 @@ class RotaryForm:
     Attributes:
         prefixes: of names in checkpoints with a head; one of these.
         bias: the projections to queries, keys and values, and that of the outputs, have biases.
-        is_gated: the feed-forward block is gated; its last layer has a bias with `down_bias`.
+        is_gated: the feed-forward block is gated.
+        down_bias: its last layer has a bias; without gates, both layers have one.
         theta: the base of the rotation where config.json has none.
     """
 
@@ -177,10 +178,10 @@ class RotaryBertModel(Encoder):
     SIZES: tuple[str, ...] = ("intermediate_size", "max_position_embeddings")
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        form, config, size = self.FORM, spec.hf_config, spec.hidden_size
-        inner = size_of(spec, "intermediate_size", "n_inner")
-        context = renamed(context, form.prefixes, form.layer, self.pieces(size, inner), self.ends())
-        eps = config.get("layer_norm_eps", config.get("layer_norm_epsilon", form.eps))
+        form, config, size = self.form(spec), spec.hf_config, spec.hidden_size
+        inner = size_of(spec, "n_inner", "intermediate_size")
+        context = renamed(context, form.prefixes, form.layer, self.pieces(spec, inner), self.ends())
+        eps = config.get("layer_norm_epsilon", config.get("layer_norm_eps", form.eps))
         style = NormStyle(eps, is_centred=True, has_bias=True)
         words = read_words(spec, context, form.heads, size)
         num_types = config.get("type_vocab_size", 0)
@@ -189,12 +190,13 @@ class RotaryBertModel(Encoder):
         def norm(name: str) -> Norm:
             return style.layer(context, name, size)
 
-        def layer(name: str) -> PostNormLayer:
+        def layer(index: int) -> PostNormLayer:
+            name = f"model.layers.{index}"
             attention = SequenceAttention(
                 context, f"{name}.self_attn", encoder_shape(spec), rotary, bias=form.bias, output_bias=form.bias
             )
             return PostNormLayer(
-                attention, norm(f"{name}.attention_norm"), self._mlp(spec, context, f"{name}.mlp", inner),
+                attention, norm(f"{name}.attention_norm"), self.mlp(spec, context, index, inner),
                 norm(f"{name}.mlp_norm"),
             )  # fmt: skip
 
@@ -205,11 +207,15 @@ class RotaryBertModel(Encoder):
                 types=context.read("types.weight", (num_types, size)) if num_types else None,
                 norm=norm("embedding_norm"),
             ),
-            [layer(f"model.layers.{index}") for index in range(spec.num_layers)],
+            [layer(index) for index in range(spec.num_layers)],
             read_heads(spec, context, words, form.heads, style),
         )
 
-    def pieces(self, size: int, inner: int) -> dict[str, Piece]:
+    def form(self, spec: ModelSpec) -> RotaryForm:
+        """Returns the differences from BERT."""
+        return self.FORM
+
+    def pieces(self, spec: ModelSpec, inner: int) -> dict[str, Piece]:
         """Returns the places of a layer's tensors. `inner` is the size of the feed-forward block."""
         raise NotImplementedError
 
@@ -224,18 +230,21 @@ class RotaryBertModel(Encoder):
 
     def rotation(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns config.json with the rotation's base."""
-        has_base = any(config.get(name) is not None for name in ("rope_parameters", "rope_theta", "rotary_emb_base"))
+        if (base := config.get("rotary_emb_base")) is not None:  # which checkpoints say, and the library does not
+            return {**config, "rope_parameters": None, "rope_theta": base}
+        has_base = any(config.get(name) is not None for name in ("rope_parameters", "rope_theta"))
         return config if has_base else {**config, "rope_theta": self.FORM.theta}
 
     def activation(self, spec: ModelSpec) -> Any:
         """Returns the activation of the feed-forward block."""
         return activation_of(spec, "hidden_act", "gelu")
 
-    def _mlp(self, spec: ModelSpec, context: ModelContext, name: str, inner: int) -> FeedForward:
-        activation = self.activation(spec)
-        if self.FORM.is_gated:
-            return GatedMLP(context, name, spec.hidden_size, inner, activation, down_bias=self.FORM.down_bias)
-        return MLP(context, name, spec.hidden_size, inner, activation)
+    def mlp(self, spec: ModelSpec, context: ModelContext, index: int, inner: int) -> FeedForward:
+        """Builds the feed-forward block of the layer `index`."""
+        form, activation, name = self.form(spec), self.activation(spec), f"model.layers.{index}.mlp"
+        if form.is_gated:
+            return GatedMLP(context, name, spec.hidden_size, inner, activation, down_bias=form.down_bias)
+        return MLP(context, name, spec.hidden_size, inner, activation, bias=form.down_bias)
 
 
 class GteModel(RotaryBertModel):
@@ -249,7 +258,8 @@ class GteModel(RotaryBertModel):
         ),
     )  # fmt: skip
 
-    def pieces(self, size: int, inner: int) -> dict[str, Piece]:
+    def pieces(self, spec: ModelSpec, inner: int) -> dict[str, Piece]:
+        size = spec.hidden_size
         q, k, v = fused("attention.qkv_proj", size, size, size)
         up, gate = fused("mlp.up_gate_proj", inner, inner)
         return {
@@ -262,61 +272,3 @@ class GteModel(RotaryBertModel):
 
     def ends(self) -> dict[str, str]:
         return super().ends() | {"embedding_norm": "embeddings.LayerNorm"}
-
-
-class NomicBertModel(RotaryBertModel):
-    """Nomic BERT (arXiv:2402.01613): SwiGLU, and no biases but the norms'."""
-
-    FORM = RotaryForm(
-        ("nomic_bert", "bert"), "encoder.layers.{}", bias=False, is_gated=True, down_bias=False, eps=1e-12,
-        theta=1000.0,
-        heads=HeadForms(
-            DenseForm("pooler", "tanh"),
-            vocabulary_dense=DenseForm(
-                "cls.predictions.transform.dense", "silu", "cls.predictions.transform.layer_norm"
-            ),
-            vocabulary="cls.predictions.decoder", vocabulary_bias="cls.predictions.bias",
-        ),
-    )  # fmt: skip
-    SIZES = ()
-
-    def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
-        if every := spec.hf_config.get("moe_every_n_layers"):
-            raise SettingError(f"{spec.name}: config.json's moe_every_n_layers {every}: experts are not supported.")
-        super().__init__(spec, context)
-
-    def pieces(self, size: int, inner: int) -> dict[str, Piece]:
-        q, k, v = fused("attn.Wqkv", size, size, size)
-        return {
-            "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
-            "self_attn.o_proj": Piece("attn.out_proj"),
-            "attention_norm": Piece("norm1"),
-            "mlp.gate_proj": Piece("mlp.fc12"), "mlp.up_proj": Piece("mlp.fc11"), "mlp.down_proj": Piece("mlp.fc2"),
-            "mlp_norm": Piece("norm2"),
-        }  # fmt: skip
-
-    def activation(self, spec: ModelSpec) -> Any:
-        return activation_of(spec, "hidden_act", "silu")
-
-
-class JinaV3Model(RotaryBertModel):
-    """Jina's embeddings v3 (arXiv:2409.10173) without their adapters: XLM-RoBERTa with rotary positions."""
-
-    FORM = RotaryForm(
-        ("roberta",), "encoder.layers.{}", bias=True, is_gated=False, down_bias=True, eps=1e-5, theta=20_000.0,
-        heads=HeadForms(
-            DenseForm("classifier.dense", "tanh"), "classifier.out_proj",
-            vocabulary_dense=DenseForm("lm_head.dense", "gelu", "lm_head.layer_norm"),
-            vocabulary="lm_head.decoder", vocabulary_bias="lm_head.bias",
-        ),
-    )  # fmt: skip
-
-    def pieces(self, size: int, inner: int) -> dict[str, Piece]:
-        q, k, v = fused("mixer.Wqkv", size, size, size)
-        return {
-            "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
-            "self_attn.o_proj": Piece("mixer.out_proj"),
-            "attention_norm": Piece("norm1"),
-            "mlp.up_proj": Piece("mlp.fc1"), "mlp.down_proj": Piece("mlp.fc2"),
-            "mlp_norm": Piece("norm2"),
-        }  # fmt: skip

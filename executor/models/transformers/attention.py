@@ -130,10 +130,14 @@ def is_latent(call: AttentionCall) -> bool:
     return call.expansion is not None and call.arguments.get("s_aux") is None and form == AttentionForm(form.scale)
 
 
-def form_of(call: AttentionCall) -> AttentionForm:
-    """Returns the form of one call of attention. Raises ModelLoadError if the operations lack it."""
+def form_of(call: AttentionCall, *, is_encoder: bool = False) -> AttentionForm:
+    """Returns the form of one call of attention, which is in both directions in an encoder.
+
+    Raises:
+        ModelLoadError: the operations lack it.
+    """
     arguments = {name: value for name, value in call.arguments.items() if value is not None}
-    if arguments.pop("is_causal", True) is False:
+    if arguments.pop("is_causal", True) is False and not is_encoder:
         raise ModelLoadError(f"{type(call.module).__name__} attends to later tokens, which is not supported.")
     arguments.pop("s_aux", None)  # sinks are weights, which do not exist in a dry run
     visible = call.mask or Visible(arguments.get("sliding_window"))

@@ -18,6 +18,18 @@ class LayerModule(nn.Module):
     """One of our layers; a program has it as one call."""
 
 
+class WholeLinear(LayerModule):
+    """A linear layer in float32 that every rank has whole: [..., in] → [..., out]."""
+
+    def __init__(self, context: ModelContext, read: ReadLinear) -> None:
+        super().__init__()
+        self._ops = context.ops
+        self._packed = context.packing.linear(read)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._ops.linear(x.reshape(-1, x.shape[-1]), self._packed).view(*x.shape[:-1], -1)
+
+
 class Linear(LayerModule):
     """A linear layer: [..., in] → [..., out].
 

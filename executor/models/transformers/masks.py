@@ -15,20 +15,20 @@ _FAR = 1 << 24
 
 
 class Visible(NamedTuple):
-    """The earlier tokens that a token sees; see `AttentionForm`."""
+    """The tokens that a token sees; see `AttentionForm`. With `is_bidirectional`, the window is on both sides."""
 
     window: int | None = None
     chunk: int | None = None
     is_bidirectional: bool = False
 
     def mask(self, num_tokens: int) -> Tensor:
-        """Builds the mask of one sequence, [num_tokens, num_tokens] bool: True where a token sees an earlier one or
-        itself.
-        """
+        """Builds the mask of one sequence, [num_tokens, num_tokens] bool: True where a token sees another or itself."""
         keys = torch.arange(num_tokens)
         queries = keys.unsqueeze(1)
         seen = keys <= queries
-        if self.window is not None:
+        if self.is_bidirectional:
+            seen = torch.ones_like(seen) if self.window is None else (keys - queries).abs() < self.window
+        elif self.window is not None:
             seen &= keys > queries - self.window
         if self.chunk is not None:
             seen &= keys // self.chunk == queries // self.chunk
@@ -71,8 +71,11 @@ class Mask(Tensor):
         return mask
 
 
-def read_mask(function: MaskFunction) -> Visible:
-    """Finds the meaning of a mask function by asking it about tokens far from the start."""
+def read_mask(function: MaskFunction) -> Visible | None:
+    """Finds the meaning of a mask function by asking it about tokens far from the start.
+
+    None: a query sees other numbers of earlier tokens than of later ones.
+    """
 
     zero = torch.tensor(0)
 
@@ -87,9 +90,18 @@ def read_mask(function: MaskFunction) -> Visible:
             low, high = (low, middle) if sees(query, middle) else (middle + 1, high)
         return low
 
-    if sees(_FAR, _FAR + 1):
-        return Visible(is_bidirectional=True)
+    def last_seen(query: int) -> int:
+        """Finds the last key that `query` sees. The query sees all keys up to there."""
+        low, high = query, 2 * query
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if sees(query, middle) else (low, middle - 1)
+        return low
+
     first = first_seen(_FAR)
+    if (after := last_seen(_FAR) - _FAR) > 0:
+        is_even = first == _FAR - after
+        return Visible(None if after == _FAR else after + 1, is_bidirectional=True) if is_even else None
     if first == 0:
         return Visible()
     if first_seen(_FAR + 1) == first + 1:

@@ -21,10 +21,12 @@ from quire.executor.layers.positions.rotary import check_first_chunk
 from quire.executor.layers.recurrent.state import LayerState
 from quire.executor.layers.step_context import StepContext
 from quire.executor.models.architectures import ARCHITECTURES
+from quire.executor.models.base import Model
 from quire.executor.models.transformers.absent_modules import leave_out_towers
 from quire.executor.models.transformers.attention import FlatCode, PagedAttention, is_latent
 from quire.executor.models.transformers.cache_check import check_cached_attention
 from quire.executor.models.transformers.checkpoint import ModuleWeights, fill
+from quire.executor.models.transformers.encoder import build_encoder
 from quire.executor.models.transformers.fast_path import FastPath, TracedCode
 from quire.executor.models.transformers.layer_modules import Experts
 from quire.executor.models.transformers.own_attention import RowCode
@@ -39,7 +41,7 @@ from quire.executor.models.transformers.step_check import check_steps
 logger = get_logger(__name__)
 
 
-def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "TransformersModel":
+def build_transformers_model(spec: ModelSpec, context: ModelContext) -> Model:
     """Builds the model of `spec` in Transformers' implementation, with its weights loaded.
 
     Raises:
@@ -48,6 +50,8 @@ def build_transformers_model(spec: ModelSpec, context: ModelContext) -> "Transfo
     """
     check_first_chunk(spec.hf_config, context.max_model_len)
     model = build_skeleton(spec, context.dtype, context.max_model_len, generates=context.generates)
+    if spec.is_encoder:
+        return build_encoder(spec, model, context)
     if model.get_output_embeddings() is None:
         raise ModelLoadError(f"{spec.architecture} of {spec.name} has no head over a vocabulary: it generates no text.")
     findings, splits, plan = _explore(spec, model, context)

@@ -114,9 +114,10 @@ def _noting_masks(backbone: nn.Module, run_part: RunPart, device: torch.device) 
         batch_size: int, q_length: int, kv_length: int, *_: Any, mask_function: MaskFunction, **__: Any
     ) -> Tensor:
         with torch._C.DisableTorchFunction():
-            mask = MaskBuilder(read_mask(mask_function), device)
-        if mask.visible.is_bidirectional:
+            visible = read_mask(mask_function)
+        if visible is None or visible.is_bidirectional:
             raise Untraceable("tokens see later ones")
+        mask = MaskBuilder(visible, device)
         return run_part(mask, mask, (q_length,))
 
     AttentionMaskInterface.register(name, build)

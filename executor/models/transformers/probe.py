@@ -62,6 +62,7 @@ class Findings:
         recent: linear layers since the last attention, with their outputs.
         expansions: of attention that is being checked; its queries and shared keys count as inputs of linear layers.
         withholds: the layers of these expansions return zeros.
+        is_encoder: attention is in both directions, or the run fails.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
@@ -75,6 +76,7 @@ class Findings:
     recent: list[tuple[nn.Module, Tensor]] = field(default_factory=list)
     expansions: dict[nn.Module, Expansion] = field(default_factory=dict)
     withholds: bool = False
+    is_encoder: bool = False
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -88,7 +90,7 @@ def sizes_of(linear: nn.Module) -> tuple[int, int]:
     return (rows, columns) if isinstance(linear, Conv1D) else (columns, rows)
 
 
-def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
+def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int], *, encoder: nn.Module | None = None) -> Findings:
     """Runs `model`, whose parameters are on the meta device, and restores it.
 
     Only a backbone that counts positions as RoBERTa does is changed: it then takes positions that count from 0. A
@@ -97,14 +99,18 @@ def probe(model: PreTrainedModel, outputs: Mapping[nn.Module, int]) -> Findings:
 
     Args:
         outputs: this rank's outputs of linear layers that are split over ranks.
+        encoder: the module between token ids and hidden states, if its attention shall be in both directions.
 
     Raises:
         Exception: any error that the model's code raises when it cannot run this way.
     """
-    findings = Findings()
+    findings = Findings(is_encoder=encoder is not None)
     with runnable(model, findings, outputs):
-        model(input_ids=torch.tensor([[5, 9]]), **_without_cache(model))
-        findings.backbone = backbone = _backbone(model, findings)
+        if encoder is None:
+            model(input_ids=torch.tensor([[5, 9]]), **_without_cache(model))
+        else:
+            run_backbone(encoder, torch.tensor([[5, 9]]), None)
+        findings.backbone = backbone = encoder or _backbone(model, findings)
         if backbone is None:
             return findings
         ran = dataclasses.replace(findings, calls=findings.calls[:])
@@ -284,6 +290,23 @@ def runnable(
         if is_flat:
             use_attention(model, lambda *args, **kwargs: _attend(findings, *args, **kwargs), undo)
         yield
+        _note_alike(model, findings.raw)
+
+
+def _note_alike(model: nn.Module, raw: set[nn.Module]) -> None:
+    """Adds the layers in the same places of other modules of a class: a dry run may not reach all of its experts."""
+    places = {
+        (type(parent), name)
+        for parent in model.modules()
+        for name, child in parent._modules.items()
+        if child is not None and child in raw
+    }
+    for parent in model.modules():
+        raw.update(
+            child
+            for name, child in parent._modules.items()
+            if child is not None and (type(parent), name) in places and isinstance(child, nn.Linear | Conv1D)
+        )
 
 
 def _note_top_k(findings: Findings, experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -294,11 +317,12 @@ def _note_top_k(findings: Findings, experts: nn.Module, args: tuple[Any, ...], k
 
 
 def use_attention(model: PreTrainedModel, attend: Callable[..., Any], undo: contextlib.ExitStack) -> None:
-    AttentionInterface.register(_NAME, attend)
-    AttentionMaskInterface.register(_NAME, Mask.build)
-    undo.callback(AttentionInterface._global_mapping.pop, _NAME)
-    undo.callback(AttentionMaskInterface._global_mapping.pop, _NAME)
-    set_attention(model, _NAME)
+    name = f"{_NAME}-{id(model)}"
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, Mask.build)
+    undo.callback(AttentionInterface._global_mapping.pop, name)
+    undo.callback(AttentionMaskInterface._global_mapping.pop, name)
+    set_attention(model, name)
     undo.callback(set_attention, model, "eager")
 
 
@@ -324,14 +348,16 @@ def _attend(
     visible = attention_mask.visible if isinstance(attention_mask, Mask) else None
     if visible is None and attention_mask is not None:
         raise ModelLoadError(f"{type(module).__name__} has a mask of its own")
-    if visible is not None and visible.is_bidirectional:
+    if findings.is_encoder:
+        _check_both_directions(module, visible, arguments)
+    elif visible is not None and visible.is_bidirectional:
         raise ModelLoadError(f"{type(module).__name__} sees later tokens, which only a whole sequence has.")
     sizes = query.shape[1], key.shape[1], key.shape[3], value.shape[3]
     own = set(module.modules())
     outputs = [(linear, out) for linear, out in findings.recent if linear in own]
     findings.recent.clear()
     expansion = findings.expansions.get(module)
-    if expansion is None and query.shape[1] == key.shape[1]:
+    if expansion is None and query.shape[1] == key.shape[1] and not findings.is_encoder:
         expansion = find_expansion(outputs, key, value)
     elif expansion is not None:
         shared = key[:, :, :, expansion.nope_head_dim :]
@@ -344,6 +370,14 @@ def _attend(
         attended.contiguous(),
         None,
     )  # contiguous, as from Transformers' own functions: some classes call `view` on it
+
+
+def _check_both_directions(module: nn.Module, visible: Visible | None, arguments: Mapping[str, Any]) -> None:
+    """Raises ModelLoadError if a call of attention sees earlier tokens alone."""
+    is_causal = arguments.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if is_causal if visible is None else not visible.is_bidirectional:
+        raise ModelLoadError(f"{type(module).__name__} sees earlier tokens alone")
 
 
 def _watch(linear: nn.Module, findings: Findings, num_outputs: int, undo: contextlib.ExitStack) -> None:

@@ -1,6 +1,6 @@
 """Replaces layers of a Transformers model by ours."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +28,13 @@ from quire.executor.weights.readers import Shard
 
 @dataclass(frozen=True)
 class LayerReplacement:
-    """Replaces one model's layers; `context` reads their weights under the modules' names."""
+    """Replaces one model's layers; `context` reads their weights under the modules' names. Those in `kept` stay."""
 
     model: PreTrainedModel
     context: ModelContext
     findings: Findings
     splits: Mapping[nn.Module, Split]
+    kept: Collection[nn.Module] = ()
 
     def run(self) -> dict[nn.Module, layer_modules.Expansion]:
         """Replaces all layers that have a counterpart. Others stay, with their parameters on the meta device.
@@ -47,8 +48,8 @@ class LayerReplacement:
         self._replace_gated(names)
         self._replace_fused(names)
         for name, module in list(self.model.named_modules()):
-            if module in routers:
-                continue  # its weights are read unchanged, see `routing.py`
+            if module in self.kept or module in routers:
+                continue  # the weights of a router are read unchanged, see `routing.py`
             if module in self.splits and is_linear(module) and name:
                 self._put(name, self._linear(name, module))
             elif name and (form := read_norm(module)) is not None:

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -27,6 +28,10 @@ from quire.executor import light_torch
 logger = get_logger(__name__)
 
 light_torch.complete()  # the library's classes may use any torch operation on the meta device
+
+
+_BUILDING = threading.Lock()
+"""Held while modules of the library are changed, which all threads share: ranks may be threads of one process."""
 
 
 class UnknownModelError(ModelLoadError):
@@ -49,10 +54,14 @@ def build_skeleton(
         model_class = _model_class(spec, config)
         if not generates and not spec.is_encoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             model_class, config.tie_word_embeddings = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], True
-        with _parameters_on_meta(), no_init_weights():
-            # "eager" is the one implementation that every class has; it is never run.
+        if spec.is_encoder and model_class in MODEL_FOR_CAUSAL_LM_MAPPING.values():
+            model_class = MODEL_MAPPING[type(config)]  # whose head nothing reads
+        pooler = "add_pooling_layer"  # of a base class, which nothing reads and checkpoints may lack
+        options = {pooler: False} if spec.is_encoder and pooler in inspect.signature(model_class).parameters else {}
+        with _BUILDING, _parameters_on_meta(), no_init_weights():
+            # "eager" is the one implementation that every class has; decoders never run it.
             model = model_class._from_config(
-                config, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+                config, dtype=dtype, attn_implementation="eager", experts_implementation="eager", **options
             )
     except UnknownModelError:
         raise

@@ -72,10 +72,7 @@ class TokenVectors:
         self.release([request.slot])
         pooling = request.pooling
         if pooling is not None and pooling.method == "all":
-            tagged = None
-            if pooling.step_tag_id is not None:
-                prompt = np.array(request.token_ids[: request.num_prompt_tokens])
-                tagged = np.flatnonzero(prompt == pooling.step_tag_id)
+            tagged = _tagged(pooling, np.array(request.token_ids[: request.num_prompt_tokens]))
             self._requests[request.slot] = _Request(pooling, tagged)
 
     def release(self, slots: list[int]) -> None:
@@ -108,6 +105,17 @@ class TokenVectors:
         self._unfinished[row.slot] = states[num_whole:]
         means = [chunk.mean(0) for chunk in states[:num_whole].split(min(size, max(num_whole, 1)))]
         return torch.stack(means) if num_whole else states[:0]
+
+
+def _tagged(pooling: Pooling, prompt: np.ndarray) -> np.ndarray | None:
+    """Returns the positions of the tokens of `prompt` that get vectors; None: all do."""
+    if pooling.step_tag_id is not None:
+        return np.flatnonzero(prompt == pooling.step_tag_id)
+    if pooling.chunk_size is not None:
+        return None
+    start = int(prompt[0] == pooling.without_first)
+    stop = len(prompt) - int(prompt[-1] == pooling.without_last)
+    return None if (start, stop) == (0, len(prompt)) else np.arange(start, max(start, stop))
 
 
 _MAX_SCORES = 2**23

@@ -218,7 +218,7 @@ def test_names_of_norms_in_the_first_release(tmp_path: Path) -> None:
     ("name", "overrides", "message"),
     [
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
-        ("nomic", {"moe_every_n_layers": 2}, "moe_every_n_layers"),
+        ("nomic", {"moe_every_n_layers": 2}, "lacks 'num_experts'"),
         ("deberta-v2", {"conv_act": "mish"}, "conv_act 'mish'"),
         ("deberta-v2", {"pos_att_type": ["p2p"]}, "pos_att_type may name c2p and p2c, got p2p"),
     ],
