@@ -189,6 +189,20 @@ class PoisonWorker(NullWorker):
         return super().launch(plan)
 
 
+class HangingWorker(NullWorker):
+    """Hangs in its hundredth step, unless another engine has."""
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        sign = Path(os.environ["HANGS_ONCE"])
+        if plan.step_id == 100 and not sign.exists():
+            sign.touch()
+            self.hang_here()
+        return super().launch(plan)
+
+    def hang_here(self) -> None:
+        time.sleep(1000)
+
+
 class UnloadableWorker(NullWorker):
     def load(self) -> WorkerReady:
         raise ModelLoadError("weights.safetensors is cut short; download it again.")
