@@ -170,6 +170,29 @@ def test_sigint_ends_the_server_cleanly(checkpoint: Callable[..., Path], tmp_pat
     assert "Traceback" not in server.logs()
 
 
+EARLY = """
+import importlib, os, pathlib, sys, time
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == "quire.frontend.cli.main":
+            pathlib.Path(sys.argv[2]).touch()
+            time.sleep(1000)
+
+sys.meta_path.insert(0, Slow())
+from quire.__main__ import main
+main()
+"""
+
+
+def test_sigterm_ends_a_server_in_order_while_it_is_imported(tmp_path: Path) -> None:
+    sign = tmp_path / "importing"
+    with subprocess.Popen([sys.executable, "-c", EARLY, "serve", str(sign)]) as server:
+        wait_for(sign.exists)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+
+
 ENDLESS = """
 import os, pathlib, sys, time
 from quire.frontend.cli.main import main

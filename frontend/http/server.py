@@ -190,6 +190,11 @@ class HttpServer:
         else:
             self._state.stop()
 
+    def stop_at_once(self) -> None:
+        """Stops as a second signal does."""
+        for _ in range(2):
+            self.stop()
+
     async def _end(self, tasks: list["asyncio.Task[None] | asyncio.Task[EngineReady]"]) -> None:
         self._state.stop()
         self._uvicorn.should_exit = True

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import fcntl
+import glob
 import os
 import shutil
 import signal
@@ -29,6 +31,9 @@ from quire.frontend.launch.engine_main import TURN, EngineStart
 from quire.frontend.launch.ray_nodes import RayNodes
 from quire.frontend.launch.shared_experts import Epochs
 
+_PREFIX = "quire-"
+_OWNER = "owner"
+"""A file in each folder for sockets. The process that made the folder holds its lock."""
 JOIN_SECONDS = 5.0
 """Limit of a blocking wait for an engine's end."""
 
@@ -152,7 +157,7 @@ class EngineLauncher:
         self._cluster = cluster
         self._ray_nodes = ray_nodes
         self._epochs = epochs
-        self.folder: str | None = None  # holds the sockets; mode 0700
+        self._folder: PrivateFolder | None = None
         self._launched = 0
         self._ahead: EngineSubprocess | None = None
         self._spare: EngineSubprocess | None = None
@@ -160,6 +165,11 @@ class EngineLauncher:
     @property
     def waits_for(self) -> str | None:
         return None if self._epochs is None else self._epochs.waits_for
+
+    @property
+    def folder(self) -> str | None:
+        """The folder with the sockets, once there is one."""
+        return None if self._folder is None else self._folder.path
 
     def launch_ahead(self) -> None:
         """Starts the engine that the first `launch` returns, so that it loads while the frontend starts."""
@@ -247,9 +257,9 @@ class EngineLauncher:
             self._ray_nodes.close()
         if self._epochs is not None:
             self._epochs.close()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder = None
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     def _next_address(self, here: contextlib.ExitStack) -> tuple[str, int | None]:
         """The next engine's address, and on TCP the descriptor of a socket that listens there until `here` is closed.
@@ -259,9 +269,11 @@ class EngineLauncher:
             host = "127.0.0.1" if self._transport == "tcp" else self._transport.address
             listener = here.enter_context(listen(host))
             return endpoint_of(listener), listener.fileno()
-        if self.folder is None or not os.path.isdir(self.folder):  # a cleaner of temporary files may remove it
-            self.folder = _private_folder()
-        return f"ipc://{self.folder}/engine-{self._launched}.sock", None
+        if self._folder is not None and not os.path.isdir(self._folder.path):
+            self._folder.remove()  # a cleaner of temporary files has
+            self._folder = None
+        self._folder = self._folder or PrivateFolder()
+        return f"ipc://{self._folder.path}/engine-{self._launched}.sock", None
 
 
 def _flight(config: EngineConfig) -> Flight | None:
@@ -290,12 +302,41 @@ def _devices(config: EngineConfig) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
-def _private_folder() -> str:
-    base = envs.read("RPC_BASE_PATH")
-    try:
-        return tempfile.mkdtemp(prefix="quire-", dir=base)
-    except OSError as error:
-        raise ConfigError(
-            f"The sockets of the engine need a folder in {base or tempfile.gettempdir()!r}, which cannot be made: "
-            f"{error.strerror}. QUIRE_RPC_BASE_PATH names another place."
-        ) from None
+class PrivateFolder:
+    """A folder for sockets that only this user reaches. It is known as abandoned when this process has ended.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        base = envs.read("RPC_BASE_PATH")
+        try:
+            self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
+            # Locked before it has its name, so that nobody ever finds it without the lock.
+            self._owner = os.open(f"{self.path}/new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._owner, fcntl.LOCK_EX)
+            os.rename(f"{self.path}/new", f"{self.path}/{_OWNER}")
+        except OSError as error:
+            raise _unusable(base, error) from None
+        _remove_abandoned(os.path.dirname(self.path))
+
+    def remove(self) -> None:
+        """Removes the folder. Does nothing if it is gone."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._owner)
+
+
+def _remove_abandoned(base: str) -> None:
+    """Removes folders of processes that were killed together with their engines, which else do so."""
+    for path in glob.glob(f"{glob.escape(base)}/{_PREFIX}*/{_OWNER}"):
+        with contextlib.suppress(OSError), open(path, "rb") as owner:  # another user's, or removed meanwhile
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+
+
+def _unusable(base: str | None, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"The sockets of the engine need a folder in {base or tempfile.gettempdir()!r}, which cannot be made: "
+        f"{error.strerror}. QUIRE_RPC_BASE_PATH names another place."
+    )

@@ -129,7 +129,7 @@ class ApiServer:
             logger.exception("shutting down: a message of the parent could not be handled")
         finally:
             self._calls.end()
-            self._http.stop()
+            self._http.stop_at_once()  # the engines end with the parent
 
     def _on_message(self, message: ToServer) -> None:
         match message:

@@ -22,7 +22,7 @@ from quire.core.processes import is_ending, names_of_living
 from quire.core.wire.channel import CurveKeys
 from quire.frontend.launch import launcher as launcher_module
 from quire.frontend.launch.engine_main import EngineStart
-from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening
+from quire.frontend.launch.launcher import EngineLauncher, EngineSubprocess, Listening, PrivateFolder
 from tests.core.engine.null_engine import NULL_WORKER, engine_config
 
 ROOT = Path(__file__).parents[3]
@@ -227,3 +227,27 @@ def test_whoever_joins_an_engine_waits_for_its_workers(
     engine.join()
     assert names_of_living(engine.pid or 0) == []
     assert caplog.text.count("have not ended") == 1
+
+
+def test_folders_of_processes_that_were_killed_are_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no folder of a process that lives, nor one of somebody else's."""
+    monkeypatch.setenv("QUIRE_RPC_BASE_PATH", str(tmp_path))
+    make = "import os, sys, time; from quire.frontend.launch.launcher import PrivateFolder; folder = PrivateFolder()"
+    script = f"{make}; print(folder.path, flush=True); time.sleep(1000)"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        abandoned = Path(killed.stdout.readline().strip())
+        mine = PrivateFolder()
+        (tmp_path / "quire-of-somebody-else").mkdir()
+        assert abandoned.exists()
+        killed.kill()
+        killed.wait()
+    other = PrivateFolder()
+    assert sorted(tmp_path.iterdir()) == sorted(
+        [Path(mine.path), Path(other.path), tmp_path / "quire-of-somebody-else"]
+    )
+    mine.remove()
+    other.remove()

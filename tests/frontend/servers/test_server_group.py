@@ -292,3 +292,27 @@ def test_a_signal_ends_all_of_them(checkpoint: Callable[..., Path], server: Serv
     everything = psutil.Process(server.process.pid).children(recursive=True)
     assert server.stop() == 0
     assert psutil.wait_procs(everything, timeout=30)[1] == []
+
+
+def test_nothing_is_left_when_the_parent_is_killed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Servers, engines, workers, a spare engine and a grammar helper, with a stream and a time for it to finish."""
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    server = ServerProcess(
+        tmp_path, str(checkpoint("llama", max_position_embeddings=MAX_TOKENS + 5000)), "--served-model-name", "tiny",
+        "--api-server-count", "2", "--tensor-parallel-size", "2", "--num-gpu-blocks-override", "5000",
+        "--shutdown-timeout", "600", "--enable-warm-spare", env={"QUIRE_RPC_BASE_PATH": str(sockets)},
+    ).wait_until_ready()  # fmt: skip
+    post(server, structured_outputs={"regex": "a+"})
+    parent = psutil.Process(server.process.pid)
+    with httpx.stream(
+        "POST", f"{server.base_url}/v1/completions", json=BODY | {"max_tokens": MAX_TOKENS, "stream": True}
+    ):
+        wait_for(lambda: len(children(server, "engine_main")) == 2)
+        wait_for(lambda: len(parent.children(recursive=True)) >= 2 + 2 + 4 + 1)
+        left = parent.children(recursive=True)
+        parent.kill()
+        server.process.wait()
+        _, alive = psutil.wait_procs(left, 20)
+    assert alive == []
+    wait_for(lambda: list(sockets.iterdir()) == [])
