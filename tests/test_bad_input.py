@@ -231,6 +231,7 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (CHAT, "max_tokens", 10**9, "lower max_tokens to"),
     (CHAT, "top_logprobs", 3, "needs logprobs=true"),
     (CHAT, "tools", [{}], "function with a name"),
+    (CHAT, "response_format", {"type": []}, "response_format"),
     (CHAT, "tool_choice", "required", "there are no tools"),
     (CHAT, "tool_choice", {"type": "function", "function": {"name": "f"}}, "not among the tools"),
     (CHAT, "tool_choice", "any", "must be none, auto, required"),

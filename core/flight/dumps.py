@@ -59,6 +59,7 @@ class FlightMemory:
 
     def save(self, reason: str) -> Path | None:
         parts = [data for data in map(_content, self.descriptors) if read_preamble(data) is not None]
+        parts.sort(key=_sequence)
         if not any(record.kind is Kind.PLAN for data in parts for record in read_records(data)):
             return None
         text = reason.encode("utf-8", "replace")
@@ -68,7 +69,7 @@ class FlightMemory:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_oldest(path.parent, f"*{SUFFIX}", MAX_DUMPS - 1)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.writelines(sorted(parts, key=_sequence))
+                file.writelines(parts)
                 file.write(HEAD.pack(len(text), Kind.FAULT, time.monotonic()) + text)
         except OSError as error:
             logger.warning("what the engine did last cannot be written to %s: %s", path, error.strerror)

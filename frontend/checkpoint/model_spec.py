@@ -118,7 +118,13 @@ def read_model_spec(folder: Path, model: ModelConfig, tokenizer_folder: Path | N
     """
     path, own = _read_config(folder, model)
     stated = override(own, model.hf_overrides, list(_FIELDS.values()))
-    return make_model_spec(stated, folder, model, path, tokenizer_folder or folder)
+    try:
+        return make_model_spec(stated, folder, model, path, tokenizer_folder or folder)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} and the files beside it describe no model ({error!r}). Download it again, or correct it with "
+            "--hf-overrides."
+        ) from error
 
 
 def make_model_spec(
@@ -171,7 +177,7 @@ def make_model_spec(
         encoder=read_encoder_spec(config, facts["max_position_embeddings"], facts["vocab_size"])
         if has_encoder
         else None,
-        num_token_types=config.get("type_vocab_size") or 1,
+        num_token_types=_positive_int(config, ("type_vocab_size",), path) if config.get("type_vocab_size") else 1,
         eos_token_ids=_eos_token_ids(config, model, folder, tokenizer_folder),
         implementation="quire" if model.model_impl == "vllm" else model.model_impl,
         trust_remote_code=model.trust_remote_code,

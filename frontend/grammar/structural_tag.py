@@ -41,4 +41,4 @@ def formats(form: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def is_portable(form: dict[str, Any]) -> bool:
     """True if llguidance may support a format, too."""
-    return all(each["type"] in _PORTABLE and each.get("style", "json") == "json" for each in formats(form))
+    return all(str(each["type"]) in _PORTABLE and each.get("style", "json") == "json" for each in formats(form))

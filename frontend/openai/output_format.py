@@ -58,7 +58,7 @@ class OutputFields(PartlyRead, kw_only=True):
     def ignored_parts(self) -> Iterator[str]:
         """Unknown fields of response_format, and fields that structured_outputs overrules."""
         form = self.response_format or {}
-        known = _FORMS.get(form.get("type"), set(form)) - ({"schema"} if "json_schema" in form else set())
+        known = _FORMS.get(str(form.get("type")), set(form)) - ({"schema"} if "json_schema" in form else set())
         yield from (f"response_format.{name}" for name in form if name not in known and name != "type")
         schema = form.get("json_schema")
         if isinstance(schema, dict):

@@ -66,3 +66,16 @@ def test_the_outer_ends_of_an_output_count(tmp_path: Path) -> None:
         spec = read(tmp_path, **outer, eos_token_id=[1, 2], text_config={**text, **inner})
         assert spec.eos_token_ids == [1, 2]
     assert read(tmp_path, **outer, text_config={**text, "eos_token_id": 3}).eos_token_ids == [3]
+
+
+@pytest.mark.parametrize("field", ["model_type", "rope_parameters", "architectures", "type_vocab_size", "pad_token_id"])
+def test_fields_of_a_wrong_type_are_told_with_the_file(tmp_path: Path, field: str) -> None:
+    config = {**MAMBA, "num_attention_heads": 2, "model_type": "xlm-roberta", "max_position_embeddings": 64}
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read(tmp_path, **{**config, field: [[]], "rope_theta": "x"})
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "vocab_size", "hidden_size", "num_experts"])
+def test_impossible_sizes_are_refused_at_once(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is 1000000000000; models have at most \d+"):
+        read(tmp_path, **{**MAMBA, "num_attention_heads": 2, name: 10**12})

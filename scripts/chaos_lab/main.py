@@ -1,0 +1,37 @@
+"""Proves on this machine what docs/reliability.md promises.
+
+    scripts/chaos streams                    ten minutes: streams of all kinds while processes are killed and stopped
+    scripts/chaos streams --seconds 24       the cut that the suite runs
+    scripts/chaos soak                       20,000 short requests with random disconnects; memory and descriptors
+    scripts/chaos connections                10,000 idle connections and clients with slow headers
+    scripts/chaos fuzz                       the fuzz tests of the suite, for their full time
+    scripts/chaos recorder                   the cost of the flight recorder
+
+Prints tables; exits with 1 if anything was lost or wrong.
+"""
+
+import argparse
+import sys
+
+import connections
+import fuzz
+import kills
+import recorder_cost
+import soak
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (kills, soak, connections, fuzz, recorder_cost):
+        command = commands.add_parser(module.NAME, help=module.SUMMARY)
+        command.add_argument("--model", help="The checkpoint's folder; the demo model when unset.")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args()
+    code: int = args.run(args)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
