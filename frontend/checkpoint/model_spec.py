@@ -132,6 +132,8 @@ def make_model_spec(
 ) -> ModelSpec:
     """`read_model_spec` of a checkpoint whose config.json, with overrides, is `stated`; messages call it `path`."""
     config = complete(with_decoder(stated))
+    if not isinstance(config.get("model_type"), str | None):
+        raise ConfigError(f"{path}: model_type must be a string, got {config['model_type']!r}.")
     defaults = {"max_position_embeddings": _UNSTATED}
     if _has_only_states(config):
         defaults = {"max_position_embeddings": _UNBOUNDED, "num_attention_heads": 1}

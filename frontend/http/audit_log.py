@@ -11,12 +11,11 @@ from msgspec import Struct
 
 from quire.core.errors import ConfigError
 from quire.core.logging import get_logger
+from quire.frontend.keys.caller import current_owner
 from quire.frontend.requests.usage import CallUsage
 
 logger = get_logger(__name__)
 
-KEY_NAME = "quire.key_name"
-"""Where a request's scope has the name of its API key, if the server knows one."""
 MAX_FIELD = 200
 """Characters that a line keeps of a path or a name from the client."""
 
@@ -83,7 +82,7 @@ class AuditLog:
             time=datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="milliseconds"),
             request_id=request_id,
             client=None if not client else f"{client[0]}:{client[1]}",
-            key=facts.get(KEY_NAME),
+            key=current_owner() or None,
             method=method[:MAX_FIELD],
             path=facts["path"][:MAX_FIELD],
             route=facts.get("path_template"),

@@ -15,6 +15,7 @@ from tests.servers import ServerProcess
 from tests.test_resilience import wait_for
 
 SECRET = "Hello secret"
+KEY = {"Authorization": "Bearer second"}
 BODY = {"model": "tiny", "prompt": SECRET, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 
 
@@ -24,6 +25,7 @@ def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     process = ServerProcess(
         folder, str(checkpoint("llama")), "--served-model-name", "tiny", "--num-gpu-blocks-override", "128",
         "--audit-log-path", str(folder / "audit.jsonl"), "--log-format", "json", "--enable-log-requests",
+        "--api-key", "first", "--api-key", "second",
     )  # fmt: skip
     process.audit = folder / "audit.jsonl"  # type: ignore[attr-defined]
     yield process.wait_until_ready()
@@ -49,7 +51,9 @@ def lines(server: ServerProcess) -> list[dict[str, Any]]:
 
 
 def ask(server: ServerProcess, request_id: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.base_url}/v1/completions", json=BODY | body, headers={"X-Request-Id": request_id})
+    return httpx.post(
+        f"{server.base_url}/v1/completions", json=BODY | body, headers={**KEY, "X-Request-Id": request_id}
+    )
 
 
 def test_a_line_has_the_tokens_of_all_requests_of_the_call(server: ServerProcess) -> None:
@@ -63,13 +67,14 @@ def test_a_line_has_the_tokens_of_all_requests_of_the_call(server: ServerProcess
     assert line["num_requests"] == 2
     assert (line["num_prompt_tokens"], line["num_output_tokens"]) == (answer["usage"]["prompt_tokens"], 12)
     assert line["finish_reasons"] == ["length"]
+    assert line["key"] == "key-2"
     assert line["client"].startswith("127.0.0.1:")
     assert 0 < line["seconds"] < 60
     assert line["time"].endswith("+00:00")
 
 
 def test_a_client_that_leaves_is_seen(server: ServerProcess) -> None:
-    headers = {"X-Request-Id": "gone"}
+    headers = {**KEY, "X-Request-Id": "gone"}
     body = BODY | {"stream": True, "max_tokens": 2000}
     with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, headers=headers) as answer:
         next(answer.iter_lines())
