@@ -52,11 +52,13 @@ GOOD: dict[str, dict[str, Any]] = {
     "/generative_scoring": {"query": [5], "items": [[6]], "label_token_ids": [7, 8]},
     "/tokenize": {"messages": TEXT},
     "/detokenize": {"tokens": [5]},
+    "/decode": {"ids": [5]},
 }
 """What every operation with a body answers with 200, but for those on one conversation that the server keeps."""
 
 GOOD_VECTORS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": ["Hello", "There"]},
+    "/embeddings": {"input": "Hello"},
     "/pooling": {"input": "Hello"},
     "/score": {"text_1": "Hello", "text_2": ["There", "Hello"]},
     "/v1/score": {"text_1": "Hello", "text_2": "There"},
@@ -68,6 +70,7 @@ GOOD_VECTORS: dict[str, dict[str, Any]] = {
     "/embed_all": {"inputs": "Hello"},
     "/similarity": {"inputs": {"source_sentence": "Hello", "sentences": ["There"]}},
     "/": {"inputs": "Hello"},
+    "/vertex": {"instances": [{"inputs": "Hello"}]},
 }
 """The same of a server that makes vectors."""
 

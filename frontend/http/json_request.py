@@ -11,6 +11,7 @@ from litestar.exceptions import InternalServerException
 from quire.core.errors import ParameterError
 from quire.frontend.chat.partly_read import PartlyRead
 from quire.frontend.http.errors import ClientGoneError, MediaTypeError
+from quire.frontend.http.field_values import allowed_values
 from quire.frontend.http.unknown_fields import IgnoredFields, IgnoredFieldsLog, nearest, without_unknown
 
 MEDIA_TYPE = "application/json"
@@ -181,6 +182,8 @@ def _refuse(text: str, kind: Any) -> NoReturn:
         name = _join(path, missing["name"])
         raise ParameterError(f"The field {name!r} is required.", param=name)
     complaint = _lower(complaint).replace("`", "")
+    if complaint.startswith("invalid enum value") and (values := allowed_values(kind, path)):
+        complaint += f"; take {', '.join(values[:-1])} or {values[-1]}" if len(values) > 1 else f"; take {values[0]}"
     raise ParameterError(f"{path or 'The request body'}: {complaint}.", param=path or None)
 
 

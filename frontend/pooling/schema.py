@@ -129,7 +129,10 @@ def texts_of(given: ScoredText | list[ScoredText], name: str) -> list[str]:
     Raises:
         ParameterError: there is none, there are too many, or one is no text.
     """
-    texts = [_text_of(each, name) for each in (given if isinstance(given, list) else [given])]
+    if isinstance(given, list):
+        texts = [_text_of(each, f"{name}[{index}]") for index, each in enumerate(given)]
+    else:
+        texts = [_text_of(given, name)]
     if not texts:
         raise ParameterError(f"{name} must not be empty.", param=name)
     if len(texts) > MAX_INPUTS:
@@ -146,7 +149,7 @@ def _text_of(given: ScoredText, name: str) -> str:
     if isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
         return "".join(str(part.get("text", "")) for part in parts)
     raise ParameterError(
-        f"{name} must hold texts: this server takes and gives text only. An object may have text, or content with "
+        f"{name} must be a text: this server takes and gives text only. An object may have text alone, or content with "
         "parts of text.",
         param=name,
     )

@@ -197,6 +197,7 @@ def test_labels_and_their_probabilities(labelling_server: ServerProcess, labelli
         ("/rerank", {"query": "a"}, "documents", "required"),
         ("/rerank", {"query": "a", "documents": []}, "documents", "empty"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "at least 0"),
+        ("/rerank", {"query": "a", "documents": ["b", {"title": "c"}]}, "documents[1]", "text only"),
     ],
 )
 def test_bad_fields_are_named(
