@@ -96,6 +96,37 @@ def counters(server: ServerProcess) -> list[float]:
     ]
 
 
+LONG = {"max_tokens": 700, "temperature": 0.9, "seed": 4, "ignore_eos": True}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": ("completions", LONG | {"prompt": [5, 6], "temperature": 0}),
+    "two": ("completions", LONG | {"prompt": [5, 6], "n": 2, "frequency_penalty": 0.3}),
+    "logprobs": ("completions", LONG | {"prompt": [7, 8], "logprobs": 3}),
+    "long prompt": ("completions", LONG | {"prompt": [9, 10, 11] * 400, "max_tokens": 500, "prompt_logprobs": 1}),
+    "stop": ("completions", LONG | {"prompt": [5, 6, 7], "stop": ["no such text", "nor this"]}),
+    "grammar": ("completions", LONG | {"prompt": [5], "structured_outputs": {"regex": "[a-z ]{650,660}"}}),
+    "beams": ("completions", {"prompt": [5, 6], "use_beam_search": True, "n": 3, "max_tokens": 60}),
+    "chat": ("chat/completions", LONG | {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True}),
+}
+"""Requests of all kinds, by route. Each has drawn hundreds of tokens when engines are killed."""
+
+
+def test_requests_of_all_kinds_outlast_kills_with_the_same_answers(own_server: ServerProcess) -> None:
+    def ask(kind: str) -> Any:
+        route, body = KINDS[kind]
+        answer = httpx.post(f"{own_server.base_url}/v1/{route}", json=body | {"model": "tiny"}, timeout=100)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"]
+
+    with ThreadPoolExecutor(len(KINDS)) as pool:
+        undisturbed = list(pool.map(ask, KINDS))
+        running = [pool.submit(ask, kind) for kind in KINDS]
+        for _ in range(2):
+            wait_for(lambda: running_requests(own_server) >= 4)
+            kill_engine(own_server)
+        for kind, answer, expected in zip(KINDS, running, undisturbed, strict=True):
+            assert answer.result() == expected, kind
+
+
 def test_a_request_that_engines_do_not_survive_is_refused_and_others_are_served(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
