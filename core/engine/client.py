@@ -380,6 +380,15 @@ class EngineClient:
         if not submitted.num_unfinished and self._trials.get(submitted.link.number) is submitted:
             self._end_trial(submitted.link)
 
+    def _retry(self, tracked: Tracked, failure: RequestFailure) -> bool:
+        """Sends a sequence again, once. Its engine has forgotten it, and what it computed. False if it was retried."""
+        if tracked.is_retried or not tracked.submitted.link.engine.is_ready:
+            return False
+        tracked.is_retried = True
+        logger.warning("request %s is tried again: %s", tracked.start.request_id, failure.message)
+        self._send(tracked.submitted, continued(tracked.submitted.request, [tracked]))
+        return True
+
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         """Delivers each delta to its sequence. Sequences end here alone. The loop runs once per token.
 
@@ -393,6 +402,8 @@ class EngineClient:
                 continue
             tracked.delivered += delta.token_ids
             if delta.finish_reason is not None:
+                if delta.failure is not None and delta.failure.may_pass and self._retry(tracked, delta.failure):
+                    continue
                 self._forget(delta.request_id)
             try:
                 tracked.on_delta(delta)

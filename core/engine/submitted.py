@@ -67,6 +67,7 @@ class Tracked(Struct, eq=False):
     start: SequenceStart
     on_delta: OnDelta
     delivered: list[int]
+    is_retried: bool = False  # after a failure that might pass
 
 
 def num_tokens(request: EngineRequest) -> int:

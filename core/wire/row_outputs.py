@@ -65,13 +65,15 @@ class PooledVector(Struct, array_like=True, tag="pooled"):
 class RequestFailure(Struct, array_like=True, tag="failure"):
     """Why one request failed. `kind` is "invalid" (400), "overloaded" (429) or "internal" (500).
 
-    A "dead_end" is no failure of the request: its output ends there, because the grammar cannot go on.
+    A "dead_end" is no failure of the request: its output ends there, because the grammar cannot go on. After one that
+    `may_pass`, another attempt may succeed, because the device may be at fault.
     """
 
     kind: str
     message: str
     retry_after_seconds: float = 0.0
     limit: str = ""  # of `SchedulerLimits`, that an overloaded engine has reached
+    may_pass: bool = False
 
 
 PromptOutput = PromptLogprobs | HiddenStates | PooledVector

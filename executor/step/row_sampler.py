@@ -158,7 +158,7 @@ class RowSampler:
             match self._sampler.why_unusable(rows.sampled, int(rows.firsts[index])):
                 case None:
                     message = "The model's logits were NaN or infinite for this request."
-                    failure = RequestFailure("internal", message)
+                    failure = RequestFailure("internal", message, may_pass=True)
                 case DeadEnd(message):
                     failure = RequestFailure("dead_end", message)
                 case str(message):

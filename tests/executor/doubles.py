@@ -21,6 +21,7 @@ from quire.core.errors import ModelLoadError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.protocol import StepPlan, StepResult, WorkerAnswer, WorkerCall, WorkerReady
 from quire.core.wire.rank import Layout, Rank
+from quire.core.wire.row_outputs import RequestFailure
 from quire.executor.processes.null_worker import AnsweredStep, NullWorker
 
 POISON = 313
@@ -187,6 +188,16 @@ class PoisonWorker(NullWorker):
                     time.sleep(1000)
         time.sleep(0.002)
         return super().launch(plan)
+
+
+class UnusableWorker(NullWorker):
+    """Has NaN for the request in its first row in some steps, as the variable UNUSABLE lists."""
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        step = super().launch(plan)
+        if str(plan.step_id) in os.environ["UNUSABLE"].split():
+            step.result.outputs.append((0, RequestFailure("internal", "NaN", may_pass=True)))
+        return step
 
 
 class HangingWorker(NullWorker):

@@ -38,7 +38,8 @@ class PendingVectors:
         [vectors] = self.values.values()
         values = vectors[self.place].numpy()
         if not np.isfinite(values).all():
-            return RequestFailure("internal", "The model's hidden states were NaN or infinite for this request.")
+            message = "The model's hidden states were NaN or infinite for this request."
+            return RequestFailure("internal", message, may_pass=True)
         data = values.astype("<f4", copy=False).tobytes()
         if self.start is None:
             return PooledVector(data)

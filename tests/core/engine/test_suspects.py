@@ -108,6 +108,26 @@ def test_a_request_on_trial_may_be_aborted_and_the_others_go_on(monkeypatch: pyt
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("steps", "reason"), [("20", FinishReason.LENGTH), ("20 40", FinishReason.ERROR)])
+def test_a_request_whose_values_were_unusable_is_tried_again_once(
+    steps: str, reason: FinishReason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device may have been at fault; if that was not all, the request fails."""
+    monkeypatch.setenv("UNUSABLE", steps)
+
+    async def scenario() -> None:
+        async with client_of(launcher("tests.executor.doubles:UnusableWorker")) as client:
+            await client.start()
+            stream = Stream(client, "a", [1, 2], 200)
+            assert await stream.finish_reason() is reason
+            assert stream.token_ids == [(2 + place) % 1000 for place in range(len(stream.token_ids))]
+            assert (len(stream.token_ids) == 200) is (reason is FinishReason.LENGTH)
+            assert client.num_unfinished == 0
+            assert client.status().engine.restarts == 0
+
+    asyncio.run(scenario())
+
+
 def test_engines_that_crash_with_work_and_no_output_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POISON", "crash")
 
