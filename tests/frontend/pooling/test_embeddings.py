@@ -168,7 +168,7 @@ def test_truncation_keeps_the_first_tokens(url: str, reference: Reference) -> No
         ({"input": "word " * 200}, "input", "64"),
         ({"input": [512345]}, "input", "vocabulary"),
         ({"input": "a", "dimensions": 17}, "dimensions", "16, 32"),
-        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "take float, base64, bytes or bytes_only"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "take base64, bytes, bytes_only or float"),
         ({"input": "a", "normalize": True}, "normalize", "use_activation"),
         ({"input": "a", "truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "64"),
         ({"input": "a", "priority": 2**63}, "priority", "64 bits"),
