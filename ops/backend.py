@@ -61,6 +61,23 @@ class AttentionBatch(Protocol):
 
     block_size: int
 
+    @property
+    def positions(self) -> np.ndarray | None:
+        """The positions of the new tokens, [num_tokens] int64 on the host. None: only the device knows them; each row
+        then has one token, and layers compute for all tokens what is wanted of some.
+        """
+        ...
+
+    @property
+    def max_seq_len(self) -> int:
+        """A bound on `seq_lens`, which is the same in all steps of a recording."""
+        ...
+
+    @property
+    def tables_there(self) -> Tensor:
+        """[num_rows, max_blocks] int64 or int32, on the device: `block_tables`."""
+        ...
+
 
 class PairBias(NamedTuple):
     """Biases of pairs of a query and a key, by the distance between them (disentangled attention, arXiv:2006.03654).

@@ -243,6 +243,19 @@ class AttentionPlan:
         self._num_kept = 0
 
     @cached_property
+    def positions(self) -> np.ndarray | None:
+        ends = np.cumsum(self.query_lens)
+        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.seq_lens - ends, self.query_lens)
+
+    @property
+    def max_seq_len(self) -> int:
+        return int(self.seq_lens.max(initial=0))
+
+    @cached_property
+    def tables_there(self) -> Tensor:
+        return self._send(self.block_tables)
+
+    @cached_property
     def _pieces(self) -> Pieces:
         spans = self.prefix_spans
         return _cut(

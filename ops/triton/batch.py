@@ -70,6 +70,18 @@ class TritonBatch(AttentionPlan):
             there.max_seq_len,
         )
 
+    @property
+    def positions(self) -> np.ndarray | None:
+        return super().positions if self._there is None else None
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.rows.max_seq_len
+
+    @property
+    def tables_there(self) -> Tensor:
+        return self.rows.block_tables
+
     def _copy_rows(self) -> tuple[DeviceRows, Tensor | None]:
         """Copies the rows to the device at once, and the prefix spans if there are any."""
         query_lens, seq_lens, tables = self.query_lens, self.seq_lens, self.block_tables

@@ -32,7 +32,7 @@ from quire.executor.weights.packing import PackAtLoad
 from quire.executor.weights.quantization.cache_scheme import CacheScales
 from quire.executor.weights.quantization.schemes import choose_scheme
 from quire.frontend.checkpoint.model_spec import make_model_spec
-from quire.ops.backend import AttentionBatch, Backend
+from quire.ops.backend import AttentionBatch, Backend, DeviceRows
 from quire.ops.cache_rows import LARGEST_CODE
 from quire.ops.cpu.native import NativeBackend
 from tests.executor.pretend_device import DEVICE, IS_ACCELERATED, enter_pretended_device
@@ -150,6 +150,7 @@ class PagedDriver:
             cache.pages[0] = _nothing(cache.pages)
         self.tokens: list[list[int]] = [[] for _ in range(num_requests)]
         self.prompt_lens: dict[int, int] = {}  # by request
+        self.sends_rows = False  # decode steps have their rows on the device, as those of `DecodeInputs`
         self.prefix_spans: dict[int, list[PrefixSpan]] = {}  # by request; of models that see prompts, `step` sets them
 
     @torch.inference_mode()
@@ -222,13 +223,20 @@ class PagedDriver:
         slots: np.ndarray,
     ) -> list[AttentionBatch]:
         rows = SpanRows.of(query_lens, seq_lens, prefix_spans)
+        sends_rows = self.sends_rows and query_lens.max() == 1
         return [
             self.ops.attention_batch(
                 rows.query_lens, rows.seq_lens, table[rows.sequences], self._tensor(mapping),
                 block_size=self.block_size, prefix_spans=rows.spans if rows.spans.any() else None,
+                there=self._rows_there(seq_lens, table) if sends_rows else None,
             )
             for table, mapping in zip(tables, slots, strict=True)
         ]  # fmt: skip
+
+    def _rows_there(self, seq_lens: np.ndarray, table: np.ndarray) -> DeviceRows:
+        starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32, device=self.device)
+        there = (torch.from_numpy(array.astype(np.int32)).to(self.device) for array in (seq_lens, table))
+        return DeviceRows(starts, *there, 1, table.shape[1] * self.block_size)
 
     def _give_back(self, row: int) -> None:
         """Takes back a request's pages that neither its next token nor any later one sees."""

@@ -22,14 +22,14 @@ class RowPlaces:
 
     def __init__(self, batch: AttentionBatch, positions: Tensor) -> None:
         """Takes the step's `positions`, [num_tokens] int64."""
-        device = positions.device
-        rows = np.repeat(np.arange(len(batch.query_lens)), batch.query_lens)
-        starts = batch.seq_lens - batch.query_lens
-        firsts = np.repeat(np.cumsum(batch.query_lens) - batch.query_lens, batch.query_lens)
-        self._host_positions = np.arange(len(rows)) - firsts + starts[rows]
-        self._longest = int(batch.seq_lens.max(initial=0))
-        self._rows = torch.from_numpy(rows).to(device)
-        self._table = torch.from_numpy(batch.block_tables.astype(np.int64)).to(device)
+        self._here = batch.positions
+        if self._here is None:
+            self._rows = torch.arange(len(positions), device=positions.device)
+        else:
+            rows = np.repeat(np.arange(len(batch.query_lens)), batch.query_lens)
+            self._rows = torch.from_numpy(rows).to(positions.device)
+        self._longest = batch.max_seq_len
+        self._table = batch.tables_there
         self._block_size = batch.block_size
         self._positions = positions
 
@@ -42,14 +42,21 @@ class RowPlaces:
 
     def complete(self, cache: Tensor, rate: int) -> CacheRows:
         """Returns all rows of `rate` tokens that were complete with the token itself or before it."""
-        ends = torch.arange(self._longest // rate, device=self._positions.device) * rate + rate - 1
+        num_rows = max(self._here is None, self._longest // rate)  # a bound may be less than a row
+        ends = torch.arange(num_rows, device=self._positions.device) * rate + rate - 1
         positions = torch.minimum(ends, self._positions.unsqueeze(1))
         slots = self._slots(self._rows, positions, rate)
         return CacheRows(cache, slots.int(), (self._positions + 1) // rate)
 
     def completing(self, rate: int) -> Tensor:
-        """Lists the step's tokens that complete a row of `rate` tokens: indices [n] int64."""
-        [tokens] = np.nonzero((self._host_positions + 1) % rate == 0)
+        """Lists the step's tokens that complete a row of `rate` tokens: indices [n] int64.
+
+        Where only the device knows positions, these are all tokens. A row that is not complete may be stored in the
+        place of `own`: it is not seen, and the complete row replaces it.
+        """
+        if self._here is None:
+            return self._rows
+        [tokens] = np.nonzero((self._here + 1) % rate == 0)
         return torch.from_numpy(tokens).to(self._positions.device)
 
     def at(self, positions: Tensor) -> Tensor:
@@ -86,7 +93,7 @@ class RowPlaces:
     def _slots(self, rows: Tensor, positions: Tensor, rate: int) -> Tensor:
         """Returns slots of the rows of `rate` tokens that contain `positions` [n, count] of the sequences `rows`."""
         size = self._block_size
-        pages = self._table[rows.unsqueeze(1), positions // size]
+        pages = self._table[rows.unsqueeze(1), positions // size].long()
         return pages * max(1, size // rate) + positions % size // rate
 
 

@@ -61,7 +61,7 @@ class DualChunkRotary:
         return min(self.chunks.most, 2 * self.chunks.length - 1)
 
     def _place(self, positions: Tensor) -> Tensor:
-        # A torch operation: it prevents recording of steps, whose parts depend on more than their rows.
+        # A torch operation: it prevents recordings on a CPU, where a step's parts depend on more than its rows.
         return positions % self.chunks.length
 
     def _towards_others(self, places: Tensor) -> Tensor:
@@ -104,11 +104,10 @@ class DualChunkAttention(Attention):
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
         pages, group = step.caches[self._place.number]
         own, chunks, ops = wanted or step, self._chunks, self._ops
-        batch = own.attention[group]
-        longest = int(batch.seq_lens.max()) if own.shard_view is None else own.shard_view.longest
-        if longest > chunks.trained:
+        longest = self._sequences.longest(own, group)
+        if longest is None or longest > chunks.trained:
             q = chunks.sharpen(q, step.positions if wanted is None else step.wanted_positions)
-        if longest <= chunks.length:
+        if longest is not None and longest <= chunks.length:
             return super()._attend(q, step, wanted)
         form = self._form._replace(chunk=chunks.length)
         rotation = step.rotation if wanted is None else step.wanted_rotation

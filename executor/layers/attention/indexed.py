@@ -7,6 +7,7 @@ sees the complete blocks with the highest scores, and the tokens after the last 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +63,7 @@ class BlockIndexer:
         self._ops = context.ops
         self._dtype = context.dtype
         self._place = place
+        self._max_model_len = context.max_model_len
         self._shape = shape
         self._rotary = rotary
         self._qk = ColumnLinear(context, [whole(f"{name}.index_qk_proj", (heads + 1) * size)], shape.hidden_size)
@@ -82,7 +84,8 @@ class BlockIndexer:
         batch = step.attention[group]
         self._ops.latent.store_rows(k, pages, batch.slot_mapping)
         self._store_complete_blocks(step, places)
-        if int(batch.seq_lens.max(initial=0)) // shape.rate <= shape.top_k:
+        most = self._max_model_len if batch.positions is None else int(batch.positions.max(initial=-1)) + 1
+        if most // shape.rate <= shape.top_k:
             return None
         blocks, positions = places.of(number + 1), step.positions
         cos, sin = step.rotation(self._rotary)
@@ -129,6 +132,10 @@ class BlockIndexer:
         after = complete * rate + index - in_blocks
         return torch.where(index < in_blocks, blocks * rate + index % rate, after.minimum(own))
 
+    def leaves_out(self, positions: np.ndarray) -> np.ndarray:
+        """Returns True for tokens at `positions` that do not see all tokens before them."""
+        return (positions + 1) // self._shape.rate > self._shape.top_k
+
     def _num_seen(self, positions: Tensor) -> Tensor:
         complete = (positions + 1) // self._shape.rate
         return positions + 1 - (complete - self._shape.top_k).clamp_min(0) * self._shape.rate
@@ -164,13 +171,19 @@ class IndexedAttention(Attention):
         step.selection = self._indexer(x, step, places, places.of(self._place.number))
 
     def _attend(self, q: Tensor, step: StepContext, wanted: Wanted | None) -> Tensor:
-        """Attends as `Attention` does. A token that sees all before it is computed densely, also if others are not."""
+        """Attends as `Attention` does.
+
+        A token that sees all before it is computed densely, also if others are not. Where only the device knows
+        positions, all are computed as selected.
+        """
         if step.selection is None:
             return super()._attend(q, step, wanted)
         slots, counts = step.selection
-        positions = step.positions if wanted is None else step.wanted_positions
-        far = (counts <= positions).nonzero().squeeze(1)
-        pages = step.caches[self._place.number].pages
+        pages, group = step.caches[self._place.number]
+        here = (wanted or step).attention[group].positions
+        if here is None:
+            return self._ops.selected_attention(q, pages, step.selection, scale=self._form.scale)
+        far = torch.from_numpy(np.flatnonzero(self._indexer.leaves_out(here))).to(q.device)
         chosen = self._ops.selected_attention(q[far], pages, Selection(slots[far], counts[far]), scale=self._form.scale)
         if len(far) == len(q):
             return chosen

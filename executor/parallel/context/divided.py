@@ -125,6 +125,9 @@ class DividedContext(ContextParallel):
         rows = PartialRows.of_step(self.shard, batch, query_lens)
         return rows.attention(ops, batch.pages, block_size), rows.shard_view
 
+    def longest(self, own: StepKeys, group: int) -> int | None:
+        return super().longest(own, group) if own.shard_view is None else own.shard_view.longest
+
     def attend(
         self,
         ops: Backend,

@@ -83,6 +83,11 @@ class ContextParallel:
         """
         raise NotImplementedError("steps of undivided positions need no view of a part")
 
+    def longest(self, own: StepKeys, group: int) -> int | None:
+        """Counts the tokens of the longest sequence up to one of the tokens; None: only the device knows."""
+        positions = own.attention[group].positions
+        return None if positions is None else int(positions.max(initial=-1)) + 1
+
     def attend(
         self,
         ops: Backend,
