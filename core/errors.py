@@ -7,6 +7,7 @@ QuireError
 │   ├── ParameterError     a field is out of range, contradictory or unsupported (400)
 │   ├── NotFoundError      an unknown model or resource (404)
 │   └── OverloadedError    the waiting queue is full (429)
+├── DeadlineError          the time that the caller gave the request is over (504)
 ├── TokenizerError         the checkpoint's own tokenizer failed on a text (500)
 ├── UnavailableError       loading, stopping, or too busy a host: another attempt may succeed (503)
 └── EngineError            the engine failed while it held the request (500)
@@ -51,6 +52,10 @@ class OverloadedError(RequestError):
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class DeadlineError(QuireError):
+    """The request was not finished in the time that its caller gave it."""
 
 
 class TokenizerError(QuireError):

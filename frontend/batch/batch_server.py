@@ -29,6 +29,7 @@ from quire.frontend.pooling.schema import (
     ScoreRequest,
 )
 from quire.frontend.pooling.services import PoolingServices
+from quire.frontend.requests.deadline import limit_time
 
 logger = get_logger(__name__)
 
@@ -145,6 +146,7 @@ class BatchServer:
         if route is None:
             raise NotFoundError(f"url must be one of {', '.join(self._routes)}; got {request.url!r}.", param="url")
         body, _ = self._reader.read(bytes(request.body), route.kind)
+        limit_time(None, body.timeout)
         if isinstance(body, GenerationRequest) and body.stream:
             raise ParameterError("stream must not be true in a batch.", param="stream")
         while True:

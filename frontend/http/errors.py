@@ -13,6 +13,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from msgspec import Struct
 
 from quire.core.errors import (
+    DeadlineError,
     EngineDeadError,
     NotFoundError,
     OverloadedError,
@@ -126,6 +127,8 @@ def describe(error: Exception) -> Problem:
             return Problem(503, str(error))
         case RequestTimeoutError():
             return Problem(408, str(error), headers={"Connection": "close"})
+        case DeadlineError():
+            return Problem(504, str(error))
         case ClientGoneError():
             return Problem(CLIENT_GONE, str(error))
         case QuireError():
@@ -190,7 +193,7 @@ class ErrorReporter:
             logger.error("%s failed", where, exc_info=error)
         elif self._log_stacks and problem.status != CLIENT_GONE:
             logger.warning("%s was answered %d: %s", where, problem.status, problem.message, exc_info=error)
-        elif problem.status >= 500 and not isinstance(error, UnavailableError):
+        elif problem.status >= 500 and not isinstance(error, UnavailableError | DeadlineError):
             logger.error("%s failed: %s", where, problem.message)
         return problem
 

@@ -13,6 +13,7 @@ from quire.frontend.chat.partly_read import PartlyRead
 from quire.frontend.http.errors import ClientGoneError, MediaTypeError
 from quire.frontend.http.field_values import allowed_values
 from quire.frontend.http.unknown_fields import IgnoredFields, IgnoredFieldsLog, nearest, without_unknown
+from quire.frontend.requests.deadline import HEADER, limit_time
 
 MEDIA_TYPE = "application/json"
 MAX_QUOTED = 1000
@@ -111,8 +112,10 @@ class JsonRequest(Request[Any, Any, Any]):
         return body
 
     async def read(self, kind: Any) -> Any:
-        """The body, which is taken, as an object of type `kind`. Raises ParameterError."""
+        """The body, which is taken, as an object of type `kind`; its `timeout`, or the header's, begins. Raises
+        ParameterError."""
         value, ignored = self.reader.read(await self.take_body(), kind)
+        limit_time(self.headers.get(HEADER.lower()), getattr(value, "timeout", None))
         if ignored:
             cast("dict[str, Any]", self.scope)[IGNORED] = ignored
         return value

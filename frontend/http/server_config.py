@@ -90,6 +90,13 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     h11_max_header_count: Annotated[
         int, Meta(ge=1, description="Most headers of a request; past it the answer is 431.")
     ] = 256
+    max_connections: Annotated[
+        Positive | None,
+        Meta(
+            description="Most connections of a server's process; one more is answered 503 and closed. By the limit on "
+            "open files when unset."
+        ),
+    ] = None
     middleware: Annotated[
         list[str],
         Meta(

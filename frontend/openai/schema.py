@@ -39,6 +39,7 @@ class GenerationRequest(OutputFields, forbid_unknown_fields=True, kw_only=True):
     """Fields that chat and text completions share."""
 
     model: str | None = None
+    timeout: float | None = None  # seconds; see `requests/deadline.py`
     n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -27,6 +27,7 @@ class PooledBody(Struct, forbid_unknown_fields=True, kw_only=True):
     truncation_side: Side | None = None
     padding: Literal["max_length", "do_not_pad"] | None = None
     request_id: str | None = None
+    timeout: float | None = None  # seconds; see `requests/deadline.py`
     priority: int | None = None
     cache_salt: str | None = None
     mm_processor_kwargs: Any = None  # refused

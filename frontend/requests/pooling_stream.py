@@ -146,6 +146,13 @@ class PoolingStream:
             )
         self._on_close(self)
 
+    def expire(self, error: QuireError) -> None:
+        """Ends the request now: its reader gets `error`."""
+        if not self.finished:
+            self._abort_in_engine([self.request_id])
+            self._finish(None, FinishReason.ABORT)
+            self._fail(error)
+
     def abort(self) -> None:
         """Ends the request now: its reader gets an EngineError, because there is no part of a vector."""
         if not self.finished:

@@ -145,6 +145,11 @@ class RequestStream:
         self._error = error
         self._end_early(FinishReason.ERROR)
 
+    def expire(self, error: QuireError) -> None:
+        """Ends the request now: the reader gets what came before, then `error`."""
+        if not self.finished:
+            self._fail(error)
+
     def abort(self) -> None:
         """Ends the request now: the reader gets a last output with finish_reason "abort"."""
         if not self.finished:

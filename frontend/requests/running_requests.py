@@ -1,6 +1,8 @@
 """The requests that the engine works on: opens them with a read prompt, keeps them by id, and aborts them."""
 
+import asyncio
 import functools
+import time
 from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
@@ -19,6 +21,7 @@ from quire.frontend.keys.caller import Caller
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.completion import Completion
+from quire.frontend.requests.deadline import Deadline
 from quire.frontend.requests.pooling_stream import PoolingStream
 from quire.frontend.requests.prompt import Prompt
 from quire.frontend.requests.request_builder import RequestBuilder, build_vector_request
@@ -64,6 +67,7 @@ class RunningRequests:
         self._takes_priority = takes_priority
         self._metrics = metrics
         self._streams: dict[str, RequestStream | PoolingStream | ChunkedVectors] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # of requests with a deadline
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -125,7 +129,7 @@ class RunningRequests:
             on_close=functools.partial(self._on_closed, log, CALL_USAGE.get(), submission.caller),
             arrival_time=submission.arrival_time,
         )
-        self._add(stream)
+        self._add(stream, submission.deadline)
         try:
             engine = self._client.submit(request, stream.on_deltas, engine=engine)
         except BaseException:
@@ -168,7 +172,7 @@ class RunningRequests:
             arrival_time=submission.arrival_time,
         )
         request = build_vector_request(submission, pooling)
-        self._add(stream)
+        self._add(stream, submission.deadline)
         try:
             engine = self._client.submit(request, [stream.on_delta], engine=engine)
         except BaseException:
@@ -194,7 +198,7 @@ class RunningRequests:
         prompt, request_id = submission.prompt, submission.request_id
         raw, lead = replace(pooling, activation=False, dimensions=None), pooling.num_lead_tokens
         whole = ChunkedVectors(request_id, prompt, pooling, self._on_whole_closed)
-        self._add(whole)
+        self._add(whole, None)  # its parts have the deadline
         try:
             for number, start in enumerate(range(0, len(prompt.token_ids), length)):
                 part = replace(
@@ -220,12 +224,23 @@ class RunningRequests:
         _say_once_that_priority_is_idle()
         return replace(submission, priority=0)
 
-    def _add(self, stream: RequestStream | PoolingStream | ChunkedVectors) -> None:
+    def _add(self, stream: RequestStream | PoolingStream | ChunkedVectors, deadline: Deadline | None) -> None:
+        """Keeps a stream. Raises ParameterError, or DeadlineError when its time is over already."""
         if stream.request_id in self._streams:
             raise ParameterError(
                 f"request_id {stream.request_id!r} is in use by a running request.", param="request_id"
             )
+        if deadline is not None:
+            deadline.check()
+            delay, loop = deadline.at - time.monotonic(), asyncio.get_running_loop()
+            self._timers[stream.request_id] = loop.call_later(delay, self._expire, stream.request_id, deadline)
         self._streams[stream.request_id] = stream
+
+    def _expire(self, request_id: str, deadline: Deadline) -> None:
+        """Ends a request whose time is over; the engine frees what it holds within a step."""
+        stream = self._streams.get(request_id)
+        if isinstance(stream, RequestStream | PoolingStream):
+            stream.expire(deadline.error())
 
     def _on_closed(
         self,
@@ -235,6 +250,8 @@ class RunningRequests:
         stream: RequestStream | PoolingStream,
     ) -> None:
         self._streams.pop(stream.request_id, None)
+        if (timer := self._timers.pop(stream.request_id, None)) is not None:
+            timer.cancel()
         if usage is not None:
             usage.add(stream.usage())
         if caller is not None:

@@ -11,6 +11,7 @@ from quire.core.wire.protocol import Tenant
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.keys.caller import Caller, current_caller
 from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.deadline import Deadline, current_deadline
 from quire.frontend.requests.prompt import Prompt, PromptLike
 from quire.frontend.requests.request_fields import check_arrival_time, check_id, check_priority, check_salt
 from quire.frontend.requests.tokenization import Tokenization
@@ -36,6 +37,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
         arrival_time: Unix seconds, from which latencies count; None for now.
         data_parallel_rank: the engine that shall have the request; None for the one that the router chooses.
         caller: the holder of the API key; None for a program, and on a server without keys.
+        deadline: when the request ends, finished or not; None: it takes its time.
     """
 
     prompt: AnyPrompt
@@ -50,6 +52,7 @@ class Submission(Struct, Generic[AnyPrompt, AnyParams], frozen=True):
     arrival_time: float | None = None
     data_parallel_rank: int | None = None
     caller: Caller | None = field(default_factory=current_caller)
+    deadline: Deadline | None = field(default_factory=current_deadline)
 
     @classmethod
     def of_call(

@@ -174,10 +174,13 @@ class _Watch(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
-        for each in (node, *node.ops):
-            if not isinstance(each.expr, nodes.Const):
-                each.expr = _filtered(each.expr, _VALUE)
+        node.expr = self._priced_unless_constant(node.expr)
+        for each in node.ops:
+            each.expr = self._priced_unless_constant(each.expr)
         return node
+
+    def _priced_unless_constant(self, value: nodes.Expr) -> nodes.Expr:
+        return value if isinstance(value, nodes.Const) else _filtered(value, _VALUE)
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:
         self.generic_visit(node)

@@ -13,6 +13,9 @@ from quire.frontend.http.errors import Problem
 _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
+MAX_DROPPED_BYTES = 16 * 1024**2
+"""Bytes of a request that are read after its answer, for clients that send all of it before they read."""
+
 
 class _RefusedRequest(Exception):
     """Raised in a callback of httptools to end its parsing; the client gets the message with this status."""
@@ -72,15 +75,24 @@ class HttpConnection(HttpToolsProtocol):
         request_timeout: seconds from the connection's beginning, or a request's first byte, to the request's last byte.
         max_head_bytes: limit for a request's line and headers together.
         max_headers: limit for the number of headers.
+        max_connections: limit for the number of connections; one more is told 503, and closed.
     """
 
     def __init__(
-        self, *args: Any, request_timeout: float, max_head_bytes: int, max_headers: int, **options: Any
+        self,
+        *args: Any,
+        request_timeout: float,
+        max_head_bytes: int,
+        max_headers: int,
+        max_connections: int,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self._request_timeout = request_timeout
         self._max_head_bytes = max_head_bytes
         self._max_headers = max_headers
+        self._max_connections = max_connections
+        self._num_dropped_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._in_head = True
         self._is_complete = False
@@ -91,6 +103,8 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_deadline()
+        if len(self.connections) > self._max_connections:
+            self._refuse(503, f"This server has {self._max_connections} connections, and takes no more. Try again.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
@@ -150,7 +164,7 @@ class HttpConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._in_head, self._is_complete = True, False
         self._num_messages += 1
-        self._num_head_bytes = 0
+        self._num_head_bytes = self._num_dropped_bytes = 0
         self._start_deadline()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -173,6 +187,16 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.__class__ = _Http10Cycle  # uvicorn makes cycles itself, and this one has not begun
         if not self.cycle.keep_alive:
             self.cycle.transport = cast(asyncio.Transport, _ClosesAfterTheRequest(self))
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a part of a body. What comes after the answer is dropped, up to `MAX_DROPPED_BYTES`: then the
+        connection is closed, so that nobody keeps this server reading a body that it has refused."""
+        if self.cycle.response_complete:
+            self._num_dropped_bytes += len(body)
+            if self._num_dropped_bytes > MAX_DROPPED_BYTES:
+                self._stop_deadline()
+                self.transport.close()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

@@ -12,6 +12,8 @@ from quire.frontend.http.server_config import ServerConfig
 BACKLOG = 2048
 MAX_OPEN_FILES = 65536
 """Soft limit of file descriptors that a server sets, up to the hard limit. Each connection takes one."""
+RESERVED_FILES = 256
+"""Descriptors that are kept for anything but connections."""
 
 
 def bind(server: ServerConfig) -> socket.socket:
@@ -52,6 +54,13 @@ def _make_room() -> None:
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections() -> int:
+    """The number of connections for which this process has file descriptors, a reserve aside."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    return max(most - RESERVED_FILES, most // 2)
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -12,6 +12,7 @@ from quire.core import envs
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig
 from quire.frontend.http.connections.connection import HttpConnection
+from quire.frontend.http.connections.listener import most_connections
 from quire.frontend.http.server_config import ServerConfig
 
 GRACE_SECONDS = 5
@@ -33,6 +34,7 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
         max_head_bytes=server.h11_max_incomplete_event_size,
         max_headers=server.h11_max_header_count,
+        max_connections=server.max_connections or most_connections(),
     )
     application: Any = app
     config = uvicorn.Config(

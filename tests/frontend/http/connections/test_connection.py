@@ -353,3 +353,43 @@ def test_http_1_0_gets_whole_answers_with_their_length(server: ServerProcess) ->
         status, headers, body = answer(raw)
     assert (status, body["object"]) == (200, "list")
     assert "transfer-encoding" not in headers
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def sent_until_closed(raw: socket.socket, most: int) -> int:
+    """Sends up to `most` bytes; returns how many, once the other end has closed the connection."""
+    piece, num_sent = b" " * 2**20, 0
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while num_sent < most:
+            num_sent += raw.send(piece)
+    return num_sent
+
+
+@pytest.mark.parametrize("why", ["413", "401"])
+def test_a_refused_body_is_not_read_to_its_end(server: ServerProcess, impatient: ServerProcess, why: str) -> None:
+    """The answer comes at once, and the connection ends long before the gigabyte that was announced."""
+    refusing, status = (server, 413) if why == "413" else (impatient, 401)
+    with connected(refusing) as raw:
+        raw.sendall(POST + b"Content-Length: %d\r\n\r\n" % 2**30)
+        assert answer(raw)[0] == status
+        assert sent_until_closed(raw, 2**30) < 2**27
+
+
+def test_one_connection_too_many_is_told_so(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    process = ServerProcess(tmp_path, str(checkpoint("llama")), "--max-connections", "4", program=WITHOUT_MODEL)
+    with contextlib.ExitStack() as stack:
+        process.wait_until_ready()
+        time.sleep(0.2)  # those that asked for readiness are closed
+        held = [stack.enter_context(connected(process)) for _ in range(4)]
+        for raw in held:
+            raw.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert [answer(raw)[0] for raw in held] == [200] * 4
+        with connected(process) as raw:
+            status, _, body = answer(raw)
+            assert (status, is_closed(raw)) == (503, True)
+            assert "4 connections" in body["error"]["message"]
+        held[0].sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer(held[0])[0] == 200
+    process.stop()
