@@ -89,7 +89,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "pooling": "io_processors outputs text requests async_llm chat http http/invocations openai",
         "cohere": "text requests async_llm chat http pooling",
         "tei": "outputs text requests async_llm chat http http/pages http/invocations openai pooling",
-        "batch": "progress async_llm chat http openai pooling",
+        "batch": "progress requests async_llm chat http openai pooling",
         "http/app": "entry_store keys async_llm chat http http/pages http/invocations http/service anthropic openai "
         "pooling cohere tei",
         "http/server": "entry_store keys async_llm http http/connections http/pages http/service http/app",
