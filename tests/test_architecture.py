@@ -62,6 +62,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "entry_store": "",
         "refusals": "",
         "keys": "",
+        "fetching": "",
         "launch": "checkpoint refusals",
         "flags": "launch refusals",
         "text": "checkpoint",
@@ -89,7 +90,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "pooling": "io_processors outputs text requests async_llm chat http http/invocations openai",
         "cohere": "text requests async_llm chat http pooling",
         "tei": "outputs text requests async_llm chat http http/pages http/invocations openai pooling",
-        "batch": "progress requests async_llm chat http openai pooling",
+        "batch": "fetching progress requests async_llm chat http openai pooling",
         "http/app": "entry_store keys async_llm chat http http/pages http/invocations http/service anthropic openai "
         "pooling cohere tei",
         "http/server": "entry_store keys async_llm http http/connections http/pages http/service http/app",
@@ -263,6 +264,55 @@ def test_event_streams_are_written_in_one_room() -> None:
         if re.search(rb"(^|\n)(data|event|id|retry): ", node.value)
     }
     assert writers == {"http"}
+
+
+MAY_UNPICKLE = {
+    "core/wire/function_call.py",  # functions of the program, with --allow-insecure-serialization alone
+    "executor/weights/tensor_files.py",  # tensors of torch.save, without their code
+}
+UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "_pickle"}
+
+
+def test_nothing_is_unpickled() -> None:
+    """Bytes of clients, checkpoints and other processes are data. A call of torch.load says `weights_only=True`."""
+    importers = {
+        path.relative_to(ROOT).as_posix()
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if any(name.partition(".")[0] in UNPICKLERS for name in imports_of(path))
+    }
+    assert importers == MAY_UNPICKLE
+    loads = [
+        node
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("torch.load", "np.load", "numpy.load"))
+    ]
+    assert loads
+    for load in loads:
+        given = {each.arg: ast.unparse(each.value) for each in load.keywords}
+        assert given.get("weights_only") == "True" or given.get("allow_pickle") == "False", ast.unparse(load)
+
+
+def test_every_promise_about_security_names_a_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    rows = re.findall(r"^\| (?!promise|---)(.*) \|.*\| `(tests/.*)` \|$", text, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\| (?!promise)", text, re.MULTILINE)) > 10
+    assert [path for _, path in rows if not (ROOT / path).is_file()] == []
+
+
+def test_requests_to_other_servers_go_through_the_fetcher() -> None:
+    """Programs that are clients of a server, and what the user's own command uploads, are no part of serving."""
+    clients = {"frontend/bench", "frontend/cli", "frontend/labs"}
+    importers = {
+        path.relative_to(ROOT).as_posix()
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if imports_of(path) & {"httpx", "aiohttp", "requests", "urllib.request", "http.client"}
+        and not any((ROOT / client) in path.parents for client in clients)
+    }
+    assert importers == {"frontend/fetching/fetcher.py", "frontend/batch/files.py"}
 
 
 def test_relative_imports_are_not_used() -> None:

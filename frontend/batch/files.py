@@ -10,9 +10,18 @@ from pathlib import Path
 import httpx
 
 from quire.core.errors import ConfigError
+from quire.frontend.fetching.fetcher import Fetcher, FetchError, FetchRules
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60.0
+MAX_INPUT_BYTES = 16 * 2**30
+_RULES = FetchRules(
+    allows_private=True,  # the command names the URL, and stores are often on the same network
+    max_redirects=10,
+    max_bytes=MAX_INPUT_BYTES,
+    idle_seconds=TIMEOUT_SECONDS,
+    total_seconds=6 * 3600.0,
+)
 
 
 def is_url(name: str) -> bool:
@@ -32,7 +41,7 @@ async def open_input(name: str) -> AsyncIterator[Path]:
     with _temporary_file() as path:
         try:
             await _download(name, path)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except FetchError as error:
             raise ConfigError(f"--input-file: downloading {name} failed: {error}") from None
         yield path
 
@@ -84,14 +93,10 @@ def _output_path(name: str, replace: bool) -> Path:
 
 
 async def _download(url: str, path: Path) -> None:
-    async with (
-        httpx.AsyncClient(follow_redirects=True, timeout=TIMEOUT_SECONDS) as client,
-        client.stream("GET", url) as response,
-    ):
-        response.raise_for_status()
+    async with Fetcher(_RULES).get(url) as parts:
         with path.open("wb") as file:
-            async for chunk in response.aiter_bytes(CHUNK_BYTES):
-                file.write(chunk)
+            async for part in parts:
+                file.write(part)
 
 
 async def _upload(path: Path, url: str) -> None:

@@ -1,0 +1,1 @@
+"""Requests to other servers, which all go through one fetcher."""
