@@ -3,7 +3,8 @@
 For each position, a page holds the KV group that wrote it and the identity of the token sequence up to there, because
 keys and values depend on these. Reading anything else reveals a paging bug: a page given back too early, a wrong hit
 in the prefix cache, a hole in a block table. A slot holds the identity of the last computed token as the recurrent
-state, which outlives its request as the memory of a real one does; a snapshot puts it in pages.
+state, which outlives its request as the memory of a real one does; a snapshot puts it in pages. Pages of the kind
+"cross" hold the identity of what was encoded, from which that of the sequence starts.
 """
 
 import random
@@ -19,6 +20,7 @@ from quire.core.config.resolved import SchedulerLimits
 from quire.core.kv.page_loads import LowerTiers
 from quire.core.scheduling.request import Prompt, Request
 from quire.core.scheduling.scheduler import Scheduler
+from quire.core.wire.encoder_input import EncodedInput, EncoderInput
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.prefix_spans import PrefixSpan, span_around
@@ -48,6 +50,15 @@ def window(num_tokens: int) -> KVGroupSpec:
 def recurrent(num_pages: int, interval: int) -> KVGroupSpec:
     """A group whose snapshots take `num_pages` pages each, after every `interval` tokens."""
     return KVGroupSpec("recurrent", [0], page_bytes=1, state_bytes=num_pages, interval=interval)
+
+
+def cross(encoder_rows: int) -> KVGroupSpec:
+    return KVGroupSpec("cross", [0], page_bytes=0, encoder_rows=encoder_rows)
+
+
+def origin(encoder: EncoderInput | None) -> int:
+    """Identity of an empty sequence."""
+    return 1 if encoder is None else hash(tuple(encoder.token_ids))
 
 
 def extend(identity: int, token: int) -> int:
@@ -91,6 +102,8 @@ class Row:
     page_ids: list[list[int]]  # per KV group
     prefix_spans: list[PrefixSpan] = field(default_factory=list)
     is_pooled: bool = False  # it samples nothing
+    encoded: EncodedInput | None = None
+    origin: int = 1
     num_computed: int = -1  # unknown until its first row
     drafts: list[int] = field(default_factory=list)
     identities: list[int] = field(default_factory=list)  # per token, drafts included
@@ -98,7 +111,7 @@ class Row:
     def identify(self) -> None:
         """Adds identities for new tokens; those of earlier tokens stay. Call after the tokens change."""
         for token in (self.token_ids + self.drafts)[len(self.identities) :]:
-            self.identities.append(extend(self.identities[-1] if self.identities else 1, token))
+            self.identities.append(extend(self.identities[-1] if self.identities else self.origin, token))
 
     def sample(self, num_drafts: int) -> list[int]:
         """Samples at the last known position and at the first `num_drafts` drafts, up to the first token that differs
@@ -129,7 +142,7 @@ class FakeWorker:
     ) -> None:
         self.limits = limits
         self.max_model_len = max_model_len
-        self.kv_groups = [group for group in kv_groups if not group.is_recurrent]
+        self.kv_groups = [group for group in kv_groups if group.has_block_table]
         self.recurrent = next((group for group in kv_groups if group.is_recurrent), None)
         self.states: dict[int, int] = {}  # by slot; never cleared
         self.num_restored = self.num_snapshots = 0
@@ -141,6 +154,7 @@ class FakeWorker:
         self.table: dict[int, Row] = {}
         self.num_steps = 0
         self.num_computed_tokens = 0
+        self.num_encoded_rows = 0
         self.num_tokens_of_rows: Counter[tuple[int, int]] = Counter()  # rows by (drafts, tokens that they brought)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -171,6 +185,8 @@ class FakeWorker:
                 max_num_tokens = new.num_prompt_tokens + 1
             tables = [list(table) for table in new.page_ids]
             assert len(tables) == len(self.kv_groups)
+            if new.encoded is not None and new.encoded.content is not None:
+                self.encode(new.encoded.page_ids, new.encoded.content)
             row = Row(
                 new.sampling.seed or 0,
                 max_num_tokens - 1,
@@ -178,12 +194,25 @@ class FakeWorker:
                 tables,
                 new.prefix_spans,
                 new.pooling is not None,
+                encoded=new.encoded,
+                origin=1 if new.encoded is None else self.pages[new.encoded.page_ids[0][0]][0][2],
             )
             row.identify()
             self.table[new.slot] = row
         for slot, groups in plan.appended_pages:
             for table, pages in zip(self.table[slot].page_ids, groups, strict=True):
                 table.extend(pages)
+
+    def encode(self, tables: list[list[int]], content: EncoderInput) -> None:
+        """Writes an encoder input into its pages."""
+        for group, table in enumerate(tables):
+            assert len(table) == -(-content.num_rows // self.block_size)
+            for number, page in enumerate(table):
+                self.pages[page] = self.encoded_page(group, number, origin(content))
+        self.num_encoded_rows += content.num_rows
+
+    def encoded_page(self, group: int, number: int, identity: int) -> list[tuple[int, ...]]:
+        return [(-3, group, identity, number)] * self.block_size
 
     def move(self, move: PageMove) -> None:
         """Makes one move; see `PageMove`."""
@@ -237,7 +266,9 @@ class FakeWorker:
     def write(self, plan: StepPlan) -> None:
         """All rows write before any reads, as every layer of the model does."""
         assert len(set(plan.slots)) == len(plan.slots), "a request is scheduled twice in a step"
-        assert 0 < sum(plan.num_scheduled) <= self.limits.max_num_batched_tokens
+        encoded = [new.encoded.content for new in plan.admitted if new.encoded is not None]
+        num_encoded = sum(content.num_rows for content in encoded if content is not None)
+        assert 0 < sum(plan.num_scheduled) <= self.limits.max_num_batched_tokens - num_encoded
         written = set()
         size = self.block_size
         for slot, start, count in zip(plan.slots, plan.num_computed, plan.num_scheduled, strict=True):
@@ -271,6 +302,11 @@ class FakeWorker:
         size = self.block_size
         for slot, start in zip(plan.slots, plan.num_computed, strict=True):
             row = self.table[slot]
+            for group, table in enumerate([] if row.encoded is None else row.encoded.page_ids):
+                for number, page in enumerate(table):
+                    assert self.pages[page] == self.encoded_page(group, number, row.origin), (
+                        "a page of an input is gone"
+                    )
             for group, (spec, table) in enumerate(zip(self.kv_groups, row.page_ids, strict=True)):
                 first = 0 if spec.window is None else max(0, start - spec.window + 1)
                 first = min([first, *(begin for begin, end in row.prefix_spans if begin <= start < end)])
@@ -314,7 +350,7 @@ def alone(request: EngineRequest, max_model_len: int) -> tuple[list[int], Finish
     """The output of `request` when it runs alone, computed from the definition."""
     sampling = request.sampling
     start = start_of(request)
-    identity = 1
+    identity = origin(request.encoder)
     for token in request.prompt_token_ids + start.output_token_ids:
         identity = extend(identity, token)
     tokens: list[int] = []
@@ -468,6 +504,7 @@ def make_request(
     output: list[int] | None = None,
     seed: int = 1,
     prefix_spans: list[PrefixSpan] | None = None,
+    encoder: list[int] | None = None,
     **sampling: Any,
 ) -> EngineRequest:
     """A request of `prompt` tokens (or of that many, which no other request has)."""
@@ -479,6 +516,7 @@ def make_request(
     return EngineRequest(
         [start], prompt, SamplingParams(**sampling), priority, cache_salt,
         num_new_tokens=num_tokens, prefix_spans=prefix_spans or [],
+        encoder=None if encoder is None else EncoderInput(encoder),
     )  # fmt: skip
 
 
