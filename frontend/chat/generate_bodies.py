@@ -40,8 +40,13 @@ class PromptRendering:
             param: the client's name of the prompt.
 
         Raises:
-            ParameterError: the prompt is too long.
+            ParameterError: the prompt is too long, or the model has an encoder, for which such bodies have no place.
         """
+        if self._engine.config.spec.encoder is not None:
+            raise ParameterError(
+                "Prompts of models with an encoder are not rendered: token ids name no side. Send the prompt itself.",
+                param=param,
+            )
         text, token_ids = prompt.text, prompt.token_ids
         offsets = None
         if text is not None and wants_offsets:

@@ -176,6 +176,8 @@ def test_completions(folder: Path, reference: PreTrainedModel, llm: LLM, tmp_pat
             assert (long.status_code, long.json()["error"]["param"]) == (400, "encoder_prompt")
             cut = client.post("/v1/completions", json=body | {"prompt": [5] * 131, "truncate_prompt_tokens": 20}).json()
             assert cut["usage"]["prompt_tokens"] == 22
+            rendered = client.post("/v1/completions/render", json=body | {"prompt": TEXT})
+            assert (rendered.status_code, rendered.json()["error"]["param"]) == (400, "prompt")
             chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
             assert client.post("/v1/chat/completions", json=chat).json()["usage"]["prompt_tokens"] > 10
 
