@@ -136,10 +136,12 @@ def test_a_request_that_engines_do_not_survive_is_refused_and_others_are_served(
         env={"POISON": "raise", "PYTHONPATH": str(Path(__file__).parents[1])},
     ).wait_until_ready()  # fmt: skip
     client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
-    with pytest.raises(openai.InternalServerError, match="crashed 3 times while it had this request"):
-        client.completions.create(model="tiny", prompt=[POISON, 5], max_tokens=5)
-    assert client.completions.create(model="tiny", prompt=[5], max_tokens=3).choices[0].finish_reason is not None
-    server.stop()
+    try:
+        with pytest.raises(openai.InternalServerError, match="crashed 3 times while it had this request"):
+            client.completions.create(model="tiny", prompt=[POISON, 5], max_tokens=5)
+        assert client.completions.create(model="tiny", prompt=[5], max_tokens=3).choices[0].finish_reason is not None
+    finally:
+        server.stop()
 
 
 def kill_engine(server: ServerProcess) -> None:
