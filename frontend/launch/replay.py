@@ -46,7 +46,7 @@ def replay(recording: Recording, config: EngineConfig, vocabularies: Mapping[str
         )
     if not done.stdout:
         raise QuireError(f"the replay's process ended with code {done.returncode}; its messages say why.")
-    answer = msgspec.msgpack.decode(done.stdout, type=ReplayReport | str)  # type: ignore[call-overload]
+    answer = msgspec.msgpack.decode(done.stdout, type=ReplayReport | str)
     if isinstance(answer, str):
         raise ConfigError(answer)
     report: ReplayReport = answer
