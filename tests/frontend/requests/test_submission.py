@@ -8,12 +8,24 @@ import pytest
 
 from quire.core.errors import ParameterError
 from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.keys.caller import Caller
+from quire.frontend.keys.rate_limits import RateLimits
 from quire.frontend.offline.arguments import prompts_of
 from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.deadline import Deadline
 from quire.frontend.requests.prompt import Prompt, split_prompt
 from quire.frontend.requests.submission import Submission
 from quire.frontend.text.truncation import Truncation
 
+CALLER = Caller(
+    "ann",
+    weight=1.0,
+    requests_per_minute=None,
+    tokens_per_minute=None,
+    limits=RateLimits(),
+    count=lambda *_: None,
+    is_alone=False,
+)
 SAID = {
     "priority": 3,
     "cache_salt": "salt",
@@ -23,6 +35,8 @@ SAID = {
     "grammar_is_whole": True,
     "arrival_time": 1.5,
     "data_parallel_rank": 2,
+    "caller": CALLER,
+    "deadline": Deadline(9.5, 2.0),
 }
 
 
