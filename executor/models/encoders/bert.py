@@ -115,7 +115,7 @@ class BertModel(Encoder):
                 if "types" not in family.ends
                 else context.read("types.weight", (config.get("type_vocab_size", 2), width)),
                 norm=style.layer(context, "embedding_norm", width),
-                after_norm=None if width == size else projection(context, "widening", width, size, bias=True),
+                after_norm=projection(context, "widening", width, size, bias=True) if self.widens(spec) else None,
             ),
             [layers[name] for name in self.layers(spec)],
             read_heads(spec, context, words, self.heads(spec), style),
@@ -124,6 +124,10 @@ class BertModel(Encoder):
     def width(self, spec: ModelSpec) -> int:
         """Returns the size of the embeddings."""
         return spec.hidden_size
+
+    def widens(self, spec: ModelSpec) -> bool:
+        """Returns True if a layer maps the embeddings to hidden states."""
+        return self.width(spec) != spec.hidden_size
 
     def pieces(self, spec: ModelSpec) -> dict[str, Piece]:
         """Returns the places of a layer's tensors."""
@@ -206,6 +210,9 @@ class AlbertModel(BertModel):
 
     def width(self, spec: ModelSpec) -> int:
         return spec.hf_config.get("embedding_size", 128)
+
+    def widens(self, spec: ModelSpec) -> bool:
+        return True  # of equal sizes, too
 
     def layers(self, spec: ModelSpec) -> list[str]:
         groups = spec.hf_config.get("num_hidden_groups", 1)

@@ -134,7 +134,10 @@ def measure(folder: Path, reference: PreTrainedModel, implementation: ModelImple
         for states, prompt in zip(encode(model, prompts, context.ops), prompts, strict=True):
             output = output_of(reference, prompt)
             if spec.architecture.endswith(_OF_SEQUENCES):
-                pooled = pool(states, (*model.label_poolings, "")[0] or resolve_pooling(options, spec).sequence)
+                pooled = pool(
+                    states,
+                    next(iter(getattr(model, "label_poolings", ())), None) or resolve_pooling(options, spec).sequence,
+                )
                 found.append(_difference(model.classify(pooled.float().to(DEVICE)), output.logits))
             elif spec.architecture.endswith(_OF_TOKENS):
                 found.append(_difference(model.classify(states.float().to(DEVICE)), output.logits[0]))

@@ -22,6 +22,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "electra": ("electra", "Electra", {"embedding_size": 24}),
     "electra-wide": ("electra", "Electra", {"embedding_size": 48}),
     "albert": ("albert", "Albert", {"embedding_size": 16, "num_hidden_layers": 4}),
+    "albert-wide": ("albert", "Albert", {"embedding_size": 48}),
     "albert-groups": (
         "albert",
         "Albert",
