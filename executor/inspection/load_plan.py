@@ -23,6 +23,7 @@ from quire.executor.memory.plan import CachePlan, DeviceMemory, check_weights, d
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.models.base import Model
 from quire.executor.models.registry import is_native
+from quire.executor.models.vector_heads import build_heads
 from quire.executor.parallel.context.strategy import WHOLE
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.weights.formats import open_weights
@@ -54,6 +55,7 @@ def plan_load(config: EngineConfig, device_bytes: int | None) -> LoadPlan:
         grants.append(grant)
         obstacles.append(obstacle)
     last = held[-1]
+    _check_heads(config, last)
     return LoadPlan(
         is_native=is_native(last.model),
         num_parameters=_num_parameters(config, last.context),
@@ -85,6 +87,7 @@ class _BuiltRank(NamedTuple):
     model: Model
     context: ModelContext
     quantization: str | None
+    is_packed: bool
 
 
 def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
@@ -107,7 +110,7 @@ def _built_ranks(config: EngineConfig) -> Iterator[_BuiltRank]:
                 stages = dry_stages(config, context)
                 weights_bytes = held_bytes(stages[rank.pipeline])
         memory = RankMemory.of(config, stages, rank.pipeline, weights_bytes, ops, device)
-        yield _BuiltRank(memory, stages[0], context, quantization)
+        yield _BuiltRank(memory, stages[0], context, quantization, packed is not None)
 
 
 def _grant(config: EngineConfig, held: RankMemory, memory: DeviceMemory) -> tuple[CachePlan, str | None]:
@@ -131,6 +134,17 @@ def stored_tensors(config: EngineConfig, *, is_quantized: bool) -> Iterator[Weig
     finally:
         if weights is not None:
             weights.close()
+
+
+def _check_heads(config: EngineConfig, rank: _BuiltRank) -> None:
+    """Raises ModelLoadError if the checkpoint's files are there, and lack the heads that the options ask for."""
+    if config.pooling is None or rank.is_packed:
+        return
+    with stored_tensors(config, is_quantized=True) as stored, torch.inference_mode():
+        if stored is not None:
+            cpu = torch.device("cpu")
+            context = ModelContext.of(config, rank.context.ops, ParallelGroup(), cpu, stored)
+            build_heads(config.spec, config.pooling, context, rank.model)
 
 
 def _num_parameters(config: EngineConfig, context: ModelContext) -> int:

@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from quire.core.config.resolved import EngineConfig
+from quire.core.errors import ModelLoadError
 from quire.core.wire.inspection import LoadPlan
 from quire.core.wire.protocol import WorkerReady
 from quire.executor.inspection.load_plan import plan_load
@@ -89,3 +90,11 @@ def test_no_weights_are_needed(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     (folder / "model.safetensors").unlink()
     assert plan_load(config_of(folder), None).num_parameters > 0
+
+
+def test_a_classifier_that_is_not_there_is_told(checkpoint: Checkpoints) -> None:
+    """config.json's labels alone make no classes."""
+    config = config_of(checkpoint("llama"), convert="classify")
+    assert config.pooling is not None
+    with pytest.raises(ModelLoadError, match="has no classifier: neither score, classifier nor v_head"):
+        plan_load(config, None)
