@@ -182,8 +182,15 @@ def page(results: dict[str, Result]) -> str:
             "largest number where that exceeds 1.",
             "",
             *_section(encoders),
+            *_missing([name for name in ENCODERS if name not in results]),
         ]
     )
+
+
+def _missing(names: list[str]) -> list[str]:
+    """A line about encoders without a result."""
+    types = ", ".join(name.removeprefix(_ENCODER) for name in names)
+    return [f"Not measured yet: {types}.", ""] if names else []
 
 
 def _count(results: dict[str, Result]) -> str:
