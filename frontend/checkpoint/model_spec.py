@@ -16,6 +16,7 @@ from quire.core.config.load import BESIDE_WEIGHTS
 from quire.core.config.model import ModelConfig
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ConfigError
+from quire.core.wire import gguf_table
 from quire.frontend.checkpoint import mistral_params
 from quire.frontend.checkpoint.config_defaults import complete, stated_fields
 from quire.frontend.checkpoint.context_length import context_length
@@ -263,7 +264,12 @@ def _read_config(folder: Path, model: ModelConfig) -> tuple[Path, dict[str, Any]
     is_mistral = model.config_format == "mistral" or (
         model.config_format == "auto" and params.is_file() and not path.is_file()
     )
-    return (params, mistral_params.as_hub_config(read_json(params), params)) if is_mistral else (path, read_json(path))
+    if is_mistral:
+        return params, mistral_params.as_hub_config(read_json(params), params)
+    config, table = read_json(path), folder / gguf_table.FILE_NAME
+    if table.is_file():  # config.json was made from the metadata of a file, which messages name
+        path = Path(gguf_table.read_gguf_table(table).files[0])
+    return path, config
 
 
 def _has_only_states(config: dict[str, Any]) -> bool:
