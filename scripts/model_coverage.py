@@ -258,7 +258,9 @@ def _agrees(value: Any) -> bool:
 
 
 def _best(result: Result) -> str | None:
-    return next((name for name in ("quire", "transformers") if _agrees(result.get(name))), None)
+    """Returns the column that `auto` takes, if it agrees with the library."""
+    served = [name for name in ("quire", "transformers") if not isinstance(result.get(name), str | None)]
+    return served[0] if served and _agrees(result[served[0]]) else None
 
 
 def _cell(value: Any) -> str:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -94,13 +95,14 @@ class ServerGroup:
         self._answers = ParentAnswers(self._shared, self._metrics)
 
     async def run(self) -> None:
-        """Serves until SIGTERM or SIGINT, then lets the servers drain and closes the engines.
+        """Serves until SIGTERM or SIGINT, then lets the servers drain and closes the engines. Servers get SIGHUP, too.
 
         Raises:
             ConfigError: the model cannot be loaded.
             EngineDeadError: all engines are gone for good, or the servers do not start.
         """
-        with signal_handlers(self._stop):
+        reads_keys = self._config.api_key_file is not None
+        with signal_handlers(self._stop, partial(self._signal, signal.SIGHUP) if reads_keys else None):
             work = [self._keep_engines(), self._look(), *(self._keep_server(each) for each in range(self._num_servers))]
             tasks = [asyncio.create_task(each) for each in (self._stopping.wait(), *work)]
             try:
@@ -252,8 +254,11 @@ class ServerGroup:
         self._stop_servers()
 
     def _stop_servers(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
         for process in self._processes():
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
 
     def _processes(self) -> Iterator[asyncio.subprocess.Process]:
         return (each.process for each in self._servers.values() if each.process.returncode is None)

@@ -69,12 +69,13 @@ class _LatentAttention:
     ) -> tuple[Tensor, Tensor]:
         """Returns keys [num_heads, head_dim, num_latents], scaled, and values [num_heads, num_latents, head_dim]."""
         latents = context.read(f"{_LATENTS}.latents", (config.get("num_latents_value", 512), size))
-        norm = [context.read(f"{name}.norm_context.{kind}", (size,)).float() for kind in ("weight", "bias")]
+        gain = context.read(f"{name}.norm_context.weight", (size,)).float()
+        bias = context.read(f"{name}.norm_context.bias", (size,)).float()
         weight = context.read_dequantized(LinearPart(f"{name}.fn.to_kv", 2 * inner, Shard(0, 0, 2 * inner)), size)
         if latents.is_meta:
             shape = self._num_heads, inner // self._num_heads, len(latents)
             return latents.new_empty(shape), latents.new_empty(shape[0], shape[2], shape[1])
-        latents = F.layer_norm(latents.float(), (size,), *norm, _EPS)
+        latents = F.layer_norm(latents.float(), (size,), gain, bias, _EPS)
         keys, values = (
             F.linear(latents, weight.float())
             .to(context.dtype)

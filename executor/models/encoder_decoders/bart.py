@@ -103,7 +103,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         return position_rows(context, "positions.weight", num_rows, spec.hidden_size, first=_FIRST_POSITION)
 
     def _positioned(self, spec: ModelSpec, context: ModelContext, embed: Embedding) -> AddedPositions:
-        norm = self._norm(context, "embedding_norm", spec.hidden_size) if self.norms_embedding else None
+        norm = self._named_norm(context, "embedding_norm", spec.hidden_size) if self.norms_embedding else None
         return AddedPositions(context.ops, embed, self.position_rows(spec, context), norm)
 
     def _encoder_of(self, spec: ModelSpec, context: ModelContext, embed: Embedding | None, scale: float) -> Encoder:
@@ -121,13 +121,13 @@ class BartForConditionalGeneration(EncoderDecoder):
             name = f"model.layers.{index}"
             attention = SequenceAttention(context, f"{name}.self_attn", shape)
             mlp = MLP(context, f"{name}.mlp", size, inner, activation)
-            norms = [self._norm(context, f"{name}.{norm}", size) for norm in ("attention_norm", "mlp_norm")]
+            norms = [self._named_norm(context, f"{name}.{norm}", size) for norm in ("attention_norm", "mlp_norm")]
             if self.norms_first:
                 return PreNormLayer(context.ops, norms[0], attention, norms[1], mlp)
             return PostNormLayer(attention, norms[0], mlp, norms[1])
 
         layers = [layer(index) for index in range(own.num_layers)]
-        last = self._norm(context, "last_norm", size) if self.norms_first else None
+        last = self._named_norm(context, "last_norm", size) if self.norms_first else None
         return Encoder(self._positioned(spec, context, embed), layers, Heads(), last)
 
     def _layer(
@@ -139,13 +139,13 @@ class BartForConditionalGeneration(EncoderDecoder):
         attention = Attention(context, place, shape, None, qkv_bias=True, output_bias=True)
         cross = CrossAttention(context, cross_place(place, spec), shape, bias=True)
         mlp = MLP(context, f"{place.name}.mlp", size, inner, activation)
-        attention_norm = self._norm(context, f"{place.name}.attention_norm", size)
-        cross_norm = self._norm(context, f"{place.name}.cross_norm", size)
+        attention_norm = self._named_norm(context, f"{place.name}.attention_norm", size)
+        cross_norm = self._named_norm(context, f"{place.name}.cross_norm", size)
         if self.norms_first:
             return PreNormCrossLayer(attention_norm, attention, cross_norm, cross, last, mlp)
         return PostNormCrossLayer(before, attention, attention_norm, cross, cross_norm, mlp)
 
-    def _norm(self, context: ModelContext, name: str, size: int) -> Norm:
+    def _named_norm(self, context: ModelContext, name: str, size: int) -> Norm:
         return _STYLE.layer(context, name, size)
 
 

@@ -294,8 +294,11 @@ class MPNetModel(BertModel):
         },
         ends={name: stored for name, stored in BERT_ENDS.items() if name != "types"}
         | {"distances": "encoder.relative_attention_bias"},
-        is_behind_padding=True,
     )
+
+    def positions(self, spec: ModelSpec, context: ModelContext, width: int) -> Tensor:
+        num_rows = size_of(spec, "max_position_embeddings")
+        return position_rows(context, "positions.weight", num_rows, width, first=2)  # whatever the token of padding
 
     def form(self, spec: ModelSpec, context: ModelContext) -> AttentionForm:
         count = spec.hf_config.get("relative_attention_num_buckets", 32)

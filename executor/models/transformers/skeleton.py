@@ -15,7 +15,14 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -54,7 +61,8 @@ def build_skeleton(
         model_class = _model_class(spec, config)
         if not generates and not spec.is_encoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             model_class, config.tie_word_embeddings = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], True
-        if spec.is_encoder and model_class in MODEL_FOR_CAUSAL_LM_MAPPING.values():
+        is_masked = model_class is MODEL_FOR_MASKED_LM_MAPPING.get(type(config))  # XLM has one class for both
+        if spec.is_encoder and not is_masked and model_class is MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config)):
             model_class = MODEL_MAPPING[type(config)]  # whose head nothing reads
         pooler = "add_pooling_layer"  # of a base class, which nothing reads and checkpoints may lack
         options = {pooler: False} if spec.is_encoder and pooler in inspect.signature(model_class).parameters else {}

@@ -37,6 +37,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "mpnet": ("mpnet", "MPNet", {"max_position_embeddings": 300}),
+    "mpnet-padding": ("mpnet", "MPNet", {"max_position_embeddings": 300, "pad_token_id": 5}),
     "modernbert": ("modernbert", "ModernBert", {"local_attention": 20, "num_hidden_layers": 4, "pad_token_id": 1}),
     "modernbert-biases": (
         "modernbert",

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.app import create_app
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.keys.rate_limits import RateLimits
+from tests.servers import ServerProcess
 
 KEYS = [
     {"name": "ann", "key": "one"},
@@ -170,3 +173,27 @@ def test_a_key_that_left_the_file_opens_nothing(checkpoint: Callable[..., Path],
             assert (await http.get("/v1/models", headers=by("one"))).status_code == 200
 
     asyncio.run(main())
+
+
+def test_a_signal_to_the_first_process_renews_the_keys_of_all_servers(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps(KEYS))
+    options = ["--api-server-count", "2", "--api-key-file", str(path), "--device", "cpu"]
+    server = ServerProcess(tmp_path, str(checkpoint("llama")), *options).wait_until_ready()
+
+    def status() -> set[int]:
+        asked = [httpx.get(f"{server.base_url}/v1/models", headers=by("new")) for _ in range(8)]
+        return {response.status_code for response in asked}
+
+    try:
+        assert status() == {401}
+        path.write_text(json.dumps([{"name": "new", "key": "new"}]))
+        server.process.send_signal(signal.SIGHUP)
+        ends = time.monotonic() + 30
+        while status() != {200}:
+            assert time.monotonic() < ends, server.logs()
+            time.sleep(0.05)
+    finally:
+        assert server.stop() == 0
