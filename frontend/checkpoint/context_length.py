@@ -39,7 +39,7 @@ def context_length(config: dict[str, Any], positions: int, path: Path) -> int:
 
 
 def _first_position(config: dict[str, Any], positions: int, path: Path) -> int:
-    padding = config.get("pad_token_id", 1)
+    padding = 1 if config["model_type"] == "mpnet" else config.get("pad_token_id", 1)  # MPNet's is fixed
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
         raise ConfigError(
             f"{path}: pad_token_id must be a number from 0 to {positions - 2}, since sequences of such models "

@@ -61,8 +61,8 @@ def build_skeleton(
         model_class = _model_class(spec, config)
         if not generates and not spec.is_encoder and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             model_class, config.tie_word_embeddings = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], True
-        is_masked = model_class is MODEL_FOR_MASKED_LM_MAPPING.get(type(config))  # XLM has one class for both
-        if spec.is_encoder and not is_masked and model_class is MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config)):
+        is_masked = model_class is MODEL_FOR_MASKED_LM_MAPPING.get(type(config), None)  # XLM has one class for both
+        if spec.is_encoder and not is_masked and model_class is MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None):
             model_class = MODEL_MAPPING[type(config)]  # whose head nothing reads
         pooler = "add_pooling_layer"  # of a base class, which nothing reads and checkpoints may lack
         options = {pooler: False} if spec.is_encoder and pooler in inspect.signature(model_class).parameters else {}
