@@ -89,12 +89,12 @@ class BartForConditionalGeneration(EncoderDecoder):
         encoder = self._encoder_of(
             spec, _renamed(encoder_context(spec, context), f"{stem}encoder", tokens), shared, scale
         )
-        norms = [self._norm(decoder, f"model.layers.{index}.mlp_norm", size) for index in range(spec.num_layers)]
+        norms = [self._named_norm(decoder, f"model.layers.{index}.mlp_norm", size) for index in range(spec.num_layers)]
         layers: list[CrossLayer] = []
         for place in layer_places(spec, decoder):
             before = norms[place.index - 1] if place.index else None
             layers.append(self._layer(spec, decoder, place, before, norms[place.index]))
-        last = self._norm(decoder, "last_norm", size) if self.norms_first else norms[-1]
+        last = self._named_norm(decoder, "last_norm", size) if self.norms_first else norms[-1]
         super().__init__(encoder, self._positioned(spec, decoder, embed), layers, last, head)
 
     def position_rows(self, spec: ModelSpec, context: ModelContext) -> Tensor:
