@@ -12,6 +12,8 @@ _BEHIND_PADDING = (
     "camembert", "data2vec-text", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
 """Model types whose sequences begin behind the position of padding, which has the number of its token."""
+_FIXED_PADDING = {"mpnet": 1}
+"""Those of them whose position of padding is the same whatever its token."""
 
 
 def context_length(config: dict[str, Any], positions: int, path: Path) -> int:
@@ -39,7 +41,7 @@ def context_length(config: dict[str, Any], positions: int, path: Path) -> int:
 
 
 def _first_position(config: dict[str, Any], positions: int, path: Path) -> int:
-    padding = 1 if config["model_type"] == "mpnet" else config.get("pad_token_id", 1)  # MPNet's is fixed
+    padding = _FIXED_PADDING.get(config["model_type"], config.get("pad_token_id", 1))
     if not isinstance(padding, int) or not 0 <= padding < positions - 1:
         raise ConfigError(
             f"{path}: pad_token_id must be a number from 0 to {positions - 2}, since sequences of such models "
