@@ -1,5 +1,6 @@
 """Request bodies: JSON decoded straight into the handler's Struct, with errors that name the field or the position."""
 
+import asyncio
 import functools
 import re
 from typing import Any, ClassVar, NoReturn, cast
@@ -18,6 +19,9 @@ from quire.frontend.requests.deadline import HEADER, limit_time
 MEDIA_TYPE = "application/json"
 MAX_QUOTED = 1000
 """Characters of a client's text that an error reads and quotes, from either end."""
+
+LARGE_BODY = 1 << 20
+"""Bytes from which bodies are decoded one at a time, between other work of the loop."""
 
 IGNORED = "quire.ignored_fields"
 """Key in a request's ASGI scope for its IgnoredFields, if it has any."""
@@ -44,6 +48,15 @@ class BodyReader:
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
         self._log = IgnoredFieldsLog()
+        self._turn = asyncio.Lock()
+
+    async def read_in_turn(self, body: bytes, kind: Any) -> tuple[Any, IgnoredFields]:
+        """Runs `read`. Large bodies wait for one another, and leave the loop to other work in between."""
+        if len(body) < LARGE_BODY:
+            return self.read(body, kind)
+        async with self._turn:
+            await asyncio.sleep(0)
+            return self.read(body, kind)
 
     def read(self, body: bytes, kind: Any) -> tuple[Any, IgnoredFields]:
         """`body` as an object of type `kind`, and the fields that were ignored.
@@ -114,7 +127,7 @@ class JsonRequest(Request[Any, Any, Any]):
     async def read(self, kind: Any) -> Any:
         """The body, which is taken, as an object of type `kind`; its `timeout`, or the header's, begins. Raises
         ParameterError."""
-        value, ignored = self.reader.read(await self.take_body(), kind)
+        value, ignored = await self.reader.read_in_turn(await self.take_body(), kind)
         limit_time(self.headers.get(HEADER.lower()), getattr(value, "timeout", None))
         if ignored:
             cast("dict[str, Any]", self.scope)[IGNORED] = ignored
