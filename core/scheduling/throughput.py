@@ -4,7 +4,7 @@ from collections import deque
 
 WINDOW_SECONDS = 30.0
 MIN_RETRY_SECONDS = 1.0
-MAX_RETRY_SECONDS = 120.0
+MAX_RETRY_SECONDS = 3600.0
 
 
 class Throughput:
