@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quire.core.errors import ConfigError
 from quire.frontend.cli.command_group import end_at_once
 from quire.frontend.flags.parser import CommandParser, add_engine_options
 from quire.frontend.http.server_config import ServerConfig
@@ -50,6 +51,11 @@ def run(args: argparse.Namespace) -> None:
             number = args.server_config.api_server_count or len(setup.config.served_engines)
             if number == 1:
                 _serve(setup, args.server_config, listener)
+            elif args.server_config.admin_port is not None:
+                raise ConfigError(
+                    f"--admin-port is for one API server, and this command has {number}; add --api-server-count 1, or "
+                    "use --admin-api-key."
+                )
             else:
                 _serve_by_several(number, setup, args.server_config, listener)
     finally:

@@ -22,7 +22,7 @@ from quire.frontend.cohere.routes import cohere_route
 from quire.frontend.cohere.service import CohereEmbeddings
 from quire.frontend.entry_store.access import LocalEntries, StoredEntries
 from quire.frontend.http.answers import HttpAnswers
-from quire.frontend.http.auth import AdminKeyGuard, ApiKeyGuard
+from quire.frontend.http.auth import AdminKeyGuard, AdminPortGuard, ApiKeyGuard
 from quire.frontend.http.errors import ErrorReporter
 from quire.frontend.http.invocations import Invocations
 from quire.frontend.http.json_request import BodyReader, requests_read_by
@@ -144,11 +144,12 @@ def register_collectors(registry: CollectorRegistry, engine: AsyncLLM, *, of_pro
 
 def _guards(server: ServerConfig, keys: KeyRing | None) -> tuple[list[Guard], list[Guard]]:
     """The guards of the routes for clients, and of those for administrators. A server that asks nobody for a key leaves
-    both open."""
+    both open, unless administrators have a port."""
     clients: list[Guard] = [] if keys is None else [ApiKeyGuard(keys)]
-    if server.admin_api_key is None and keys is None:
-        return clients, []
-    return clients, [AdminKeyGuard(server.admin_api_key or [])]
+    admin: list[Guard] = [] if server.admin_port is None else [AdminPortGuard(server.admin_address[1])]
+    if server.admin_api_key is not None or (keys is not None and not admin):
+        admin.append(AdminKeyGuard(server.admin_api_key or []))
+    return clients, admin
 
 
 class _ErrorsByClient:

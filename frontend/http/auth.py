@@ -68,6 +68,18 @@ class AdminKeyGuard(_Guard):
             )
 
 
+class AdminPortGuard(_Guard):
+    """Lets a request pass that came to the administrators' `port`."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def __call__(self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        server = connection.scope.get("server")
+        if server is None or server[1] != self._port:
+            raise ForbiddenError("This route is for administrators: this server's --admin-port alone answers it.")
+
+
 def _presented(connection: ASGIConnection[Any, Any, Any, Any]) -> list[bytes]:
     """The keys of a request, as the bytes that came."""
     header = connection.headers.get("authorization", "")

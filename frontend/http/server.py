@@ -8,7 +8,7 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
@@ -25,7 +25,7 @@ from quire.frontend.entry_store.access import StoredEntries
 from quire.frontend.http.app import create_app
 from quire.frontend.http.audit_log import AuditLog
 from quire.frontend.http.connections.certificates import CertificateWatcher
-from quire.frontend.http.connections.listener import bind, release, url_of
+from quire.frontend.http.connections.listener import bind, bind_admin, release, url_of
 from quire.frontend.http.connections.signals import signal_handlers
 from quire.frontend.http.connections.uvicorn_config import uvicorn_config
 from quire.frontend.http.middleware import HttpMetrics, RequestObserver
@@ -58,7 +58,7 @@ async def serve(
     """
     listener = listener or bind(server)
     try:
-        await HttpServer(engine, server, listener, greet=greet).run()
+        await HttpServer(engine, server, listener, greet=greet, admin_listeners=bind_admin(server)).run()
     finally:
         await engine.aclose()
         release(listener, server)
@@ -74,6 +74,7 @@ class HttpServer:
         page: the text of /metrics; that of `registry` when None.
         entries: responses and conversations that several servers of one command share.
         limits: counts what API keys use, where several servers share the count.
+        admin_listeners: further sockets; those of `--admin-port`.
     """
 
     def __init__(
@@ -88,12 +89,14 @@ class HttpServer:
         page: MetricsPage | None = None,
         entries: StoredEntries | None = None,
         limits: Limits | None = None,
+        admin_listeners: Sequence[socket.socket] = (),
     ) -> None:
         self._engine = engine
         self._greet = greet
         self._announces = announces
         self._server = server
         self._listener = listener
+        self._sockets = [listener, *admin_listeners]
         self._state = ServerState(ready=False)
         self._keys = server.key_ring(limits or RateLimits())
         application = _application(engine, server, self._state, registry, page, entries, self._keys, announces)
@@ -106,7 +109,7 @@ class HttpServer:
         """Loads the model while serving; returns once a signal stops it. Errors as in `serve`."""
         reload = None if self._keys is None or self._server.api_key_file is None else self._keys.reload
         with signal_handlers(self.stop, reload):
-            serving = asyncio.create_task(self._uvicorn.serve(sockets=[self._listener]))
+            serving = asyncio.create_task(self._uvicorn.serve(sockets=self._sockets))
             loading = asyncio.create_task(self._engine.start())
             watched = [each for each in (self._certificates, self._keys) if each is not None]
             watchers = [asyncio.create_task(each.run()) for each in watched]

@@ -64,6 +64,14 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
             extra={"repeatable": True, "protects": True},
         ),
     ] = None
+    admin_port: Annotated[
+        str | None,
+        Meta(
+            description="PORT or HOST:PORT (127.0.0.1 by default) that alone answers routes that change how a server "
+            "runs, without a key unless --admin-api-key is given; the other port answers them 403.",
+            extra={"protects": True},
+        ),
+    ] = None
     ssl_keyfile: Annotated[str | None, Meta(description="TLS private key, PEM.")] = None
     ssl_certfile: Annotated[
         str | None, Meta(description="TLS certificate chain, PEM; turns HTTPS on.", extra={"protects": True})
@@ -240,8 +248,16 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
             raise ConfigError("--api-key: an empty key would let anyone in; give a key, or leave the option out.")
         if self.admin_api_key is not None and not (self.admin_api_key and all(map(str.strip, self.admin_api_key))):
             raise ConfigError("--admin-api-key: an empty key would let anyone in; give a key, or leave it out.")
+        if self.admin_port is not None and not 0 < self.admin_address[1] < 2**16:
+            raise ConfigError(f"--admin-port must be PORT or HOST:PORT, ports up to 65535, got {self.admin_port!r}.")
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
             raise ConfigError("--fingerprint-mode custom and --fingerprint-value need each other.")
+
+    @property
+    def admin_address(self) -> tuple[str, int]:
+        """The host and port of `--admin-port`; port 0: it is none."""
+        host, _, port = (self.admin_port or "").rpartition(":")
+        return host.strip("[]") or "127.0.0.1", int(port) if port.isascii() and port.isdigit() else 0
 
     def check_keys(self) -> None:
         """Raises ConfigError if the environment's key is empty, or the key file wrong."""

@@ -25,13 +25,23 @@ def bind(server: ServerConfig) -> socket.socket:
     _make_room()
     if server.uds is not None:
         return _bind_unix(server.uds)
-    host = server.host or "0.0.0.0"
+    return _bind_tcp(server.host or "0.0.0.0", server.port, "--host", "--port")
+
+
+def bind_admin(server: ServerConfig) -> list[socket.socket]:
+    """The listening socket of `--admin-port`, if there is one. Raises ConfigError as `bind` does."""
+    if server.admin_port is None:
+        return []
+    return [_bind_tcp(*server.admin_address, "--admin-port", "--admin-port")]
+
+
+def _bind_tcp(host: str, port: int, host_flag: str, port_flag: str) -> socket.socket:
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
-            host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except socket.gaierror as error:
-        raise ConfigError(f"--host: cannot resolve {host!r}: {error.strerror}.") from None
+        raise ConfigError(f"{host_flag}: cannot resolve {host!r}: {error.strerror}.") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -40,12 +50,12 @@ def bind(server: ServerConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"Port {server.port} is in use; choose another with --port, or 0 for any.") from None
+            raise ConfigError(f"Port {port} is in use; choose another with {port_flag}, or 0 for any.") from None
         if error.errno == errno.EACCES:
             raise ConfigError(
-                f"Port {server.port} is only for privileged processes; choose one from 1024 on with --port."
+                f"Port {port} is only for privileged processes; choose one from 1024 on with {port_flag}."
             ) from None
-        raise ConfigError(f"Cannot listen on {host}:{server.port}: {error.strerror}.") from None
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
     return listener
 
 

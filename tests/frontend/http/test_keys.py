@@ -15,11 +15,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from quire.core.errors import ConfigError
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.cli.main import main
 from quire.frontend.http.app import create_app
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.keys.rate_limits import RateLimits
-from tests.servers import ServerProcess
+from tests.servers import ServerProcess, free_port
 
 KEYS = [
     {"name": "ann", "key": "one"},
@@ -197,3 +199,30 @@ def test_a_signal_to_the_first_process_renews_the_keys_of_all_servers(
             time.sleep(0.05)
     finally:
         assert server.stop() == 0
+
+
+def test_administrators_have_a_port_of_their_own(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    port = free_port()
+    options = ["--admin-port", str(port), "--api-key", "one", "--device", "cpu"]
+    env = {"QUIRE_SERVER_DEV_MODE": "1"}
+    server = ServerProcess(tmp_path, str(checkpoint("llama")), *options, env=env).wait_until_ready()
+    try:
+        refused = httpx.post(f"{server.base_url}/reset_prefix_cache", headers=by("one"))
+        assert (refused.status_code, "--admin-port" in refused.text) == (403, True)
+        assert httpx.post(f"http://127.0.0.1:{port}/reset_prefix_cache").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
+        assert httpx.get(f"{server.base_url}/v1/models", headers=by("one")).status_code == 200
+    finally:
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("value", ["", "x", "localhost", "0", "1:70000", "-1"])
+def test_a_wrong_port_for_administrators_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="--admin-port must be PORT or HOST:PORT"):
+        ServerConfig(admin_port=value)
+
+
+def test_one_server_of_several_has_no_port_for_administrators(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--admin-port", str(free_port()), "--api-server-count", "2", "--port", str(free_port())])
+    assert "--admin-port is for one API server" in capfd.readouterr().err
