@@ -63,6 +63,8 @@ def test_internlm2_rewards_tokens(tmp_path: Path) -> None:
     save_file(stored, tmp_path / "model.safetensors")
     own = {"architectures": ["InternLM2ForRewardModel"], "model_type": "internlm2", "bias": False}
     (tmp_path / "config.json").write_text(json.dumps({**config, **own}))
+    spec = read_spec(tmp_path, architectures=["InternLM2ForCausalLM"], tie_word_embeddings=True)
+    assert held_bytes(dry_build(spec, model_context(spec))) == held_bytes(load_model(spec))
     with torch.inference_mode():
         expected = [
             reference(torch.tensor([prompt])).last_hidden_state[0] @ stored["v_head.weight"].T for prompt in TEXTS
