@@ -19,7 +19,7 @@ from quire.core.engine.engine import Engine, Executor
 from quire.core.engine.file_copies import FileCopies
 from quire.core.engine.gc_tuning import tune_garbage_collector
 from quire.core.engine.silence import BUSY_BEAT_SECONDS, IDLE_BEAT_SECONDS
-from quire.core.engine.step_times import StepTimes
+from quire.core.engine.step_times import LEAST_SECONDS, LEAST_SECONDS_OF_HOSTS, StepTimes
 from quire.core.engine.step_watch import StepWatch
 from quire.core.engine.undecodable_requests import ids_in_unreadable
 from quire.core.errors import (
@@ -132,7 +132,8 @@ class EngineProcess:
 
     def _step_watch(self) -> StepWatch:
         fixed = envs.read("ENGINE_ITERATION_TIMEOUT_S") is not None
-        times = StepTimes(envs.read_float("ENGINE_ITERATION_TIMEOUT_S"), fixed=fixed)
+        least = LEAST_SECONDS if self._config.layout.nodes == 1 else LEAST_SECONDS_OF_HOSTS
+        times = StepTimes(envs.read_float("ENGINE_ITERATION_TIMEOUT_S"), fixed=fixed, least_seconds=least)
         return StepWatch(times, lambda: self._executor.pids, lambda: self._executor.stopped)
 
     # ------------------------------------------------------------------------------------------------------ inbox

@@ -8,6 +8,8 @@ seen has a bound as well.
 from typing import NamedTuple
 
 LEAST_SECONDS = 1.0
+LEAST_SECONDS_OF_HOSTS = 5.0
+"""The least limit where ranks are on several hosts: the death of one, which is the better reason, is noticed in 3 s."""
 FACTOR = 10.0
 """How much slower than the slowest recent step of its size a step may be."""
 NEW_SIZE_SECONDS = 60.0
@@ -35,11 +37,13 @@ class StepTimes:
     Args:
         most_seconds: the limit of a step of which nothing is known, and of every other.
         fixed: `most_seconds` is the only limit.
+        least_seconds: no limit is less.
     """
 
-    def __init__(self, most_seconds: float, *, fixed: bool) -> None:
+    def __init__(self, most_seconds: float, *, fixed: bool, least_seconds: float = LEAST_SECONDS) -> None:
         self._most_seconds = most_seconds
         self._fixed = fixed
+        self._least_seconds = least_seconds
         self._slowest: dict[StepSize, float] = {}  # seconds of the slowest recent step
         self._numbers: dict[StepSize, int] = {}
 
@@ -53,7 +57,7 @@ class StepTimes:
         if self._fixed or not self._slowest:
             return self._most_seconds
         if self._numbers.get(size, 0) >= NUM_FIRST_STEPS:
-            limit = max(LEAST_SECONDS, FACTOR * self._slowest[size])
+            limit = max(self._least_seconds, FACTOR * self._slowest[size])
         else:
             limit = max(NEW_SIZE_SECONDS, FACTOR * self._bound(size))
         return min(self._most_seconds, limit)

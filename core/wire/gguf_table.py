@@ -32,7 +32,7 @@ class GgufTable(Struct, frozen=True, kw_only=True):
 
     Attributes:
         architecture: `general.architecture` of the metadata.
-        files: their absolute paths.
+        files: their absolute paths; empty where the tensors are in a packed model.
         tensors: by the names that they have in the files.
     """
 

@@ -5,9 +5,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from safetensors import SafetensorError
 
 from quire.core.errors import ModelLoadError
+from quire.core.wire import gguf_table
 from quire.executor.weights import packed_state, sharded_state
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -38,9 +40,12 @@ def write_errors(folder: Path) -> Iterator[None]:
 
 
 def copy_others(source: Path, target: Path) -> None:
-    """Copies configuration, tokenizer and templates, which are small."""
+    """Copies configuration, tokenizer and templates, which are small. The table of a GGUF model loses its files."""
     for path in source.iterdir():
-        if path.is_file() and not path.name.endswith(_WEIGHTS) and path.name not in _MANIFESTS:
+        if path.name == gguf_table.FILE_NAME:
+            table = msgspec.structs.replace(gguf_table.read_gguf_table(path), files=[])
+            (target / path.name).write_bytes(msgspec.json.encode(table))
+        elif path.is_file() and not path.name.endswith(_WEIGHTS) and path.name not in _MANIFESTS:
             shutil.copyfile(path, target / path.name)
     templates = "additional_chat_templates"
     if (source / templates).is_dir():

@@ -86,9 +86,10 @@ def _find_folder(model: ModelConfig, load: LoadConfig) -> Path:
 
 def _own(folder: Path) -> Path:
     """The folder itself, if it has no table of other files, which `gguf.make_folder` alone writes: one that came with a
-    checkpoint could name any file of this machine. Raises ConfigError."""
+    checkpoint could name any file of this machine. A packed model's names none. Raises ConfigError."""
     table = folder / gguf_table.FILE_NAME
-    if os.path.lexists(table) and not folder.resolve().is_relative_to(gguf.cache_folder().resolve()):
+    is_own = folder.resolve().is_relative_to(gguf.cache_folder().resolve())
+    if os.path.lexists(table) and not is_own and (not table.is_file() or gguf_table.read_gguf_table(table).files):
         raise ConfigError(f"{table} is a table of files elsewhere, which no checkpoint has. Remove it.")
     return folder
 

@@ -268,7 +268,7 @@ def _read_config(folder: Path, model: ModelConfig) -> tuple[Path, dict[str, Any]
         return params, mistral_params.as_hub_config(read_json(params), params)
     config, table = read_json(path), folder / gguf_table.FILE_NAME
     if table.is_file():  # config.json was made from the metadata of a file, which messages name
-        path = Path(gguf_table.read_gguf_table(table).files[0])
+        path = next(map(Path, gguf_table.read_gguf_table(table).files), path)
     return path, config
 
 

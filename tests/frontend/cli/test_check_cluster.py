@@ -109,7 +109,7 @@ def test_a_model_that_does_not_fit_is_told_of_each_node_that_is_too_small() -> N
         return [node.communicate(timeout=90)[0] for node in nodes][1].split("\n\n")[-1].splitlines()
 
     assert found() == ["These nodes can serve together."]
-    huge = json.dumps({"intermediate_size": 10**12})
+    huge = json.dumps({"intermediate_size": 2**26})
     of_0, of_1 = found("--load-format", "dummy", "--hf-overrides", huge)
     assert re.match(r"Problem: Node 0 \(.*\): .*bytes are missing", of_0)
     assert re.match(r"Problem: Node 1 \(.*\): .*bytes are missing", of_1)
