@@ -86,6 +86,7 @@ class EngineClient:
         self._tracked: dict[str, Tracked] = {}
         self._paused: dict[str, float] = {}  # since when each sequence stands still, because of a crash
         self._trials: dict[int, Submitted] = {}  # the suspect that an engine has alone, by the engine's number
+        self._deserted: set[int] = set()  # engines whose suspect was aborted, and which gave no token since
         self._known = list(known)
         self.ready: list[EngineReady] = []
         self._fleet = Fleet(launchers, self, coupled=coupled, restarts=restarts)
@@ -241,6 +242,8 @@ class EngineClient:
                 if self._paused:
                     self._end_pauses(link.number, message.deltas)
                 self._deliver(message.deltas)
+                if self._deserted and any(delta.token_ids for delta in message.deltas):
+                    self._deserted.discard(link.number)
                 if link.number in self._trials:
                     self._judge_trial(link)
                 self._on_load(link, message.stats)
@@ -264,7 +267,9 @@ class EngineClient:
             submitted.is_sent = False
             for each in sequences:
                 self._paused.setdefault(each.start.request_id, engine.heard_at or time.monotonic())
-        if fault_of(end) == "own":
+        if link.number in self._deserted:  # the step may still have been that of the suspect
+            self._deserted.discard(link.number)
+        elif fault_of(end) == "own":
             self._blame(present, on_trial)
         self._evacuate(link)
 
@@ -378,6 +383,7 @@ class EngineClient:
         submitted.link.remove(submitted.request, 1, is_last=not submitted.num_unfinished)
         self._selector.on_load(submitted.link)
         if not submitted.num_unfinished and self._trials.get(submitted.link.number) is submitted:
+            self._deserted.add(submitted.link.number)
             self._end_trial(submitted.link)
 
     def _retry(self, tracked: Tracked, failure: RequestFailure) -> bool:

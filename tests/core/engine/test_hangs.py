@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,7 +137,8 @@ def test_silence_counts_by_what_the_engine_does(monkeypatch: pytest.MonkeyPatch)
         assert verdict(SilenceWatch(child.pid, None), clock, 400, is_busy=True, tick=200) is None
         assert "silent for 3 s" in (verdict(SilenceWatch(child.pid, 3.0), clock, 10, is_busy=True) or "")
         child.suspend()
-        assert is_stopped(child.pid)
+        while not is_stopped(child.pid):  # soon: the signal has been sent
+            time.sleep(0.001)
         assert "SIGSTOP" in (verdict(SilenceWatch(child.pid, None), clock, 1, is_busy=True) or "")
         assert verdict(SilenceWatch(child.pid, None), clock, 4, is_busy=False) is None
         assert "SIGSTOP" in (verdict(SilenceWatch(child.pid, None), clock, 7, is_busy=False) or "")
