@@ -13,7 +13,7 @@ from quire.frontend.http.errors import Problem
 _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
 
-MAX_DROPPED_BYTES = 16 * 1024**2
+MAX_DROPPED_BYTES = 64 * 1024**2
 """Bytes of a request that are read after its answer, for clients that send all of it before they read."""
 
 

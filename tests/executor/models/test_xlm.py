@@ -45,13 +45,19 @@ def test_tokens_have_the_language_of_the_configuration(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(parts).log_softmax(-1), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("fields", "words"), [({"causal": False}, "`causal`"), ({"asm": True}, "clusters")])
-def test_other_settings_are_refused(fields: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_clusters_of_the_vocabulary_are_refused(tmp_path: Path) -> None:
     write(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_bytes()) | fields))
-    with pytest.raises(ModelLoadError, match=words):
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"asm": True}))
+    with pytest.raises(ModelLoadError, match="clusters"):
         load(tmp_path)
+
+
+def test_without_causal_it_is_an_encoder(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"causal": False}))
+    assert read_model_spec(tmp_path, ModelConfig(model=str(tmp_path))).is_encoder
 
 
 def test_the_librarys_class_is_refused_for_a_cache_of_its_own(tmp_path: Path) -> None:

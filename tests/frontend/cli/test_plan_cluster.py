@@ -41,7 +41,7 @@ def test_the_table_and_a_device_of_ones_own(
     checkpoint: Checkpoints, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     device = tmp_path / "small.json"
-    figures = {"memory_bytes": 10**9, "bytes_per_second": 1e9, "operations_per_second": 1e9}
+    figures = {"memory_bytes": 2 * 10**9, "bytes_per_second": 1e9, "operations_per_second": 1e9}
     device.write_text(json.dumps({**figures, "link_bytes_per_second": 1e9}))
     flags = [
         "--nodes",

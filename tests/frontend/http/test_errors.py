@@ -26,6 +26,7 @@ STATUS = [
     (errors.AuthenticationError("no key"), 401, None),
     (core_errors.UnavailableError("loading", retry_after_seconds=1), 503, None),
     (errors.RequestTimeoutError("half a body"), 408, None),
+    (core_errors.DeadlineError("late"), 504, None),
 ]
 
 
