@@ -117,7 +117,7 @@ class RequestStream:
             assert self._prompt_rows is not None
             self._prompt_rows.add(delta.output)
             self._may_report = self._prompt_rows.complete and not self._only_last
-            if self._prompt_rows.complete and any(each.has_news for each in self._completions):
+            if self._may_report and any(each.has_news for each in self._completions):
                 self._wake()  # another sequence had news first
             return
         before = completion.num_tokens

@@ -284,12 +284,14 @@ def test_failures_are_raised_at_the_reader(kind: str, error: type[Exception]) ->
     async def work() -> None:
         metrics = RequestMetrics(Labelled("m", 0), 100)
         engine = Engine(metrics, n=2)
-        engine.give([], FinishReason.ERROR, failure=RequestFailure(kind, "what went wrong", 2.5))
+        engine.give(
+            [], FinishReason.ERROR, failure=RequestFailure(kind, "what went wrong", 2.5, limit="max_num_queued_reqs")
+        )
         with pytest.raises(error, match="what went wrong") as caught:
             await engine.next()
         if isinstance(caught.value, OverloadedError):
             assert caught.value.retry_after_seconds == 2.5
-        assert metrics.rejections == (kind == "overloaded")
+        assert sum(metrics.rejections.values()) == (kind == "overloaded")
         assert "r_1" in engine.aborted, "the other completion is of no use any more"
         assert engine.closed == 1
         assert await engine.rest() == []
