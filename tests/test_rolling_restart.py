@@ -56,7 +56,9 @@ async def stream(url: str) -> str | None:
         assert answer.status_code == 200
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
-                [choice] = json.loads(line[6:])["choices"]
+                event = json.loads(line[6:])
+                assert "choices" in event, event
+                [choice] = event["choices"]
                 reason = choice["finish_reason"] or reason
     return reason
 

@@ -5,6 +5,7 @@ imports everything, and loads its model when it reads `TURN` there.
 """
 
 import asyncio
+import errno
 import faulthandler
 import gc
 import logging
@@ -100,6 +101,8 @@ def _outlives(parent: int) -> bool:
 
 
 async def _run_engine(start: EngineStart) -> int:
+    import zmq
+
     from quire.core.engine.process import EngineProcess
 
     if start.config.executor == "uni":
@@ -124,7 +127,12 @@ async def _run_engine(start: EngineStart) -> int:
         await executor.close(hung=False)
         return 0
     recorder = _recorder(start)
-    process = EngineProcess(start.config, executor, start.address, start.keys, start.listen_fd, recorder)
+    try:
+        process = EngineProcess(start.config, executor, start.address, start.keys, start.listen_fd, recorder)
+    except zmq.ZMQError as error:
+        if error.errno == errno.ENOENT:  # the parent has ended, and removed the folder of its sockets
+            return 0
+        raise
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), process.close)  # nothing more is written to it: readable means the parent died
     loop.add_signal_handler(signal.SIGTERM, process.close)

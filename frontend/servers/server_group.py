@@ -110,7 +110,8 @@ class ServerGroup:
                 for task in done:
                     task.result()
             finally:
-                self._stop_servers()
+                if not self._stopping.is_set():  # else they have the signal, and another would cut requests short
+                    self._stop()
                 await self._end(tasks)
 
     # ---------------------------------------------------------------------------------------------------------- engines
@@ -176,6 +177,8 @@ class ServerGroup:
         restarts = RestartPolicy()
         while not self._stopping.is_set():
             server = self._servers[number] = await self._launch(number)
+            if self._stopping.is_set():  # the signal came while it was launched
+                server.process.send_signal(signal.SIGTERM)
             try:
                 await self._listen(number, server)
                 code = await server.process.wait()
@@ -251,9 +254,6 @@ class ServerGroup:
         """Handles SIGTERM and SIGINT. Passes each signal on to the servers: the second one makes them wait for
         nothing."""
         self._stopping.set()
-        self._stop_servers()
-
-    def _stop_servers(self) -> None:
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:

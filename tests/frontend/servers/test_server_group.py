@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -296,8 +297,7 @@ def test_a_signal_ends_all_of_them(checkpoint: Callable[..., Path], server: Serv
 
 def test_nothing_is_left_when_the_parent_is_killed(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Servers, engines, workers, a spare engine and a grammar helper, with a stream and a time for it to finish."""
-    sockets = tmp_path / "sockets"
-    sockets.mkdir()
+    sockets = Path(tempfile.mkdtemp(prefix="quire-"))  # a socket's path has at most 107 bytes
     server = ServerProcess(
         tmp_path, str(checkpoint("llama", max_position_embeddings=MAX_TOKENS + 5000)), "--served-model-name", "tiny",
         "--api-server-count", "2", "--tensor-parallel-size", "2", "--num-gpu-blocks-override", "5000",
@@ -316,3 +316,4 @@ def test_nothing_is_left_when_the_parent_is_killed(checkpoint: Callable[..., Pat
         _, alive = psutil.wait_procs(left, 20)
     assert alive == []
     wait_for(lambda: list(sockets.iterdir()) == [])
+    sockets.rmdir()
