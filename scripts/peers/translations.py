@@ -14,14 +14,13 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import turns  # beside this file
 
 NUM_INPUTS, INPUT_LENGTH, OUTPUT_LENGTH = 16, 256, 64
 WORK = f"{NUM_INPUTS} × {INPUT_LENGTH}/{OUTPUT_LENGTH}, output tokens/s"
@@ -59,11 +58,7 @@ def main() -> None:
     make.add_argument("models", type=Path, help="The folder for them.")
     compare = commands.add_parser("compare", help="Measure engines in turn.")
     compare.add_argument("model", type=Path, help="Folder of a checkpoint.")
-    compare.add_argument("--engines", nargs="+", default=["quire:float32"], help="Of this environment.")
-    compare.add_argument("--peers", nargs="*", default=[], help="Of the environment of --peer-python.")
-    compare.add_argument("--peer-python", default=sys.executable)
-    compare.add_argument("--rounds", type=int, default=3)
-    compare.add_argument("--measure", help=argparse.SUPPRESS)  # one engine, in this process
+    turns.add_options(compare)
     args = parser.parse_args()
     if args.command == "make":
         for name in SHAPES:
@@ -75,14 +70,7 @@ def main() -> None:
 
 
 def _compare(args: argparse.Namespace) -> None:
-    pythons = dict.fromkeys(args.engines, sys.executable) | dict.fromkeys(args.peers, args.peer_python)
-    found: defaultdict[str, list[float]] = defaultdict(list)
-    for _ in range(args.rounds):
-        for name, python in pythons.items():
-            command = [python, __file__, "compare", str(args.model), "--measure", name]
-            out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-            found[name].append(json.loads(out.splitlines()[-1]))
-            print(name, found[name][-1], flush=True)
+    found = turns.run(args, [__file__, "compare", str(args.model)])
     print(f"| {args.model.name} | {WORK} |\n|---|---|")
     for name, rates in found.items():
         print(f"| {name} | {statistics.median(rates):.0f} |")

@@ -12,13 +12,12 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import turns  # beside this file
 
 Embed = Callable[[list[str]], object]
 SHORT, LONG, ONE = "1,000 texts of 20 tokens, texts/s", "256 texts of 256 tokens, texts/s", "one text, ms"
@@ -27,24 +26,12 @@ SHORT, LONG, ONE = "1,000 texts of 20 tokens, texts/s", "256 texts of 256 tokens
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="Folder of the checkpoint, with vocab.txt.")
-    parser.add_argument("--engines", nargs="+", default=["quire:float32"], help="Of this environment.")
-    parser.add_argument("--peers", nargs="*", default=[], help="Of the environment of --peer-python.")
-    parser.add_argument("--peer-python", default=sys.executable)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--measure", help=argparse.SUPPRESS)  # one engine, in this process
+    turns.add_options(parser)
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(_measure(args.model, _start(args.measure, args.model))))
         return
-    pythons = dict.fromkeys(args.engines, sys.executable) | dict.fromkeys(args.peers, args.peer_python)
-    found: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
-    for _ in range(args.rounds):
-        for name, python in pythons.items():
-            command = [python, __file__, str(args.model), "--measure", name]
-            out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-            found[name].append(json.loads(out.splitlines()[-1]))
-            print(name, found[name][-1], flush=True)
-    print(_table(found))
+    print(_table(turns.run(args, [__file__, str(args.model)])))
 
 
 def _table(found: dict[str, list[dict[str, float]]]) -> str:

@@ -1,7 +1,6 @@
 """An encoder's short steps from recordings: the same vectors as without, for lengths that come again."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,29 +8,11 @@ import torch
 from msgspec.structs import replace
 
 from quire.executor.step import recorded_sequences
-from quire.ops.cpu import launches
-from quire.ops.cpu.libraries import load_kernels
 from tests.executor.models.tiny_encoders import write_encoder
 from tests.executor.step.heads.test_pooler import pool
 from tests.executor.step.test_encoders import serve, vectors
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of launches with each step that comes from a recording."""
-    if load_kernels() is None:
-        pytest.skip("plain torch cannot be recorded")
-    counts: list[int] = []
-    run = launches.Recording.run
-
-    def counted(self: Any) -> None:
-        counts.append(self._count)
-        run(self)
-
-    monkeypatch.setattr(launches.Recording, "run", counted)
-    return counts
 
 
 def prompt(size: int, start: int) -> list[int]:

@@ -13,7 +13,6 @@ from quire.core.config.resolved import EngineConfig
 from quire.executor.recordings import rules_for
 from quire.executor.worker import Worker
 from quire.frontend.checkpoint.model_spec import read_model_spec
-from quire.ops.cpu import launches
 from quire.ops.cpu.libraries import load_kernels
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.recording import RecordingRules
@@ -34,20 +33,6 @@ def folder(checkpoint: Callable[..., Path]) -> Path:
 
 def bf16_config(folder: Path) -> EngineConfig:
     return engine_config(folder, spec=read_model_spec(folder, ModelConfig(model=str(folder), dtype="bfloat16")))
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of launches with each step that comes from a recording."""
-    counts: list[int] = []
-    run = launches.Recording.run
-
-    def counted(self: Any) -> None:
-        counts.append(self._count)
-        run(self)
-
-    monkeypatch.setattr(launches.Recording, "run", counted)
-    return counts
 
 
 PADDED = RecordingRules(row_counts=(4, 8, 24), max_seq_lens=(32, 64), interval=3)
