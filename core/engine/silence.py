@@ -1,9 +1,9 @@
 """Judges whether an engine that says nothing is dead.
 
 An engine that holds requests sends a message at least every `BUSY_BEAT_SECONDS`, however long a step takes. So a short
-silence means that its event loop hangs, or that a signal has stopped it, unless the host gives it no core, or it waits
-for memory that was swapped out, or a call into a library keeps the interpreter. Each of these shows in the system's
-figures, and gets more time.
+silence means that its event loop hangs, or that a signal has stopped it. Three things look alike: the host gives it no
+core, it waits for memory that was swapped out, or a call into a library keeps the interpreter. The system's figures
+show each of them, and it gets more time.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Bounds the part of a long prompt in a step, so that streams that run beside it slow down by a known factor.
+"""Bounds the tokens of long prompts in a step, so that the streams beside them slow down by a known factor at most.
 
 A step costs a part that each step has, and a part for each prompt token. Both are measured as results come. Beside
 running streams, the long prompts of a step get as many tokens as make it cost `slowdown` times a step without them.

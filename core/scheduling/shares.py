@@ -1,8 +1,8 @@
 """Divides an engine between tenants, the API keys of a server: by weight, whatever each of them asks for.
 
 A tenant is served the tokens that its requests compute and sample. The next request to be admitted is one of the tenant
-that was served least for its weight. This is start-time fair queueing: a tenant that comes back is counted as served as
-the one whose turn it is, so nobody saves up turns.
+that was served least for its weight. This is start-time fair queueing: a tenant that comes back starts
+with the count of the one whose turn it is, so nobody saves up turns.
 
 Slots are the second matter. A tenant without any gets one from the tenant with the most (`giver`). Running requests
 take turns by tenant (`in_turns`): the first to lose its pages is one of the tenant with the most.

@@ -1,7 +1,7 @@
 """Finds the lines of a batch's input that have an answer already.
 
-An answer belongs to a line with the same digest, wherever the line is now. Of equal lines, each needs an answer of its
-own. So requests may share a custom_id, and a line that was changed is answered anew.
+An answer belongs to a line with the same digest, wherever the line is now. Equal lines
+need an answer each. So requests may share a custom_id, and a line that was changed is answered anew.
 """
 
 import hashlib

@@ -56,7 +56,7 @@ class Plugin:
         return merged
 
     async def answer(self, outputs: Sequence[PoolingRequestOutput[PoolingOutput]], request_id: str | None) -> Any:
-        """What the processor makes of the outputs."""
+        """Returns what the processor computes from the outputs."""
         return await asyncio.to_thread(
             functools.partial(self._processor.post_process, list(outputs), request_id=request_id)
         )

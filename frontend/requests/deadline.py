@@ -35,7 +35,7 @@ _DEADLINE: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 
 
 def limit_time(header: str | None, field: float | None) -> None:
-    """Gives the task that runs, and those that it starts, as long as the header or the body's field `timeout` says.
+    """Sets the deadline of the running task, and of those that it starts, from the header and the field `timeout`.
 
     The shorter one holds; with neither, there is no limit.
 

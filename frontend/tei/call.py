@@ -1,4 +1,4 @@
-"""One call of a client: what it sent beside the body, and what its answer took, which its headers tell."""
+"""One call of a client: the headers of its request, and the times that the headers of its answer report."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -51,7 +51,7 @@ class EncoderPlan:
 
     @property
     def needs_whole_class(self) -> bool:
-        """True if hidden states come of a run of the whole class, which may tell its base what the head will read."""
+        """Returns True if the whole class has to run: it may pass its base arguments that its head depends on."""
         return self.has_labels and not self.is_flat
 
 
