@@ -14,13 +14,13 @@ from contextlib import asynccontextmanager
 import httpx
 from msgspec import Struct
 
-from quire.core.errors import QuireError
+from quire.core.errors import RequestError
 
 CHUNK_BYTES = 1 << 20
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class FetchError(QuireError):
+class FetchError(RequestError):
     """A URL was not fetched: a rule forbids it, or the other server failed."""
 
 

@@ -28,7 +28,7 @@ from quire.ops.triton.graphs import RULES
 from tests.executor.pretend_device import PretendDevice
 from tests.executor.step.test_accelerated_steps import Again, PaddedBackend, device  # noqa: F401
 from tests.executor.step.test_model_runner import NUM_BLOCKS, engine_config, generate, prompt_of, request, tokens_of
-from tests.executor.step.test_recorded_steps import bf16_config, launched  # noqa: F401
+from tests.executor.step.test_recorded_steps import bf16_config
 from tests.executor.thread_group import on_every_rank
 
 LIMITS = AdapterLimits(num_adapters=3, max_rank=6)
