@@ -29,9 +29,7 @@ over one plan per stage, so that every stage has work. Chunks of prompts are pla
 """
 
 import time
-from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Sequence
-from operator import attrgetter
 
 from quire.core.config.resolved import SchedulerLimits
 from quire.core.kv.block_table import CachedPrefix
@@ -39,14 +37,14 @@ from quire.core.kv.kv_cache import KVCacheManager
 from quire.core.kv.page_loads import LowerTiers
 from quire.core.kv.paged_request import PlannedSnapshot
 from quire.core.scheduling.admission import Admission
-from quire.core.scheduling.in_flight import StepInFlight, StepsInFlight
-from quire.core.scheduling.loading import LoadingRequests
+from quire.core.scheduling.held import HeldRequests, priority_key
+from quire.core.scheduling.in_flight import StepsInFlight
 from quire.core.scheduling.order import Turns, policy_of
 from quire.core.scheduling.pace import Pace
 from quire.core.scheduling.prefill import ChunkedPrefill, PrefillPolicy, WholePrefill
-from quire.core.scheduling.queue import RequestQueue
-from quire.core.scheduling.request import Prompt, Request, RequestStatus
-from quire.core.scheduling.shares import Shares, giving_sequence
+from quire.core.scheduling.request import Prompt, Request
+from quire.core.scheduling.results import Results
+from quire.core.scheduling.shares import giving_sequence
 from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
 from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing
@@ -61,13 +59,11 @@ from quire.core.wire.protocol import (
     StepPlan,
     StepResult,
 )
-from quire.core.wire.row_outputs import HiddenStates, PooledVector, PromptOutput, RequestFailure
-
-_priority_key = attrgetter("priority_key")
+from quire.core.wire.row_outputs import RequestFailure
 
 
 class Scheduler:
-    """Plans steps and takes in their results, as the module's docstring describes.
+    """Plans steps, as the module's docstring describes. `Results` takes in what comes back.
 
     Args:
         limits: budgets and policies.
@@ -116,28 +112,27 @@ class Scheduler:
             hash_algorithm=limits.prefix_caching_hash_algo,
             lower_tiers=lower_tiers,
         )
-        self._requests: dict[str, Request] = {}  # all unfinished
-        self._running: list[Request] = []  # in priority order: the last is preempted first
-        self._shares = Shares()
+        self._held = HeldRequests(limits.max_num_seqs, self._kv)
         self._is_divided = False  # between several tenants, at the last plan
-        self._waiting = RequestQueue(self._shares)
-        self._loading = LoadingRequests()
         self._has_lower_tiers = lower_tiers is not None
         self._short_of_pages = False  # at the last plan, a request waited although slots were free
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._released: list[int] = []  # slots that the workers clear with the next plan
         self._prefilled: list[Request] = []  # whose prompts end in the step that is planned
         self._snapshots: list[tuple[int, PlannedSnapshot]] = []  # by slot, that the step which is planned shall take
         self._others: dict[int, Request] = {}  # by row of the plan, that want an output besides tokens
-        self._num_watching = 0  # unfinished requests that may end by repeating themselves
         self._in_flight = StepsInFlight(clock)
-        self._drafting = False  # whether the workers have ever proposed drafts
-        self._max_num_drafts = limits.largest_chunk - 1  # of one row, whose tokens are at most a chunk
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_streams = 0  # requests that the last plan samples tokens for
         self._num_left_tokens = 0  # of running requests, that the last plan left to later ones
         self._totals = Totals(clock())
+        self._results = Results(
+            self._held,
+            self._kv,
+            self._stop_conditions,
+            self._totals,
+            max_num_drafts=limits.largest_chunk - 1,  # a row's tokens are at most a chunk
+            clock=clock,
+        )
         self._admission = Admission(
             limits,
             max_model_len=max_model_len,
@@ -176,14 +171,12 @@ class Scheduler:
                 queued_at=now,
             )
             self._num_arrivals += 1
-            self._requests[start.request_id] = request
-            self._num_watching += request.watches_repetition
-            self._waiting.push(request)
+            self._held.add(request)
         return refused
 
     def _fault(self, wire: EngineRequest, start: SequenceStart) -> RequestFailure | None:
         """The reason why one sequence of a request can never be served; None if it can."""
-        if start.request_id in self._requests:
+        if start.request_id in self._held.by_id:
             return RequestFailure(
                 "invalid", f"A request with the id {start.request_id!r} is unfinished; ids must differ until then."
             )
@@ -191,32 +184,28 @@ class Scheduler:
 
     def _overload(self, now: float) -> RequestFailure | None:
         # If the last plan left a request waiting for pages, free slots admit no request.
-        num_free_slots = 0 if self._short_of_pages else len(self._free_slots)
+        num_free_slots = 0 if self._short_of_pages else len(self._held.free_slots)
         return self._admission.overload(
-            num_waiting=self._num_waiting,
+            num_waiting=self._held.num_waiting,
             num_free_slots=num_free_slots,
-            num_waiting_tokens=self._waiting.num_new_tokens + self._loading.num_new_tokens,
-            running=self._running,
+            num_waiting_tokens=self._held.num_new_tokens,
+            running=self._held.running,
             now=now,
         )
-
-    @property
-    def _num_waiting(self) -> int:
-        return len(self._waiting) + len(self._loading)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """Stops requests and frees what they hold at once; unknown and finished ids are skipped."""
         deltas = []
         for request_id in request_ids:
-            request = self._requests.get(request_id)
+            request = self._held.by_id.get(request_id)
             if request is not None:
-                self._end(request)
+                self._held.end(request)
                 deltas.append(request.last_delta(FinishReason.ABORT))
-        self._drop_finished()
+        self._held.drop_finished()
         return deltas
 
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        return bool(self._held)
 
     @property
     def num_in_flight(self) -> int:
@@ -236,14 +225,14 @@ class Scheduler:
         sampling: list[Request] = []
         self._num_left_tokens = 0
         self._share()
-        self._pace.begin(is_beside_streams=bool(self._running and self._num_streams))
+        self._pace.begin(is_beside_streams=bool(self._held.running and self._num_streams))
         budget = self._plan_running(plan, sampling, self._limits.max_num_batched_tokens)
         self._plan_waiting(plan, sampling, budget)
         if self._has_lower_tiers:
             plan.moves_before += self._kv.take_moves()
         if not plan.slots and not self._needs_plan_without_rows(plan):
             return None
-        plan.released, self._released = self._released, []
+        plan.released = self._held.take_released()
         if self._snapshots:
             plan.moves_after = [each.move_from(slot) for slot, each in self._snapshots if self._kv.has_pages(each)]
             self._snapshots = []
@@ -258,20 +247,21 @@ class Scheduler:
         """The ids of the requests that `plan`, the newest, admits, in order."""
         if not plan.admitted:
             return []
-        by_slot = {request.slot: request.request_id for request in self._running}
+        by_slot = {request.slot: request.request_id for request in self._held.running}
         return [by_slot.get(new.slot, "") for new in plan.admitted]
 
     def _share(self) -> None:
         """Takes a slot from the tenant or request that has too many, if the next one to be admitted has none, and puts
         running requests of several tenants in turns."""
-        head = None if self._free_slots and not self._short_of_pages else self._waiting.first()
-        was_divided, self._is_divided = self._is_divided, self._shares.is_divided(self._waiting.tenants)
+        held, shares = self._held, self._held.shares
+        head = None if held.free_slots and not self._short_of_pages else held.waiting.first()
+        was_divided, self._is_divided = self._is_divided, shares.is_divided(held.waiting.tenants)
         if self._is_divided or was_divided:
-            self._running = self._shares.in_turns(sorted(self._running, key=_priority_key))
+            held.running = shares.in_turns(sorted(held.running, key=priority_key))
         if head is None:
             return
-        giver = self._shares.giver(head, self._running) if self._is_divided else None
-        if giver is None and (giver := giving_sequence(head, self._running, self._limits.max_num_seqs)) is not None:
+        giver = shares.giver(head, held.running) if self._is_divided else None
+        if giver is None and (giver := giving_sequence(head, held.running, self._limits.max_num_seqs)) is not None:
             giver.priority_key = (*head.priority_key, *giver.priority_key)  # its place is behind `head` now
         if giver is not None:
             self._preempt(giver)
@@ -287,9 +277,10 @@ class Scheduler:
         """
         slots, num_computed = plan.slots.append, plan.num_computed.append
         num_scheduled, num_wanted = plan.num_scheduled.append, plan.num_wanted.append
-        chunk_size, sample, drafting, totals = self._prefill.chunk_size, sampling.append, self._drafting, self._totals
-        staged, room = self._num_stages > 1, -(-len(self._running) // self._num_stages)
-        for request in self._running:  # preemption removes from its end, at the earliest this request
+        chunk_size, sample, totals = self._prefill.chunk_size, sampling.append, self._totals
+        drafting = self._results.has_drafts
+        staged, room = self._num_stages > 1, -(-len(self._held.running) // self._num_stages)
+        for request in self._held.running:  # preemption removes from its end, at the earliest this request
             start = request.num_planned_tokens
             end = request.num_tokens
             num_new = end - start
@@ -348,7 +339,7 @@ class Scheduler:
         The first that cannot be admitted stops the loop: no request overtakes another.
         """
         self._short_of_pages = False
-        while budget and self._free_slots and (request := self._waiting.first()) is not None:
+        while budget and self._held.free_slots and (request := self._held.waiting.first()) is not None:
             if request.num_placeholders:
                 break  # preempted with a token in flight, which must be known first
             prefix = self._kv.find_prefix(request)
@@ -356,11 +347,11 @@ class Scheduler:
             # running prompts are planned to their ends, and findable, before any request is admitted.
             threshold = self._limits.long_prefill_token_threshold
             is_chunked = threshold or self._pace.is_bounding or self._kv.has_snapshots
-            if is_chunked and self._kv.is_underway(request, prefix, self._running):
+            if is_chunked and self._kv.is_underway(request, prefix, self._held.running):
                 break
-            load = self._kv.load(request, prefix, num_running=len(self._running))
+            load = self._kv.load(request, prefix, num_running=len(self._held.running))
             if load is not None:
-                self._loading.add(self._waiting.pop(), load)
+                self._held.loading.add(self._held.waiting.pop(), load)
                 continue
             num_encoded = _rows_to_encode(request, prefix)
             if num_encoded >= budget:
@@ -372,10 +363,10 @@ class Scheduler:
             num_new = self._undivided(request, start, num_new, room)
             if not num_new:
                 break
-            if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._running)):
+            if not self._kv.admit(request, prefix, start + num_new, num_running=len(self._held.running)):
                 self._short_of_pages = True
                 break
-            self._admit(self._waiting.pop(), prefix, plan)
+            self._admit(self._held.waiting.pop(), prefix, plan)
             request.num_planned_tokens = end = start + num_new
             self._take_snapshot(request, end)
             self._totals.num_planned_prompt_tokens += request.count_prompt(start, end)
@@ -411,12 +402,9 @@ class Scheduler:
         return request.pooling is None
 
     def _admit(self, request: Request, prefix: CachedPrefix, plan: StepPlan) -> None:
-        request.slot = self._free_slots.pop()
-        request.status = RequestStatus.RUNNING
         request.has_loaded = False
         self._turns.on_admitted(request.turn)
-        self._shares.on_running(request)
-        insort(self._running, request, key=_priority_key)
+        self._held.run(request)
         if not request.num_preemptions:
             request.scheduled_at = self._clock()
             request.num_cached_tokens = min(request.num_planned_tokens, request.num_prompt_tokens)
@@ -428,7 +416,7 @@ class Scheduler:
         """Prepares a running request's next row, up to `num_tokens` tokens. Returns False if the request itself was
         preempted.
 
-        Preempts from the end of `_running`. Those requests are not in the plan yet, which is built in priority order. A
+        Preempts from the end of `running`. Those requests are not in the plan yet, which is built in priority order. A
         request that is alone fits, because `add` refuses requests that do not, unless a load still holds pages: then
         it preempts itself.
         """
@@ -449,18 +437,12 @@ class Scheduler:
 
     def _preempt_last(self) -> Request:
         """Preempts the running request that the policy puts last."""
-        return self._preempt(self._running[-1])
+        return self._preempt(self._held.running[-1])
 
     def _preempt(self, victim: Request) -> Request:
         """Takes pages and slot from a running request that is not in the plan, and queues it again."""
-        self._running.remove(victim)
-        self._leave_slot(victim)
-        victim.forget_drafts()
-        self._kv.free(victim)
-        victim.status = RequestStatus.WAITING
-        victim.num_preemptions += 1
+        self._held.preempt(victim)
         self._totals.num_preemptions += 1
-        self._waiting.push(victim)
         return victim
 
     # ------------------------------------------------------------------------------------------------------- results
@@ -469,129 +451,7 @@ class Scheduler:
         """Takes in the result of the oldest plan in flight; returns a delta for each of its unfinished requests."""
         step = self._in_flight.complete(result)
         self._pace.measure(step, self._clock())
-        num_before = len(self._requests)
-        for move_id in result.moved:
-            load = self._kv.finish_move(move_id)
-            for request in [] if load is None else self._loading.take(load):
-                self._waiting.push(request)
-        failed = self._take_failures(step, result)
-        self._totals.add_prefilled(step)
-        outputs = self._take_outputs(step, result)
-        self._drafting = self._drafting or bool(result.num_drafts)
-        deltas = self._append_tokens(step.requests, result)
-        num_tokens = len(deltas)
-        if self._drafting:
-            num_tokens = sum(len(delta.token_ids) for delta in deltas)
-            self._settle_drafts(step, result.num_drafts)
-        num_finished = num_before - len(self._requests)
-        self._totals.add_step(result, self._clock(), num_tokens=num_tokens, num_finished=num_finished)
-        self._drop_finished()
-        return outputs + deltas + failed
-
-    def _take_failures(self, step: StepInFlight, result: StepResult) -> list[RequestDelta]:
-        """Ends the requests of rows that failed."""
-        return [
-            self._fail(request, output)
-            for row, output in result.outputs
-            if isinstance(output, RequestFailure)
-            and (request := step.request_of(row)).status is not RequestStatus.FINISHED
-        ]
-
-    def _take_outputs(self, step: StepInFlight, result: StepResult) -> list[RequestDelta]:
-        """Takes in what rows computed besides tokens, and ends requests that want nothing else."""
-        deltas: list[RequestDelta] = []
-        for row, output in result.outputs:
-            if isinstance(output, RequestFailure):
-                continue
-            request = step.request_of(row)
-            if request.status is RequestStatus.FINISHED:
-                continue
-            if request.pooling is not None and _ends_prompt(output, request):
-                self._end(request)
-                deltas.append(request.last_delta(FinishReason.STOP, output=output))
-            else:
-                deltas.append(RequestDelta(request.request_id, [], output=output))
-        return deltas
-
-    def _append_tokens(self, requests: list[Request], result: StepResult) -> list[RequestDelta]:
-        """Appends sampled tokens and ends sequences. This loop, too, runs once per running request and step."""
-        # Without drafts and watched repetitions, a row brings one token, and only a stop token or the length ends it.
-        closely = self._drafting or self._num_watching
-        deltas: list[RequestDelta] = []
-        logprobs = dict(result.logprobs)
-        finished = RequestStatus.FINISHED
-        for index, (request, tokens) in enumerate(zip(requests, result.token_ids, strict=True)):
-            if request.status is finished:
-                continue  # aborted, failed, or ended by an earlier token
-            output = request.output_token_ids
-            output.extend(tokens)
-            reason = stop_token_id = None
-            if closely or tokens[0] in request.stop_ids or len(output) == request.max_num_output_tokens:
-                end = self._stop_conditions.first(request, tokens)
-                if end is not None:
-                    reason, stop_token_id = end
-                    self._end(request)
-            deltas.append(
-                RequestDelta(
-                    request.request_id,
-                    tokens,
-                    reason,
-                    stop_token_id,
-                    logprobs[index][: len(tokens)] if logprobs and index in logprobs else None,
-                    None,
-                    request.num_cached_tokens,
-                    request.queued_at,
-                    request.scheduled_at,
-                    request.num_preemptions,
-                )
-            )
-        return deltas
-
-    def _settle_drafts(self, step: StepInFlight, num_drafts: list[int]) -> None:
-        """Takes back what was planned for rejected drafts, and notes the drafts that the workers have now."""
-        num_wanted = filter(None, step.plan.num_wanted)
-        now_held = num_drafts or [0] * len(step.requests)
-        for request, wanted, held in zip(step.requests, num_wanted, now_held, strict=True):
-            if wanted > 1:
-                request.settle_drafts()
-            if request.status is RequestStatus.RUNNING:
-                request.expect_drafts(min(held, self._max_num_drafts))
-
-    def _fail(self, request: Request, failure: RequestFailure) -> RequestDelta:
-        """Ends a request that failed, or whose grammar does not let it go on; without any output, that is a refusal."""
-        self._end(request)
-        if failure.kind == "dead_end":
-            if request.output_token_ids:
-                return request.last_delta(FinishReason.LENGTH, failure)
-            failure = RequestFailure("invalid", failure.message)
-        self._kv.disown(request)
-        return request.last_delta(FinishReason.ERROR, failure)
-
-    def _end(self, request: Request) -> None:
-        """Frees all resources of the request. `_drop_finished` removes it from `_running` later, once for all of a
-        step."""
-        del self._requests[request.request_id]
-        self._num_watching -= request.watches_repetition
-        self._shares.on_ended(request)
-        if request.status is RequestStatus.WAITING:
-            self._waiting.forget(request)
-        elif request.status is RequestStatus.LOADING:
-            self._loading.forget(request)
-            request.status = RequestStatus.FINISHED
-        else:
-            self._leave_slot(request)
-            self._kv.free(request)
-            request.status = RequestStatus.FINISHED
-
-    def _leave_slot(self, request: Request) -> None:
-        self._shares.on_left(request)
-        self._free_slots.append(request.slot)
-        self._released.append(request.slot)
-        request.slot = -1
-
-    def _drop_finished(self) -> None:
-        if len(self._running) + len(self._free_slots) != self._limits.max_num_seqs:
-            self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
+        return self._results.take(step, result)
 
     # --------------------------------------------------------------------------------------------- limits and figures
 
@@ -599,8 +459,8 @@ class Scheduler:
         """Current gauges, and totals since the start."""
         totals = self._totals
         return SchedulerStats(
-            len(self._running),
-            self._num_waiting,
+            len(self._held.running),
+            self._held.num_waiting,
             self._kv.usage,
             totals.started_at,
             *self._kv.prefix_cache_counts,
@@ -610,7 +470,7 @@ class Scheduler:
             totals.num_prefilled_tokens,
             totals.num_generated_tokens,
             totals.expert_balancedness,
-            self._waiting.num_new_tokens + self._loading.num_new_tokens + self._num_left_tokens,
+            self._held.num_new_tokens + self._num_left_tokens,
         )
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
@@ -619,39 +479,22 @@ class Scheduler:
         Args:
             preempt_running: take the pages of running requests too; they are computed again from their tokens.
         """
-        while preempt_running and self._running:
+        while preempt_running and self._held.running:
             self._preempt_last()
         return self._kv.reset_prefix_cache()
 
     def check_invariants(self) -> None:
         """Asserts that every page, slot and request is counted exactly once."""
-        running, slots = self._running, [request.slot for request in self._running]
-        self._kv.check_invariants(self._requests.values())
-        assert sorted(self._free_slots + slots) == list(range(self._limits.max_num_seqs)), "a slot is lost or shared"
-        keys = [request.priority_key for request in running]
+        self._kv.check_invariants(self._held.by_id.values())
+        self._held.check_invariants()
+        keys = [request.priority_key for request in self._held.running]
         assert self._is_divided or keys == sorted(keys), "priority order broken"
-        assert len(running) + self._num_waiting == len(self._requests), "a request neither runs nor waits"
-        waiting = [request for request in self._requests.values() if request.status is RequestStatus.WAITING]
-        assert self._waiting.num_new_tokens == sum(request.num_new_tokens for request in waiting), "tokens miscounted"
-        for request in self._requests.values():
+        for request in self._held:
             self._in_flight.check_invariants(request)
             assert request.num_tokens <= request.max_num_tokens, f"{request.request_id} outran its length limit"
-            if request.status in (RequestStatus.WAITING, RequestStatus.LOADING):
-                assert not request.block_tables, f"{request.request_id} waits but holds pages"
 
 
 def _rows_to_encode(request: Request, prefix: CachedPrefix) -> int:
     """Rows of the request's encoder input that the step which admits it has to compute."""
     encoder = request.prompt.encoder
     return 0 if encoder is None or prefix.encoded is not None else encoder.num_rows
-
-
-def _ends_prompt(output: PromptOutput, request: Request) -> bool:
-    """Returns True if `output` is the last that a request for hidden states gets."""
-    match output:
-        case PooledVector():
-            return True
-        case HiddenStates(start=start, num_tokens=num_tokens):
-            return start + num_tokens == request.num_prompt_tokens
-        case _:
-            return False

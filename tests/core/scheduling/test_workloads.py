@@ -337,7 +337,7 @@ def test_kv_groups_give_back_pages_preempt_and_share() -> None:
     most_holes = 0
     while harness.scheduler.has_unfinished():
         harness.step()
-        for request in harness.scheduler._running:
+        for request in harness.scheduler._held.running:
             most_holes = max(most_holes, *(table.first for table in request.block_tables))
     stats = harness.scheduler.stats()
     assert most_holes > 8
