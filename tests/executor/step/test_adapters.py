@@ -206,7 +206,7 @@ def recorded(folder: Path, loras: list[dict[str, tuple[Tensor, Tensor]]]) -> Ada
 
 def test_recorded_steps_read_the_current_adapters(
     recorded: AdaptedWorker,
-    launched: list[int],  # noqa: F811
+    launched: list[int],
     folder: Path,
     loras: list[dict[str, tuple[Tensor, Tensor]]],
 ) -> None:
@@ -264,7 +264,7 @@ def test_recordings_made_before_a_layer_had_adapters_are_not_used(
 def test_a_backend_that_records_no_adapters_still_records_other_steps(
     folder: Path,
     loras: list[dict[str, tuple[Tensor, Tensor]]],
-    launched: list[int],  # noqa: F811
+    launched: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if load_kernels() is None:
