@@ -56,6 +56,7 @@ class AsyncLLM(EngineControl):
         chat_templates: write the prompts of conversations.
         sampling_input: the checkpoint's defaults and the server's limits of sampling parameters.
         prompts: reads prompts in all their forms.
+        hearing: reads sounds; None for a model that hears none.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class AsyncLLM(EngineControl):
         self.async_tokenizer = self._intake.async_tokenizer
         self.sampling_input = self._intake.sampling_input
         self.prompts = self._intake.prompts
+        self.hearing = self._intake.hearing
         self.chat_templates = ChatTemplates(tokenizer, model.name)
         self._tokenizer = tokenizer
 
@@ -172,13 +174,13 @@ class AsyncLLM(EngineControl):
     async def aclose(self) -> None:
         """Ends running requests with finish_reason "abort", then the engine, in order."""
         self._intake.running.close()
-        self.async_tokenizer.close()
+        self._intake.close()
         await super().aclose()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Ends the engine by force, without regard to the timeout, and returns when its memory is free. For use outside
         an event loop."""
-        self.async_tokenizer.close()
+        self._intake.close()
         super().shutdown(timeout)
 
     async def __aenter__(self) -> "AsyncLLM":

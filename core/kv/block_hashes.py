@@ -27,9 +27,10 @@ class BlockHasher:
         """
         if not prompt.root_hash:
             prompt.root_hash = root_hash(self._hash_of, prompt.cache_salt)
-            if prompt.encoder is not None:
-                tokens = array("q", prompt.encoder.token_ids).tobytes()
-                prompt.root_hash = self._hash_of(prompt.root_hash, tokens, b"encoder")
+            if (encoder := prompt.encoder) is not None:
+                tokens = array("q", encoder.token_ids).tobytes()
+                kind = b"encoder" if encoder.features is None else b"features" + encoder.features.digest
+                prompt.root_hash = self._hash_of(prompt.root_hash, tokens, kind)
         return prompt.root_hash
 
     def extend(self, request: PagedRequest, num_blocks: int) -> None:

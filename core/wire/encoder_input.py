@@ -3,18 +3,27 @@
 from msgspec import Struct
 
 
-class EncoderInput(Struct, array_like=True, frozen=True):
-    """What the encoder reads for a request. Its decoder attends to all of it, from the first token on.
+class Features(Struct, array_like=True, frozen=True):
+    """Numbers that an encoder reads in place of tokens: the spectrogram of a sound."""
 
-    An encoder of another kind of input adds a field here, with the number of rows that the decoder sees.
+    values: bytes  # [num_channels, num_frames] float32, little-endian
+    num_channels: int
+    num_rows: int  # of keys and values that the encoder makes of them
+    digest: bytes  # of all that decides about `values`; equal inputs are found by it
+
+
+class EncoderInput(Struct, array_like=True, frozen=True):
+    """What the encoder reads for a request: tokens or features. Its decoder attends to all of it, from the first token
+    on.
     """
 
     token_ids: list[int]
+    features: Features | None = None
 
     @property
     def num_rows(self) -> int:
         """Rows of keys and values that the decoder attends to."""
-        return len(self.token_ids)
+        return len(self.token_ids) if self.features is None else self.features.num_rows
 
 
 class EncodedInput(Struct, array_like=True, frozen=True):

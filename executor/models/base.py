@@ -62,9 +62,12 @@ class Model(Protocol):
 class EncoderDecoder(Model, Protocol):
     """A decoder with layers that attend to an encoder's output: those of `kv_layers` with `is_cross`."""
 
-    def encode(self, token_ids: Tensor, step: StepContext) -> None:
-        """Encodes whole inputs, [num_tokens] int64 one after another, and stores the keys and values that the decoder's
-        layers attend to, in `StepContext.encoder_slots` of their caches.
+    def encode(self, content: Tensor, step: StepContext) -> None:
+        """Encodes whole inputs, and stores the keys and values that the decoder's layers attend to, in
+        `StepContext.encoder_slots` of their caches.
+
+        `content` has the token ids of all inputs, [num_rows] int64, or their features, [num_inputs, num_channels,
+        num_frames] float32.
         """
         ...
 

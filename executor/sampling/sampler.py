@@ -22,6 +22,7 @@ from quire.executor.sampling.penalties import Penalties
 from quire.executor.sampling.sampling_feature import FollowingMask, LogitsFeature, Mask, SampleBatch
 from quire.executor.sampling.temperature import Temperature
 from quire.executor.sampling.thinking_budget import ThinkingBudget
+from quire.executor.sampling.timestamps import Timestamps
 from quire.executor.sampling.top_k_top_p import TopK, TopP
 from quire.executor.transfers import HostTransfers, Transfers, to_device
 from quire.ops.backend import Backend
@@ -113,6 +114,7 @@ class Sampler:
             self._penalties,
             self._min_tokens,
             EdgeTokens(max_num_seqs, vocab_size),
+            Timestamps(max_num_seqs),
             self.grammar,
             ThinkingBudget(max_num_seqs),
             self._temperature,  # this and later features: only rows that draw
@@ -120,7 +122,7 @@ class Sampler:
             self._top_k,
             self._top_p,
         ]
-        self._masking = self._bits(AllowedTokens, BadWords, MinTokens, EdgeTokens)
+        self._masking = self._bits(AllowedTokens, BadWords, MinTokens, EdgeTokens, Timestamps)
         self._following = self._bits(FollowingMask)
         self._one_way = self._bits(*(type(feature) for feature in self._features if not feature.can_go_back))
         self._followers = [feature for feature in self._features if isinstance(feature, FollowingMask)]

@@ -14,16 +14,17 @@ from quire.ops.backend import AttentionBatch, Backend, DeviceRows
 
 
 class EncoderBatch(NamedTuple):
-    """Inputs that a step encodes; their tokens follow one another.
+    """Inputs that a step encodes; their rows follow one another.
 
     Attributes:
-        token_ids: [num_tokens] int64, on the device.
-        positions: [num_tokens] int64, on the device; place in the input.
+        content: on the device; [num_rows] int64 of token ids, or features [num_inputs, num_channels, num_frames]
+            float32.
+        positions: [num_rows] int64, on the device; place in the input.
         lengths: [num_inputs] int64, on the host.
-        slot_mappings: per KV group of the kind "cross", [num_tokens] int64 on the device; places of keys and values.
+        slot_mappings: per KV group of the kind "cross", [num_rows] int64 on the device; places of keys and values.
     """
 
-    token_ids: torch.Tensor
+    content: torch.Tensor
     positions: torch.Tensor
     lengths: np.ndarray
     slot_mappings: list[torch.Tensor]
@@ -135,5 +136,14 @@ class EncodedInputs:
         page, offset = np.divmod(positions, self._block_size)
         mappings = [table[slots, page].astype(np.int64) * self._block_size + offset for table in self._tables]
         there, *mappings_there = to_device_together([positions, *mappings], self._device)
-        token_ids = np.concatenate([np.array(content.token_ids, np.int64) for content in pending.values()])
-        return EncoderBatch(to_device(token_ids, self._device), there, lengths, mappings_there)
+        read = to_device(_content(list(pending.values())), self._device)
+        return EncoderBatch(read, there, lengths, mappings_there)
+
+
+def _content(inputs: Sequence[EncoderInput]) -> np.ndarray:
+    """Joins what the encoder reads of several inputs, all of one kind, as `EncoderBatch.content`."""
+    features = [each.features for each in inputs if each.features is not None]
+    if features:
+        assert len(features) == len(inputs), "an encoder reads tokens or features, not both"
+        return np.stack([np.frombuffer(each.values, "<f4").reshape(each.num_channels, -1) for each in features])
+    return np.concatenate([np.array(each.token_ids, np.int64) for each in inputs])

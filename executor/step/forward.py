@@ -75,10 +75,10 @@ class Forward:
             batch.positions,
             self._caches,
             [],
-            sequences=self._ops.sequence_batch(batch.lengths, batch.token_ids.device),
+            sequences=self._ops.sequence_batch(batch.lengths, batch.positions.device),
             encoder_slots=dict(zip(groups, batch.slot_mappings, strict=True)),
         )
-        self._model.encode(batch.token_ids, step)
+        self._model.encode(batch.content, step)
 
     def hidden(
         self, batch: InputBatch, input_embeds: InputEmbeds | None = None, taps: LayerTaps | None = None

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from quire.core.config.resolved import EncoderSpec
 from quire.core.errors import ConfigError
+from quire.frontend.checkpoint.speech_tokens import SpeechTokens
 
 _GENERATING_ENDS = ("ForConditionalGeneration", "MTModel")
 """The ends of names of such models' classes that generate text."""
@@ -32,9 +33,12 @@ class DecoderRules(Struct, frozen=True, kw_only=True):
     bad_words_ids: list[list[int]] = []  # `suppress_tokens` included
     begin_suppress_tokens: list[int] = []  # not the first token of an output
     min_length: int = 0  # tokens of the decoder's prompt and output, before which none ends it
+    speech: SpeechTokens | None = None  # of a model that hears; None: its encoder reads text
 
     def begin(self, token_ids: list[int]) -> list[int]:
         """The decoder's prompt, of the token ids that a request gives for it."""
+        if self.speech is not None:
+            return self.speech.begin(token_ids)
         if token_ids[:1] != [self.decoder_start_token_id]:
             token_ids = [self.decoder_start_token_id, *token_ids]
         if len(token_ids) == 1 and self.forced_bos_token_id is not None:
@@ -64,6 +68,10 @@ def read_encoder_spec(config: Mapping[str, Any], max_positions: int, vocab_size:
     """
     inner = config.get("encoder")
     own = {**config, **inner} if isinstance(inner, dict) else config
+    if isinstance(channels := own.get("num_mel_bins"), int) and isinstance(
+        rows := own.get("max_source_positions"), int
+    ):
+        return EncoderSpec(vocab_size=vocab_size, max_rows=rows, num_channels=channels)
     own_size, own_positions = own.get("src_vocab_size") or own.get("vocab_size"), own.get("max_position_embeddings")
     return EncoderSpec(
         vocab_size=own_size if isinstance(own_size, int) else vocab_size,

@@ -32,6 +32,7 @@ from quire.frontend.checkpoint.encoders import is_encoder
 from quire.frontend.checkpoint.overrides import override
 from quire.frontend.checkpoint.registered_models import find_model
 from quire.frontend.checkpoint.sentence_files import read_sentence_model
+from quire.frontend.checkpoint.speech_tokens import read_speech_tokens
 
 # Our name, then the names that checkpoints use for it.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -157,6 +158,9 @@ def make_model_spec(
     facts = {name: _positive_int(config, keys, path, defaults.get(name)) for name, keys in names.items()}
     heads = facts["num_attention_heads"]
     kv_heads = _positive_int(config, ("num_key_value_heads",), path, default=heads)
+    stated_names = with_decoder(stated).keys()
+    if has_encoder and "encoder_attention_heads" in stated_names and "num_key_value_heads" not in stated_names:
+        kv_heads = heads  # a class may read that number of the encoder
     if heads % kv_heads and "num_key_value_heads" not in given:
         kv_heads = heads  # a class has a number for them where its attention has latents in their place
     if heads % kv_heads:
@@ -225,9 +229,18 @@ def read_rules_of_decoder(folder: Path, model: ModelConfig) -> DecoderRules | No
     if not config or not is_encoder_decoder(config, _architecture(config, path)):
         return None
     if model.generation_config != "vllm":
-        return read_decoder_rules(config, _generation_config(folder, model), path)
-    rules = read_decoder_rules(config, read_json_if_present(folder / "generation_config.json"), path)
-    return DecoderRules(decoder_start_token_id=rules.decoder_start_token_id)
+        return _rules(config, _generation_config(folder, model), folder, model)
+    rules = _rules(config, read_json_if_present(folder / "generation_config.json"), folder, model)
+    return DecoderRules(decoder_start_token_id=rules.decoder_start_token_id, speech=rules.speech)
+
+
+def _rules(config: dict[str, Any], generation: dict[str, Any], folder: Path, model: ModelConfig) -> DecoderRules:
+    rules = read_decoder_rules(config, generation, folder / "config.json")
+    if not read_encoder_spec(complete(config), 1, 1).reads_features:
+        return rules
+    ends = _eos_token_ids(config, model, folder, folder)
+    speech = read_speech_tokens(generation or config, rules.decoder_start_token_id, ends, folder)
+    return msgspec.structs.replace(rules, speech=speech)
 
 
 def read_output_limit(folder: Path, model: ModelConfig) -> int | None:

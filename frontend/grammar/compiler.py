@@ -3,6 +3,8 @@
 import asyncio
 import os
 
+import msgspec
+
 from quire.core.config.structured_outputs import StructuredOutputsOptions
 from quire.core.errors import ParameterError, UnavailableError
 from quire.core.logging import get_logger
@@ -10,14 +12,15 @@ from quire.core.wire.protocol import Grammar
 from quire.core.wire.structured_outputs import ConstraintKind, StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.constraint import Constraint, read_constraint
-from quire.frontend.grammar.helper_client import Helper, HelperDied, HelperKilled, OutOfTime
-from quire.frontend.grammar.messages import Compile, Compiled, GrammarRefused, Setup
-from quire.frontend.grammar.pool import HelperPool
+from quire.frontend.grammar.messages import Answer, Compile, Compiled, GrammarRefused, Setup
 from quire.frontend.grammar.vocabulary import PREFIX
+from quire.frontend.helpers.helper import Helper, HelperDied, HelperKilled, HelperProgram, OutOfTime
+from quire.frontend.helpers.pool import HelperPool
 from quire.frontend.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
 
+_HELPER = "quire.frontend.grammar.helper_process"
 LIMIT_CPU_SECONDS = 10.0
 BACKSTOP_SECONDS = 120.0
 RETRY_SECONDS = 10.0
@@ -80,7 +83,7 @@ class GrammarCompiler:
         self._cache = GrammarCache(cache_bytes)
         self._compiling: dict[bytes, asyncio.Task[Grammar]] = {}
         self._vocabularies: dict[str, int] = {}  # file descriptors by name
-        self._pool: HelperPool | None = None
+        self._pool: HelperPool[Answer] | None = None
 
     async def compile(self, params: StructuredOutputsParams) -> Grammar:
         """The grammar of a request.
@@ -142,7 +145,7 @@ class GrammarCompiler:
                 helper.kill()
         return answer
 
-    async def _ask(self, helper: Helper, question: Compile, field: str) -> Compiled | GrammarRefused:
+    async def _ask(self, helper: Helper[Answer], question: Compile, field: str) -> Compiled | GrammarRefused:
         kind = question.constraint.kind
         try:
             async with asyncio.timeout(self._backstop_seconds):
@@ -171,7 +174,7 @@ class GrammarCompiler:
             message = f"{_WORDS[kind]} takes more than {self._limit_bytes} bytes of memory to compile; make it simpler."
         raise ParameterError(message, param=field) from None
 
-    def _helpers(self) -> HelperPool:
+    def _helpers(self) -> HelperPool[Answer]:
         if self._pool is None:
             if self._tokenizer is None:
                 raise ParameterError(
@@ -199,7 +202,7 @@ class GrammarCompiler:
                 self._tokenizer.mode,
                 self._tokenizer.trust_remote_code,
             )
-            self._pool = HelperPool(setup)
+            self._pool = HelperPool(HelperProgram(_HELPER, setup, msgspec.msgpack.Decoder(Answer)))
         return self._pool
 
     def _vocabulary_path(self, answer: Compiled) -> str:

@@ -5,25 +5,21 @@ starts another.
 """
 
 import contextlib
-import os
 import pkgutil
-import resource
-import signal
 import socket
-import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import Backend, GrammarError
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Compiled, GrammarRefused, Setup, framed
+from quire.frontend.grammar.messages import Answer, Compile, Compiled, GrammarRefused, Setup
 from quire.frontend.grammar.schema import SchemaError
 from quire.frontend.grammar.vocabulary import make_vocabulary
+from quire.frontend.helpers.frames import framed, receive
+from quire.frontend.helpers.helper_side import is_large, limited, run_helper
 from quire.frontend.text.tokenizer import Tokenizer
 
 _BACKENDS = "quire.frontend.grammar.backends."
@@ -34,10 +30,6 @@ BACKENDS = {
     "lm-format-enforcer": _BACKENDS + "lm_format_enforcer_backend:LMFormatEnforcerBackend",
 }
 """Import paths by name, because a backend is imported when it is first needed."""
-
-_NICE = 10
-_LARGE_BYTES = 512 * 2**20
-_STACK_BYTES = 256 * 2**20
 
 
 class Compiler:
@@ -80,8 +72,8 @@ class Compiler:
                 continue
             known = name in question.known_vocabularies
             vocabulary = b"" if known else msgspec.msgpack.encode(self._vocabulary(name))
-            return Compiled(backend, zlib.compress(data, 1), name, vocabulary, _is_large())
-        return GrammarRefused("; ".join(reasons) + ".", _is_large())
+            return Compiled(backend, zlib.compress(data, 1), name, vocabulary, is_large())
+        return GrammarRefused("; ".join(reasons) + ".", is_large())
 
     def _backend(self, backend: str, vocabulary: str) -> Backend:
         key = (backend, vocabulary)
@@ -104,53 +96,17 @@ def _vocabulary_name(constraint: Constraint) -> str:
     return "all" if constraint.kind == "structural_tag" else "text"
 
 
-def _is_large() -> bool:
-    return psutil.Process().memory_info().rss > _LARGE_BYTES
-
-
-@contextlib.contextmanager
-def limited(num_bytes: int, cpu_seconds: float) -> Iterator[None]:
-    """Limits the `with` block to `num_bytes` more memory, and ends the process after `cpu_seconds` in it.
-
-    An allocation past the limit fails. The processor time of all threads counts; time before the block does not, nor
-    does waiting for a busy core. The operating system ends the process by SIGPROF. RLIMIT_CPU would count whole
-    seconds, and leave a core dump.
-    """
-    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + num_bytes, resource.RLIM_INFINITY))
-    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
-def _receive(connection: socket.socket, num_bytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < num_bytes:
-        part = connection.recv(num_bytes - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
-
-
-def _read(connection: socket.socket, kind: type) -> msgspec.Struct:
-    [length] = LENGTH.unpack(_receive(connection, LENGTH.size))
-    return msgspec.msgpack.decode(_receive(connection, length), type=kind)
-
-
 def serve(connection: socket.socket) -> None:
     """Answers questions until the parent closes the socket.
 
     Raises:
         EOFError: the parent closed the socket.
     """
-    setup = _read(connection, Setup)
+    setup = receive(connection, Setup)
     assert isinstance(setup, Setup)
     compiler = Compiler(setup)
     while True:
-        question = _read(connection, Compile)
+        question = receive(connection, Compile)
         assert isinstance(question, Compile)
         compiler.prepare(question)
         connection.sendall(framed(_answer_within_limits(compiler, question, setup)))
@@ -165,12 +121,5 @@ def _answer_within_limits(compiler: Compiler, question: Compile, setup: Setup) -
         return GrammarRefused("It is too complex.", is_large=True)
 
 
-def main() -> None:
-    os.nice(_NICE)  # running requests go first
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(EOFError, ConnectionError), socket.socket(fileno=sys.stdin.fileno()) as connection:
-        serve(connection)
-
-
 if __name__ == "__main__":
-    main()
+    run_helper(serve)

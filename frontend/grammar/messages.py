@@ -1,14 +1,9 @@
-"""The messages between the frontend and a helper process: length-prefixed MessagePack over a socket."""
+"""The messages between the frontend and a helper process that compiles grammars."""
 
-import struct
-
-import msgspec
 from msgspec import Struct
 
 from quire.core.config.model import TokenizerMode
 from quire.frontend.grammar.constraint import Constraint
-
-LENGTH = struct.Struct("<I")
 
 
 class Setup(Struct, array_like=True, tag="setup"):
@@ -49,9 +44,3 @@ class GrammarRefused(Struct, array_like=True, tag="refused"):
 
 Question = Setup | Compile
 Answer = Compiled | GrammarRefused
-
-
-def framed(message: Struct) -> bytes:
-    """An encoded message with its length before it."""
-    data = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(data)) + data

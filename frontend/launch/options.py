@@ -154,7 +154,7 @@ def _max_model_len(asked: int | None, spec: ModelSpec, pooling: PoolingSpec | No
 
 
 def _with_encoder_limit(spec: ModelSpec, max_model_len: int, layout: Layout) -> ModelSpec:
-    """Bounds the encoder's inputs by --max-model-len, as the decoder's sequences.
+    """Bounds the encoder's inputs by --max-model-len, as the decoder's sequences, where their lengths differ.
 
     Raises:
         ConfigError: pipeline stages, or ranks that divide positions.
@@ -165,6 +165,8 @@ def _with_encoder_limit(spec: ModelSpec, max_model_len: int, layout: Layout) -> 
             f"{spec.name} has an encoder and a decoder, which are divided by --tensor-parallel-size alone; leave out "
             "--pipeline-parallel-size, --decode-context-parallel-size and --prefill-context-parallel-size."
         )
+    if spec.encoder.reads_features:
+        return spec
     max_rows = min(spec.encoder.max_rows, max_model_len)
     return msgspec.structs.replace(spec, encoder=msgspec.structs.replace(spec.encoder, max_rows=max_rows))
 
@@ -186,6 +188,11 @@ def _limits(
             tokens = max(tokens, spec.encoder.max_rows + max_num_seqs)
     if asked.max_num_seqs is None:
         max_num_seqs = min(max_num_seqs, tokens)
+    if spec.encoder is not None and spec.encoder.reads_features and tokens <= spec.encoder.max_rows:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is too low: one step encodes a whole input, which has "
+            f"{spec.encoder.max_rows} rows, beside a token; raise it above {spec.encoder.max_rows}."
+        )
     if not chunked and tokens < max_model_len:
         raise ConfigError(
             f"--max-num-batched-tokens {tokens} is below the model length {max_model_len}, so a long prompt could "

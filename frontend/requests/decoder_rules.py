@@ -7,12 +7,18 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.encoder_decoders import DecoderRules
 
 
-def output_rules(rules: DecoderRules, sampling: SamplingParams, max_tokens: int) -> OutputRules | None:
-    """Rules about the ends of an output of up to `max_tokens` tokens. A request that ignores EOS is not ended by it."""
+def output_rules(
+    rules: DecoderRules, prompt: list[int], sampling: SamplingParams, max_tokens: int
+) -> OutputRules | None:
+    """Rules about the ends and the timestamps of an output of up to `max_tokens` tokens after the decoder's `prompt`.
+
+    A request that ignores EOS is not ended by it.
+    """
     last = [] if sampling.ignore_eos else rules.forced_eos_token_id
-    if not rules.begin_suppress_tokens and not last:
+    timestamps = None if rules.speech is None else rules.speech.timestamp_rules(prompt)
+    if not rules.begin_suppress_tokens and not last and timestamps is None:
         return None
-    return OutputRules(rules.begin_suppress_tokens, last, max_tokens)
+    return OutputRules(rules.begin_suppress_tokens, last, max_tokens, timestamps)
 
 
 def rule_changes(

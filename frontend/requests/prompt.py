@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from quire.core.errors import ParameterError
+from quire.core.wire.encoder_input import Features
 from quire.core.wire.field_types import plain_numbers
 from quire.core.wire.protocol import PromptEmbeds
 from quire.core.wire.sampling_params import SamplingParams
@@ -62,10 +63,11 @@ _KEYS = {key for kind in (TextPrompt, TokensPrompt, EmbedsPrompt) for key in kin
 
 
 class EncoderPrompt(NamedTuple):
-    """What an encoder reads: its text, if it came as text, and its token ids."""
+    """What an encoder reads: its text, if it came as text, and its token ids; or features in their place."""
 
     text: str | None
     token_ids: list[int]
+    features: Features | None = None
 
 
 class Prompt(NamedTuple):

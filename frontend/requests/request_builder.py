@@ -79,10 +79,15 @@ class RequestBuilder:
             submission.salted(prompt),
             grammar,
             prompt.embeds,
-            encoder=None if prompt.encoder is None else EncoderInput(prompt.encoder.token_ids),
-            rules=None if rules is None else output_rules(rules, sampling, max_tokens),
+            encoder=_encoder_input(prompt),
+            rules=None if rules is None else output_rules(rules, prompt.token_ids, sampling, max_tokens),
             tenant=submission.tenant,
         )
+
+
+def _encoder_input(prompt: Prompt) -> EncoderInput | None:
+    encoder = prompt.encoder
+    return None if encoder is None else EncoderInput(encoder.token_ids, encoder.features)
 
 
 def build_vector_request(submission: Submission[Prompt, PoolingParams], pooling: Pooling) -> EngineRequest:

@@ -12,6 +12,8 @@ from quire.core.wire.pooling_params import PoolingParams
 from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
+from quire.frontend.media.decoder import MediaDecoder
+from quire.frontend.media.hearing import Hearing
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.async_tokenizer import AsyncTokenizer
 from quire.frontend.requests.beam_params import BeamSearchParams
@@ -29,6 +31,7 @@ from quire.frontend.requests.request_log import RequestLog
 from quire.frontend.requests.request_stream import RequestStream
 from quire.frontend.requests.running_requests import RunningRequests
 from quire.frontend.requests.sampling_input import SamplingInput
+from quire.frontend.requests.sound_prompts import SoundPromptReader
 from quire.frontend.requests.submission import BeamSubmission, GivenSubmission, PoolingSubmission, Submission
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -55,6 +58,7 @@ class RequestIntake:
         prompts: reads prompts in all their forms.
         pooling: settles the parameters of requests for vectors.
         running: the requests that the engine works on.
+        hearing: reads sounds; None for a model that hears none.
     """
 
     def __init__(
@@ -79,6 +83,9 @@ class RequestIntake:
         self.pooling = PoolingInput(config.pooling, model.name, is_encoder=config.spec.is_encoder)
         vocab_size = config.spec.vocab_size
         self.sampling_input = SamplingInput(model, tokenizer, vocab_size=vocab_size)
+        self.hearing: Hearing | None = None
+        if config.spec.encoder is not None and config.spec.encoder.reads_features:
+            self.hearing = Hearing(MediaDecoder(config.spec.path), config.spec.encoder)
         self.prompts = self._prompt_reader(config.spec, model)
         self.running = RunningRequests(
             client,
@@ -96,6 +103,14 @@ class RequestIntake:
         )
 
     def _prompt_reader(self, spec: ModelSpec, model: ServedModel) -> PromptReader:
+        if self.hearing is not None and model.decoder is not None:
+            return SoundPromptReader(
+                self.async_tokenizer,
+                self.limit,
+                vocab_size=spec.vocab_size,
+                rules=model.decoder,
+                hearing=self.hearing,
+            )
         if spec.encoder is not None and model.decoder is not None:
             return EncoderDecoderReader(
                 self.async_tokenizer,
@@ -110,6 +125,12 @@ class RequestIntake:
             vocab_size=spec.vocab_size,
             read_embeds=embeds_reader(spec.hidden_size) if model.takes_embeds else None,
         )
+
+    def close(self) -> None:
+        """Ends the threads and processes that read prompts."""
+        self.async_tokenizer.close()
+        if self.hearing is not None:
+            self.hearing.close()
 
     async def open_stream(self, submission: GivenSubmission) -> RequestStream:
         """Validates a request and submits it to the engine. Errors of the request are raised here, before any output.

@@ -59,6 +59,18 @@ _FIRST_POSITION = 2  # the rows before it are unused
 _LOGIT_BIAS = "final_logits_bias"
 
 
+class FlatBias(RearrangedWeights):
+    """Reads the bias of logits, which checkpoints store as a matrix of one row."""
+
+    def read(
+        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if name != "lm_head.bias":
+            return super().read(name, shape, shard, dtype)
+        part = None if shard is None else shard._replace(dim=1)
+        return self._reader.read(_LOGIT_BIAS, (1, *shape), part, dtype)[0]
+
+
 class BartForConditionalGeneration(EncoderDecoder):
     """Norms after blocks and after the embedding, learned positions, one table of tokens for both ends.
 
@@ -69,26 +81,29 @@ class BartForConditionalGeneration(EncoderDecoder):
         HEAD: the name of the head in checkpoints.
         norms_first: norms are before blocks, and one is after all layers.
         norms_embedding: a norm is after the sum of tokens and positions.
+        heeds_scale: `scale_embedding` of config.json has an effect.
+        weights_type: reads tensors that checkpoints store in another form.
     """
 
     SIZES = ("decoder_ffn_dim", "encoder_ffn_dim")
     HEAD = "lm_head"
     norms_first = False
     norms_embedding = True
+    heeds_scale = True
+    weights_type: type[RearrangedWeights] = FlatBias
 
     def __init__(self, spec: ModelSpec, context: ModelContext) -> None:
         stem = _stem(context)
         config, size = spec.hf_config, spec.hidden_size
-        scale = math.sqrt(size) if config.get("scale_embedding") else 1.0
-        decoder = _renamed(context, f"{stem}decoder", _tokens(context, stem, "decoder"), self.HEAD)
+        scale = math.sqrt(size) if self.heeds_scale and config.get("scale_embedding") else 1.0
+        decoder = self._renamed(context, f"{stem}decoder", _tokens(context, stem, "decoder"))
         has_bias = context.find(_LOGIT_BIAS) is not None
         is_tied = config.get("tie_word_embeddings", True)
         embed, head = vocabulary_ends(spec, decoder, is_tied=is_tied, scale=scale, head_bias=has_bias)
         tokens = _tokens(context, stem, "encoder")
         shared = embed if tokens == _tokens(context, stem, "decoder") else None
-        encoder = self._encoder_of(
-            spec, _renamed(encoder_context(spec, context), f"{stem}encoder", tokens), shared, scale
-        )
+        own = self._renamed(encoder_context(spec, context), f"{stem}encoder", tokens)
+        encoder = self._encoder_of(spec, own, shared, scale)
         norms = [self._named_norm(decoder, f"model.layers.{index}.mlp_norm", size) for index in range(spec.num_layers)]
         layers: list[CrossLayer] = []
         for place in layer_places(spec, decoder):
@@ -107,14 +122,11 @@ class BartForConditionalGeneration(EncoderDecoder):
         return AddedPositions(context.ops, embed, self.position_rows(spec, context), norm)
 
     def _encoder_of(self, spec: ModelSpec, context: ModelContext, embed: Embedding | None, scale: float) -> Encoder:
-        """Builds the encoder. It has a table of tokens of its own if `embed` is None."""
+        """Builds the encoder; arguments are those of `_encoder_embedding`."""
         size = spec.hidden_size
         own = encoder_spec(spec, size_of(spec, "encoder_layers"), size_of(spec, "encoder_attention_heads"))
         own_head_dim = size // own.num_attention_heads
         inner, activation = size_of(spec, "encoder_ffn_dim"), activation_of(spec, "activation_function", "gelu")
-        if embed is None:
-            words = VocabularyWeight(context, "model.embed_tokens.weight", own.vocab_size, size)
-            embed = VocabEmbedding(context, words, scale)
         shape = replace(encoder_shape(own), head_dim=own_head_dim)
 
         def layer(index: int) -> EncoderLayer:
@@ -128,7 +140,22 @@ class BartForConditionalGeneration(EncoderDecoder):
 
         layers = [layer(index) for index in range(own.num_layers)]
         last = self._named_norm(context, "last_norm", size) if self.norms_first else None
-        return Encoder(self._positioned(spec, context, embed), layers, Heads(), last)
+        return Encoder(self._encoder_embedding(own, context, embed, scale), layers, Heads(), last)
+
+    def _encoder_embedding(
+        self, spec: ModelSpec, context: ModelContext, embed: Embedding | None, scale: float
+    ) -> Embedding:
+        """Builds what makes hidden states of the encoder's input.
+
+        Args:
+            spec: facts of the encoder.
+            embed: the table of tokens that both sides share; None: the encoder has its own.
+            scale: of embeddings.
+        """
+        if embed is None:
+            words = VocabularyWeight(context, "model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+            embed = VocabEmbedding(context, words, scale)
+        return self._positioned(spec, context, embed)
 
     def _layer(
         self, spec: ModelSpec, context: ModelContext, place: LayerPlace, before: Norm | None, last: Norm
@@ -147,6 +174,18 @@ class BartForConditionalGeneration(EncoderDecoder):
 
     def _named_norm(self, context: ModelContext, name: str, size: int) -> Norm:
         return _STYLE.layer(context, name, size)
+
+    def _renamed(self, context: ModelContext, side: str, tokens: str) -> ModelContext:
+        """Returns a context that finds the tensors of one side under their names in the checkpoint."""
+        ends = {
+            "lm_head": self.HEAD,
+            "model.embed_tokens": tokens,
+            "positions": f"{side}.embed_positions",
+            "embedding_norm": f"{side}.layernorm_embedding",
+            "last_norm": f"{side}.layer_norm",
+        }
+        weights = self.weights_type(context.weights, _PIECES, layer=f"{side}.layers.{{}}", ends=ends)
+        return replace(context, weights=weights)
 
 
 class MBartForConditionalGeneration(BartForConditionalGeneration):
@@ -182,18 +221,6 @@ class PegasusForConditionalGeneration(MarianMTModel):
     norms_first = True
 
 
-class _FlatBias(RearrangedWeights):
-    """Reads the bias of logits, which checkpoints store as a matrix of one row."""
-
-    def read(
-        self, name: str, shape: tuple[int, ...], shard: Shard | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        if name != "lm_head.bias":
-            return super().read(name, shape, shard, dtype)
-        part = None if shard is None else shard._replace(dim=1)
-        return self._reader.read(_LOGIT_BIAS, (1, *shape), part, dtype)[0]
-
-
 def _stem(context: ModelContext) -> str:
     """Returns the prefix of all tensors but the head's, which checkpoints of the model without a head lack."""
     names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
@@ -205,15 +232,3 @@ def _tokens(context: ModelContext, stem: str, side: str) -> str:
     shared = f"{stem}shared"
     names = [shared, f"{stem}{side}.embed_tokens", f"{stem}decoder.embed_tokens", f"{stem}encoder.embed_tokens"]
     return next((name for name in names if context.find(f"{name}.weight") is not None), shared)
-
-
-def _renamed(context: ModelContext, side: str, tokens: str, head: str = "lm_head") -> ModelContext:
-    """Returns a context that finds the tensors of one side under their names in the checkpoint."""
-    ends = {
-        "lm_head": head,
-        "model.embed_tokens": tokens,
-        "positions": f"{side}.embed_positions",
-        "embedding_norm": f"{side}.layernorm_embedding",
-        "last_norm": f"{side}.layer_norm",
-    }
-    return replace(context, weights=_FlatBias(context.weights, _PIECES, layer=f"{side}.layers.{{}}", ends=ends))

@@ -113,8 +113,8 @@ class EncoderDecoder(Decoder):
         widest = max(cross.activation_size for cross in self._crosses)
         self.activation_size = max(self.activation_size + widest, encoder.activation_size)
 
-    def encode(self, token_ids: Tensor, step: StepContext) -> None:
-        encoded = self._encoder.forward(token_ids, step)
+    def encode(self, content: Tensor, step: StepContext) -> None:
+        encoded = self._encoder.forward(content, step)
         for cross in self._crosses:
             cross.store(encoded, step)
 

@@ -180,7 +180,7 @@ def test_a_bomb_costs_itself_a_refusal_and_others_nothing(compilers: Compilers) 
 @pytest.fixture
 def _stops_like_a_busy_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks whether a helper is stopped, so that a stop is what a host without a free core does to it."""
-    monkeypatch.setattr("quire.frontend.grammar.helper_client.LOOK_SECONDS", 600.0)
+    monkeypatch.setattr("quire.frontend.helpers.helper.LOOK_SECONDS", 600.0)
 
 
 @pytest.mark.usefixtures("_stops_like_a_busy_host")

@@ -10,10 +10,11 @@ import itertools
 from bisect import insort
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from quire.frontend.grammar.helper_client import Helper
-from quire.frontend.grammar.messages import Setup
+from quire.frontend.helpers.helper import Helper, HelperProgram
+
+A = TypeVar("A")
 
 SMALL_BYTES = 4096
 _SECONDS_PER_BYTE = 1 / 4096
@@ -27,21 +28,21 @@ class _Ticket(NamedTuple):
     is_small: bool
 
 
-class HelperPool:
+class HelperPool(Generic[A]):
     """Up to `max_helpers` processes; one is kept when all are idle.
 
     Args:
-        setup: the first message to each helper.
+        program: what the helpers run.
         patience_seconds: time that all helpers must be busy before another one is started.
     """
 
-    def __init__(self, setup: Setup, *, max_helpers: int = 4, patience_seconds: float = 0.3) -> None:
-        self._setup = setup
+    def __init__(self, program: HelperProgram[A], *, max_helpers: int = 4, patience_seconds: float = 0.3) -> None:
+        self._program = program
         self._max_helpers = max_helpers
         self._patience_seconds = patience_seconds
-        self._idle: list[Helper] = []
+        self._idle: list[Helper[A]] = []
         self._is_starting = False
-        self._busy: dict[Helper, tuple[float, _Ticket]] = {}  # (the event loop's time when it became busy, question)
+        self._busy: dict[Helper[A], tuple[float, _Ticket]] = {}  # (the event loop's time when it became busy, question)
         self._queue: list[_Ticket] = []  # sorted
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
@@ -52,7 +53,7 @@ class HelperPool:
         return [helper.pid for helper in [*self._idle, *self._busy]]
 
     @asynccontextmanager
-    async def helper(self, num_bytes: int) -> AsyncIterator[Helper]:
+    async def helper(self, num_bytes: int) -> AsyncIterator[Helper[A]]:
         """A helper for one question. An error ends the helper, because it may be in the middle of an answer.
 
         Args:
@@ -72,7 +73,7 @@ class HelperPool:
                 helper.kill()
             self._wake()
 
-    async def _take(self, num_bytes: int) -> Helper:
+    async def _take(self, num_bytes: int) -> Helper[A]:
         now = asyncio.get_running_loop().time
         ticket = _Ticket(now() + num_bytes * _SECONDS_PER_BYTE, next(self._numbers), num_bytes <= SMALL_BYTES)
         insort(self._queue, ticket)
@@ -91,7 +92,7 @@ class HelperPool:
             self._queue.remove(ticket)
             self._wake()
 
-    async def _try_take(self, ticket: _Ticket, now: float) -> Helper | None:
+    async def _try_take(self, ticket: _Ticket, now: float) -> Helper[A] | None:
         """An idle helper or a new one, which may have ended; None if it is not the question's turn."""
         if ticket is not self._next():
             return None
@@ -113,7 +114,7 @@ class HelperPool:
     async def _start(self) -> Helper:
         self._is_starting = True
         try:
-            return await Helper.start(self._setup)
+            return await Helper.start(self._program)
         finally:
             self._is_starting = False
 

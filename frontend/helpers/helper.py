@@ -6,13 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 
 from quire.core.process_activity import is_stopped
 from quire.core.process_ends import OUTSIDE
 from quire.core.processes import until_ended
-from quire.frontend.grammar.messages import LENGTH, Answer, Compile, Setup, framed
+from quire.frontend.helpers.frames import LENGTH, framed
+
+A = TypeVar("A")
 
 END_SECONDS = 2.0
 LOOK_SECONDS = 0.5
@@ -31,23 +35,43 @@ class HelperKilled(HelperDied):
     """Somebody outside ended or stopped the helper, or the host ran out of memory: the question is not at fault."""
 
 
-class Helper:
+@dataclass(frozen=True)
+class HelperProgram(Generic[A]):
+    """What helpers of one kind run.
+
+    Attributes:
+        module: the program, as `python -m` names it.
+        setup: the first message to each helper.
+        answers: decodes what comes back.
+    """
+
+    module: str
+    setup: msgspec.Struct
+    answers: msgspec.msgpack.Decoder[A]
+
+
+class Helper(Generic[A]):
     """One running helper. To be used from one event loop, with one question at a time."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        answers: msgspec.msgpack.Decoder[A],
     ) -> None:
+        self._answers = answers
         self._process = process
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def start(cls, setup: Setup) -> "Helper":
+    async def start(cls, program: HelperProgram[A]) -> "Helper[A]":
         """Starts a helper process. The helper ends with this process, because its standard input then closes."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 (a millisecond; asyncio's own would need a child watcher)
-                [sys.executable, "-P", "-m", "quire.frontend.grammar.helper_process"],
+                [sys.executable, "-P", "-m", program.module],
                 stdin=theirs.fileno(),
                 start_new_session=True,  # so that Ctrl-C reaches only the parent
             )
@@ -57,15 +81,15 @@ class Helper:
             process.kill()
             process.wait()
             raise
-        helper = cls(process, reader, writer)
-        writer.write(framed(setup))
+        helper = cls(process, reader, writer, program.answers)
+        writer.write(framed(program.setup))
         return helper
 
-    async def ask(self, question: Compile) -> Answer:
+    async def ask(self, question: msgspec.Struct) -> A:
         """Sends a question, and returns the answer.
 
         Raises:
-            OutOfTime: the answer took more than `Setup.limit_cpu_seconds`.
+            OutOfTime: the answer took more processor time than the limit.
             HelperKilled: somebody outside ended or stopped the helper.
             HelperDied: the helper ended without an answer.
         """
@@ -75,7 +99,7 @@ class Helper:
         except (asyncio.IncompleteReadError, ConnectionError):
             raise await self._why_ended() from None
 
-    async def _answer(self) -> Answer:
+    async def _answer(self) -> A:
         """The answer. Looks meanwhile whether the helper is stopped, because it would then never come."""
         reading = asyncio.create_task(self._read())
         try:
@@ -101,9 +125,9 @@ class Helper:
                 return HelperKilled()
         return HelperDied()
 
-    async def _read(self) -> Answer:
+    async def _read(self) -> A:
         [length] = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        return msgspec.msgpack.decode(await self._reader.readexactly(length), type=Answer)
+        return self._answers.decode(await self._reader.readexactly(length))
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,116 @@
+"""Reads sounds for a model that hears: what its encoder reads of each, clip by clip."""
+
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quire.core import envs
+from quire.core.config.resolved import EncoderSpec
+from quire.core.errors import ParameterError
+from quire.core.wire.encoder_input import Features
+from quire.frontend.media.decoder import MediaDecoder
+from quire.frontend.media.messages import Clip, ReadSound, Sound
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class HeardClip(NamedTuple):
+    """A part of a sound, as the engine takes it."""
+
+    start_seconds: float
+    num_seconds: float
+    features: Features
+
+
+class HeardSound(NamedTuple):
+    """A sound in clips that follow one another."""
+
+    num_seconds: float
+    clips: list[HeardClip]
+
+
+class Hearing:
+    """Reads files and samples.
+
+    Args:
+        decoder: decodes them, in another process.
+        encoder: what the model's encoder reads.
+    """
+
+    def __init__(self, decoder: MediaDecoder, encoder: EncoderSpec) -> None:
+        self._decoder = decoder
+        self._encoder = encoder
+
+    async def read_file(self, data: bytes, param: str, *, divides: bool) -> HeardSound:
+        """Reads a sound file.
+
+        Args:
+            divides: divide a sound that is longer than the model hears at once; False refuses it.
+
+        Raises:
+            ParameterError: it is none, damaged or too long; `param` names the field.
+            UnavailableError: the host is too busy.
+        """
+        return await self._read(data, 0, param, divides=divides)
+
+    async def read_value(self, value: Any, param: str) -> HeardSound:
+        """Reads a sound that a program gives: (samples, samples a second), or the bytes of a file.
+
+        Raises:
+            ParameterError: the value has another form; and as for `read_file`.
+        """
+        if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], (int, float)):
+            [value] = value
+        if isinstance(value, bytes):
+            return await self.read_file(value, param, divides=False)
+        if not isinstance(value, (tuple, list)) or len(value) != 2:
+            raise ParameterError(
+                f"{param} must be one pair of samples and samples a second, such as (array, 16000), or the bytes of a "
+                "file.",
+                param=param,
+            )
+        samples, rate = _samples(value[0], param), value[1]
+        rate = rate.item() if hasattr(rate, "item") else rate
+        if not isinstance(rate, (int, float)) or rate != int(rate) or rate < 1:
+            raise ParameterError(f"{param} has {rate!r} samples a second; give a whole number.", param=param)
+        return await self._read(samples.tobytes(), int(rate), param, divides=False)
+
+    def close(self) -> None:
+        """Ends the processes that decode."""
+        self._decoder.close()
+
+    async def _read(self, data: bytes, rate: int, param: str, *, divides: bool) -> HeardSound:
+        question = ReadSound(data, rate, envs.read_float("MAX_AUDIO_DECODE_DURATION_S"), divides)
+        sound = await self._decoder.ask(question, Sound, num_bytes=len(data), param=param)
+        clips = [HeardClip(clip.start_seconds, clip.num_seconds, self._features(clip)) for clip in sound.clips]
+        return HeardSound(sound.num_seconds, clips)
+
+    def _features(self, clip: Clip) -> Features:
+        num_rows, num_channels = self._encoder.max_rows, self._encoder.num_channels
+        if clip.num_channels != num_channels or len(clip.values) != 4 * num_channels * 2 * num_rows:
+            raise ParameterError(
+                f"The checkpoint's feature extractor makes {clip.num_channels} channels of "
+                f"{len(clip.values) // 4 // clip.num_channels} frames, but its encoder reads {num_channels} of "
+                f"{2 * num_rows}; correct preprocessor_config.json.",
+                param="model",
+            )
+        digest = hashlib.sha256(b"%d:" % num_channels + clip.values).digest()
+        return Features(clip.values, num_channels, num_rows, digest)
+
+
+def _samples(value: Any, param: str) -> "np.ndarray":
+    """Samples of one channel, [n] float32; those of several are mixed."""
+    import numpy as np  # imported here, because most servers do without
+
+    if hasattr(value, "detach"):  # a tensor of torch
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.dtype.kind != "f" or array.ndim not in (1, 2) or not array.size:
+        raise ParameterError(
+            f"{param} must be samples from -1 to 1 as floats, of one or two dimensions, got an array of "
+            f"{array.dtype} with the shape {list(array.shape)}.",
+            param=param,
+        )
+    if array.ndim == 2:
+        array = array.mean(axis=int(array.shape[0] >= array.shape[1]))  # channels are fewer than samples
+    return np.ascontiguousarray(array, "<f4")

@@ -1,0 +1,79 @@
+"""The helper process: decodes one thing after another within limits of memory and time, and ends with its parent.
+
+If a client's file makes a library hang, crash or grow, only this process is affected: the frontend kills it and starts
+another.
+"""
+
+import pkgutil
+import socket
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from quire.frontend.helpers.frames import framed, receive
+from quire.frontend.helpers.helper_side import is_large, limited, run_helper
+from quire.frontend.media.errors import MediaError
+from quire.frontend.media.messages import MediaQuestion, MediaRefused, MediaSetup, ReadSound
+
+READERS: dict[type[Struct], str] = {ReadSound: "quire.frontend.media.sounds.reader:SoundReader"}
+"""Import paths by question, because a reader is imported when it is first needed."""
+
+
+class Reader(Protocol):
+    """Answers questions of one type. Its construction loads libraries, and is not limited."""
+
+    def __init__(self, folder: str) -> None: ...
+
+    def read(self, question: Any) -> Any:
+        """Reads what the question holds. Raises MediaError."""
+        ...
+
+
+class Readers:
+    """The readers of one model's folder, each made with its first question."""
+
+    def __init__(self, setup: MediaSetup) -> None:
+        self._setup = setup
+        self._readers: dict[type[Struct], Reader] = {}
+
+    def prepare(self, question: Struct) -> None:
+        """Loads the libraries that the question needs, outside of the limits that apply to its data."""
+        kind = type(question)
+        if kind not in self._readers:
+            self._readers[kind] = pkgutil.resolve_name(READERS[kind])(self._setup.folder)
+
+    def answer(self, question: Struct) -> Struct:
+        """The reader's answer, or a refusal if the data or the limit of memory says no."""
+        try:
+            with limited(self._setup.limit_bytes, self._setup.limit_cpu_seconds):
+                answer = self._readers[type(question)].read(question)
+        except MediaError as error:
+            answer = MediaRefused(str(error))
+        except MemoryError:
+            answer = MediaRefused("takes too much memory to decode")
+        except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+            # Errors that malformed data may cause in a library.
+            answer = MediaRefused(f"cannot be decoded ({type(error).__name__}: {str(error)[:200]})")
+        answer.is_large = is_large()
+        return answer
+
+
+def serve(connection: socket.socket) -> None:
+    """Answers questions until the parent closes the socket.
+
+    Raises:
+        EOFError: the parent closed the socket.
+    """
+    readers = Readers(receive(connection, MediaSetup))
+    while True:
+        question = receive(connection, MediaQuestion)
+        refusal: MediaRefused | None = None
+        try:
+            readers.prepare(question)
+        except MediaError as error:
+            refusal = MediaRefused(str(error))
+        connection.sendall(framed(refusal or readers.answer(question)))
+
+
+if __name__ == "__main__":
+    run_helper(serve)
