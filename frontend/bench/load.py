@@ -1,9 +1,11 @@
 """A load generator: sends requests to a server as they are due, and gathers their timings."""
 
 import asyncio
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Protocol, Self
 
 import httpx
 import numpy as np
@@ -38,22 +40,49 @@ async def run_load(
         request_rate: arrivals per second; infinity sends all at once (within `max_concurrency`).
         burstiness: shape of the gamma distribution of the gaps; 1 is a Poisson process, less is burstier.
     """
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=max_concurrency or 256)
     gate = asyncio.Semaphore(max_concurrency or len(requests))
     tasks = []
 
-    async def one(client: httpx.AsyncClient, request: BenchRequest) -> RequestTiming:
+    async def one(clients: _Clients, request: BenchRequest) -> RequestTiming:
         async with gate:
+            client = await clients.take()
             timing = await target.time(client, request)
+            clients.give_back(client)
         on_done()
         return timing
 
-    async with httpx.AsyncClient(timeout=None, limits=limits, headers=target.headers) as client:
+    async with _Clients(target.headers) as clients:
         started = time.perf_counter()
         async for request in _arrivals(requests, request_rate, burstiness, seed):
-            tasks.append(asyncio.create_task(one(client, request)))
+            tasks.append(asyncio.create_task(one(clients, request)))
         timings = await asyncio.gather(*tasks)
         return timings, time.perf_counter() - started
+
+
+class _Clients:
+    """HTTP clients, one for each request in flight: a client of many connections searches them all for each request."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+        self._idle: list[httpx.AsyncClient] = []
+        self._open = AsyncExitStack()
+        self._trust = ssl.create_default_context()  # made once: it reads the authorities' file
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    async def take(self) -> httpx.AsyncClient:
+        """Returns an idle client, the one used last, or else a new one."""
+        if self._idle:
+            return self._idle.pop()
+        client = httpx.AsyncClient(timeout=None, headers=self._headers, verify=self._trust)
+        return await self._open.enter_async_context(client)
+
+    def give_back(self, client: httpx.AsyncClient) -> None:
+        self._idle.append(client)
 
 
 async def _arrivals(

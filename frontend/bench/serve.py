@@ -134,11 +134,13 @@ async def _measure(args: argparse.Namespace) -> tuple[str, list[RequestTiming], 
     if key := os.environ.get("OPENAI_API_KEY"):
         headers.setdefault("Authorization", f"Bearer {key}")
     await _wait_until_ready(base_url, args.ready_check_timeout_sec)
-    name, root = await _served_model(base_url, headers)
-    model = args.model or name
+    model, folder = args.model, args.tokenizer
+    if not (model and folder):  # not every server that is compared has the route
+        name, root = await _served_model(base_url, headers)
+        model, folder = model or name, folder or root
     url = base_url + (args.endpoint or ENDPOINTS[args.backend])
     target = _target(args, url, headers, model)
-    tokenizer = Tokenizer.from_folder(Path(args.tokenizer or root), args.tokenizer_mode, args.trust_remote_code)
+    tokenizer = Tokenizer.from_folder(Path(folder), args.tokenizer_mode, args.trust_remote_code)
     requests = make_requests(args, Vocabulary(tokenizer.vocab_size, tokenizer), args.seed, as_text=True)
     if args.backend in VECTOR_ENDPOINTS:
         requests = batched(requests, args.random_batch_size, args.backend)
