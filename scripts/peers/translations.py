@@ -37,6 +37,7 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
             "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "vocab_size": 50265,
             "max_position_embeddings": 1024, "decoder_start_token_id": 2, "forced_eos_token_id": None,
+            "normalize_before": False, "normalize_embedding": True,
         },
     ),
     "t5-small-shape": (
