@@ -22,6 +22,8 @@ NUMBERS = {
     "HTTP_TIMEOUT_KEEP_ALIVE": Number(5.0, may_be_zero=True),
     "HTTP_TIMEOUT_REQUEST": Number(120.0),  # 8 MiB, the default limit of a body, at 70 kB/s
     "LOG_STATS_INTERVAL": Number(10.0),
+    "AUDIO_FETCH_TIMEOUT": Number(10.0),
+    "MAX_AUDIO_CLIP_FILESIZE_MB": Number(25.0),
     "MAX_AUDIO_DECODE_DURATION_S": Number(7200.0),
     "RINGBUFFER_WARNING_INTERVAL": Number(60.0),
 }

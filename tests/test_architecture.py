@@ -87,14 +87,15 @@ ROOMS: dict[str, dict[str, str]] = {
         "http/invocations": "http http/pages",
         "http/service": "async_llm http http/pages",
         "http/connections": "http",
+        "audio": "checkpoint media outputs requests async_llm chat http",
         "anthropic": "checkpoint parsing requests async_llm chat http",
         "openai": "refusals entry_store keys outputs text parsing requests async_llm chat http http/invocations",
         "pooling": "io_processors outputs text requests async_llm chat http http/invocations openai",
         "cohere": "text requests async_llm chat http pooling",
         "tei": "outputs text requests async_llm chat http http/pages http/invocations openai pooling",
-        "batch": "fetching progress requests async_llm chat http openai pooling",
-        "http/app": "entry_store keys async_llm chat http http/pages http/invocations http/service anthropic openai "
-        "pooling cohere tei",
+        "batch": "audio fetching progress requests async_llm chat http openai pooling",
+        "http/app": "entry_store keys async_llm chat http http/pages http/invocations http/service anthropic audio "
+        "openai pooling cohere tei",
         "http/server": "entry_store keys async_llm http http/connections http/pages http/service http/app",
         "bench": "checkpoint metrics outputs progress launch text flags async_llm llm http http/server",
         "servers": "entry_store checkpoint metrics launch async_llm http http/connections http/service http/server",

@@ -12,7 +12,9 @@ from msgspec import Struct
 from quire.core.errors import EngineDeadError, NotFoundError, OverloadedError, ParameterError
 from quire.core.logging import get_logger
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.audio.service import SpeechToText
 from quire.frontend.batch.lines import digest_of, line_id, read_custom_id
+from quire.frontend.batch.speech_lines import SpeechLines, TranscriptionLine, TranslationLine
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.http.errors import Problem, describe
 from quire.frontend.http.json_request import BodyReader, decode_body
@@ -96,10 +98,13 @@ class BatchServer:
         pooling = PoolingServices(engine, server, conversations)
         self._reader = BodyReader(strict=server.strict_fields)
         self._num_logged = 0
+        speech = SpeechLines(SpeechToText(engine))
         ranks, scores = _Route(RerankRequest, pooling.scoring.rerank), _Route(ScoreRequest, pooling.scoring.score)
         self._routes = {
             "/v1/chat/completions": _Route(ChatRequest, chat.complete),
             "/v1/completions": _Route(CompletionRequest, text.complete),
+            "/v1/audio/transcriptions": _Route(TranscriptionLine, speech.complete),
+            "/v1/audio/translations": _Route(TranslationLine, speech.complete),
             "/v1/embeddings": _Route(EmbeddingRequest, functools.partial(_json_vectors, pooling.embeddings.create)),
             "/pooling": _Route(PoolingRequest, functools.partial(_json_vectors, pooling.pooled.create)),
             "/classify": _Route(ClassificationRequest, pooling.classifications.create),
@@ -126,7 +131,9 @@ class BatchServer:
             response = BatchResponse(problem.status, answer_id, msgspec.Raw(problem.body()))
             failure = BatchError(str(problem.status), problem.message, number)
             return BatchAnswer(answer_id, custom_id, response, failure, number, digest)
-        return BatchAnswer(answer_id, custom_id, BatchResponse(200, body.id, body), None, number, digest)
+        return BatchAnswer(
+            answer_id, custom_id, BatchResponse(200, _id_of(body) or answer_id, body), None, number, digest
+        )
 
     def _log_error(self, number: int, error: Exception, problem: Problem) -> None:
         """Logs a line's failure; those of a user's making only while they are few."""
@@ -154,6 +161,11 @@ class BatchServer:
                 return await route.complete(body)
             except OverloadedError as error:  # a batch has time
                 await asyncio.sleep(error.retry_after_seconds)
+
+
+def _id_of(body: Struct) -> str | None:
+    """The id of an answer that has one."""
+    return body.id if "id" in body.__struct_fields__ else None  # type: ignore[attr-defined]
 
 
 async def _json_vectors(create: Callable[[Any], Awaitable[Any]], request: VectorBody) -> Any:

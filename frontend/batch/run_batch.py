@@ -9,6 +9,7 @@ import contextlib
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -76,7 +77,7 @@ class BatchRun:
         self._output.write(self._encode(answer))
         if answer.error is None:
             self.num_succeeded += 1
-            self._progress.advance(_num_tokens(answer.response.body.usage))
+            self._progress.advance(_num_tokens(answer.response.body))
         else:
             self.num_failed += 1
             self._progress.advance(0)
@@ -166,8 +167,11 @@ def _is_one_file(first: str, second: str) -> bool:
     return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
 
 
-def _num_tokens(usage: CompletionUsage | RerankUsage) -> int:
-    """Tokens of the output, or those of the input where vectors or scores are the output."""
+def _num_tokens(body: Any) -> int:
+    """Tokens of the output, or those of the input where vectors or scores are the output; 0 for sounds."""
+    usage = body.usage
+    if not isinstance(usage, (CompletionUsage, RerankUsage)):
+        return 0
     return usage.total_tokens - usage.prompt_tokens or usage.prompt_tokens
 
 

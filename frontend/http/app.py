@@ -17,6 +17,8 @@ from quire.frontend.anthropic.models import ModelInfos
 from quire.frontend.anthropic.routes import anthropic_routes
 from quire.frontend.anthropic.service import Messages
 from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.audio.routes import audio_routes
+from quire.frontend.audio.service import SpeechToText
 from quire.frontend.chat.conversation import Conversations
 from quire.frontend.cohere.routes import cohere_route
 from quire.frontend.cohere.service import CohereEmbeddings
@@ -104,6 +106,7 @@ def create_app(
             invocations,
             num_owners=1 if keys is None else keys.num_keys,
         ),
+        audio_routes(SpeechToText(engine), answers),
         anthropic_routes(Messages(engine.model, conversations), answers, errors),
         *pooling_routes(pooling, answers, invocations),
         cohere_route(CohereEmbeddings(engine, pooling), answers),

@@ -285,7 +285,7 @@ def test_unknown_route_and_wrong_method_have_the_error_shape(call: Caller) -> No
     [
         ("/v1/moderations", "Quire does not judge whether texts are allowed."),
         ("/v1/images/generations", "Quire does not make or edit images"),
-        ("/v1/audio/transcriptions", "Quire does not hear or speak"),
+        ("/v1/audio/speech", "Quire does not speak"),
         ("/v1/fine_tuning/jobs/x/cancel", "Quire does not keep files, or train"),
         ("/v1/batches", "quire run-batch does"),
         ("/abort_requests/", "/inference/v1/abort_requests does that."),

@@ -1,0 +1,1 @@
+"""Transcriptions and translations of sounds, in the form of OpenAI's API and vLLM's additions to it."""

@@ -1,0 +1,163 @@
+"""Writes the text of a clip: one request of the engine, or several at rising temperatures."""
+
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from quire.core.wire.request_ids import engine_id
+from quire.core.wire.sampling_params import SamplingParams
+from quire.frontend.async_llm import AsyncLLM
+from quire.frontend.audio.schema import FALLBACK_TEMPERATURES
+from quire.frontend.audio.segments import ClipText, compression_ratio
+from quire.frontend.checkpoint.speech_tokens import SpeechTokens
+from quire.frontend.media.hearing import HeardClip
+from quire.frontend.outputs import RequestOutput
+from quire.frontend.requests.beam_params import BeamSearchParams
+from quire.frontend.requests.merging import OutputStream
+from quire.frontend.requests.prompt import EncoderPrompt, Prompt
+from quire.frontend.requests.submission import Submission
+
+_MOST_REPETITION = 2.4
+_LEAST_LOGPROB = -1.0
+_LEAST_NO_SPEECH = 0.6
+"""Thresholds of Whisper's own decoding (arXiv:2212.04356, 4.5)."""
+
+
+class ClipRequest(NamedTuple):
+    """What is asked of the engine for each clip of a sound.
+
+    Attributes:
+        prompt: token ids of the decoder's prompt.
+        params: of one output; None with `beams`.
+        beams: of a beam search; None without.
+        names: renames fields in errors.
+    """
+
+    prompt: list[int]
+    params: SamplingParams | None
+    beams: BeamSearchParams | None
+    reply_id: str
+    priority: int
+    data_parallel_rank: int | None
+    names: Callable[[], AbstractContextManager[None]]
+
+
+class FirstToken(NamedTuple):
+    """The first token after the start, and how likely the clip holds no speech; None: the model does not say."""
+
+    token_id: int
+    no_speech_prob: float | None
+
+
+class ClipWriter:
+    """Opens the requests of clips, and reads their outputs."""
+
+    def __init__(self, engine: AsyncLLM, tokens: SpeechTokens) -> None:
+        self._engine = engine
+        self._tokens = tokens
+
+    async def open(
+        self, clip: HeardClip, asked: ClipRequest, number: int, params: SamplingParams | None = None
+    ) -> OutputStream:
+        """Opens the request of a clip; `params` take the place of those of `asked`. The caller closes the stream."""
+        prompt = Prompt(None, asked.prompt, encoder=EncoderPrompt(None, [], clip.features))
+        request_id = engine_id(asked.reply_id, number)
+        rank, priority = asked.data_parallel_rank, asked.priority
+        with asked.names():
+            if asked.beams is not None:
+                beams = Submission(prompt, asked.beams, request_id, priority=priority, data_parallel_rank=rank)
+                return await self._engine.open_beams(beams, returns_logprobs=False)
+            return await self._engine.open_stream(
+                Submission(
+                    prompt,
+                    params or asked.params,
+                    request_id,
+                    priority=priority,
+                    fit_context=True,
+                    data_parallel_rank=rank,
+                )
+            )
+
+    async def write(
+        self, clip: HeardClip, asked: ClipRequest, number: int, *, falls_back: bool, scores_silence: bool
+    ) -> ClipText:
+        """The text of a clip.
+
+        Args:
+            falls_back: a text that looks wrong is written again at higher temperatures, and a clip that seems silent
+                has none.
+            scores_silence: the text comes with `no_speech_prob`.
+        """
+        silence: float | None = None
+        if scores_silence:
+            silence = (await self.listen(clip, asked, number, [])).no_speech_prob
+        found = await self._write_once(clip, asked, number, None)
+        for temperature in FALLBACK_TEMPERATURES if falls_back else ():
+            is_unlikely = _mean(found.logprobs) < _LEAST_LOGPROB
+            if not is_unlikely and compression_ratio(found.text) <= _MOST_REPETITION:
+                break
+            if silence is None:
+                silence = (await self.listen(clip, asked, number, [])).no_speech_prob
+            if is_unlikely and silence is not None and silence > _LEAST_NO_SPEECH:
+                found = found._replace(token_ids=[], logprobs=[], text="")
+                break
+            assert asked.params is not None
+            found = await self._write_once(clip, asked, number, asked.params.replace(temperature=temperature))
+        return found._replace(no_speech_prob=silence)
+
+    async def listen(self, clip: HeardClip, asked: ClipRequest, number: int, among: list[int]) -> FirstToken:
+        """The model's first impression of a clip; the engine keeps what it has heard for the clip's own request.
+
+        Args:
+            among: the tokens that may come first; empty: all.
+        """
+        silence = self._tokens.no_speech
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            allowed_token_ids=among or None,
+            logprob_token_ids=None if silence is None else [silence],
+            detokenize=False,
+        )
+        start = asked._replace(prompt=[self._tokens.start], beams=None)
+        best = (await _last_output(await self.open(clip, start, number, params))).outputs[0]
+        no_speech = None
+        if silence is not None and best.logprobs:
+            no_speech = math.exp(best.logprobs[0][silence].logprob)
+        return FirstToken(best.token_ids[0], no_speech)
+
+    async def _write_once(
+        self, clip: HeardClip, asked: ClipRequest, number: int, params: SamplingParams | None
+    ) -> ClipText:
+        output = await _last_output(await self.open(clip, asked, number, params))
+        best, params = output.outputs[0], params or asked.params
+        token_ids, rows = list(best.token_ids), best.logprobs or []
+        logprobs = [row[token_id].logprob for row, token_id in zip(rows, token_ids, strict=False)]
+        while token_ids and token_ids[-1] == self._tokens.end:
+            token_ids.pop()
+        return ClipText(
+            clip.start_seconds,
+            clip.num_seconds,
+            token_ids,
+            logprobs,
+            best.text.strip(),
+            0.0 if params is None else params.temperature,
+        )
+
+
+async def _last_output(stream: OutputStream) -> RequestOutput:
+    """The last output of a stream, which is then closed."""
+    last: RequestOutput | None = None
+    try:
+        outputs: AsyncIterator[RequestOutput] = aiter(stream)
+        async for output in outputs:
+            last = output
+    finally:
+        stream.close()
+    assert last is not None, "a stream has an output or an error"
+    return last
+
+
+def _mean(logprobs: Sequence[float]) -> float:
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0
