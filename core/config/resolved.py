@@ -73,6 +73,7 @@ class SchedulerLimits(Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    max_num_queued_bytes: int | None = None
     max_queue_seconds: int = 0  # 0: no limit
     priority_aging_seconds: float = 0.0  # 0: priorities do not age
     long_prefill_slowdown: float = 0.0  # 0: no limit

@@ -34,6 +34,14 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True):
             extra={"parse": "human_int"},
         ),
     ] = None
+    max_num_queued_bytes: Annotated[
+        Positive | None,
+        Meta(
+            description="Most bytes of memory that requests waiting hold: prompts, embeddings, grammars; past it a "
+            "request is answered 429 with Retry-After. A server that is not told has a sixteenth of its memory.",
+            extra={"parse": "human_int"},
+        ),
+    ] = None
     max_queue_seconds: Annotated[
         int,
         Meta(

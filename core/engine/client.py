@@ -152,10 +152,11 @@ class EngineClient:
             for request_id in known:
                 self._forget(request_id)
 
-    def abort_replies(self, reply_ids: list[str]) -> None:
-        """Ends all requests of some replies within a step, other frontends' included. Unknown ids are ignored."""
+    def abort_replies(self, reply_ids: list[str], tenant: str = "") -> None:
+        """Ends all requests of some replies within a step, other frontends' included. Ids that are unknown or another
+        tenant's are ignored."""
         for link in self._links:
-            link.abort_replies(reply_ids)
+            link.abort_replies(reply_ids, tenant)
 
     def on_placed_elsewhere(self, engine: int, blocks: Sequence[int]) -> None:
         """Notes that another frontend of the same engines has sent a prompt of these blocks to engine number

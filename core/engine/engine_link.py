@@ -72,10 +72,10 @@ class EngineLink:
         if self.engine.is_ready:
             self.engine.send(protocol.AbortRequests(request_ids))
 
-    def abort_replies(self, reply_ids: list[str]) -> None:
-        """Makes the engine end requests of any frontend."""
+    def abort_replies(self, reply_ids: list[str], tenant: str) -> None:
+        """Makes the engine end a tenant's requests of any frontend."""
         if self.engine.is_ready:
-            self.engine.send(protocol.AbortReplies(reply_ids))
+            self.engine.send(protocol.AbortReplies(reply_ids, tenant))
 
     # ------------------------------------------------------------------------------------------------------- questions
 

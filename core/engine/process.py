@@ -165,7 +165,7 @@ class EngineProcess:
                 self._abort(message.request_ids)
             case protocol.AbortReplies():
                 self._recorder.add_input(payload)
-                self._abort_replies(message.reply_ids)
+                self._abort_replies(message)
             case protocol.Hello():
                 self._send_heartbeats()  # one that came back may bring requests that its former self left here
                 self._frontends.append(frontend)
@@ -234,11 +234,12 @@ class EngineProcess:
             self._owners.pop(request_id, None)
         self._scheduler.abort(request_ids)
 
-    def _abort_replies(self, reply_ids: list[str]) -> None:
-        """Ends requests of any frontend, which gets their last deltas."""
+    def _abort_replies(self, asked: protocol.AbortReplies) -> None:
+        """Ends a tenant's requests of any frontend, which gets their last deltas."""
         assert self._scheduler is not None, "a frontend asks only after EngineReady"
-        wanted = set(reply_ids)
-        deltas = self._scheduler.abort([each for each in self._owners if reply_id_of(each) in wanted])
+        wanted = set(asked.reply_ids)
+        found = [each for each in self._owners if reply_id_of(each) in wanted]
+        deltas = self._scheduler.abort([each for each in found if self._scheduler.tenant_of(each) == asked.tenant])
         if deltas:
             self._send_deltas(deltas)
 

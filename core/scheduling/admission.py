@@ -83,6 +83,7 @@ class Admission:
         num_waiting: int,
         num_free_slots: int,
         num_waiting_tokens: int,
+        num_waiting_bytes: int,
         running: Collection[Request],
         now: float,
     ) -> RequestFailure | None:
@@ -92,6 +93,7 @@ class Admission:
             num_waiting: requests in the queue.
             num_free_slots: of these, the ones that the next plan admits; they do not count.
             num_waiting_tokens: of prompts, that waiting requests have to compute.
+            num_waiting_bytes: of memory, that waiting requests hold.
         """
         limits, num_queued = self._limits, num_waiting - num_free_slots
         if limits.max_num_queued_reqs is not None and num_queued >= limits.max_num_queued_reqs:
@@ -102,6 +104,12 @@ class Admission:
             and num_waiting_tokens >= limits.max_num_queued_tokens
         ):
             limit, waits = "max_num_queued_tokens", f"requests with {num_waiting_tokens} tokens of prompts wait"
+        elif (
+            limits.max_num_queued_bytes is not None
+            and num_queued > 0
+            and num_waiting_bytes >= limits.max_num_queued_bytes
+        ):
+            limit, waits = "max_num_queued_bytes", f"requests that hold {num_waiting_bytes} bytes wait"
         elif limits.max_queue_seconds and num_queued >= ALWAYS_QUEUED:
             wait = self._throughput.wait_seconds(now, num_waiting)
             if wait is None or wait <= limits.max_queue_seconds:

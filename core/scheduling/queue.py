@@ -2,6 +2,7 @@
 
 from heapq import heapify, heappop, heappush
 
+from quire.core.scheduling.queued_bytes import QueuedBytes
 from quire.core.scheduling.request import PriorityKey, Request, RequestStatus
 from quire.core.scheduling.shares import Shares
 
@@ -19,10 +20,12 @@ class RequestQueue:
 
     Attributes:
         num_new_tokens: the sum of the requests' `num_new_tokens`.
+        held: the memory that they take.
     """
 
     def __init__(self, shares: Shares) -> None:
         self.num_new_tokens = 0
+        self.held = QueuedBytes()
         self._shares = shares
         self._lines: dict[str, _Line] = {}  # by tenant
         self._num_waiting = 0
@@ -40,6 +43,7 @@ class RequestQueue:
         heappush(self._lines.setdefault(request.tenant, []), (request.priority_key, request))
         self._num_waiting += 1
         self.num_new_tokens += request.num_new_tokens
+        self.held.add(request)
 
     def first(self) -> Request | None:
         """The request to admit next; it stays in the queue."""
@@ -81,3 +85,4 @@ class RequestQueue:
     def _leave(self, request: Request) -> None:
         self._num_waiting -= 1
         self.num_new_tokens -= request.num_new_tokens
+        self.held.remove(request)

@@ -189,9 +189,15 @@ class Scheduler:
             num_waiting=self._held.num_waiting,
             num_free_slots=num_free_slots,
             num_waiting_tokens=self._held.num_new_tokens,
+            num_waiting_bytes=self._held.waiting.held.total,
             running=self._held.running,
             now=now,
         )
+
+    def tenant_of(self, request_id: str) -> str | None:
+        """The tenant that an unfinished request belongs to; None if there is no such request."""
+        request = self._held.by_id.get(request_id)
+        return None if request is None else request.tenant
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """Stops requests and frees what they hold at once; unknown and finished ids are skipped."""

@@ -124,6 +124,7 @@ class AbortReplies(Struct, array_like=True, tag="abort_replies", frozen=True):
     """Ends all requests of some replies, of any frontend. Each frontend gets the deltas of its own requests."""
 
     reply_ids: list[str]
+    tenant: str = ""  # whose requests these are; those of others go on
 
 
 class ResetPrefixCache(Struct, array_like=True, tag="reset_prefix_cache", frozen=True):

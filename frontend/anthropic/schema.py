@@ -167,6 +167,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     """Body of POST /v1/messages."""
 
     max_tokens: int
+    timeout: float | None = None  # seconds; see `requests/deadline.py`
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None

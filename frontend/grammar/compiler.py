@@ -12,10 +12,11 @@ from quire.core.wire.protocol import Grammar
 from quire.core.wire.structured_outputs import ConstraintKind, StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.constraint import Constraint, read_constraint
-from quire.frontend.grammar.messages import Answer, Compile, Compiled, GrammarRefused, Setup
+from quire.frontend.grammar.messages import Answer, Compile, Compiled, GrammarRefused, NotStarted, Setup
 from quire.frontend.grammar.vocabulary import PREFIX
 from quire.frontend.helpers.helper import Helper, HelperDied, HelperKilled, HelperProgram, OutOfTime
 from quire.frontend.helpers.pool import HelperPool
+from quire.frontend.keys.caller import current_owner
 from quire.frontend.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
@@ -139,13 +140,21 @@ class GrammarCompiler:
 
     async def _ask_helper(self, question: Compile, field: str) -> Compiled | GrammarRefused:
         """Asks a helper of the pool, and ends it if it has become large."""
-        async with self._helpers().helper(len(question.constraint.text)) as helper:
+        async with self._helpers().helper(len(question.constraint.text), current_owner()) as helper:
             answer = await self._ask(helper, question, field)
+            if isinstance(answer, NotStarted):
+                helper.kill()
+                logger.error("a helper that compiles constraints cannot read the tokenizer: %s", answer.reason)
+                raise UnavailableError(
+                    f"{_WORDS[question.constraint.kind]} was not compiled, because the server can no longer read the "
+                    "model's tokenizer. Its log tells more.",
+                    retry_after_seconds=RETRY_SECONDS,
+                )
             if answer.is_large:
                 helper.kill()
         return answer
 
-    async def _ask(self, helper: Helper[Answer], question: Compile, field: str) -> Compiled | GrammarRefused:
+    async def _ask(self, helper: Helper[Answer], question: Compile, field: str) -> Answer:
         kind = question.constraint.kind
         try:
             async with asyncio.timeout(self._backstop_seconds):

@@ -15,7 +15,7 @@ import msgspec
 from quire.core.wire.protocol import Vocabulary
 from quire.frontend.grammar.backends.backend import Backend, GrammarError
 from quire.frontend.grammar.constraint import Constraint
-from quire.frontend.grammar.messages import Answer, Compile, Compiled, GrammarRefused, Setup
+from quire.frontend.grammar.messages import Answer, Compile, Compiled, GrammarRefused, NotStarted, Setup
 from quire.frontend.grammar.schema import SchemaError
 from quire.frontend.grammar.vocabulary import make_vocabulary
 from quire.frontend.helpers.frames import framed, receive
@@ -104,7 +104,12 @@ def serve(connection: socket.socket) -> None:
     """
     setup = receive(connection, Setup)
     assert isinstance(setup, Setup)
-    compiler = Compiler(setup)
+    try:
+        compiler = Compiler(setup)
+    except Exception as error:  # the frontend has read the same files before
+        receive(connection, Compile)
+        connection.sendall(framed(NotStarted(f"{type(error).__name__}: {error}")))
+        return
     while True:
         question = receive(connection, Compile)
         assert isinstance(question, Compile)

@@ -19,7 +19,7 @@ class Setup(Struct, array_like=True, tag="setup"):
 
 
 class Compile(Struct, array_like=True, tag="compile"):
-    """A constraint to compile. The answer is `Compiled` or `GrammarRefused`."""
+    """A constraint to compile. The answer is `Compiled`, `GrammarRefused` or `NotStarted`."""
 
     constraint: Constraint
     known_vocabularies: list[str]  # names of vocabularies that the frontend has already
@@ -42,5 +42,11 @@ class GrammarRefused(Struct, array_like=True, tag="refused"):
     is_large: bool = False
 
 
+class NotStarted(Struct, array_like=True, tag="not_started"):
+    """The helper could not read the tokenizer, as when its files have gone; the helper ends."""
+
+    reason: str
+
+
 Question = Setup | Compile
-Answer = Compiled | GrammarRefused
+Answer = Compiled | GrammarRefused | NotStarted

@@ -1,31 +1,15 @@
-"""A pool of helper processes. Another helper is started if all helpers are busy for long.
-
-Questions wait in the order of their times of arrival, to which `_SECONDS_PER_BYTE` of their sizes are added: small ones
-go first, and a large one waits no longer than that for small ones which come later. One helper is left to small ones.
-"""
+"""A pool of helper processes. Another helper is started if all helpers are busy for long."""
 
 import asyncio
 import contextlib
-import itertools
-from bisect import insort
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from quire.frontend.helpers.helper import Helper, HelperProgram
+from quire.frontend.helpers.turns import Ticket, Turns
 
 A = TypeVar("A")
-
-SMALL_BYTES = 4096
-_SECONDS_PER_BYTE = 1 / 4096
-
-
-class _Ticket(NamedTuple):
-    """A question's place in the queue."""
-
-    turn: float  # seconds of the event loop's clock
-    number: int
-    is_small: bool
 
 
 class HelperPool(Generic[A]):
@@ -42,9 +26,8 @@ class HelperPool(Generic[A]):
         self._patience_seconds = patience_seconds
         self._idle: list[Helper[A]] = []
         self._is_starting = False
-        self._busy: dict[Helper[A], tuple[float, _Ticket]] = {}  # (the event loop's time when it became busy, question)
-        self._queue: list[_Ticket] = []  # sorted
-        self._numbers = itertools.count()
+        self._busy: dict[Helper[A], tuple[float, Ticket]] = {}  # (the event loop's time when it became busy, question)
+        self._turns = Turns(max_helpers)
         self._changed = asyncio.Event()
 
     @property
@@ -53,35 +36,40 @@ class HelperPool(Generic[A]):
         return [helper.pid for helper in [*self._idle, *self._busy]]
 
     @asynccontextmanager
-    async def helper(self, num_bytes: int) -> AsyncIterator[Helper[A]]:
+    async def helper(self, num_bytes: int, owner: str = "") -> AsyncIterator[Helper[A]]:
         """A helper for one question. An error ends the helper, because it may be in the middle of an answer.
 
         Args:
             num_bytes: the question's size, which says roughly how long it takes.
+            owner: the name of the key that asks; empty without keys.
+
+        Raises:
+            OverloadedError: the owner's questions that wait hold too much.
         """
-        helper = await self._take(num_bytes)
+        helper = await self._take(num_bytes, owner)
         try:
             yield helper
         except BaseException:
             helper.kill()
             raise
         finally:
-            del self._busy[helper]
+            since, ticket = self._busy.pop(helper)
+            self._turns.end(ticket, asyncio.get_running_loop().time() - since)
             if helper.is_alive and not self._idle:
                 self._idle.append(helper)
             else:
                 helper.kill()
             self._wake()
 
-    async def _take(self, num_bytes: int) -> Helper[A]:
+    async def _take(self, num_bytes: int, owner: str) -> Helper[A]:
         now = asyncio.get_running_loop().time
-        ticket = _Ticket(now() + num_bytes * _SECONDS_PER_BYTE, next(self._numbers), num_bytes <= SMALL_BYTES)
-        insort(self._queue, ticket)
+        ticket = self._turns.enter(now(), num_bytes, owner, self._busy.values())
         try:
             while True:
                 helper = await self._try_take(ticket, now())
                 if helper is not None and helper.is_alive:
                     self._busy[helper] = now(), ticket
+                    self._turns.begin(ticket)
                     return helper
                 if helper is None:
                     changed = self._changed
@@ -89,22 +77,16 @@ class HelperPool(Generic[A]):
                         async with asyncio.timeout(self._patience_seconds):
                             await changed.wait()
         finally:
-            self._queue.remove(ticket)
+            self._turns.leave(ticket)
             self._wake()
 
-    async def _try_take(self, ticket: _Ticket, now: float) -> Helper[A] | None:
+    async def _try_take(self, ticket: Ticket, now: float) -> Helper[A] | None:
         """An idle helper or a new one, which may have ended; None if it is not the question's turn."""
-        if ticket is not self._next():
+        if ticket is not self._turns.next(now, self._busy.values()):
             return None
         if self._idle:
             return self._idle.pop()
         return await self._start() if self._may_start(now) else None
-
-    def _next(self) -> _Ticket | None:
-        """The question that gets the next helper."""
-        num_large = sum(not ticket.is_small for _, ticket in self._busy.values())
-        has_room = num_large < max(1, self._max_helpers - 1)
-        return next((ticket for ticket in self._queue if ticket.is_small or has_room), None)
 
     def _may_start(self, now: float) -> bool:
         if self._is_starting or len(self._busy) >= self._max_helpers:

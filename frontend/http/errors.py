@@ -4,6 +4,7 @@ QuireError's tree knows nothing of HTTP; errors that only a server can meet are 
 """
 
 import math
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -76,6 +77,9 @@ _TYPES = {
 }
 _encode = msgspec.json.Encoder().encode
 
+_FOLDERS = re.compile(r"""(?<![\w:/.])/(?:[^\s/'"]+/)+""")
+"""Folders before the name of a file, in the text of an error."""
+
 MAX_MESSAGE_CHARACTERS = 2000
 """Longest message, because it may quote megabytes that the client sent. A longer one loses its middle."""
 
@@ -124,7 +128,7 @@ def describe(error: Exception) -> Problem:
         case UnavailableError():
             return Problem(503, str(error), headers=_retry_after(error.retry_after_seconds))
         case EngineDeadError():
-            return Problem(503, str(error))
+            return Problem(503, _without_folders(str(error)))
         case RequestTimeoutError():
             return Problem(408, str(error), headers={"Connection": "close"})
         case DeadlineError():
@@ -132,7 +136,7 @@ def describe(error: Exception) -> Problem:
         case ClientGoneError():
             return Problem(CLIENT_GONE, str(error))
         case QuireError():
-            return Problem(500, str(error))
+            return Problem(500, _without_folders(str(error)))
         case HTTPException():
             return _describe_http(error)
         case RecursionError():
@@ -165,6 +169,11 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 2 * half else f"{text[:half]} ... {text[-half:]}"
 
 
+def _without_folders(text: str) -> str:
+    """`text` with files by their names alone: where they are is the operator's to know, from the log."""
+    return _FOLDERS.sub("", text)
+
+
 def _retry_after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
@@ -194,7 +203,7 @@ class ErrorReporter:
         elif self._log_stacks and problem.status != CLIENT_GONE:
             logger.warning("%s was answered %d: %s", where, problem.status, problem.message, exc_info=error)
         elif problem.status >= 500 and not isinstance(error, UnavailableError | DeadlineError):
-            logger.error("%s failed: %s", where, problem.message)
+            logger.error("%s failed: %s", where, _shortened(str(error)))
         return problem
 
     def handle(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

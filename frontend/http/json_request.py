@@ -11,6 +11,7 @@ from litestar.exceptions import InternalServerException
 
 from quire.core.errors import ParameterError
 from quire.frontend.chat.partly_read import PartlyRead
+from quire.frontend.http.body_budget import release_charge
 from quire.frontend.http.errors import ClientGoneError, MediaTypeError
 from quire.frontend.http.field_values import allowed_values
 from quire.frontend.http.unknown_fields import IgnoredFields, IgnoredFieldsLog, nearest, without_unknown
@@ -127,7 +128,10 @@ class JsonRequest(Request[Any, Any, Any]):
     async def read(self, kind: Any) -> Any:
         """The body, which is taken, as an object of type `kind`; its `timeout`, or the header's, begins. Raises
         ParameterError."""
-        value, ignored = await self.reader.read_in_turn(await self.take_body(), kind)
+        try:
+            value, ignored = await self.reader.read_in_turn(await self.take_body(), kind)
+        finally:
+            release_charge(self.scope)
         limit_time(self.headers.get(HEADER.lower()), getattr(value, "timeout", None))
         if ignored:
             cast("dict[str, Any]", self.scope)[IGNORED] = ignored

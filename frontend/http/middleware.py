@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 from quire.core.logging import REQUEST_ID
 from quire.frontend.chat.client_headers import FRESH_ID_HEADER
 from quire.frontend.http.audit_log import AuditLog
+from quire.frontend.http.body_budget import BodyBudget, BodyCharge
 from quire.frontend.http.errors import RequestTimeoutError
 from quire.frontend.http.json_request import IGNORED
 from quire.frontend.http.unknown_fields import HEADER
@@ -96,6 +97,7 @@ class RequestObserver:
         has_cors: answers may differ by the request's origin, which `Vary` states for caches.
         names_requests: log lines about a request have its id.
         audit: gets a line for each request; None writes none.
+        bodies: what the bodies of all requests may take; no limit when None.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class RequestObserver:
         has_cors: bool = False,
         names_requests: bool = False,
         audit: AuditLog | None = None,
+        bodies: BodyBudget | None = None,
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -118,6 +121,7 @@ class RequestObserver:
         self._added = [(b"vary", b"Origin")] if has_cors else []
         self._names_requests = names_requests or request_id_headers or audit is not None
         self._audit = audit
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -141,10 +145,12 @@ class RequestObserver:
                 added = [*added, (b"x-request-id", header)]
         if self._audit is not None:
             CALL_USAGE.set(usage)
-        exchange = _Exchange(scope, receive, send, added, self._request_timeout)
+        charge = None if self._bodies is None else self._bodies.charge()
+        exchange = _Exchange(scope, receive, send, added, self._request_timeout, charge)
         try:
             await self._app(scope, exchange.receive, exchange.send)  # type: ignore[arg-type]
         finally:
+            exchange.release()
             seconds = time.monotonic() - started_at
             handler = str(scope.get("path_template") or "none")
             self._metrics.count(
@@ -170,11 +176,12 @@ class _Exchange:
     Args:
         added: headers of the answer in addition to the application's.
         body_seconds: limit for the body to arrive. The wait for the client's disconnect afterwards has no limit.
+        charge: what the body takes of the bytes for all bodies; None: there is no limit.
     """
 
     __slots__ = (
         *("status", "request_bytes", "response_bytes", "is_answered"),
-        *("_scope", "_receive", "_send", "_added", "_body_seconds", "_deadline", "_is_whole"),
+        *("_scope", "_receive", "_send", "_added", "_body_seconds", "_deadline", "_is_whole", "_charge"),
     )
 
     def __init__(
@@ -184,6 +191,7 @@ class _Exchange:
         send: Send,
         added: list[tuple[bytes, bytes]],
         body_seconds: float | None,
+        charge: BodyCharge | None,
     ) -> None:
         self.status = 500
         self.request_bytes = 0
@@ -196,9 +204,12 @@ class _Exchange:
         self._body_seconds = body_seconds
         self._deadline = None if body_seconds is None else asyncio.get_running_loop().time() + body_seconds
         self._is_whole = False
+        self._charge = charge
+        if charge is not None:
+            charge.attach(self._scope)
 
     async def receive(self) -> Message:
-        """The request's next message. Raises RequestTimeoutError."""
+        """The request's next message. Raises RequestTimeoutError, and OverloadedError if there are too many bodies."""
         if self._is_whole:
             return await self._receive()  # type: ignore[return-value]
         try:
@@ -211,7 +222,14 @@ class _Exchange:
         self._is_whole = message["type"] != "http.request" or not message["more_body"]
         if message["type"] == "http.request":
             self.request_bytes += len(message["body"])
+            if self._charge is not None:
+                self._charge.add(len(message["body"]))
         return message  # type: ignore[return-value]
+
+    def release(self) -> None:
+        """Gives back what the body has taken."""
+        if self._charge is not None:
+            self._charge.release()
 
     def send(self, message: Message) -> Awaitable[None]:
         """Passes `message` on. This is no coroutine, because a coroutine would cost time for each token."""

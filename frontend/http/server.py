@@ -24,6 +24,7 @@ from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.entry_store.access import StoredEntries
 from quire.frontend.http.app import create_app
 from quire.frontend.http.audit_log import AuditLog
+from quire.frontend.http.body_budget import BodyBudget
 from quire.frontend.http.connections.certificates import CertificateWatcher
 from quire.frontend.http.connections.listener import bind, bind_admin, release, url_of
 from quire.frontend.http.connections.signals import signal_handlers
@@ -33,6 +34,7 @@ from quire.frontend.http.pages.greeting import greeting
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.http.service.metrics_page import MetricsPage, cache_facts, cache_room
+from quire.frontend.http.tally import Holdings
 from quire.frontend.http.user_middleware import wrapped
 from quire.frontend.keys.caller import Limits
 from quire.frontend.keys.key_ring import KeyRing
@@ -74,6 +76,7 @@ class HttpServer:
         page: the text of /metrics; that of `registry` when None.
         entries: responses and conversations that several servers of one command share.
         limits: counts what API keys use, where several servers share the count.
+        holdings: connections and bytes of bodies, where several servers share the bounds of these.
         admin_listeners: further sockets; those of `--admin-port`.
     """
 
@@ -89,6 +92,7 @@ class HttpServer:
         page: MetricsPage | None = None,
         entries: StoredEntries | None = None,
         limits: Limits | None = None,
+        holdings: Holdings | None = None,
         admin_listeners: Sequence[socket.socket] = (),
     ) -> None:
         self._engine = engine
@@ -99,8 +103,10 @@ class HttpServer:
         self._sockets = [listener, *admin_listeners]
         self._state = ServerState(ready=False)
         self._keys = server.key_ring(limits or RateLimits())
-        application = _application(engine, server, self._state, registry, page, entries, self._keys, announces)
-        config = uvicorn_config(application, server, engine.config.logging)
+        holdings = holdings or Holdings.alone()
+        bodies = BodyBudget(server.body_budget_bytes, holdings.body_bytes)
+        application = _application(engine, server, self._state, registry, page, entries, self._keys, announces, bodies)
+        config = uvicorn_config(application, server, engine.config.logging, holdings.connections)
         self._uvicorn = _Uvicorn(config)
         self._certificates = _certificate_watcher(config.ssl, server)
         self._failure: EngineDeadError | None = None
@@ -225,6 +231,7 @@ def _application(
     entries: StoredEntries | None,
     keys: KeyRing | None,
     announces: bool,
+    bodies: BodyBudget,
 ) -> RequestObserver:
     disable_created_metrics()  # a needless timestamp for every counter
     registry = registry or CollectorRegistry()
@@ -240,6 +247,7 @@ def _application(
         has_cors=bool(server.allowed_origins),
         names_requests=engine.config.logging.formatter == "json",
         audit=None if server.audit_log_path is None else AuditLog(server.audit_log_path),
+        bodies=bodies,
     )
 
 

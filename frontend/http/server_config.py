@@ -19,6 +19,9 @@ from quire.frontend.keys.caller import Limits
 from quire.frontend.keys.key_ring import KeyRing
 from quire.frontend.keys.rate_limits import RateLimits
 
+LEAST_BODY_BUDGET = 256 * 1024**2
+"""Bytes of all request bodies together, unless an option says otherwise."""
+
 
 class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     """The HTTP server: where it listens, whom it lets in, what it answers and what it logs."""
@@ -101,8 +104,8 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
     max_connections: Annotated[
         Positive | None,
         Meta(
-            description="Most connections of a server's process; one more is answered 503 and closed. By the limit on "
-            "open files when unset."
+            description="Most connections of all API servers together; one more is answered 503 and closed. By each "
+            "process's limit on open files when unset."
         ),
     ] = None
     middleware: Annotated[
@@ -145,6 +148,15 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
         int,
         Meta(ge=1, description="Largest request body; past it the answer is 413.", extra={"parse": "human_int"}),
     ] = 8 * 1024**2
+    max_inflight_body_bytes: Annotated[
+        Positive | None,
+        Meta(
+            description="Most bytes of request bodies that all API servers together have received and not read yet; "
+            "past it a body of more than 64 KiB is answered 429. 256 MiB when unset, or room for two of "
+            "--max-request-body-bytes.",
+            extra={"parse": "human_int"},
+        ),
+    ] = None
     strict_fields: Annotated[
         bool,
         Meta(
@@ -250,8 +262,18 @@ class ServerConfig(ChatConfig, frozen=True, kw_only=True):
             raise ConfigError("--admin-api-key: an empty key would let anyone in; give a key, or leave it out.")
         if self.admin_port is not None and not 0 < self.admin_address[1] < 2**16:
             raise ConfigError(f"--admin-port must be PORT or HOST:PORT, ports up to 65535, got {self.admin_port!r}.")
+        if self.max_inflight_body_bytes is not None and self.max_inflight_body_bytes < self.max_request_body_bytes:
+            raise ConfigError(
+                f"--max-inflight-body-bytes {self.max_inflight_body_bytes} has no room for one body of "
+                f"--max-request-body-bytes {self.max_request_body_bytes}; raise it, or lower the other."
+            )
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
             raise ConfigError("--fingerprint-mode custom and --fingerprint-value need each other.")
+
+    @property
+    def body_budget_bytes(self) -> int:
+        """What all bodies may take together until they are read."""
+        return self.max_inflight_body_bytes or max(LEAST_BODY_BUDGET, 2 * self.max_request_body_bytes)
 
     @property
     def admin_address(self) -> tuple[str, int]:

@@ -214,12 +214,13 @@ def _limits(
     block_size *= num_ranks  # each rank has --block-size slots of a page
     caching = args.cache.enable_prefix_caching is not False
     _check_snapshots(args.cache.mamba_block_size, block_size, caching=caching)
-    queued_requests, queued_tokens = _queue_bounds(psutil.virtual_memory().total)
+    queued_requests, queued_tokens, queued_bytes = _queue_bounds(psutil.virtual_memory().total)
     return SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=tokens,
         max_num_queued_reqs=asked.max_num_queued_reqs or (queued_requests if is_server else None),
         max_num_queued_tokens=asked.max_num_queued_tokens or (queued_tokens if is_server else None),
+        max_num_queued_bytes=asked.max_num_queued_bytes or (queued_bytes if is_server else None),
         max_queue_seconds=asked.max_queue_seconds if is_server else 0,
         priority_aging_seconds=asked.priority_aging_seconds,
         long_prefill_slowdown=asked.long_prefill_slowdown,
@@ -233,13 +234,13 @@ def _limits(
     )
 
 
-def _queue_bounds(memory_bytes: int) -> tuple[int, int]:
-    """(requests, prompt tokens) that may wait, so that they take a sixteenth of the memory each at most.
+def _queue_bounds(memory_bytes: int) -> tuple[int, int, int]:
+    """(requests, prompt tokens, bytes) that may wait, so that they take a sixteenth of the memory each at most.
 
     A waiting sequence takes about 16 KiB in engine and frontend, and a token, a Python integer in both, 64 bytes.
     """
     share = memory_bytes // 16
-    return max(2 * MAX_COMPLETIONS, share >> 14), max(1 << 20, share >> 6)
+    return max(2 * MAX_COMPLETIONS, share >> 14), max(1 << 20, share >> 6), max(1 << 28, share)
 
 
 def _check_snapshots(interval: int | None, block_size: int, *, caching: bool) -> None:

@@ -9,6 +9,7 @@ from quire.core.errors import ParameterError, UnavailableError
 from quire.core.logging import get_logger
 from quire.frontend.helpers.helper import Helper, HelperDied, HelperKilled, HelperProgram, OutOfTime
 from quire.frontend.helpers.pool import HelperPool
+from quire.frontend.keys.caller import current_owner
 from quire.frontend.media.messages import MediaAnswer, MediaQuestion, MediaRefused, MediaSetup
 
 logger = get_logger(__name__)
@@ -76,7 +77,7 @@ class MediaDecoder:
 
     async def _ask(self, question: MediaQuestion, num_bytes: int, param: str) -> MediaAnswer:
         """Asks a helper of the pool, and ends it if it has become large."""
-        async with self._pool.helper(num_bytes // _BYTES_PER_TICKET) as helper:
+        async with self._pool.helper(num_bytes // _BYTES_PER_TICKET, current_owner()) as helper:
             answer = await self._ask_helper(helper, question, param)
             if answer.is_large:
                 helper.kill()

@@ -24,7 +24,7 @@ REQUEST_SECONDS = (
 COMPLETIONS = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
-QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_queue_seconds")
+QUEUE_LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_num_queued_bytes", "max_queue_seconds")
 """Limits of the scheduler for which a request is turned away."""
 
 

@@ -25,6 +25,7 @@ class ScoringRequest(Struct, kw_only=True):
     item_first: bool = False
     add_special_tokens: bool = True  # to the query
     model: str | None = None
+    timeout: float | None = None  # seconds; see `requests/deadline.py`
     cache_salt: str | None = None
     priority: int = 0
     request_id: str | None = None

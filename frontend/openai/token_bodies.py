@@ -28,6 +28,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     sampling_params: GenerateSampling
     request_id: str | None = None
     model: str | None = None
+    timeout: float | None = None  # seconds; see `requests/deadline.py`
     output_mode: OutputMode = "tokens"
     parse_context: dict[str, Any] | None = None  # read with output_mode "derender" alone, so that all modes take it
     reasoning_ended: bool | None = None

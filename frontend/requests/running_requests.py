@@ -17,7 +17,7 @@ from quire.core.wire.request_ids import reply_id_of
 from quire.frontend.checkpoint.served_model import ServedModel
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.grammar.output_length import check_min_tokens
-from quire.frontend.keys.caller import Caller
+from quire.frontend.keys.caller import Caller, current_owner
 from quire.frontend.metrics.metrics import Metrics
 from quire.frontend.requests.chunked_vectors import ChunkedVectors
 from quire.frontend.requests.completion import Completion
@@ -67,6 +67,7 @@ class RunningRequests:
         self._takes_priority = takes_priority
         self._metrics = metrics
         self._streams: dict[str, RequestStream | PoolingStream | ChunkedVectors] = {}
+        self._owners: dict[str, str] = {}  # the names of the keys that asked, by stream
         self._timers: dict[str, asyncio.TimerHandle] = {}  # of requests with a deadline
 
     def __len__(self) -> int:
@@ -129,7 +130,7 @@ class RunningRequests:
             on_close=functools.partial(self._on_closed, log, CALL_USAGE.get(), submission.caller),
             arrival_time=submission.arrival_time,
         )
-        self._add(stream, submission.deadline)
+        self._add(stream, submission)
         try:
             engine = self._client.submit(request, stream.on_deltas, engine=engine)
         except BaseException:
@@ -172,7 +173,7 @@ class RunningRequests:
             arrival_time=submission.arrival_time,
         )
         request = build_vector_request(submission, pooling)
-        self._add(stream, submission.deadline)
+        self._add(stream, submission)
         try:
             engine = self._client.submit(request, [stream.on_delta], engine=engine)
         except BaseException:
@@ -198,7 +199,7 @@ class RunningRequests:
         prompt, request_id = submission.prompt, submission.request_id
         raw, lead = replace(pooling, activation=False, dimensions=None), pooling.num_lead_tokens
         whole = ChunkedVectors(request_id, prompt, pooling, self._on_whole_closed)
-        self._add(whole, None)  # its parts have the deadline
+        self._add(whole, replace(submission, deadline=None))  # its parts have the deadline
         try:
             for number, start in enumerate(range(0, len(prompt.token_ids), length)):
                 part = replace(
@@ -215,7 +216,7 @@ class RunningRequests:
         return whole
 
     def _on_whole_closed(self, whole: ChunkedVectors) -> None:
-        self._streams.pop(whole.request_id, None)
+        self._forget(whole.request_id)
 
     def _heed_priority(self, submission: "Submission[Prompt, AnyParams]") -> "Submission[Prompt, AnyParams]":
         """The submission, without a priority where the engine heeds none."""
@@ -224,17 +225,24 @@ class RunningRequests:
         _say_once_that_priority_is_idle()
         return replace(submission, priority=0)
 
-    def _add(self, stream: RequestStream | PoolingStream | ChunkedVectors, deadline: Deadline | None) -> None:
+    def _add(
+        self, stream: RequestStream | PoolingStream | ChunkedVectors, submission: "Submission[Prompt, AnyParams]"
+    ) -> None:
         """Keeps a stream. Raises ParameterError, or DeadlineError when its time is over already."""
         if stream.request_id in self._streams:
             raise ParameterError(
                 f"request_id {stream.request_id!r} is in use by a running request.", param="request_id"
             )
-        if deadline is not None:
+        if (deadline := submission.deadline) is not None:
             deadline.check()
             delay, loop = deadline.at - time.monotonic(), asyncio.get_running_loop()
             self._timers[stream.request_id] = loop.call_later(delay, self._expire, stream.request_id, deadline)
         self._streams[stream.request_id] = stream
+        self._owners[stream.request_id] = submission.tenant.name
+
+    def _forget(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        self._owners.pop(request_id, None)
 
     def _expire(self, request_id: str, deadline: Deadline) -> None:
         """Ends a request whose time is over; the engine frees what it holds within a step."""
@@ -249,7 +257,7 @@ class RunningRequests:
         caller: Caller | None,
         stream: RequestStream | PoolingStream,
     ) -> None:
-        self._streams.pop(stream.request_id, None)
+        self._forget(stream.request_id)
         if (timer := self._timers.pop(stream.request_id, None)) is not None:
             timer.cancel()
         if usage is not None:
@@ -269,10 +277,13 @@ class RunningRequests:
     def abort_replies(self, reply_ids: Collection[str]) -> None:
         """As `abort`, for all requests whose answers have these ids, those of other frontends of the engine included.
 
-        Those from here end at once, even where the engine is only starting.
+        Those from here end at once, even where the engine is only starting. Requests of other keys than the caller's go
+        on.
         """
-        self.abort([request_id for request_id in self._streams if reply_id_of(request_id) in reply_ids])
-        self._client.abort_replies(list(reply_ids))
+        owner = current_owner()
+        found = [request_id for request_id in self._streams if reply_id_of(request_id) in reply_ids]
+        self.abort([request_id for request_id in found if self._owners[request_id] == owner])
+        self._client.abort_replies(list(reply_ids), owner)
 
     def close(self) -> None:
         """Aborts all requests and ends the compiling of grammars."""

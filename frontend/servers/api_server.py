@@ -17,6 +17,7 @@ from quire.core.processes import leave
 from quire.frontend.async_llm import AsyncLLM
 from quire.frontend.http.connections.signals import exit_soon
 from quire.frontend.http.server import HttpServer
+from quire.frontend.http.tally import Holdings
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.servers.calls import Calls, LinkEndedError
 from quire.frontend.servers.family import Family
@@ -34,6 +35,7 @@ from quire.frontend.servers.messages import (
     ToServer,
 )
 from quire.frontend.servers.shared_entries import SharedEntries
+from quire.frontend.servers.shared_limits import SharedLimits
 from quire.frontend.servers.shared_routing import PlacedPrompts, blocks_of
 
 logger = get_logger(__name__)
@@ -43,13 +45,14 @@ SNAPSHOT_SECONDS = 1.0
 
 
 def main() -> None:
-    """Serves until the parent ends, or a signal comes. Arguments: descriptors of the control socket and of the port."""
+    """Serves until the parent ends, or a signal comes. Arguments: descriptors of the control socket,
+    of the port, and of the memory of what all servers hold."""
     control, listener = (socket.socket(fileno=int(each)) for each in sys.argv[1:3])
-    uvloop.run(_run(control, listener))
+    uvloop.run(_run(control, listener, int(sys.argv[3])))
     leave(0)
 
 
-async def _run(control: socket.socket, listener: socket.socket) -> None:
+async def _run(control: socket.socket, listener: socket.socket, memory: int) -> None:
     control.setblocking(False)
     link: ControlLink[ToServer] = await ControlLink.open(control, ToServer)
     start = await link.receive()
@@ -58,7 +61,8 @@ async def _run(control: socket.socket, listener: socket.socket) -> None:
     sys.path += [each for each in start.import_path if each not in sys.path]
     configure(f"serve-{start.number}", start.config.logging, hints=False)
     with contextlib.suppress(NoMoreEnginesError):  # the parent, which keeps the engines, says why
-        await ApiServer(link, start, listener).run()
+        holdings = Holdings.shared(memory, start.num_servers, start.number)
+        await ApiServer(link, start, listener, holdings).run()
     exit_soon()
 
 
@@ -79,7 +83,9 @@ class SharedPage:
 class ApiServer:
     """One HTTP server whose engines, port and metrics are its parent's."""
 
-    def __init__(self, link: ControlLink[ToServer], start: ServerStart, listener: socket.socket) -> None:
+    def __init__(
+        self, link: ControlLink[ToServer], start: ServerStart, listener: socket.socket, holdings: Holdings
+    ) -> None:
         self._link = link
         self._borrowed = [BorrowingLauncher() for _ in start.config.served_engines]
         setup = EngineSetup(start.args, Path(start.folder), Path(start.tokenizer_folder), start.config, [])
@@ -106,6 +112,8 @@ class ApiServer:
             registry=self._registry,
             page=SharedPage(self._calls),
             entries=self._entries,
+            limits=SharedLimits(self._calls, link.send),
+            holdings=holdings,
         )
 
     async def run(self) -> None:

@@ -14,6 +14,7 @@ from quire.core.wire.protocol import EngineReady
 from quire.frontend.entry_store.access import MakerQuestion
 from quire.frontend.entry_store.store import Entry, Replaces
 from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.keys.caller import Quantity
 from quire.frontend.servers.family import Family
 
 
@@ -30,6 +31,7 @@ class ServerStart(Struct, array_like=True, tag="start"):
     greets: bool
     import_path: list[str]  # the parent's, for the user's own modules
     known: list[EngineReady]  # what each engine can do, once all have started
+    num_servers: int = 1
 
 
 class TakeSnapshot(Struct, array_like=True, tag="take_snapshot"):
@@ -69,6 +71,15 @@ class CountInMaking(Struct, array_like=True, tag="count_in_making"):
     owner: str
 
 
+class TakeLimit(Struct, array_like=True, tag="take_limit"):
+    """Asks for `RateLimits.take_now`, of all servers' keys."""
+
+    name: str
+    quantity: Quantity
+    amount: int
+    limit: int
+
+
 class AskMaker(Struct, array_like=True, tag="ask_maker"):
     """Asks another server; answered as that one answers, or with None if it has ended."""
 
@@ -80,7 +91,7 @@ class AskedOfParent(Struct, array_like=True, tag="asked_of_parent"):
     """A server's question to the parent; answered with `Answer`."""
 
     call_id: int
-    question: ReadPage | FindEntry | PutEntry | RemoveEntry | CountInMaking | AskMaker
+    question: ReadPage | FindEntry | PutEntry | RemoveEntry | CountInMaking | TakeLimit | AskMaker
 
 
 class AskedOfServer(Struct, array_like=True, tag="asked_of_server"):
@@ -125,7 +136,15 @@ class Snapshot(Struct, array_like=True, tag="snapshot"):
     families: list[Family]
 
 
-FromServer = Serving | Snapshot | AskedOfParent | Answer | Placed
+class CountUse(Struct, array_like=True, tag="count_use"):
+    """Asks for `RateLimits.add`, and no answer."""
+
+    name: str
+    quantity: Quantity
+    amount: int
+
+
+FromServer = Serving | Snapshot | AskedOfParent | Answer | Placed | CountUse
 
 BEHIND_BYTES = 1 << 20
 

@@ -2,7 +2,18 @@
 
 import asyncio
 
-from quire.frontend.servers.messages import Answer, AskedOfParent, AskMaker, ControlLink, FromServer, ReadPage
+import msgspec
+
+from quire.frontend.keys.rate_limits import RateLimits
+from quire.frontend.servers.messages import (
+    Answer,
+    AskedOfParent,
+    AskMaker,
+    ControlLink,
+    FromServer,
+    ReadPage,
+    TakeLimit,
+)
 from quire.frontend.servers.shared_entries import SharedStore
 from quire.frontend.servers.shared_metrics import SharedMetrics
 
@@ -10,9 +21,10 @@ from quire.frontend.servers.shared_metrics import SharedMetrics
 class ParentAnswers:
     """Answers the servers' questions."""
 
-    def __init__(self, entries: SharedStore, metrics: SharedMetrics) -> None:
+    def __init__(self, entries: SharedStore, metrics: SharedMetrics, limits: RateLimits) -> None:
         self._entries = entries
         self._metrics = metrics
+        self._limits = limits
         self._answering: set[asyncio.Task[None]] = set()
 
     def on_asked(self, link: ControlLink[FromServer], asked: AskedOfParent) -> None:
@@ -21,6 +33,8 @@ class ParentAnswers:
             task = asyncio.create_task(self._answer(link, asked.call_id, asked.question))
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
+        elif isinstance(asked.question, TakeLimit):
+            link.send(Answer.of(asked.call_id, self._limits.take_now(*msgspec.structs.astuple(asked.question))))
         else:  # at once: what a server puts must not come behind its end
             link.send(Answer.of(asked.call_id, self._entries.answer(asked.question)))
 

@@ -31,6 +31,8 @@ from quire.frontend.http.connections.signals import signal_handlers
 from quire.frontend.http.connections.uvicorn_config import GRACE_SECONDS
 from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.http.service.metrics_page import cache_facts
+from quire.frontend.http.tally import Holdings, memory_of_holdings
+from quire.frontend.keys.rate_limits import RateLimits
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.metrics.engine_statistics import EngineStatistics
 from quire.frontend.metrics.families import Labelled
@@ -39,6 +41,7 @@ from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
     Answer,
     AskedOfParent,
+    CountUse,
     Placed,
     ServerStart,
     Serving,
@@ -92,7 +95,9 @@ class ServerGroup:
         self._stopping = asyncio.Event()
         self._all_gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shared = SharedStore(server.entry_store(), self._calls_to)
-        self._answers = ParentAnswers(self._shared, self._metrics)
+        self._limits = RateLimits()
+        self._answers = ParentAnswers(self._shared, self._metrics, self._limits)
+        self._memory = memory_of_holdings(num_servers)
 
     async def run(self) -> None:
         """Serves until SIGTERM or SIGINT, then lets the servers drain and closes the engines. Servers get SIGHUP, too.
@@ -185,6 +190,8 @@ class ServerGroup:
             finally:
                 del self._servers[number]
                 self._shared.on_server_ended(number)
+                for tally in Holdings.shared(self._memory, self._num_servers, number):
+                    tally.clear()
                 server.calls.end()
                 self._metrics.on_ended(number)
                 server.link.close()
@@ -208,8 +215,9 @@ class ServerGroup:
             greets=announces and self._greet,
             import_path=sys.path,
             known=self._known,
+            num_servers=self._num_servers,
         )
-        server = await ServerProcess.launch(start, self._listener, self._hash_seed)
+        server = await ServerProcess.launch(start, self._listener, self._memory, self._hash_seed)
         self._announced = self._announced or announces
         for report in self._reports:
             server.link.send(report)
@@ -229,6 +237,8 @@ class ServerGroup:
                     server.calls.on_answer(message)
                 case Placed():
                     self._broadcast(message, but=number)
+                case CountUse():
+                    self._limits.add(message.name, message.quantity, message.amount)
 
     def _calls_to(self, number: int) -> Calls | None:
         return self._servers[number].calls if number in self._servers else None
@@ -275,3 +285,4 @@ class ServerGroup:
             task.cancel()
         await asyncio.gather(*tasks, *running, return_exceptions=True)
         await self._fleet.close()
+        os.close(self._memory)

@@ -20,16 +20,19 @@ class ServerProcess(Struct):
     serving_since: float | None = None  # CLOCK_MONOTONIC seconds
 
     @classmethod
-    async def launch(cls, start: ServerStart, listener: socket.socket, env: dict[str, str]) -> "ServerProcess":
+    async def launch(
+        cls, start: ServerStart, listener: socket.socket, memory: int, env: dict[str, str]
+    ) -> "ServerProcess":
         """Starts a server, and sends it `start`.
 
         Args:
             listener: the port, from which it accepts connections.
+            memory: what all servers hold, from `memory_of_holdings`.
             env: variables beside those of this process.
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        fds = (theirs.fileno(), listener.fileno())
+        fds = (theirs.fileno(), listener.fileno(), memory)
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "quire.frontend.servers.api_server", *map(str, fds)),

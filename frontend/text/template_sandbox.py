@@ -20,7 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from quire.core.errors import ParameterError
-from quire.frontend.text.template_prices import Bounds, Prices, TemplateLimitError
+from quire.frontend.text.template_bounds import Bounds, TemplateLimitError
+from quire.frontend.text.template_prices import Prices
 
 MAX_SOURCE_CHARACTERS = 256 * 1024
 """Longest template. The longest template of a known model has 40,000 characters."""

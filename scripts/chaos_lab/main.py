@@ -4,7 +4,8 @@
     scripts/chaos streams --seconds 24       the cut that the suite runs
     scripts/chaos soak                       20,000 short requests with random disconnects; memory and descriptors
     scripts/chaos connections                10,000 idle connections and clients with slow headers
-    scripts/chaos fuzz                       the fuzz tests of the suite, for their full time
+    scripts/chaos bodies                     256 bodies of 8 MB at once, and one of 600 MB
+    scripts/chaos fuzz                       the fuzz tests of the suite, each for a minute of new examples
     scripts/chaos recorder                   the cost of the flight recorder
 
 Prints tables; exits with 1 if anything was lost or wrong.
@@ -13,6 +14,7 @@ Prints tables; exits with 1 if anything was lost or wrong.
 import argparse
 import sys
 
+import bodies
 import connections
 import fuzz
 import kills
@@ -23,7 +25,7 @@ import soak
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (kills, soak, connections, fuzz, recorder_cost):
+    for module in (kills, soak, connections, bodies, fuzz, recorder_cost):
         command = commands.add_parser(module.NAME, help=module.SUMMARY)
         command.add_argument("--model", help="The checkpoint's folder; the demo model when unset.")
         module.add_arguments(command)

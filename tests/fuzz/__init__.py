@@ -1,1 +1,1 @@
-"""Input that nobody means: a few fixed examples in the suite, and many new ones with `scripts/chaos fuzz`."""
+"""Input that nobody means: a few fixed examples in the suite, and many new ones with `scripts/fuzz`."""

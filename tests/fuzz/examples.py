@@ -1,23 +1,64 @@
 """The number of examples, and strategies that several tests share."""
 
+import functools
 import os
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-WANTED = os.environ.get("QUIRE_FUZZ_EXAMPLES")
+SECONDS = float(os.environ.get("QUIRE_FUZZ_SECONDS", "0"))
+"""The time of each test; 0: the suite's few examples."""
+COUNTS = os.environ.get("QUIRE_FUZZ_COUNTS")
+"""A file for lines of a test's name, its number of examples and its seconds."""
+
+_ROUND = 200
 
 
-def fuzzed(num_examples: int) -> settings:
-    """So many examples, the same in each run of the suite; or those that `scripts/chaos fuzz` wants."""
+def fuzzed(num_examples: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """A test with so many examples, the same in each run of the suite; or with new ones, for the time that
+    `scripts/fuzz` gives it."""
+    if SECONDS:
+        return _for_a_time
     return settings(
-        max_examples=int(WANTED) if WANTED else num_examples,
-        derandomize=WANTED is None,
+        max_examples=num_examples,
+        derandomize=True,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def _for_a_time(test: Any) -> Callable[[], None]:
+    inner, count = test.hypothesis.inner_test, 0
+
+    @functools.wraps(inner)
+    def counted(*args: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        inner(*args, **options)
+
+    test.hypothesis.inner_test = counted
+    round_of_examples = settings(
+        max_examples=_ROUND, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )(test)
+
+    def run() -> None:
+        started = time.monotonic()
+        try:
+            while time.monotonic() - started < SECONDS:
+                round_of_examples()
+        finally:
+            if COUNTS:
+                name = os.environ.get("PYTEST_CURRENT_TEST", inner.__qualname__).partition(" ")[0]
+                with Path(COUNTS).open("a") as file:
+                    file.write(f"{name}\t{count}\t{time.monotonic() - started:.1f}\n")
+
+    run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+    return run
 
 
 NUMBERS = st.one_of(

@@ -9,6 +9,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.frontend.http.errors import Problem
+from quire.frontend.http.tally import Tally
 
 _HOP_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 _UPGRADE_TOKENS = frozenset({b"upgrade", b"http2-settings"})
@@ -75,7 +76,9 @@ class HttpConnection(HttpToolsProtocol):
         request_timeout: seconds from the connection's beginning, or a request's first byte, to the request's last byte.
         max_head_bytes: limit for a request's line and headers together.
         max_headers: limit for the number of headers.
-        max_connections: limit for the number of connections; one more is told 503, and closed.
+        max_connections: limit for the number of connections of all servers; one more is told 503, and closed.
+        max_own_connections: the same limit for those of this process.
+        connections_of_all: counts those of all servers.
     """
 
     def __init__(
@@ -84,7 +87,9 @@ class HttpConnection(HttpToolsProtocol):
         request_timeout: float,
         max_head_bytes: int,
         max_headers: int,
-        max_connections: int,
+        max_connections: int | None,
+        max_own_connections: int,
+        connections_of_all: Tally,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
@@ -92,6 +97,8 @@ class HttpConnection(HttpToolsProtocol):
         self._max_head_bytes = max_head_bytes
         self._max_headers = max_headers
         self._max_connections = max_connections
+        self._max_own_connections = max_own_connections
+        self._connections_of_all = connections_of_all
         self._num_dropped_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._in_head = True
@@ -103,11 +110,15 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_deadline()
-        if len(self.connections) > self._max_connections:
-            self._refuse(503, f"This server has {self._max_connections} connections, and takes no more. Try again.")
+        self._connections_of_all.add(1)
+        if self._max_connections is not None and self._connections_of_all.total > self._max_connections:
+            self._refuse_connection(self._max_connections)
+        elif len(self.connections) > self._max_own_connections:
+            self._refuse_connection(self._max_own_connections)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
+        self._connections_of_all.add(-1)
         super().connection_lost(exc)
 
     def close_after_request(self) -> None:
@@ -252,9 +263,14 @@ class HttpConnection(HttpToolsProtocol):
                 (b"content-length", b"%d" % len(body)),
                 (b"connection", b"close"),
             ]
+            if status == 503:
+                headers.append((b"retry-after", b"1"))
             lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
             self.transport.write(b"\r\n".join([*lines, *(b"%b: %b" % header for header in headers), b"", body]))
         self.transport.close()
+
+    def _refuse_connection(self, most: int) -> None:
+        self._refuse(503, f"This server has {most} connections, and takes no more. Try again.")
 
     def _may_write(self) -> bool:
         """True if the next bytes on the connection would be the answer to the request that is being read."""

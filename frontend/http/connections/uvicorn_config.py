@@ -14,6 +14,7 @@ from quire.core.logging import LoggingConfig
 from quire.frontend.http.connections.connection import HttpConnection
 from quire.frontend.http.connections.listener import most_connections
 from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.tally import Tally
 
 GRACE_SECONDS = 5
 """Time after the shutdown timeout for writing the last answers; then connections are cut."""
@@ -22,8 +23,11 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _LEVELS_WITH_ACCESS = ("info", "debug", "trace")
 
 
-def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig, connections: Tally) -> uvicorn.Config:
     """The configuration, with TLS files read.
+
+    Args:
+        connections: counts those of all servers of one command.
 
     Raises:
         ConfigError: the TLS files cannot be used.
@@ -34,7 +38,9 @@ def uvicorn_config(app: ASGIApp, server: ServerConfig, log_config: LoggingConfig
         request_timeout=envs.read_float("HTTP_TIMEOUT_REQUEST"),
         max_head_bytes=server.h11_max_incomplete_event_size,
         max_headers=server.h11_max_header_count,
-        max_connections=server.max_connections or most_connections(),
+        max_connections=server.max_connections,
+        max_own_connections=most_connections(),
+        connections_of_all=connections,
     )
     application: Any = app
     config = uvicorn.Config(

@@ -100,6 +100,7 @@ class ResponsesRequest(PartlyRead, forbid_unknown_fields=True, kw_only=True):
 
     input: str | list[dict[str, Any]] = msgspec.field(default_factory=list)
     model: str | None = None
+    timeout: float | None = None  # seconds; see `requests/deadline.py`
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationReference | None = None

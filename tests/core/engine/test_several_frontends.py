@@ -91,6 +91,7 @@ def test_replies_are_aborted_whoever_asked_for_them() -> None:
                 async with asyncio.timeout(60):
                     while not all(each.token_ids for each in streams):
                         await asyncio.sleep(0.01)
+                second.abort_replies(["wanted", "other"], "another tenant")
                 second.abort_replies(["wanted", "unknown"])
                 assert [await each.finish_reason() for each in streams[:2]] == [FinishReason.ABORT] * 2
                 assert first.num_unfinished == 2

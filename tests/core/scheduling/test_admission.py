@@ -1,9 +1,10 @@
 """Requests that can never be served are refused with the limit and the remedy; a full queue says when to return."""
 
 import pytest
+from msgspec.structs import replace
 
 from quire.core.errors import OverloadedError
-from quire.core.wire.protocol import EngineRequest
+from quire.core.wire.protocol import EngineRequest, Grammar, PromptEmbeds
 from quire.frontend.http.errors import describe
 from tests.core.scheduling.fake_worker import Harness, make_request
 
@@ -107,3 +108,57 @@ def test_a_refusals_message_and_its_header_tell_the_same_seconds() -> None:
     told = describe(error).headers["Retry-After"]
     assert told == "9"  # 8.4
     assert f"Try again in {told} s." in failure.message
+
+
+def test_the_queue_is_bounded_in_tokens_of_prompts() -> None:
+    """Those that have to be computed: slots that are free take the first ones."""
+    harness = Harness(max_num_seqs=1, max_num_queued_tokens=50)
+    for index in range(3):
+        harness.add(str(index), 20)
+    harness.step()  # one runs, and 40 tokens wait
+    harness.add("40 of 50", 20)
+    failure = harness.offer(make_request("60 of 50", 1))
+    assert failure is not None
+    assert (failure.kind, failure.limit) == ("overloaded", "max_num_queued_tokens")
+    assert "60 tokens of prompts wait, and --max-num-queued-tokens is 50" in failure.message
+    harness.scheduler.abort(["1"])
+    assert harness.offer(make_request("40 of 50 again", 1)) is None
+    harness.run()
+    assert harness.offer(make_request("an empty queue", 60)) is None
+
+
+def embedded(request_id: str, num_bytes: int) -> EngineRequest:
+    return replace(make_request(request_id, 1), prompt_embeds=PromptEmbeds("float32", bytes(num_bytes), b""))
+
+
+def constrained(request_id: str, key: bytes, num_bytes: int) -> EngineRequest:
+    return replace(make_request(request_id, 1), grammar=Grammar("xgrammar", key, bytes(num_bytes), ""))
+
+
+def test_the_queue_is_bounded_in_bytes_of_what_waits() -> None:
+    """Prompts, embeddings and grammars count; what several requests share counts once."""
+    harness = Harness(max_num_seqs=1, max_num_queued_bytes=10_000)
+    harness.add("runs", 4, max_tokens=40)
+    harness.step()
+    for index in range(20):
+        assert harness.offer(constrained(f"grammar {index}", b"same", 5000)) is None
+    assert harness.offer(embedded("embeds", 4000)) is None
+    failure = harness.offer(make_request("late", 1))  # 5000 + 4000 + 21 tokens of 64
+    assert failure is not None
+    assert (failure.kind, failure.limit) == ("overloaded", "max_num_queued_bytes")
+    assert "requests that hold 10344 bytes wait, and --max-num-queued-bytes is 10000" in failure.message
+    harness.scheduler.abort([f"grammar {index}" for index in range(19)])
+    assert harness.offer(make_request("room", 1)) is None  # the grammar has a user yet
+    assert harness.offer(constrained("another grammar", b"other", 900)) is None
+    assert harness.offer(make_request("full", 1)) is not None
+
+
+def test_sequences_of_a_request_share_its_prompts_bytes() -> None:
+    harness = Harness(max_num_seqs=1, max_num_queued_bytes=64 * 40)
+    harness.add("runs", 4, max_tokens=40)
+    harness.step()
+    many = make_request("a", 30)
+    sequences = [replace(many.sequences[0], request_id=f"a-{index}") for index in range(8)]
+    assert harness.offer(replace(many, sequences=sequences)) is None
+    assert harness.offer(make_request("b", 10)) is None
+    assert harness.offer(make_request("c", 1)) is not None

@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import resource
+import tempfile
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from quire import AsyncLLM
 from quire.core.config.engine_args import EngineArgs
 from quire.core.config.observability import ProfilerConfig
 from quire.core.errors import ConfigError, EngineDeadError
+from quire.frontend.batch import files
 from quire.frontend.batch import run_batch as module
 from quire.frontend.batch.batch_server import BatchAnswer, BatchResponse, BatchServer
 from quire.frontend.batch.config import BatchConfig
@@ -383,6 +385,17 @@ def test_files_and_folders_that_do_not_exist(run: Callable[..., int], tmp_path: 
             run(source, output)
 
 
+HOSTILE = {
+    "/elsewhere": "not public",  # a redirect to another private host
+    "/away": "scheme 'ftp' is not allowed",
+    "/loop": "more redirects than 10",
+    "/large": "more than 5000 bytes",
+    "/endless": "more than 5000 bytes",
+    "/half": "peer closed connection",
+}
+"""Answers of a server that means ill, and what is said of them."""
+
+
 class Store(http.server.ThreadingHTTPServer):
     """Serves one file by GET and keeps what is PUT, insisting on a length as signed URLs do."""
 
@@ -397,11 +410,34 @@ class StoreHandler(http.server.BaseHTTPRequestHandler):
     server: Store
 
     def do_GET(self) -> None:
+        if self.path in HOSTILE:
+            self._answer_hostile()
+            return
         self.send_response(200 if self.path == "/in" else 404)
         self.end_headers()
         self.wfile.write(self.server.content)
 
+    def _answer_hostile(self) -> None:
+        port = self.server.server_port
+        goal = {"/elsewhere": f"http://localhost:{port}/in", "/away": "ftp://127.0.0.1/x", "/loop": "/loop"}.get(
+            self.path
+        )
+        self.send_response(200 if goal is None else 302)
+        if goal is not None:
+            self.send_header("Location", goal)
+        if self.path != "/endless":
+            self.send_header("Content-Length", {"/large": "6000", "/half": "4000"}.get(self.path, "0"))
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the client has had enough
+            self.wfile.write(b"x" * {"/large": 6000, "/endless": 10_000_000, "/half": 100}.get(self.path, 0))
+
     def do_PUT(self) -> None:
+        if self.path == "/moved":
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(302)
+            self.send_header("Location", "/out")
+            self.end_headers()
+            return
         if "Content-Length" not in self.headers or self.path != "/out":
             self.send_error(411)
             return
@@ -429,6 +465,26 @@ def test_urls_at_both_ends(run: Callable[..., int], store: Store, tmp_path: Path
     assert {json.loads(each)["custom_id"] for each in store.received.splitlines()} == {"a", "b"}
     with pytest.raises(ConfigError, match=r"downloading .* failed"):
         run(f"{store.url}/missing", tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_a_hostile_url_is_no_way_elsewhere_and_fills_no_disk(
+    run: Callable[..., int], store: Store, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = replace(files._RULES, max_bytes=5000)
+    monkeypatch.setattr(files, "_RULES", rules)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match=HOSTILE[path]):
+        run(store.url + path, tmp_path / "out.jsonl")
+    assert list(tmp_path.iterdir()) == [], "nothing of it is left"
+
+
+def test_an_upload_follows_no_redirect(run: Callable[..., int], store: Store) -> None:
+    """The answers go to the URL that was named, or stay here."""
+    with pytest.raises(ConfigError, match=r"302.*The answers are in (.*)") as caught:
+        run(f"{store.url}/in", f"{store.url}/moved")
+    assert store.received is None
+    Path(str(caught.value).split("The answers are in ")[1].rstrip(".")).unlink()
 
 
 def test_answers_survive_a_failed_upload(run: Callable[..., int], store: Store) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from quire.core.wire.structured_outputs import StructuredOutputsParams
 from quire.frontend.grammar.cache import GrammarCache
 from quire.frontend.grammar.compiler import GrammarCompiler
 from quire.frontend.http.errors import describe
+from quire.frontend.keys.caller import Caller, set_caller
+from quire.frontend.keys.rate_limits import RateLimits
 from quire.frontend.text.tokenizer import Tokenizer
 from tests.checkpoints import EOS_TOKEN_ID
 
@@ -365,3 +368,67 @@ def test_a_constraint_is_exactly_one(fields: dict[str, Any]) -> None:
     with pytest.raises(ParameterError) as caught:
         params(**fields)
     assert (caught.value.param or "").startswith("structured_outputs")
+
+
+def test_many_constraints_of_one_key_do_not_starve_anothers(compilers: Compilers) -> None:
+    """Real helpers: a key's small constraint is compiled at once, and its large one with the next free helper."""
+    enum = {"json": {"enum": [f"value {number}" for number in range(1000)]}}
+
+    async def run() -> None:
+        compiler = compilers(limit_cpu_seconds=1)
+
+        async def compile_for(name: str, constraint: dict[str, Any]) -> None:
+            set_caller(caller(name))
+            await compiler.compile(params(**constraint))
+
+        many = [{"choice": [f"{number}" + each for each in BOMB["choice"]]} for number in range(64)]
+        slow = [asyncio.create_task(compile_for("many", each)) for each in many]
+        async with asyncio.timeout(60):
+            while len(compiler.helper_pids) < 3:
+                await asyncio.sleep(0.05)
+        await asyncio.gather(*(compile_for("one", each) for each in (SMALL, enum)))
+        assert sum(task.done() for task in slow) < len(slow) / 2
+        for task in slow:
+            task.cancel()
+        compiler.close()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def caller(name: str) -> Caller:
+    return Caller(
+        name,
+        weight=1.0,
+        requests_per_minute=None,
+        tokens_per_minute=None,
+        limits=RateLimits(),
+        count=lambda *_: None,
+        is_alone=False,
+    )
+
+
+def test_a_tokenizer_that_is_gone_is_not_the_constraints_fault(
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client learns of no path; the log has it."""
+    folder = tmp_path / "served"
+    shutil.copytree(tokenizer.folder, folder)
+    made = Compilers(Tokenizer.from_folder(folder))
+    shutil.rmtree(folder)
+    with pytest.raises(UnavailableError, match="can no longer read the model's tokenizer") as caught:
+        asyncio.run(made().compile(params(**SMALL)))
+    assert str(folder) not in str(caught.value)
+    assert str(folder) in caplog.text
+    made.made[0].close()
+
+
+def test_a_thousand_constraints_that_come_at_once_are_all_compiled(compilers: Compilers) -> None:
+    async def run() -> list[Any]:
+        compiler = compilers()
+        asked = (compiler.compile(params(json={"const": f"{number}"})) for number in range(1000))
+        return await asyncio.gather(*asked)
+
+    made = asyncio.run(run())
+    assert len({grammar.key for grammar in made}) == 1000
+    assert all(grammar.data for grammar in made)

@@ -36,6 +36,7 @@ class Caller:
         server = ServerConfig(**options)
         registry = CollectorRegistry()
         app = create_app(engine, server, state=ServerState(ready=ready), registry=registry)
+        self.routes: list[Any] = list(app.routes)
         self._app = RequestObserver(
             app,
             HttpMetrics(registry),
@@ -51,7 +52,10 @@ class Caller:
 
         return self._runner.run(send())
 
-    def close(self) -> None:
+    def close(self, engine: AsyncLLM | None = None) -> None:
+        """Ends the loop, and an engine that may have been started in it."""
+        if engine is not None:
+            self._runner.run(engine.aclose())
         self._runner.close()
 
 

@@ -15,6 +15,15 @@ from quire.frontend.http.server_config import ServerConfig
 from quire.frontend.requests.deadline import current_deadline, limit_time
 
 LONG = {"prompt": "Hello", "max_tokens": 2000, "ignore_eos": True}
+EVERYWHERE: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
+    "/inference/v1/generate": {"token_ids": [5], "sampling_params": {}},
+    "/generative_scoring": {"query": "a", "items": ["b"], "label_token_ids": [5]},
+}
+"""Bodies with the field."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +62,12 @@ def test_a_deadline_that_has_passed_is_an_error() -> None:
 
 def test_requests_end_in_time(checkpoint: Callable[..., Path]) -> None:
     async def main() -> None:
-        options: dict[str, Any] = {"device": "cpu", "max_num_seqs": 1, "max_model_len": 2048}
+        options: dict[str, Any] = {
+            "device": "cpu",
+            "max_num_seqs": 1,
+            "max_model_len": 2048,
+            "served_model_name": "tiny",
+        }
         async with AsyncLLM.from_engine_args(model=str(checkpoint("llama")), **options) as engine:
             transport = httpx.ASGITransport(create_app(engine, ServerConfig()))  # type: ignore[arg-type]
             async with httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=120) as http:
@@ -79,6 +93,12 @@ async def check(http: httpx.AsyncClient) -> None:
         http.post("/v1/completions", json=LONG | {"timeout": 0.2}),
     )
     assert [running.status_code, waiting.status_code] == [504, 504]
+    for path, body in EVERYWHERE.items():
+        assert (await http.post(path, json=body | {"timeout": 1e-6})).status_code == 504, path
+        assert (await http.post(path, json=body, headers={"X-Request-Timeout": "0.000001"})).status_code == 504, path
+        refused = await http.post(path, json=body | {"timeout": 0})
+        assert refused.status_code == 400, path
+        assert "timeout must be a number of seconds above 0" in refused.text
     wrong = await http.post("/v1/completions", json=LONG | {"timeout": -1})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "timeout")
     assert (await http.post("/v1/completions", json=LONG, headers={"X-Request-Timeout": "x"})).status_code == 400

@@ -62,6 +62,7 @@ def test_keys_are_kept_apart(checkpoint: Callable[..., Path], tmp_path: Path) ->
         async with serving(checkpoint, tmp_path, **options) as (http, registry):
             await check_cache(http)
             await check_entries(http)
+            await check_aborts(http)
             await check_limits(http)
             check_usage(generate_latest(registry).decode())
 
@@ -105,6 +106,20 @@ async def check_entries(http: httpx.AsyncClient) -> None:
         assert (await http.post("/v1/conversations", json={}, headers=by("two"))).status_code in (200, 201)
     for path in (f"/v1/responses/{mine}", f"/v1/conversations/{conversation}"):
         assert (await http.get(path, headers=by("one"))).status_code == 200, "no other key drops it"
+
+
+async def check_aborts(http: httpx.AsyncClient) -> None:
+    """Who knows the id of another key's request cannot end it."""
+    sampling = {"max_tokens": 1000, "ignore_eos": True, "temperature": 0}
+    body = {"token_ids": [5, 6], "sampling_params": sampling, "request_id": "mine"}
+    running = asyncio.create_task(http.post("/inference/v1/generate", json=body, headers=by("one")))
+    await asyncio.sleep(0.01)
+    ids = {"request_ids": ["mine"]}
+    assert (await http.post("/inference/v1/abort_requests", json=ids, headers=by("two"))).status_code == 200
+    await complete(http, "two", "a")  # the engine has read the message before it
+    assert not running.done()
+    assert (await http.post("/inference/v1/abort_requests", json=ids, headers=by("one"))).status_code == 200
+    assert (await running).json()["choices"][0]["finish_reason"] == "abort"
 
 
 async def check_limits(http: httpx.AsyncClient) -> None:

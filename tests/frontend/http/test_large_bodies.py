@@ -20,13 +20,18 @@ Answer = tuple[int, str]
 
 
 @pytest.fixture(scope="module")
-def url(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     limit = ("--max-request-body-bytes", str(LIMIT_BYTES))
     server = ServerProcess(
         tmp_path_factory.mktemp("large"), str(checkpoint("llama")), *limit, program=WITHOUT_MODEL
     ).wait_until_ready()
-    yield f"{server.base_url}/v1/completions"
+    yield server
     server.stop()
+
+
+@pytest.fixture
+def url(server: ServerProcess) -> str:
+    return f"{server.base_url}/v1/completions"
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +113,19 @@ def test_clients_see_the_answer(client: Callable[[str, Path], Answer], url: str,
         status, text = client(url, file)
         assert status == 413
         assert f"exceeds {LIMIT_BYTES} bytes" in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize("client", [with_requests, with_requests_in_chunks])
+def test_a_refused_body_takes_no_memory(
+    client: Callable[[str, Path], Answer], server: ServerProcess, url: str, file: Path
+) -> None:
+    client(url, file)
+    before = most_memory(server)
+    assert client(url, file)[0] == 413
+    assert most_memory(server) - before < LARGE_BYTES / 4
+
+
+def most_memory(server: ServerProcess) -> int:
+    """Bytes that the server's process has had at most."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))

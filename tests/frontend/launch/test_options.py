@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from quire.core.config.cache import CacheConfig
@@ -12,12 +13,13 @@ from quire.core.config.model import ModelConfig
 from quire.core.config.parallel import EplbConfig, ParallelConfig
 from quire.core.config.quantization import QuantizationConfig, quantization_flags
 from quire.core.config.resolved import ModelSpec
+from quire.core.config.scheduler import SchedulerConfig
 from quire.core.errors import ConfigError
 from quire.core.logging import LoggingConfig
 from quire.core.wire.rank import EnginePlace
 from quire.frontend.launch.layout import divide_engines, engine_places, layout_of, remote_places
 from quire.frontend.launch.nodes import node_start
-from quire.frontend.launch.options import resolve
+from quire.frontend.launch.options import UsageContext, resolve
 
 SPEC = ModelSpec(
     path="", name="tiny", architecture="", hf_config={}, config_json={}, dtype="float32", vocab_size=8, num_layers=1,
@@ -243,3 +245,17 @@ def test_a_step_of_an_encoder_has_room_for_a_text_of_full_length(usage: Any) -> 
         limits = resolve(EngineArgs.from_flat(device="cpu", **options), encoder, usage).limits
         assert limits.max_num_batched_tokens == expected
     assert resolve(EngineArgs.from_flat(device="cpu"), SPEC, usage).limits.max_num_batched_tokens < 8192
+
+
+def test_a_server_that_is_told_nothing_bounds_its_queue_by_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()._replace(total=64 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+    def bounds(program: UsageContext, **asked: int) -> tuple[int | None, ...]:
+        args = EngineArgs(model=ModelConfig(model="tiny"), scheduler=SchedulerConfig(**asked))
+        limits = resolve(args, SPEC, program).limits
+        return limits.max_num_queued_reqs, limits.max_num_queued_tokens, limits.max_num_queued_bytes
+
+    assert bounds("server") == (2**18, 2**26, 2**32)
+    assert bounds("server", max_num_queued_bytes=5, max_num_queued_tokens=7) == (2**18, 7, 5)
+    assert bounds("llm") == (None, None, None)

@@ -9,6 +9,7 @@ import pytest
 
 from quire.core.engine.borrowed_engine import EngineReport
 from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.tally import memory_of_holdings
 from quire.frontend.launch.keywords import read_keywords
 from quire.frontend.launch.setup import EngineSetup
 from quire.frontend.servers.messages import ServerStart, ToServer
@@ -30,8 +31,9 @@ def launch(*news: ToServer, server: ServerConfig = ServerConfig(), import_path: 
     )
 
     async def scenario() -> int:
+        memory = memory_of_holdings(1)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            launched = await ServerProcess.launch(start, listener, {})
+            launched = await ServerProcess.launch(start, listener, memory, {})
             for each in news:
                 launched.link.send(each)
             try:

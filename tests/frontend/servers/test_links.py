@@ -9,6 +9,7 @@ import uvloop
 
 from quire.frontend.entry_store.access import Look
 from quire.frontend.entry_store.store import Entry, EntryStore
+from quire.frontend.keys.rate_limits import RateLimits
 from quire.frontend.servers.calls import Calls
 from quire.frontend.servers.messages import (
     BEHIND_BYTES,
@@ -72,7 +73,7 @@ def test_what_a_server_puts_as_it_ends_is_lost_and_not_made_for_ever() -> None:
         link: ControlLink[FromServer] = await ControlLink.open(ours, FromServer)
         entries = EntryStore(10, 1000, 100.0)
         store = SharedStore(entries, lambda number: None)
-        answers = ParentAnswers(store, SharedMetrics(lambda scrape_id: set(), lambda: ()))
+        answers = ParentAnswers(store, SharedMetrics(lambda scrape_id: set(), lambda: ()), RateLimits())
         put = PutEntry(Entry(id="a", body=b"", maker=1, version=5), "nothing")
         answers.on_asked(link, AskedOfParent(1, put))
         store.on_server_ended(1)

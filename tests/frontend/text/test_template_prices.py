@@ -6,7 +6,7 @@ The bounds are small here, so what exceeds them is harmless: 1,000 characters, 1
 import jinja2
 import pytest
 
-from quire.frontend.text.template_prices import Bounds, TemplateLimitError
+from quire.frontend.text.template_bounds import Bounds, TemplateLimitError
 from quire.frontend.text.template_sandbox import SandboxedTemplate
 
 BOUNDS = Bounds(num_characters=1000, num_items=100, num_bits=200)

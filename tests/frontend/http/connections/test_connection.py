@@ -387,8 +387,8 @@ def test_one_connection_too_many_is_told_so(checkpoint: Callable[..., Path], tmp
             raw.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert [answer(raw)[0] for raw in held] == [200] * 4
         with connected(process) as raw:
-            status, _, body = answer(raw)
-            assert (status, is_closed(raw)) == (503, True)
+            status, headers, body = answer(raw)
+            assert (status, is_closed(raw), headers["retry-after"]) == (503, True, "1")
             assert "4 connections" in body["error"]["message"]
         held[0].sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert answer(held[0])[0] == 200

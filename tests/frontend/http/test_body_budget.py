@@ -1,0 +1,67 @@
+"""All bodies that a server receives have one budget of bytes, and give it back however they end."""
+
+import os
+from typing import Any
+
+import pytest
+
+from quire.core.errors import ConfigError, OverloadedError
+from quire.frontend.http.body_budget import FREE_BYTES, BodyBudget, release_charge
+from quire.frontend.http.server_config import ServerConfig
+from quire.frontend.http.tally import Holdings, Tally, memory_of_holdings
+
+
+def test_bodies_take_and_give_back() -> None:
+    budget = BodyBudget(1000, Tally())
+    first, second = budget.charge(), budget.charge()
+    for _ in range(4):
+        first.add(FREE_BYTES // 4)
+    assert budget.held.total == 0, "the first bytes of a body are free"
+    first.add(600)
+    first.add(100)
+    assert budget.held.total == 700
+    with pytest.raises(OverloadedError, match="--max-inflight-body-bytes, which is 1000") as caught:
+        second.add(FREE_BYTES + 301)
+    assert caught.value.retry_after_seconds == 1
+    assert budget.held.total == 700, "a refused body holds nothing"
+    second.add(FREE_BYTES + 300)
+    assert budget.held.total == 1000
+    for _ in range(2):
+        first.release()
+    assert budget.held.total == 300
+    scope: dict[str, Any] = {}
+    release_charge(scope)
+    second.attach(scope)
+    release_charge(scope)
+    assert budget.held.total == 0
+
+
+def test_servers_share_a_tally_and_an_ended_one_has_nothing() -> None:
+    memory = memory_of_holdings(3)
+    servers = [Holdings.shared(memory, 3, number) for number in range(3)]
+    for number, server in enumerate(servers):
+        server.connections.add(10**number)
+        server.body_bytes.add(7 * 10**number)
+    assert {each.connections.total for each in servers} == {111}
+    assert {each.body_bytes.total for each in servers} == {777}
+    for tally in Holdings.shared(memory, 3, 2):
+        tally.clear()
+    assert (servers[0].connections.total, servers[0].body_bytes.total) == (11, 77)
+    os.close(memory)
+
+
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [
+        ({}, 256 * 2**20),
+        ({"max_request_body_bytes": 2**30}, 2**31),
+        ({"max_inflight_body_bytes": 2**23}, 2**23),
+    ],
+)
+def test_the_budget_has_room_for_a_body(options: dict[str, int], budget: int) -> None:
+    assert ServerConfig(**options).body_budget_bytes == budget  # type: ignore[arg-type]
+
+
+def test_a_budget_without_room_for_a_body_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--max-inflight-body-bytes 1000 has no room for one body"):
+        ServerConfig(max_inflight_body_bytes=1000)

@@ -1,0 +1,59 @@
+"""Bytes on a connection: each has answers of HTTP, or its end, and never that of an unexpected error."""
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz.examples import fuzzed, mutated
+from tests.servers import WITHOUT_MODEL, ServerProcess
+
+BODY = b'{"prompt": "Hello", "max_tokens": 1}'
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+REQUESTS = [
+    HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY,
+    HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\nX: y\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    b"HEAD /v1/models?a=%ff HTTP/1.0\r\n\r\n",
+]
+STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    process = ServerProcess(tmp_path_factory.mktemp("bytes"), str(checkpoint("llama")), program=WITHOUT_MODEL)
+    yield process.wait_until_ready()
+    assert process.stop() == 0
+    assert "Traceback" not in process.logs()
+
+
+def answered(server: ServerProcess, sent: bytes) -> bytes:
+    """All that comes back, until the server closes a connection whose client sends no more."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+        found = b""
+        try:
+            raw.sendall(sent)
+            raw.shutdown(socket.SHUT_WR)
+            while part := raw.recv(1 << 16):
+                found += part
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # closed before it had read everything
+        return found
+
+
+def test_bytes(server: ServerProcess) -> None:
+    requests = st.lists(st.one_of(st.sampled_from(REQUESTS), st.sampled_from(REQUESTS).flatmap(mutated)), max_size=3)
+
+    @fuzzed(80)
+    @given(st.one_of(st.binary(max_size=80), requests.map(b"".join)))
+    def run(sent: bytes) -> None:
+        found = answered(server, sent)
+        assert not found or STATUS.match(found), (sent, found)
+        assert b"500" not in STATUS.findall(found), (sent, found)
+
+    run()
+    assert STATUS.findall(answered(server, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")) == [b"200"]
