@@ -106,6 +106,7 @@ class HttpConnection(HttpToolsProtocol):
         self._closes_after_request = False
         self._num_messages = 0
         self._num_head_bytes = 0
+        self._open_cycles: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -119,7 +120,20 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
         self._connections_of_all.add(-1)
+        self._disconnect()
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client has closed its half, after which the transport closes the other."""
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Tells all answers that are not complete that nobody gets them. uvicorn tells the last of several alone, and
+        only once the connection is lost: what is written before raises an error."""
+        for cycle in self._open_cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._open_cycles = []
 
     def close_after_request(self) -> None:
         """Closes the connection once the request that is being read is complete or late; what comes is dropped."""
@@ -194,6 +208,8 @@ class HttpConnection(HttpToolsProtocol):
             raise _RefusedRequest(400, "A request of HTTP/1.1 has exactly one Host header; add it.")
         self._in_head = False
         super().on_headers_complete()
+        self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete]
+        self._open_cycles.append(self.cycle)
         if version == "1.0":
             self.cycle.__class__ = _Http10Cycle  # uvicorn makes cycles itself, and this one has not begun
         if not self.cycle.keep_alive:
@@ -267,6 +283,7 @@ class HttpConnection(HttpToolsProtocol):
                 headers.append((b"retry-after", b"1"))
             lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
             self.transport.write(b"\r\n".join([*lines, *(b"%b: %b" % header for header in headers), b"", body]))
+        self._disconnect()
         self.transport.close()
 
     def _refuse_connection(self, most: int) -> None:

@@ -423,12 +423,12 @@ def test_a_tokenizer_that_is_gone_is_not_the_constraints_fault(
     made.made[0].close()
 
 
-def test_a_thousand_constraints_that_come_at_once_are_all_compiled(compilers: Compilers) -> None:
+def test_constraints_that_come_at_once_are_all_compiled(compilers: Compilers) -> None:
     async def run() -> list[Any]:
         compiler = compilers()
-        asked = (compiler.compile(params(json={"const": f"{number}"})) for number in range(1000))
+        asked = (compiler.compile(params(json={"const": f"{number}"})) for number in range(100))
         return await asyncio.gather(*asked)
 
     made = asyncio.run(run())
-    assert len({grammar.key for grammar in made}) == 1000
+    assert len({grammar.key for grammar in made}) == 100
     assert all(grammar.data for grammar in made)

@@ -393,3 +393,17 @@ def test_one_connection_too_many_is_told_so(checkpoint: Callable[..., Path], tmp
         held[0].sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert answer(held[0])[0] == 200
     process.stop()
+
+
+@pytest.mark.parametrize("rest", [b"\x00\x01", POST + b"Content-Length: 2\r\n\r\n{}", b"GET /version HTTP/1.1\r\n\r\n"])
+def test_an_answer_whose_connection_is_closed_is_no_error(impatient: ServerProcess, rest: bytes) -> None:
+    """What comes behind its request closes the connection, or the client does. The fixture looks for stacks in the
+    log."""
+    key = b"Authorization: Bearer key\r\n"
+    for _ in range(10):
+        with connected(impatient) as raw:
+            raw.sendall(POST + key + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY + rest)
+            raw.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                while raw.recv(1 << 16):
+                    pass
