@@ -47,6 +47,7 @@ from quire.core.scheduling.results import Results
 from quire.core.scheduling.shares import giving_sequence
 from quire.core.scheduling.stop_conditions import StopConditions
 from quire.core.scheduling.totals import Totals
+from quire.core.scheduling.usable_values import UsableValues
 from quire.core.wire.kv_groups import KVGroupSpec, keeps_nothing
 from quire.core.wire.page_moves import PageMove
 from quire.core.wire.prefix_spans import undivided
@@ -120,6 +121,7 @@ class Scheduler:
         self._snapshots: list[tuple[int, PlannedSnapshot]] = []  # by slot, that the step which is planned shall take
         self._others: dict[int, Request] = {}  # by row of the plan, that want an output besides tokens
         self._in_flight = StepsInFlight(clock)
+        self._usable = UsableValues()
         self._num_arrivals = 0
         self._num_steps = 0
         self._num_streams = 0  # requests that the last plan samples tokens for
@@ -454,8 +456,13 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------------- results
 
     def update(self, result: StepResult) -> list[RequestDelta]:
-        """Takes in the result of the oldest plan in flight; returns a delta for each of its unfinished requests."""
+        """Takes in the result of the oldest plan in flight; returns a delta for each of its unfinished requests.
+
+        Raises:
+            EngineError: the result is not that of the plan, or the device computes nothing usable any more.
+        """
         step = self._in_flight.complete(result)
+        self._usable.check(step, result)
         self._pace.measure(step, self._clock())
         return self._results.take(step, result)
 

@@ -200,6 +200,32 @@ class UnusableWorker(NullWorker):
         return step
 
 
+class DeadDeviceWorker(NullWorker):
+    """Computes nothing but NaN from its twentieth step on, unless another engine has, as the file DEAD_DEVICE says. If
+    that is "always", each engine does, from its first step on."""
+
+    def load(self) -> WorkerReady:
+        place = os.environ["DEAD_DEVICE"]
+        self._dies_at = 0 if place == "always" else None if Path(place).exists() else 20
+        return super().load()
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        step = super().launch(plan)
+        if self._dies_at is not None and plan.step_id >= self._dies_at:
+            if self._dies_at:
+                Path(os.environ["DEAD_DEVICE"]).touch()
+            failure = RequestFailure("internal", "NaN", may_pass=True)
+            step.result.outputs += [(row, failure) for row, wanted in enumerate(plan.num_wanted) if wanted]
+        return step
+
+
+class ShortRankWorker(PoisonWorker):
+    """The rank that reports, and it alone, has too little memory for a request whose prompt begins with `POISON`."""
+
+    def launch(self, plan: StepPlan) -> AnsweredStep:
+        return NullWorker.launch(self, plan) if self._rank.tensor else super().launch(plan)
+
+
 class HangingWorker(NullWorker):
     """Hangs in its hundredth step, unless another engine has."""
 
