@@ -3,6 +3,7 @@
 QuireError
 ├── ConfigError            a flag, keyword or file is wrong; the process cannot start
 │   └── ModelLoadError     the checkpoint cannot be read, or does not fit in memory
+│       └── NoMemoryError  the model does not fit in the memory that is free now
 ├── RequestError           this request cannot be served as asked; nothing else is disturbed
 │   ├── ParameterError     a field is out of range, contradictory or unsupported (400)
 │   ├── NotFoundError      an unknown model or resource (404)
@@ -28,6 +29,10 @@ class ConfigError(QuireError):
 
 class ModelLoadError(ConfigError):
     """The checkpoint is missing, corrupt, of an unknown architecture, or does not fit in memory."""
+
+
+class NoMemoryError(ModelLoadError):
+    """The model does not fit in the memory that is free now. Another start may find more."""
 
 
 class RequestError(QuireError):

@@ -11,6 +11,7 @@ from quire.core.errors import (
     EngineKilledError,
     HostLostError,
     ModelLoadError,
+    NoMemoryError,
     PeerLostError,
     QuireError,
 )
@@ -35,6 +36,8 @@ def failure_of(failed: protocol.EngineFailed) -> QuireError:
     match failed.cause:
         case "setting":
             return ModelLoadError(failed.message)
+        case "memory":
+            return NoMemoryError(failed.message)
         case "peer":
             return PeerLostError(f"the engine failed: {failed.message}")
         case "host":
@@ -55,7 +58,13 @@ def end_of(ending: EndOfProcess, code: int, *, was_ready: bool) -> QuireError:
 
 def error_of(fault: Fault, message: str) -> QuireError:
     """The error whose `fault_of` this is."""
-    return {"own": EngineDeadError, "peer": PeerLostError, "elsewhere": EngineKilledError}[fault](message)
+    kinds: dict[Fault, type[QuireError]] = {
+        "own": EngineDeadError,
+        "setting": ModelLoadError,
+        "peer": PeerLostError,
+        "elsewhere": EngineKilledError,
+    }
+    return kinds[fault](message)
 
 
 def is_external(error: Exception) -> bool:
@@ -70,6 +79,10 @@ def fault_of(end: QuireError) -> Fault:
             return "peer"
         case HostLostError() | EngineKilledError():
             return "elsewhere"
+        case NoMemoryError():
+            return "own"
+        case ModelLoadError():
+            return "setting"
     return "own"
 
 

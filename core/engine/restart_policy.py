@@ -1,8 +1,9 @@
 """The policy for restarts: whether an engine that ended is started again, and after which pause.
 
-Four kinds of end are counted:
+Five kinds of end are counted:
 
 - Failed start: the engine could not be launched, or ended before it was ready. A start that succeeds resets this count.
+- Useless start: a failed start whose reason lasts, such as a checkpoint that is gone. Few of these are allowed.
 - Blamed start: a failed start that the engine blames on another engine. More of these are allowed, because the other
   engine's own count ends first. Only two engines that blame each other reach the limit.
 - Fruitless run: the engine was ready, held requests, and produced no output. Any output resets this count.
@@ -18,13 +19,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-Fault = Literal["own", "peer", "elsewhere"]
-"""The party at fault: "own", this engine, as far as is known; "peer", as this engine reports; "elsewhere", a
-host or a peer that is known to be gone, or somebody outside who ended the engine."""
+Fault = Literal["own", "setting", "peer", "elsewhere"]
+"""The party at fault: "own", this engine, as far as is known; "setting", its checkpoint or a setting, which lasts;
+"peer", as this engine reports; "elsewhere", a host or a peer that is known to be gone, or somebody outside who ended
+the engine."""
 
 MAX_FAILED_STARTS = 8
 """Failed starts in a row after which the engine is still restarted. Their pauses add up to 16 s, in which a shortage of
 descriptors or memory may pass."""
+MAX_USELESS_STARTS = 2
 MAX_BLAMED_STARTS = 3 * MAX_FAILED_STARTS
 MAX_FRUITLESS_RUNS = 3
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
@@ -55,6 +58,7 @@ class RestartPolicy:
         self._max_failed_starts = max_failed_starts
         self._max_fruitless_runs = max_fruitless_runs
         self._num_failed_starts = 0
+        self._num_useless_starts = 0
         self._num_blamed_starts = 0
         self._num_fruitless_runs = 0
         self._num_short_runs = 0
@@ -77,10 +81,11 @@ class RestartPolicy:
             while self._ends[0] < now - self._window_seconds:
                 self._ends.popleft()
         if ready_seconds is None:
-            self._num_failed_starts += fault == "own"
+            self._num_failed_starts += fault in ("own", "setting")
+            self._num_useless_starts = self._num_useless_starts + 1 if fault == "setting" else 0
             self._num_blamed_starts += fault == "peer"
         else:
-            self._num_failed_starts = self._num_blamed_starts = 0
+            self._num_failed_starts = self._num_blamed_starts = self._num_useless_starts = 0
             if had_output:
                 self._num_fruitless_runs = 0
             elif had_work and fault != "elsewhere":
@@ -95,6 +100,10 @@ class RestartPolicy:
     @property
     def why_hopeless(self) -> str | None:
         """The reason why no other start is worth trying; None while one is."""
+        if self._num_useless_starts > MAX_USELESS_STARTS:
+            return (
+                f"{self._num_useless_starts} starts in a row failed for such a reason, which a restart does not mend."
+            )
         if self._num_failed_starts > self._max_failed_starts:
             return f"{self._num_failed_starts} starts in a row failed."
         if self._num_blamed_starts > MAX_BLAMED_STARTS:

@@ -244,10 +244,10 @@ class EngineReady(Struct, array_like=True, tag="ready"):
     whole_prompts: bool = False  # a prompt is one prefix span: all its tokens see each other
 
 
-FailureCause = Literal["setting", "peer", "host", "killed", "other"]
-"""Why an engine or a worker has failed. "setting": it, the checkpoint or the memory; a restart would fail the same way.
-"peer": it cannot go on without another engine or worker, which has ended. "host": a host is gone. "killed": somebody
-outside has ended or stopped one of its processes."""
+FailureCause = Literal["setting", "memory", "peer", "host", "killed", "other"]
+"""Why an engine or a worker has failed. "setting": it or the checkpoint; a restart would fail the same way.
+"memory": there is too little of it now. "peer": it cannot go on without another engine or worker, which has ended.
+"host": a host is gone. "killed": somebody outside has ended or stopped one of its processes."""
 
 
 class EngineFailed(Struct, array_like=True, tag="failed"):

@@ -13,7 +13,7 @@ import torch
 from quire.core import envs
 from quire.core.config.cache import CacheConfig
 from quire.core.config.resolved import EngineConfig, ModelSpec, SchedulerLimits
-from quire.core.errors import ModelLoadError
+from quire.core.errors import ModelLoadError, NoMemoryError
 from quire.core.ram import available_ram
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.models.base import Model
@@ -104,13 +104,13 @@ def plan_cache(
     model without keys and values has pages only for snapshots, or none.
 
     Raises:
-        ModelLoadError: the states of `max_num_seqs` sequences do not fit, or no request of `max_model_len` tokens does.
+        NoMemoryError: the states of `max_num_seqs` sequences do not fit, or no request of `max_model_len` tokens does.
             The message says how much is missing and what would help.
     """
     states_bytes = max_num_seqs * needs.state_bytes
     room = _usable(cache, memory) - needs.weights_bytes - needs.workspace_bytes
     if states_bytes > max(0, room):
-        raise ModelLoadError(_too_many_states(states_bytes, max_num_seqs, needs, room))
+        raise NoMemoryError(_too_many_states(states_bytes, max_num_seqs, needs, room))
     if cache.num_gpu_blocks_override is not None:
         num_pages = cache.num_gpu_blocks_override
         if num_pages < pages.needed(1):
@@ -124,7 +124,7 @@ def plan_cache(
     asked = _asked_bytes(cache, device)
     if asked is not None:
         if asked > most:
-            raise ModelLoadError(_too_much_asked(asked, most, needs, memory))
+            raise NoMemoryError(_too_much_asked(asked, most, needs, memory))
         budget = asked
     else:
         budget = room - states_bytes
@@ -135,7 +135,7 @@ def plan_cache(
     num_pages = max(0, budget) // needs.page_bytes
     fitting = pages.longest(num_pages, max_model_len)
     if fitting < (1 if fit_max_model_len else max_model_len):
-        raise ModelLoadError(_too_little(cache, needs, memory, budget, most, full_request, fitting, max_model_len))
+        raise NoMemoryError(_too_little(cache, needs, memory, budget, most, full_request, fitting, max_model_len))
     return CachePlan(num_pages, fitting)
 
 
@@ -143,11 +143,11 @@ def check_weights(weights_bytes: int, memory: DeviceMemory, name: str) -> None:
     """Checks the size of the weights before loading, because a process that runs out of memory is killed silently.
 
     Raises:
-        ModelLoadError: the weights alone exceed the free memory.
+        NoMemoryError: the weights alone exceed the free memory.
     """
     missing = weights_bytes - memory.free_bytes
     if missing > 0:
-        raise ModelLoadError(
+        raise NoMemoryError(
             f"The weights of {name} need {describe(weights_bytes)} per worker and {describe(memory.free_bytes)} are "
             f"free: {missing} bytes are missing. Free memory, raise --tensor-parallel-size on more devices, choose a "
             f"16-bit --dtype if it is float32, or serve a smaller model."

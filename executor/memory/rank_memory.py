@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ModelLoadError
+from quire.core.errors import NoMemoryError
 from quire.core.wire.kv_groups import KVGroupSpec
 from quire.executor.layers.step_context import LayerCache
 from quire.executor.memory.kv_dtypes import layer_dtypes
@@ -89,13 +89,13 @@ class RankMemory:
         """Allocates by `KVLayout.allocate`; the caches' groups are those of the whole model.
 
         Raises:
-            ModelLoadError: memory that was planned has been taken meanwhile.
+            NoMemoryError: memory that was planned has been taken meanwhile.
         """
         try:
             tensors, caches = self.pages.allocate(num_pages)
         except torch.OutOfMemoryError:
             size = describe(num_pages * self.pages.page_bytes)
-            raise ModelLoadError(
+            raise NoMemoryError(
                 f"The KV cache of {size} no longer fits on the device: another process took memory since it was "
                 "planned. Start again, or lower --gpu-memory-utilization."
             ) from None

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ConfigError, EngineError, ModelLoadError, PeerLostError
+from quire.core.errors import ConfigError, EngineError, ModelLoadError, NoMemoryError, PeerLostError
 from quire.core.wire.kv_groups import KVGroupSpec, shares_prefixes
 from quire.core.wire.protocol import (
     AllocateCache,
@@ -199,10 +199,11 @@ class MultiProcExecutor:
 
     def _on_failed(self, failed: WorkerFailed) -> None:
         match failed.cause:
-            case "setting":
+            case "setting" | "memory":
                 layout = self._config.layout
                 where = f"Worker {failed.rank} on node {layout.node(failed.rank)}: " if layout.nodes > 1 else ""
-                self._fail(ModelLoadError(where + failed.message))
+                kind = NoMemoryError if failed.cause == "memory" else ModelLoadError
+                self._fail(kind(where + failed.message))
             case "peer":
                 self.on_lost(PeerLostError(f"Worker {failed.rank} failed: {failed.message}"))
             case _:

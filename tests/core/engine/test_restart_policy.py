@@ -84,3 +84,14 @@ def test_an_engine_that_ran_for_long_is_replaced_at_once() -> None:
     assert restarts.pause_seconds == 0
     end(restarts)
     assert restarts.pause_seconds == pytest.approx(0.1)
+
+
+def test_a_reason_that_lasts_is_given_up_sooner_and_other_failures_between_do_not_count_for_it() -> None:
+    restarts = RestartPolicy()
+    for fault in ("setting", "setting", "own", "setting", "setting"):
+        end(restarts, ready=None, fault=fault)
+        assert restarts.why_hopeless is None
+    end(restarts, ready=None, fault="setting")
+    assert "3 starts in a row failed for such a reason" in (restarts.why_hopeless or "")
+    end(restarts)
+    assert restarts.why_hopeless is None
