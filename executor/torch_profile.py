@@ -76,7 +76,10 @@ class TorchProfile:
         self._profile.step()
         limit = self._config.max_iterations if self._session.max_iterations is None else self._session.max_iterations
         if limit and self._num_steps >= self._delay + limit:
-            self._end()
+            try:
+                self._end()
+            except (OSError, RuntimeError) as error:  # a full disk, say, which the requests of the step do not mind
+                logger.error("the profile cannot be written: %s", error)
 
     @property
     def _delay(self) -> int:

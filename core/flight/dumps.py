@@ -1,5 +1,6 @@
 """Memory for the flight recorder of a child, and what becomes of it when the child has crashed."""
 
+import contextlib
 import os
 import time
 import weakref
@@ -72,6 +73,8 @@ class FlightMemory:
                 file.writelines(parts)
                 file.write(HEAD.pack(len(text), Kind.FAULT, time.monotonic()) + text)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink()  # half of it would only take room
             logger.warning("what the engine did last cannot be written to %s: %s", path, error.strerror)
             return None
         return path

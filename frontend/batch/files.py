@@ -43,6 +43,10 @@ async def open_input(name: str) -> AsyncIterator[Path]:
             await _download(name, path)
         except FetchError as error:
             raise ConfigError(f"--input-file: downloading {name} failed: {error}") from None
+        except OSError as error:
+            raise ConfigError(
+                f"--input-file: {name} cannot be kept in {path.parent}: {error.strerror}. TMPDIR names another folder."
+            ) from None
         yield path
 
 

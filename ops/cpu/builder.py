@@ -5,6 +5,7 @@ only the standard library, never torch. It leaves either the library or a refusa
 no library; both appear complete (by rename). A build that a signal ended leaves neither, and is tried again.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,9 @@ PRECOMPILED = "precompiled.h"
 
 _WORTH_PRECOMPILING = 3
 """Sources from which on precompiling the header saves time."""
+
+_FULL_DISK = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+"""The words of compilers and linkers for it, in English."""
 
 LINKING = ("-shared", *(("-Wl,-z,defs",) if sys.platform == "linux" else ()))
 """Makes the linker report missing functions, which an ELF linker otherwise leaves to the loader."""
@@ -48,7 +52,7 @@ class CompilerError(Exception):
 
 
 class Interrupted(Exception):
-    """A signal ended the compiler, so the sources may be valid."""
+    """A signal ended the compiler, or the disk took no more of what it writes, so the sources may be valid."""
 
 
 def main() -> None:
@@ -75,7 +79,7 @@ def build(job: Job) -> None:
 
     Raises:
         CompilerError: the compiler fails, or takes too long.
-        Interrupted: a signal ended it.
+        Interrupted: a signal ended it, or the disk is full.
     """
     scratch = Path(job.scratch)
     shutil.rmtree(scratch, ignore_errors=True)  # left by a build of this job that was killed
@@ -128,6 +132,9 @@ def _run(command: list[str], folder: Path, deadline: float, max_seconds: float) 
         raise Interrupted(f"{command[0]} was ended by signal {-done.returncode}")
     if done.returncode:
         lines = done.stderr.splitlines()
+        full = next((line for line in lines if any(each in line for each in _FULL_DISK)), None)
+        if full is not None:
+            raise Interrupted(f"{command[0]} failed: {full}")
         telling = [line for line in lines if "error:" in line or "undefined reference" in line] or lines
         reason = telling[0] if telling else f"exit status {done.returncode}"
         raise CompilerError(f"{command[0]} failed: {reason}\n{done.stderr}")

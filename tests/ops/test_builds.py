@@ -267,6 +267,16 @@ def test_a_compiler_that_was_killed_has_refused_nothing(
     assert build().library().exists()
 
 
+def test_a_compiler_on_a_full_disk_has_refused_nothing(
+    build: Callable[..., KernelBuild], compiler: FakeCompiler
+) -> None:
+    compiler.behave("(echo 'a.cpp:9: fatal error: error writing to a.o: No space left on device' >&2; false)")
+    with pytest.raises(BuildError, match="No space left on device; the next start will try again"):
+        build().library()
+    compiler.behave("true")
+    assert build().library().exists()
+
+
 def test_a_folder_that_cannot_be_written(build: Callable[..., KernelBuild], tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
     with pytest.raises(OSError, match="cache"):

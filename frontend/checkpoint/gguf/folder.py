@@ -69,16 +69,19 @@ def _write(folder: Path, files: Sequence[Path]) -> Path:
             f"{files[0]}: its metadata do not describe a model ({error!r}). Download it again, or serve the repository "
             "that the file was made from."
         ) from None
+    draft: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        for name, content in contents.items():
+            (draft / name).write_bytes(content)
     except OSError as error:
+        if draft is not None:
+            shutil.rmtree(draft, ignore_errors=True)
         raise ConfigError(
             f"Cannot write to {folder.parent} ({error.strerror}), where the configuration of GGUF files is kept: set "
             "QUIRE_CACHE_ROOT to another folder."
         ) from None
-    for name, content in contents.items():
-        (draft / name).write_bytes(content)
     try:
         draft.rename(folder)
     except OSError:  # another process was faster

@@ -30,6 +30,7 @@ from quire.core.wire.sampling_params import SamplingParams
 from quire.frontend.cli.doctor_recording import examine_recording
 from tests.core.engine.null_engine import Stream, client_of, engine_config
 from tests.core.engine.supervised import ENDLESS, launcher, until
+from tests.limits import small_files
 
 READY = EngineReady(16, 16, 256, 0, 0, "none", [], caches_prefixes=True)
 REQUEST = EngineRequest([SequenceStart("a", seed=1)], [1, 2, 3], SamplingParams(max_tokens=2))
@@ -189,3 +190,30 @@ def test_a_killed_engine_leaves_its_last_steps(
     assert "After" in said
     assert "the engine was killed by signal 9." in said
     assert "Unfinished then: victim." in said
+
+
+def test_a_crash_that_the_disk_does_not_take_leaves_no_half_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("QUIRE_CACHE_ROOT", str(tmp_path))
+    memory = FlightMemory("engine")
+    record(FlightRecorder(MemorySegments(memory.descriptors)), 100)
+    with small_files(1000):
+        assert memory.save("it fell over") is None
+    assert list(dump_folder().iterdir()) == []
+    assert "cannot be written" in caplog.text
+    assert memory.save("it fell over") is not None
+
+
+def test_a_disk_that_fills_up_ends_the_recording_and_the_records_before_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = FlightRecorder(FileSegments(tmp_path, "engine"))
+    record(recorder, 5)
+    [path] = tmp_path.iterdir()
+    with small_files(path.stat().st_size + 10):
+        recorder.add_result(StepResult(5, [[1]]))
+        recorder.add_result(StepResult(6, [[1]]))
+    assert caplog.text.count("the flight recorder stops") == 1
+    steps = [event.step_id for event in contents(find_recordings(tmp_path)[0]) if isinstance(event, Answered)]
+    assert steps == [0, 1, 2, 3, 4]

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import http.server
 import json
-import resource
 import tempfile
 import threading
 import tracemalloc
@@ -32,6 +31,7 @@ from quire.frontend.cli import run_batch as cli
 from quire.frontend.flags.parser import CommandParser
 from quire.frontend.launch.event_loop import EventLoopThread
 from quire.frontend.progress import LoggedProgress, open_progress
+from tests.limits import small_files
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -487,6 +487,14 @@ def test_an_upload_follows_no_redirect(run: Callable[..., int], store: Store) ->
     Path(str(caught.value).split("The answers are in ")[1].rstrip(".")).unlink()
 
 
+def test_an_input_that_the_disk_does_not_take_is_told(run: Callable[..., int], store: Store, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"--input-file: .* cannot be kept in .*File too large.*TMPDIR"),
+        small_files(10),
+    ):
+        run(f"{store.url}/in", tmp_path / "out.jsonl")
+
+
 def test_answers_survive_a_failed_upload(run: Callable[..., int], store: Store) -> None:
     with pytest.raises(ConfigError, match=r"The answers are in (.*)") as caught:
         run(f"{store.url}/in", f"{store.url}/wrong")
@@ -575,18 +583,6 @@ def test_a_log_gets_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> Non
                 progress.advance(5)
     said = [record.getMessage().split(",")[0] for record in caplog.records]
     assert said == ["requests done: 3 of 3", *(f"requests done: {number} of 3" for number in (1, 2, 3))]
-
-
-@contextlib.contextmanager
-def small_files(most: int) -> Iterator[None]:
-    """Limits files to `most` bytes: a write beyond them is partial, as on a full disk. The limit is short, because the
-    test report may be a file too."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_an_answer_that_cannot_be_written_whole_ends_the_run_and_says_so(tmp_path: Path) -> None:

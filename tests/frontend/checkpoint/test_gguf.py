@@ -28,6 +28,7 @@ from quire.frontend.text.tokenizer import Tokenizer as ServedTokenizer
 from tests.checkpoints import CHAT_TEMPLATE
 from tests.executor.paged_driver import Checkpoints
 from tests.gguf_files import gguf, make_gguf
+from tests.limits import small_files
 
 TEXTS = [
     "Hello, world!", "the  quick brown fox, 1234567 times", "你好，世界 привет ñandú", "👩‍👩‍👧 🙂🙂 é\u0301 WE'LL",
@@ -480,3 +481,10 @@ def test_arrangements_that_are_not_read_are_refused(
     )
     with pytest.raises(ConfigError, match=rf"tiny\.gguf.*{reason}"):
         make_config(fields)
+
+
+def test_a_folder_that_the_disk_does_not_take_is_told_and_leaves_nothing(path: Path, gguf_cache: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Cannot write to .*File too large.*QUIRE_CACHE_ROOT"), small_files(100):
+        find(path)
+    assert not list(gguf_room.cache_folder().iterdir())
+    assert find(path).is_dir()
