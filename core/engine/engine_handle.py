@@ -28,6 +28,8 @@ logger = get_logger(__name__)
 CLOSE_SECONDS = 5.0
 SPARE_SECONDS = 5.0
 """Time after an engine's start in which no spare one is made ready, which would compete with the first requests."""
+SPARE_AFTER_RESTART_SECONDS = 1.0
+"""The same after a restart, which another may follow: without a spare engine, that one takes far longer."""
 FREE_SECONDS = 10.0
 """Limit of the next engine's wait for the killed processes of the one before. With much memory that takes seconds."""
 
@@ -281,7 +283,8 @@ class EngineHandle:
             self._started.set_result(message)
         self._user.on_ready(self, message)
         if self._life is not None and self._life.engine.is_owned:
-            asyncio.get_running_loop().call_later(SPARE_SECONDS, self._warm_up, self._life)
+            seconds = min(SPARE_SECONDS, SPARE_AFTER_RESTART_SECONDS) if self._num_restarts else SPARE_SECONDS
+            asyncio.get_running_loop().call_later(seconds, self._warm_up, self._life)
 
     def _warm_up(self, life: EngineLife) -> None:
         """Makes a spare engine ready, if the one that started lately still serves."""

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 
 from quire.core.config.resolved import ModelSpec
 from quire.core.errors import ModelLoadError
@@ -47,6 +48,23 @@ def build_model(spec: ModelSpec, context: ModelContext) -> Model:
     return model
 
 
+def import_model(spec: ModelSpec) -> None:
+    """Imports the code of a model, as far as it is known without the checkpoint's weights. What is missing shows when
+    the model is built."""
+    if spec.model_class is not None and spec.implementation == "auto":
+        return
+    own = _own_architecture(spec)
+    if own in ARCHITECTURES and spec.implementation != "transformers":
+        _import_file(own)
+    elif spec.implementation != "quire":
+        importlib.import_module(f"{__package__}.transformers")
+
+
+def _import_file(architecture: str) -> ModuleType:
+    module_name, _ = ARCHITECTURES[architecture]
+    return importlib.import_module(f"quire.executor.models.{module_name}")  # lazy: only one family is needed
+
+
 def _build(spec: ModelSpec, context: ModelContext) -> Model:
     if spec.model_class is not None and spec.implementation == "auto":
         return _registered_class(spec)(spec, context)
@@ -56,9 +74,8 @@ def _build(spec: ModelSpec, context: ModelContext) -> Model:
         return _transformers_model(spec, context)
     if not has_file:
         raise ModelLoadError(explain_unsupported(spec, ARCHITECTURES))
-    module_name, class_name = ARCHITECTURES[own]
-    module = importlib.import_module(f"quire.executor.models.{module_name}")  # lazy: only one family is needed
-    model_class = getattr(module, class_name)
+    _, class_name = ARCHITECTURES[own]
+    model_class = getattr(_import_file(own), class_name)
     check_supported(spec, getattr(model_class, "SIZES", SIZES))
     try:
         return model_class(spec, context)

@@ -9,7 +9,6 @@ import contextlib
 import faulthandler
 import gc
 import os
-import pkgutil
 import queue
 import threading
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from quire.executor.processes.cores import share_out_cores
 from quire.executor.processes.pending_calls import PendingCalls
 from quire.executor.processes.result_inbox import ResultInbox
 from quire.executor.processes.step_loop import StepLoop, StepWorker
+from quire.executor.processes.worker_builder import prepare_worker
 
 logger = get_logger(__name__)
 
@@ -86,6 +86,7 @@ class UniProcExecutor:
         self._results = ResultInbox()
         self._calls = PendingCalls(1)
         self._thread: threading.Thread | None = None
+        self._build: Callable[[], Any] | None = None  # builds the worker, once it is prepared
         self._ended = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -98,8 +99,8 @@ class UniProcExecutor:
         return []  # the worker cannot be stopped by itself
 
     async def prepare(self) -> None:
-        """Imports all that the worker needs. Its own failure shows in `start`."""
-        await asyncio.to_thread(self._import_worker)
+        """Imports all that the worker needs."""
+        self._build = await asyncio.to_thread(self._prepare_worker)
 
     async def start(self) -> EngineReady:
         """Loads the model. Raises ConfigError (ModelLoadError) when a restart would fail the same way."""
@@ -171,11 +172,11 @@ class UniProcExecutor:
 
     def _load_and_step(self, started: asyncio.Future[WorkerReady]) -> None:
         try:
-            create_worker = self._import_worker()
+            build = self._build or self._prepare_worker()
             gc.freeze()  # imported objects stay: the collection at the end of the start need not visit them
             atexit.register(gc.unfreeze)  # see `tune_garbage_collector`
             gc.enable()  # the worker may wait for those of other engines for hours
-            worker = create_worker(self._config, Rank(data=self._config.place.data), "")
+            worker = build()
             ready = worker.load()
             worker.allocate(ready.num_pages, ready.max_model_len)
         except ConfigError as error:
@@ -189,11 +190,10 @@ class UniProcExecutor:
         self._post(_set_result, started, ready)
         self._step(worker)
 
-    def _import_worker(self) -> Callable[..., Any]:
+    def _prepare_worker(self) -> Callable[[], Any]:
         """The function that builds the worker. Importing torch takes seconds that the event loop can use."""
         share_out_cores(os.environ, self._config.place.num_local)
-        create_worker: Callable[..., Any] = pkgutil.resolve_name(self._factory)
-        return create_worker
+        return prepare_worker(self._factory, self._config, Rank(data=self._config.place.data), "")
 
     def _step(self, worker: StepWorker[Any]) -> None:
         loop = StepLoop(worker, self._inbox, self._report, self._answer)

@@ -9,7 +9,6 @@ import ctypes
 import faulthandler
 import gc
 import os
-import pkgutil
 import signal
 import sys
 
@@ -19,10 +18,11 @@ from msgspec.structs import replace
 
 from quire.core import logging
 from quire.core.config.resolved import EngineConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, NoMemoryError
 from quire.core.processes import leave
 from quire.core.wire.protocol import (
     AllocateCache,
+    FailureCause,
     FileCopy,
     LoadModel,
     StepPlan,
@@ -41,6 +41,7 @@ from quire.executor.processes.ring import RingClosed, RingReader, RingWriter
 from quire.executor.processes.ring_memory import RingHandle
 from quire.executor.processes.slot_grammars import SlotGrammars
 from quire.executor.processes.step_loop import StepLoop
+from quire.executor.processes.worker_builder import prepare_worker
 
 logger = logging.get_logger(__name__)
 
@@ -96,7 +97,8 @@ class WorkerProcess:
         except ConfigError as error:
             if self._assignment.config.is_led_from_afar:
                 logger.error("%s", error)
-            self._send(WorkerFailed(self._assignment.rank, str(error), "setting"))
+            cause: FailureCause = "memory" if isinstance(error, NoMemoryError) else "setting"
+            self._send(WorkerFailed(self._assignment.rank, str(error), cause))
         except Exception as error:  # any failure ends this process, and the engine must learn of it
             if (reason := lost_peer(error)) is not None:
                 what = f"a worker that it works with has ended, or cannot be reached ({reason})."
@@ -108,11 +110,12 @@ class WorkerProcess:
 
     def _work(self) -> None:
         assignment = self._assignment
-        # By name, so that tests and benchmarks of host overhead can run the real path without torch.
-        create_worker = pkgutil.resolve_name(assignment.factory)
+        build = prepare_worker(
+            assignment.factory, assignment.config, assignment.rank, assignment.init_method
+        )  # fmt: skip
         begin = self._receive()  # a spare engine's worker waits here
         assert isinstance(begin, LoadModel), begin
-        worker = create_worker(assignment.config, assignment.rank, assignment.init_method)
+        worker = build()
         ready: WorkerReady = worker.load()
         self._send(ready)
         agreed = self._receive()
