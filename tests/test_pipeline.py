@@ -87,7 +87,12 @@ def running(server: ServerProcess) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
 
-def test_streams_go_on_when_a_stage_is_killed(server: ServerProcess) -> None:
+@pytest.mark.parametrize(
+    ("stage", "number"), [(0, signal.SIGKILL), (0, signal.SIGSTOP), (1, signal.SIGSTOP)], ids=lambda value: str(value)
+)
+def test_streams_go_on_when_a_stage_is_killed_or_stopped(
+    server: ServerProcess, stage: int, number: signal.Signals
+) -> None:
     client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="none", max_retries=0)
     asked: dict[str, Any] = {"prompt": [5, 6, 7, 8], "max_tokens": 200, "temperature": 0.9, "seed": 4}
     asked |= {"model": "tiny", "extra_body": {"ignore_eos": True}}
@@ -96,11 +101,16 @@ def test_streams_go_on_when_a_stage_is_killed(server: ServerProcess) -> None:
     for chunk in client.completions.create(stream=True, **asked):
         text += chunk.choices[0].text
         if victim is None and len(text) > 20:
-            victim = workers_of(server)[0]
-            victim.send_signal(signal.SIGKILL)
+            victim = workers_of(server)[stage]
+            logged = len(server.logs())
+            victim.send_signal(number)
     assert victim is not None
     assert text == whole
     assert victim.pid not in {each.pid for each in workers_of(server)}
+    if number is signal.SIGSTOP:  # the other stage says where it is
+        told = server.logs()[logged:]
+        assert f"Stopped by a signal (SIGSTOP): Worker {('tp0', 'pp1-tp0')[stage]}" in told
+        assert "most recent call first" in told
 
 
 def test_a_client_that_leaves_frees_its_request(server: ServerProcess) -> None:

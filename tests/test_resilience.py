@@ -1,6 +1,8 @@
 """Processes are killed, and clients notice as little as possible."""
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +144,40 @@ def test_a_request_that_engines_do_not_survive_is_refused_and_others_are_served(
         assert client.completions.create(model="tiny", prompt=[5], max_tokens=3).choices[0].finish_reason is not None
     finally:
         server.stop()
+
+
+def _remove(weights: Path) -> None:
+    weights.unlink()
+
+
+def _cut(weights: Path) -> None:
+    os.truncate(weights, weights.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"), [(_remove, "holds no weights"), (_cut, "model.safetensors is corrupt or cut short")]
+)
+def test_a_server_whose_weights_are_damaged_ends_with_the_reason_at_the_next_restart(
+    damage: Callable[[Path], None], reason: str, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), folder)
+    server = ServerProcess(tmp_path, str(folder), "--served-model-name", "tiny").wait_until_ready()
+    asked = {"model": "tiny", "prompt": [5, 6], "max_tokens": 3}
+    damage(folder / "model.safetensors")
+    assert httpx.post(server.base_url + "/v1/completions", json=asked).status_code == 200  # it has its own copy
+    engine_of(server).send_signal(signal.SIGKILL)
+    told = set()
+    while server.process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.get(server.base_url + "/health")
+            told.add((answer.status_code, answer.json()["engine"].get("reason")))
+        time.sleep(0.05)
+    assert server.process.returncode == 1
+    assert any(status == 503 and reason in (why or "") for status, why in told)
+    ends = [line for line in server.logs().splitlines() if reason in line and "ERROR" in line]
+    assert len(ends) == 3
+    assert "3 starts in a row failed for such a reason, which a restart does not mend" in ends[-1]
 
 
 def kill_engine(server: ServerProcess) -> None:

@@ -20,13 +20,14 @@ from quire.core.engine.file_copies import FileCopies
 from quire.core.engine.gc_tuning import tune_garbage_collector
 from quire.core.engine.silence import BUSY_BEAT_SECONDS, IDLE_BEAT_SECONDS
 from quire.core.engine.step_times import LEAST_SECONDS, LEAST_SECONDS_OF_HOSTS, StepTimes
-from quire.core.engine.step_watch import StepWatch
+from quire.core.engine.step_watch import IDLE_SECONDS, SHARED_IDLE_SECONDS, StepWatch
 from quire.core.engine.undecodable_requests import ids_in_unreadable
 from quire.core.errors import (
     ConfigError,
     EngineError,
     EngineKilledError,
     HostLostError,
+    NoMemoryError,
     PeerLostError,
     QuireError,
 )
@@ -134,7 +135,13 @@ class EngineProcess:
         fixed = envs.read("ENGINE_ITERATION_TIMEOUT_S") is not None
         least = LEAST_SECONDS if self._config.layout.nodes == 1 else LEAST_SECONDS_OF_HOSTS
         times = StepTimes(envs.read_float("ENGINE_ITERATION_TIMEOUT_S"), fixed=fixed, least_seconds=least)
-        return StepWatch(times, lambda: self._executor.pids, lambda: self._executor.stopped)
+        return StepWatch(
+            times,
+            lambda: self._executor.pids,
+            lambda: self._executor.stopped,
+            # Where engines share experts, steps of the others wait for these workers.
+            idle_seconds=SHARED_IDLE_SECONDS if self._config.layout.shares_experts else IDLE_SECONDS,
+        )
 
     # ------------------------------------------------------------------------------------------------------ inbox
 
@@ -338,6 +345,8 @@ class EngineProcess:
 
 def _cause_of(error: Exception) -> protocol.FailureCause:
     match error:
+        case NoMemoryError():
+            return "memory"
         case ConfigError():
             return "setting"
         case PeerLostError():

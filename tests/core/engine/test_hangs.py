@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from quire.core.engine import silence
 from quire.core.engine.silence import SilenceWatch
 from quire.core.engine.step_times import StepSize, StepTimes
+from quire.core.engine.step_watch import StepWatch
+from quire.core.errors import EngineKilledError
 from quire.core.process_activity import Activity, ActivityMeter, is_stopped
 from quire.core.wire.protocol import FinishReason
 from quire.core.wire.rank import Layout
@@ -78,6 +80,26 @@ def test_a_step_that_hangs_is_noticed_and_its_stack_is_told(
 
     asyncio.run(asyncio.wait_for(scenario(), 50))
     assert "in hang_here" in capfd.readouterr().err
+
+
+def test_a_worker_that_is_stopped_while_nothing_runs_is_noticed() -> None:
+    clock, stopped = Clock(), ["Worker tp1 (pid 7)"]
+    watch = StepWatch(StepTimes(60.0, fixed=True), list, lambda: stopped, clock=clock.monotonic, idle_seconds=2.0)
+
+    def look(seconds: float) -> None:
+        for _ in range(round(seconds / 0.2)):
+            clock.now += 0.2
+            watch.look()
+
+    look(1.8)
+    assert not watch.is_hung
+    stopped.clear()
+    look(0.2)
+    stopped.append("Worker tp0 (pid 6)")
+    look(1.8)
+    with pytest.raises(EngineKilledError, match=r"SIGSTOP\): Worker tp0"):
+        look(0.6)
+    assert watch.is_hung
 
 
 # ------------------------------------------------------------------------------------------------------------- limits

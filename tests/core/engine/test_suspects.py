@@ -6,12 +6,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import EngineDeadError
 from quire.core.wire.protocol import FinishReason
-from tests.core.engine.null_engine import Stream, client_of
-from tests.core.engine.supervised import ENDLESS, LONG, answers, kill, launcher, open_pair, until
+from quire.core.wire.rank import Layout
+from quire.frontend.launch.launcher import EngineLauncher
+from tests.core.engine.null_engine import Stream, client_of, engine_config
+from tests.core.engine.supervised import ENDLESS, LONG, MAX_LENGTH, answers, kill, launcher, open_pair, until
 from tests.executor.doubles import POISON
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +57,27 @@ def test_a_request_that_engines_do_not_survive_fails_and_the_others_are_finished
             assert len(pauses) >= 4
             assert min(pauses) > 0
             assert client.num_unfinished == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_request_for_which_one_rank_has_too_little_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks end together, so that none is a step ahead, and the other requests go on in the next engine."""
+    monkeypatch.setenv("POISON", "raise")
+    config = replace(engine_config("mp", max_model_len=MAX_LENGTH), layout=Layout(tensor=2))
+
+    async def scenario() -> None:
+        launcher = EngineLauncher(config, worker_factory="tests.executor.doubles:ShortRankWorker")
+        async with client_of(launcher) as client:
+            await client.start()
+            others = [Stream(client, f"other {number}", [number], 400) for number in range(2)]
+            await until(lambda: all(stream.token_ids for stream in others))
+            poison = Stream(client, "poison", [POISON, 1], 5)
+            assert await poison.finish_reason() is FinishReason.ERROR
+            for stream in others:
+                assert await stream.finish_reason() is FinishReason.LENGTH
+                assert len(stream.token_ids) == 400
+            assert client.status().engine.restarts == 3
 
     asyncio.run(scenario())
 
