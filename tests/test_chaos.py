@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 def test_no_stream_is_lost_or_changed_while_processes_are_killed(checkpoint: Callable[..., Path], layout: str) -> None:
     done = subprocess.run(
         [
-            ROOT / "scripts/chaos", "streams", "--model", checkpoint("llama"), "--layouts", layout, "--seconds", "12",
+            ROOT / "scripts/chaos", "streams", "--model", checkpoint("llama"), "--layouts", layout, "--seconds", "30",
             "--variants", "1", "--concurrency", "4", "--pause", "10", "--faults", "kill helper,kill worker,kill engine",
         ],
         capture_output=True, text=True, timeout=300,

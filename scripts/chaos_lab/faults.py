@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import random
 import signal
+import time
 from collections import Counter
 from typing import Any
 
 import httpx
 import psutil
-from server import Server
+from server import Server, ServerError
 
 KINDS = {
     "kill engine": ("engine", signal.SIGKILL),
@@ -18,6 +19,9 @@ KINDS = {
     "stop worker": ("worker", signal.SIGSTOP),
     "kill helper": ("helper", signal.SIGKILL),
 }
+RECOVERY_SECONDS = 100.0
+"""A server that does not serve again after this time counts as lost."""
+MIN_PAUSE_SECONDS = 0.2
 
 
 class Faults:
@@ -36,16 +40,37 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self.recoveries: list[float] = []
 
-    async def run(self, until: float) -> None:
-        """Injects faults until the loop's time `until`, and waits for the last recovery."""
-        loop, turn = asyncio.get_running_loop(), 0
-        while loop.time() < until:
-            await asyncio.sleep(self._rng.uniform(0.3, 1) * self._pause_seconds)
-            kind = self._kinds[turn % len(self._kinds)]
-            turn += 1
+    @property
+    def num(self) -> int:
+        """Faults so far."""
+        return sum(self.counts.values())
+
+    async def run(self, end: float) -> None:
+        """Injects faults until CLOCK_MONOTONIC is `end`, one at least, and no more when no recovery would fit.
+
+        Raises:
+            ServerError: the server did not recover from one.
+        """
+        turn = 0
+        while True:
+            pause = self._rng.uniform(0.3, 1) * self._pause_seconds
+            await asyncio.sleep(min(pause, max(MIN_PAUSE_SECONDS, self._seconds_left(end))))
+            turn = await self._inject(turn)
+            if self._seconds_left(end) <= 0:
+                break
+        await asyncio.sleep(max(0.0, end - time.monotonic()))
+
+    def _seconds_left(self, end: float) -> float:
+        """Seconds in which a fault leaves time for as long a recovery as there was."""
+        return end - time.monotonic() - max(self.recoveries, default=0.0)
+
+    async def _inject(self, turn: int) -> int:
+        """Injects the next fault for which there is a process, and waits for the recovery. Returns the turn after."""
+        processes = await asyncio.to_thread(self._server.processes)
+        kinds = [(place, self._kinds[place % len(self._kinds)]) for place in range(turn, turn + len(self._kinds))]
+        for place, kind in kinds:
             role, number = KINDS[kind]
-            victims = (await asyncio.to_thread(self._server.processes)).get(role, [])
-            if not victims or loop.time() >= until:
+            if not (victims := processes.get(role)):
                 continue
             victim = self._rng.choice(victims)
             with contextlib.suppress(psutil.Error):
@@ -53,19 +78,20 @@ class Faults:
                 self.counts[kind] += 1
                 if role != "helper":
                     await self._until_recovered(victim)
+            return place + 1
+        return turn
 
     async def _until_recovered(self, victim: psutil.Process) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        while loop.time() - started < 400:
+        started = time.monotonic()
+        while time.monotonic() - started < RECOVERY_SECONDS:
             await asyncio.sleep(0.05)
             if not _is_gone(victim):
                 continue
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 if _serves(await asyncio.to_thread(self._server.health)):
-                    self.recoveries.append(loop.time() - started)
+                    self.recoveries.append(time.monotonic() - started)
                     return
-        raise SystemExit(f"the server did not recover from the end of {victim.pid}; its log: {self._server.log}")
+        raise ServerError(f"the server did not recover from the end of {victim.pid}; its log: {self._server.log}")
 
 
 def _is_gone(process: psutil.Process) -> bool:

@@ -27,6 +27,10 @@ _ROLES = (
 )
 
 
+class ServerError(Exception):
+    """The server does not serve."""
+
+
 class Server:
     """`quire serve` on a free port, with its log in a file.
 
@@ -46,20 +50,30 @@ class Server:
             stdout=descriptor,
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C cuts the run, which ends the server in order
         )
         os.close(descriptor)
         self._family: set[psutil.Process] = set()
 
     def __enter__(self) -> Self:
+        self.wait_until_ready()
+        return self
+
+    def wait_until_ready(self) -> None:
+        """Returns when the server answers.
+
+        Raises:
+            ServerError: it ended, or takes too long.
+        """
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise SystemExit(f"the server ended with {self.process.returncode}; its log: {self.log}")
+                raise ServerError(f"the server ended with {self.process.returncode}; its log: {self.log}")
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health", timeout=10).status_code == 200:
-                    return self
+                    return
             time.sleep(0.1)
-        raise SystemExit(f"the server was not ready in {START_SECONDS:g} s; its log: {self.log}")
+        raise ServerError(f"the server was not ready in {START_SECONDS:g} s; its log: {self.log}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

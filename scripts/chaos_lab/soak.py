@@ -9,6 +9,7 @@ from collections import defaultdict
 
 import httpx
 import psutil
+from cut import exit_code, run_until_cut
 from server import Server
 
 NAME = "soak"
@@ -18,6 +19,7 @@ WARM_UP = 0.4
 MOST_BYTES = 300.0
 """The growth of a process's memory a request that counts as flat: 6 MB in 20,000."""
 SAMPLE_SECONDS = 1.0
+SAMPLES_A_LINE = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,28 +30,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Samples:
-    """Memory and descriptors of each process, by the number of requests done."""
+    """Memory and descriptors of each process, by the number of requests done.
+
+    Attributes:
+        num_done: requests so far.
+        problems: what is wrong besides, in words.
+    """
 
     def __init__(self) -> None:
+        self.num_done = 0
+        self.problems: list[str] = []
         self.memory: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.files: dict[str, list[int]] = defaultdict(list)
 
-    def take(self, server: Server, num_done: int) -> None:
+    def take(self, server: Server) -> None:
         """Takes one sample of each process."""
         for role, processes in server.processes().items():
             for number, process in enumerate(processes):
                 with contextlib.suppress(psutil.Error):
                     name = f"{role} {number}" if len(processes) > 1 else role
-                    self.memory[name].append((num_done, process.memory_full_info().uss))
+                    self.memory[name].append((self.num_done, process.memory_full_info().uss))
                     self.files[name].append(process.num_fds())
 
 
 def run(args: argparse.Namespace) -> int:
-    samples, problems = asyncio.run(_soak(args))
+    samples = Samples()
+    problems = samples.problems
+    cut = run_until_cut(_soak(args, samples))
+    if cut is not None:
+        print(f"The run was cut after {samples.num_done} requests; these are its figures.")
     print("| process | memory at the middle | at the end | slope, bytes a request | descriptors, first and last |")
     print("|---|---|---|---|---|")
     for name, points in samples.memory.items():
-        late = [point for point in points if point[0] > WARM_UP * args.requests]
+        late = [point for point in points if point[0] > WARM_UP * samples.num_done]
         if len(late) < 3:
             continue
         slope = statistics.linear_regression(*zip(*late, strict=True)).slope
@@ -63,22 +76,20 @@ def run(args: argparse.Namespace) -> int:
         if samples.files[name][-1] > files[0] + 2 * args.concurrency:
             problems.append(f"{name} has {files[-1]} descriptors after {files[0]}")
     print("\n".join(problems) or "Memory and descriptors are flat, all pages are free.")
-    return 1 if problems else 0
+    return exit_code(cut, is_clean=not problems)
 
 
-async def _soak(args: argparse.Namespace) -> tuple[Samples, list[str]]:
+async def _soak(args: argparse.Namespace, samples: Samples) -> None:
     model = [args.model] if args.model else []
-    rng, samples, problems = random.Random(args.seed), Samples(), list[str]()
-    num_done = 0
+    rng, problems = random.Random(args.seed), samples.problems
     with Server([*model, "--num-gpu-blocks-override", "2048"]) as server:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=args.concurrency)
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
             name = (await client.get("/v1/models")).json()["data"][0]["id"]
 
             async def work() -> None:
-                nonlocal num_done
-                while num_done < args.requests:
-                    num_done += 1
+                while samples.num_done < args.requests:
+                    samples.num_done += 1
                     body = {
                         "model": name,
                         "prompt": [rng.randrange(10, 250) for _ in range(rng.randrange(1, 30))],
@@ -93,9 +104,13 @@ async def _soak(args: argparse.Namespace) -> tuple[Samples, list[str]]:
                             await _read(client, body, problems)
 
             working = asyncio.gather(*(work() for _ in range(args.concurrency)))
+            number = 0
             while not working.done():
                 await asyncio.wait([working], timeout=SAMPLE_SECONDS)
-                await asyncio.to_thread(samples.take, server, num_done)
+                await asyncio.to_thread(samples.take, server)
+                number += 1
+                if number % SAMPLES_A_LINE == 0:
+                    print(f"{samples.num_done} requests, {len(problems)} problems", flush=True)
             await working
             for _ in range(100):
                 if await asyncio.to_thread(server.is_idle):
@@ -103,11 +118,10 @@ async def _soak(args: argparse.Namespace) -> tuple[Samples, list[str]]:
                 await asyncio.sleep(0.1)
             else:
                 problems.append(f"pages or requests are in use at the end: {server.metrics()}")
-        samples.take(server, num_done)
+        samples.take(server)
         if server.stop():
             problems.append("the server did not end with 0")
         server.log.unlink()
-    return samples, problems
 
 
 async def _read(client: httpx.AsyncClient, body: dict[str, object], problems: list[str]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from server import ServerError
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SCHEMA = {
@@ -159,14 +160,18 @@ def _add(outcome: Outcome, choice: dict[str, Any]) -> None:
 
 
 async def references(client: httpx.AsyncClient, requests: list[Request], concurrency: int) -> list[Outcome]:
-    """The answers of an undisturbed server. Ends the program if one fails."""
+    """The answers of an undisturbed server.
+
+    Raises:
+        ServerError: one failed.
+    """
     places = asyncio.Semaphore(concurrency)
 
     async def one(request: Request) -> Outcome:
         async with places:
             outcome = await ask(client, request)
         if outcome.error is not None:
-            raise SystemExit(f"the undisturbed server failed ({request.kind}): {outcome.error}")
+            raise ServerError(f"the undisturbed server failed ({request.kind}): {outcome.error}")
         return outcome
 
     return list(await asyncio.gather(*map(one, requests)))
