@@ -1,6 +1,7 @@
 """The cut of the chaos suite that every run has: `scripts/chaos streams` for seconds instead of minutes."""
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,3 +26,32 @@ def test_no_stream_is_lost_or_changed_while_processes_are_killed(checkpoint: Cal
     assert int(streams) > 9
     assert (lost, wrong) == ("0", "0")
     assert "kill" in faults
+
+
+CUT = """
+import asyncio, os, signal
+from cut import exit_code, run_until_cut
+
+async def work():
+    for number in range(3):
+        counts.append(number)
+        if number == 1:
+            os.kill(os.getpid(), signal.{name})
+        await asyncio.sleep(0 if number == 0 else 30)
+
+counts = []
+cut = run_until_cut(work())
+print(counts)
+raise SystemExit(exit_code(cut, is_clean={is_clean}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "is_clean", "code"), [("SIGINT", True, 130), ("SIGTERM", True, 143), ("SIGINT", False, 1)]
+)
+def test_a_run_that_is_cut_keeps_its_counts(name: str, is_clean: bool, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CUT.format(name=name, is_clean=is_clean)],
+        cwd=ROOT / "scripts/chaos_lab", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("[0, 1]\n", code), done.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from quire.core.engine.client import EngineClient
 from quire.core.engine.restart_policy import RestartPolicy
 from quire.core.errors import EngineDeadError
 from quire.core.wire.protocol import FinishReason
@@ -111,6 +112,32 @@ def test_a_stream_outlasts_any_number_of_kills() -> None:
             assert await stream.finish_reason() is FinishReason.LENGTH
             assert stream.token_ids == [(2 + place) % 1000 for place in range(LONG)]
             assert client.status().engine.restarts == 4
+
+    asyncio.run(scenario())
+
+
+def test_both_engines_may_be_killed_at_once_and_again() -> None:
+    async def scenario() -> None:
+        client = EngineClient([launcher(), launcher()], num_slots=8)
+        try:
+            await client.start()
+            streams = [Stream(client, f"{number}", [number], LONG) for number in range(6)]
+            for _ in range(2):
+                lengths = [len(stream.token_ids) for stream in streams]
+                await until(
+                    lambda lengths=lengths: all(
+                        len(each.token_ids) > old for each, old in zip(streams, lengths, strict=True)
+                    )
+                )
+                before = set(client.engine_pids)
+                for pid in before:
+                    os.kill(pid or 0, signal.SIGKILL)
+                await until(lambda before=before: not before & {*client.engine_pids, None})
+            for stream in streams:
+                assert await stream.finish_reason() is FinishReason.LENGTH
+                assert len(stream.token_ids) == LONG
+        finally:
+            await client.close()
 
     asyncio.run(scenario())
 
