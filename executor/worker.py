@@ -33,6 +33,7 @@ from quire.executor.memory.first_touch import touch_behind
 from quire.executor.memory.rank_memory import RankMemory
 from quire.executor.memory.state_layout import describe_states
 from quire.executor.models.base import LayerCache, Model
+from quire.executor.models.registry import import_model
 from quire.executor.parallel.context.divided import context_parallel
 from quire.executor.parallel.groups import ParallelGroup
 from quire.executor.parallel.lockstep import Lockstep
@@ -59,6 +60,11 @@ from quire.ops.backend import ModelNeeds
 logger = get_logger(__name__)
 
 T = TypeVar("T")
+
+
+def import_code(config: EngineConfig) -> None:
+    """Imports what a worker will need that depends on its model; it touches no device."""
+    import_model(config.spec)
 
 
 class Worker:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from quire.core.config.resolved import EngineConfig
 from quire.core.wire.rank import Rank
 from quire.executor import light_torch  # noqa: F401  (before all that imports torch)
-from quire.executor.models.registry import import_model
 from quire.executor.parallel.groups import RankGroups
 from quire.executor.parallel.lockstep import Lockstep
-from quire.executor.worker import Worker
+from quire.executor.worker import Worker, import_code
 
 
 class WorkerFactory:
@@ -29,7 +28,7 @@ class WorkerFactory:
         Touches no accelerator. Returns the function that builds the worker."""
         if config.layout.world_size > 1:
             importlib.import_module("torch.distributed")
-        import_model(config.spec)
+        import_code(config)
         if config.device != "cpu" or config.layout.shares_experts:
             return lambda: self(config, rank, init_method)
         worker = self(config, rank, init_method)
