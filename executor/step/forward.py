@@ -63,6 +63,11 @@ class Forward:
         """True if tokens of a prompt see later ones, so that a step has all of a prompt."""
         return any(layer.sees_prompt for layer in self._model.kv_layers)
 
+    @property
+    def forgets_tokens(self) -> bool:
+        """True if layers give up the pages of tokens that no later one sees."""
+        return any(layer.window is not None for layer in self._model.kv_layers)
+
     def encode(self, batch: EncoderBatch) -> None:
         """Encodes inputs, and stores the keys and values that the decoder's layers attend to."""
         assert isinstance(self._model, EncoderDecoder), (

@@ -193,7 +193,8 @@ def _parts(config: EngineConfig, memory: RequestMemory, forward: Forward, *, is_
         memory.table,
         spec.vocab_size,
         spec.hidden_size,
-        can_repeat=not memory.states,
+        has_states=bool(memory.states),
+        can_restart=not forward.forgets_tokens,
         can_cut=is_cached and not forward.sees_prompts,
     )
 

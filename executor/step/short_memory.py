@@ -3,6 +3,9 @@ some.
 
 A part that does not fit is halved, by tokens: a request's tokens may be computed one after another, because their keys
 and values stay in the pages. A single token that does not fit fails its request. All others go on.
+
+States of recurrent layers have no positions, and the step that failed may have changed them. So such a request is
+computed again from its first token on.
 """
 
 import logging
@@ -28,7 +31,7 @@ NO_MEMORY = RequestFailure(
 
 
 class _Span(NamedTuple):
-    """Consecutive tokens of a row. `start` counts from the first one that the plan has of the row."""
+    """Consecutive tokens of a row. `start` counts from the first one that the plan has of the row; less: before it."""
 
     row: int
     start: int
@@ -53,7 +56,8 @@ class StepInParts:
     Args:
         vocab_size: logits of a token.
         hidden_size: hidden states of a token.
-        can_repeat: a part that ran out of memory may run again. Recurrent layers may have changed their states already.
+        has_states: the model has recurrent layers.
+        can_restart: pages of all tokens of a row are held, so that they may be computed again.
         can_cut: a row's tokens may be computed one after another. Tokens that see later ones are computed together.
     """
 
@@ -64,14 +68,16 @@ class StepInParts:
         vocab_size: int,
         hidden_size: int,
         *,
-        can_repeat: bool,
+        has_states: bool,
+        can_restart: bool,
         can_cut: bool,
     ) -> None:
         self._forward = forward
         self._table = table
         self._vocab_size = vocab_size
         self._hidden_size = hidden_size
-        self._can_repeat = can_repeat
+        self._has_states = has_states
+        self._can_restart = can_restart
         self._can_cut = can_cut
 
     def logits(self, plan: StepPlan, *, is_plain: bool) -> PartedStep:
@@ -92,8 +98,11 @@ class StepInParts:
         found: list[list[Tensor]] = [[] for _ in plan.slots]
         failed: set[int] = set()
         waiting = [[_Span(row, 0, count) for row, count in enumerate(plan.num_scheduled)]]
-        if not self._can_repeat or not is_plain:
+        if not is_plain or (self._has_states and not self._can_restart):
             failed, waiting = set(range(len(plan.slots))), []
+        elif self._has_states:
+            found, failed = self._compute_again(plan, run, counts)
+            waiting = []
         while waiting:
             part = [span for span in waiting.pop() if span.row not in failed]
             if not part:
@@ -113,6 +122,40 @@ class StepInParts:
         )
         return PartedStep(self._join(found, failed, size, counts), failed)
 
+    def _compute_again(
+        self, plan: StepPlan, run: Callable[[InputBatch], Tensor], counts: Sequence[int]
+    ) -> tuple[list[list[Tensor]], set[int]]:
+        """Computes rows one after another from their first tokens on: their values, and the rows without memory."""
+        most = max(1, sum(plan.num_scheduled) // 2)
+        found: list[list[Tensor]] = []
+        failed: set[int] = set()
+        for row, count in enumerate(counts):
+            size = most
+            own = self._restart(plan, run, row, count, size)
+            while own is None and size > 1:
+                size //= 2
+                own = self._restart(plan, run, row, count, size)
+            found.append(own or [])
+            if own is None:
+                failed.add(row)
+            else:
+                most = size
+        return found, failed
+
+    def _restart(
+        self, plan: StepPlan, run: Callable[[InputBatch], Tensor], row: int, count: int, most: int
+    ) -> list[Tensor] | None:
+        """The values of a row, computed from its first token on, `most` tokens at a time; None without memory."""
+        computed, end, values = plan.num_computed[row], plan.num_scheduled[row], []
+        for start in (*range(-computed, 0, most), *range(0, end, most)):
+            span = _Span(row, start, min(most, (0 if start < 0 else end) - start))
+            wanted = _num_wanted(span, end, count)
+            own = self._attempt(plan, [span], [wanted], run)
+            if own is None:
+                return None
+            values += [own] if wanted else []
+        return values
+
     def _attempt(
         self, plan: StepPlan, part: list[_Span], wanted: list[int], run: Callable[[InputBatch], Tensor]
     ) -> Tensor | None:
@@ -122,8 +165,9 @@ class StepInParts:
             [plan.num_computed[span.row] + span.start for span in part],
             [span.num_tokens for span in part],
         )
+        step = StepPlan(plan.step_id, [], [], *columns, wanted, [])
         try:
-            values = run(build_input_batch(StepPlan(plan.step_id, [], [], *columns, wanted, []), self._table))
+            values = run(build_input_batch(step, self._table, has_states=self._has_states))
             return values[: sum(wanted)]
         except torch.OutOfMemoryError:
             pass  # the error holds the memory of the part, so it is let go first

@@ -162,11 +162,48 @@ def test_a_span_has_the_last_of_its_row_s_wanted_tokens() -> None:
     ]
 
 
-def test_recurrent_layers_have_changed_their_states_so_a_step_s_requests_fail(
+def generate_again(served: Any, shortage: Shortage, most: int) -> tuple[dict[str, list[int]], ...]:
+    """The tokens of requests with all memory, and with memory for `most` tokens of a step."""
+    requests = [request(str(i), prompt_of(i, 5 + 9 * i), max_tokens=4 + i) for i in range(4)]
+    expected = tokens_of(served.generate(requests))
+    shortage.most, shortage.sizes = most, []
+    return expected, tokens_of(served.generate(requests))
+
+
+@pytest.mark.parametrize("kind", ["qwen3.5", "lfm2", "bailing-hybrid"])
+@pytest.mark.parametrize("most", [30, 2])
+def test_states_are_computed_again_from_the_first_token_on(
+    hybrid: Callable[[str], Path],  # noqa: F811
+    shortage: Shortage,
+    kind: str,
+    most: int,
+) -> None:
+    """The attempt that failed has changed states of the layers before."""
+    expected, got = generate_again(start(hybrid(kind), caching=False), shortage, most)
+    assert got == expected
+    assert shortage.num_raised
+    assert max(shortage.sizes) <= most
+
+
+def test_a_request_with_states_fails_alone(
     hybrid: Callable[[str], Path],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served = start(hybrid("lfm2"), caching=False)
+    others = [request(str(i), [5, 6 + i], max_tokens=5) for i in range(2)]
+    expected = tokens_of(served.generate(others))
+    Greedy(served.worker, monkeypatch, 97)
+    deltas = served.generate([others[0], request("bad", [97, 5]), others[1]])
+    assert failures(deltas.pop("bad"))
+    assert tokens_of(deltas) == expected
+
+
+def test_states_beside_windows_cannot_be_computed_again(
+    hybrid: Callable[[str], Path],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pages of the first tokens may serve others."""
+    served = start(hybrid("recurrent-gemma"), caching=False)
     Greedy(served.worker, monkeypatch, 97)
     assert failures(served.generate([request("bad", [97, 5])])["bad"])
     good = served.generate([request("good", [5, 6], max_tokens=3)])
