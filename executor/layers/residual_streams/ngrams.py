@@ -80,29 +80,31 @@ class NGramHash:
 
         `state` [num_slots, context] int64 has the tokens before the step, and is overwritten.
         """
-        before = state[rows.slots].masked_fill_(rows.is_new.unsqueeze(1), self._end)
-        history = torch.cat((before.flatten(), token_ids))
-        lengths = rows.starts.diff()
-        row = torch.arange(len(lengths)).repeat_interleave(lengths)
-        places = torch.arange(len(token_ids)) - rows.starts[row]
-
-        def earlier(tokens: Tensor, shift: int) -> Tensor:
-            """Returns the tokens `shift` places before `tokens`, which are indices into the step's."""
-            inside = before.numel() + tokens - shift
-            outside = (row[tokens] + 1) * self.context + places[tokens] - shift
-            return history[torch.where(places[tokens] >= shift, inside, outside).to(history.device)]
-
-        latest = [earlier(rows.starts[1:] - 1, shift) for shift in range(self.context - 1, -1, -1)]
-        everything = torch.arange(len(token_ids))
+        windows = self._windows(token_ids, state[rows.slots].masked_fill_(rows.is_new.unsqueeze(1), self._end), rows)
         mixed, names = token_ids * self._factors[0], []
         is_cut = torch.zeros_like(token_ids, dtype=torch.bool)
         for shift in range(1, self.context + 1):
-            other = earlier(everything, shift)
+            other = windows[:, self.context - shift]
             is_cut |= other == self._end
             mixed = mixed ^ other.masked_fill(is_cut, self._end) * self._factors[shift]
             names.append(mixed.unsqueeze(1) % self._sizes[shift - 1] + self._starts[shift - 1])
-        state[rows.slots] = torch.stack(latest, dim=1)
+        is_decode = len(token_ids) == len(rows.starts) - 1
+        latest = windows if is_decode else windows[(rows.starts[1:] - 1).to(windows.device)]
+        state[rows.slots] = latest[:, 1:]
         return torch.cat(names, dim=1)
+
+    def _windows(self, token_ids: Tensor, before: Tensor, rows: StateRows) -> Tensor:
+        """Returns each token with those before it, [num_tokens, context + 1]; `before` are the rows' earlier tokens."""
+        if len(token_ids) == len(rows.starts) - 1:  # a decode step: nothing goes to the device
+            return torch.cat((before, token_ids.unsqueeze(1)), dim=1)
+        lengths = rows.starts.diff()
+        row = torch.arange(len(lengths)).repeat_interleave(lengths)
+        places = torch.arange(len(token_ids)) - rows.starts[row]
+        back = torch.arange(self.context, -1, -1)
+        inside = before.numel() + torch.arange(len(token_ids)).unsqueeze(1) - back
+        outside = ((row + 1) * self.context + places).unsqueeze(1) - back
+        history = torch.cat((before.flatten(), token_ids))
+        return history[torch.where(places.unsqueeze(1) >= back, inside, outside).to(history.device)]
 
 
 class NGramLayer:
