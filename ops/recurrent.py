@@ -24,6 +24,7 @@ class StateRows(NamedTuple):
         tables: [num_rows, 1] int32, on the host: the slots, as block tables of states that are a page each. Only for
             models whose states have first rows (`LayerState`), as are the next.
         beginning: [n] int64, on the host: the rows that begin their sequence. Decode steps have none.
+        starts_there: `starts` on the device; None: each row has one token, or `starts` has to be copied.
     """
 
     slots: Tensor
@@ -31,6 +32,7 @@ class StateRows(NamedTuple):
     is_new: Tensor
     tables: np.ndarray | None = None
     beginning: np.ndarray | None = None
+    starts_there: Tensor | None = None
 
 
 class ScanCall(NamedTuple):

@@ -142,9 +142,12 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
     places = table.places(token_slots, positions)
     mappings = [table.cache_slots(group, token_slots, positions) for group in range(len(table.block_tables))]
     adapters = table.adapters_of(token_slots)
-    columns = [places, positions, wanted, slots, num_computed == 0, *mappings]
+    starts = np.concatenate(([0], ends))
+    columns = [places, positions, wanted, slots, num_computed == 0, starts, *mappings]
     there = to_device_together(columns if adapters is None else [*columns, adapters], table.device)
-    places_there, positions_there, wanted_there, slots_there, is_new, *mappings_there = there[: len(columns)]
+    places_there, positions_there, wanted_there, slots_there, is_new, starts_there, *mappings_there = there[
+        : len(columns)
+    ]
     pages = [
         GroupPages(mapping, block_tables[slots, :num_pages])
         for mapping, block_tables in zip(mappings_there, table.block_tables, strict=True)
@@ -160,7 +163,7 @@ def build_input_batch(plan: StepPlan, table: RequestTable, *, has_states: bool =
         wanted_tokens=wanted_there,
         wanted_slots=token_slots[wanted],
         wanted_positions=positions[wanted] + 1,
-        rows=state_rows(slots, slots_there, ends, num_computed == 0, is_new) if has_states else None,
+        rows=state_rows(slots, slots_there, starts, starts_there, num_computed == 0, is_new) if has_states else None,
         prefix_spans=table.spans_of(plan.slots, plan.num_computed),
         adapters=None if adapters is None else there[-1],
     )
@@ -173,8 +176,13 @@ def without_padding(rows: torch.Tensor, batch: InputBatch) -> torch.Tensor:
 
 
 def state_rows(
-    slots: np.ndarray, slots_there: torch.Tensor, ends: np.ndarray, is_new: np.ndarray, is_new_there: torch.Tensor
+    slots: np.ndarray,
+    slots_there: torch.Tensor,
+    starts: np.ndarray,
+    starts_there: torch.Tensor,
+    is_new: np.ndarray,
+    is_new_there: torch.Tensor,
 ) -> StateRows:
-    """Rows whose tokens end before `ends` [num_rows], on the host; the rest as in `StateRows`, here and there."""
-    starts = torch.from_numpy(np.concatenate(([0], ends)))
-    return StateRows(slots_there, starts, is_new_there, slots.astype(np.int32)[:, None], np.flatnonzero(is_new))
+    """Rows by their values as in `StateRows`, here and there."""
+    tables, beginning = slots.astype(np.int32)[:, None], np.flatnonzero(is_new)
+    return StateRows(slots_there, torch.from_numpy(starts), is_new_there, tables, beginning, starts_there)

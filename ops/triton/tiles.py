@@ -7,8 +7,8 @@ from torch import Tensor
 FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 """Types of tensors that kernels compute with, which they do in float32, and Triton's names for them."""
 
-USUAL = ("bf16",)
-"""The types whose kernels are compiled ahead: nearly all checkpoints have them."""
+USUAL = ("bf16", "fp16")
+"""The types whose kernels are compiled ahead: those of nearly all checkpoints, and of AWQ and GPTQ's."""
 
 VECTOR = 8
 """Numbers whose 16 bytes, in half precision, are one load."""

@@ -6,12 +6,12 @@ Each file of kernels lists its own in a function `variants()`.
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import NamedTuple
 
 import quire.ops.triton
-from quire.ops.triton.kernel_function import KernelFunction
+from quire.ops.triton.kernel_function import KernelFunction, is_pointer
 from quire.ops.triton.specialization import Specialization
 
 
@@ -25,6 +25,7 @@ class Variant(NamedTuple):
         num_warps: warps of a program.
         num_stages: depth of the pipeline.
         reason: why these constants, warps and stages.
+        cache: the kind of the quantized caches that it reads or writes, see `kv_rows`; empty: none.
     """
 
     kernel: KernelFunction
@@ -33,6 +34,7 @@ class Variant(NamedTuple):
     num_warps: int
     num_stages: int
     reason: str
+    cache: str = ""
 
     @property
     def specialization(self) -> Specialization:
@@ -47,6 +49,14 @@ class Variant(NamedTuple):
         types = tuple("constexpr" if name in self.constants else self.signature[name] for name in parameters)
         constants = tuple((name, self.constants[name]) for name in parameters if name in self.constants)
         return Specialization(types, constants, (), self.num_warps, self.num_stages)
+
+
+def types_of(
+    kernel: KernelFunction, constants: Collection[str], known: Mapping[str, str], number: str = "bf16"
+) -> dict[str, str]:
+    """The types of a kernel's arguments: `known` ones, pointers to numbers of the type `number`, and integers."""
+    names = [name for name in kernel.parameters if name not in constants]
+    return {name: known.get(name, f"*{number}" if is_pointer(name) else "i32") for name in names}
 
 
 def kernel_files() -> Iterator[ModuleType]:

@@ -188,7 +188,10 @@ class PagedDriver:
         attention = self._attention(query_lens, seq_lens, spans, tables, slots)
         wanted = None
         is_new = num_computed == 0
-        rows_there, is_new_there = to_device_together([np.array(rows), is_new], torch.device(self.device))
+        starts = np.concatenate(([0], ends + 1))
+        rows_there, is_new_there, starts_there = to_device_together(
+            [np.array(rows), is_new, starts], torch.device(self.device)
+        )
         if only_last:
             query_lens = np.ones_like(query_lens)
             last = self._attention(query_lens, seq_lens, spans, tables, slots[:, ends])
@@ -196,7 +199,8 @@ class PagedDriver:
         token_ids = self._tensor(np.concatenate([new_tokens[row] for row in rows]))
         step = StepContext(
             self._tensor(positions), self.caches, attention, input_embeds=input_embeds, wanted=wanted,
-            states=self.states, rows=state_rows(np.array(rows), rows_there, ends + 1, is_new, is_new_there),
+            states=self.states,
+            rows=state_rows(np.array(rows), rows_there, starts, starts_there, is_new, is_new_there),
         )  # fmt: skip
         logits = self.model.compute_logits(self.model.forward(token_ids, step))
         for row in rows:
