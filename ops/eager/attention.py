@@ -1,9 +1,9 @@
 """Attention over pages in plain torch: gather a group's pages, then two batched matrix products.
 
-A layer's cache is [num_pages, 2, num_kv_heads, block_size, row_size], with rows as `quire.ops.cache_rows` says: a
-page's keys and values are one contiguous piece. Pages are gathered with the heads first, so that [num_kv_heads * rows,
-keys, head_dim] is a batch of plain matrices. On CPUs without matrix units that is several times faster than torch's
-fused attention, at all lengths.
+A layer's cache is [num_pages, 2, num_kv_heads, block_size, row_size], as `quire.ops.cache_rows` and
+`quire.ops.cache_pages` say: a page's keys and values are one contiguous piece. Pages are gathered with the heads first,
+so that [num_kv_heads * rows, keys, head_dim] is a batch of plain matrices. On CPUs without matrix units that is several
+times faster than torch's fused attention, at all lengths.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,28 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm, PairBias
+from quire.ops.cache_pages import ScaledRows
 from quire.ops.cache_rows import decode, decoded_bytes, in_octets
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention_plan import AttentionPlan, Group, VisibleRange
 
 
-def attend_partly(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> tuple[Tensor, Tensor]:
+def attend_partly(
+    q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm, pages: ScaledRows
+) -> tuple[Tensor, Tensor]:
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    return attend(q, kv_cache, batch, form, lse), lse
+    return attend(q, kv_cache, batch, form, lse, pages=pages), lse
 
 
-def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm, lse: Tensor | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    kv_cache: Tensor,
+    batch: AttentionPlan,
+    form: AttentionForm,
+    lse: Tensor | None = None,
+    *,
+    pages: ScaledRows,
+) -> Tensor:
     """Runs `Backend.attention`, one of the step's groups after another.
 
     `lse` [num_tokens, num_heads] float32 is filled with the logarithms of the softmaxes' denominators.
@@ -31,11 +42,11 @@ def attend(q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionFor
     page_bytes = decoded_bytes(num_kv_heads * block_size * q.shape[2], kv_cache.dtype, q.dtype)
     groups = batch.groups(VisibleRange(form.window, form.chunk, form.chunks, form.span_window), q.shape[1], page_bytes)
     if len(groups) == 1 and isinstance(groups[0].tokens, slice):
-        return _attend_group(q, kv_cache, groups[0], form, lse)
+        return _attend_group(q, kv_cache, groups[0], form, lse, pages)
     out = torch.empty_like(q)
     for group in groups:
         own = None if lse is None else lse[group.tokens].clone()
-        result = _attend_group(q[group.tokens], kv_cache, group, form, own)
+        result = _attend_group(q[group.tokens], kv_cache, group, form, own, pages)
         for total, part in ((out, result), (lse, own)):
             if total is None or part is None:
                 continue
@@ -52,11 +63,13 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return (outs.float() * shares).masked_fill_(sums.unsqueeze(-1) == -torch.inf, 0).sum(dim=0).to(outs.dtype)
 
 
-def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm, lse: Tensor | None) -> Tensor:
+def _attend_group(
+    q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm, lse: Tensor | None, pages: ScaledRows
+) -> Tensor:
     """`q` [R * Q, heads, head_dim] of one group → the same shape. `lse` [R * Q, heads] is as in `attend`."""
     _, num_heads, head_dim = q.shape
     num_kv_heads = kv_cache.shape[2]
-    keys, values = (decode(rows, q.dtype) for rows in _gather(kv_cache, group).unbind())
+    keys, values = (decode(rows, q.dtype) for rows in _gather(kv_cache, group, pages).unbind())
     # Query heads that share a KV head lie side by side.
     split = q.view(group.num_rows, group.query_len, num_kv_heads, num_heads // num_kv_heads, head_dim)
     queries = split.permute(2, 0, 3, 1, 4)  # [num_kv_heads, R, heads a KV head, Q, head_dim]
@@ -80,7 +93,7 @@ def _attend_group(q: Tensor, kv_cache: Tensor, group: Group, form: AttentionForm
     return out.permute(1, 3, 0, 2, 4).contiguous().view(q.shape)
 
 
-def _gather(kv_cache: Tensor, group: Group) -> Tensor:
+def _gather(kv_cache: Tensor, group: Group, pages: ScaledRows) -> Tensor:
     """The keys and values of the group's pages as [2, num_kv_heads * R, L, the size of a row]; unseen: zeros."""
     num_kv_heads = kv_cache.shape[2]
     memory = in_octets(kv_cache)
@@ -89,7 +102,8 @@ def _gather(kv_cache: Tensor, group: Group) -> Tensor:
         rows = memory.flatten(0, 2).index_select(0, group.heads_of_pages(num_kv_heads))
     else:  # pages that lie apart
         rows = memory.index_select(0, group.pages).permute(1, 2, 0, 3, 4).contiguous()
-    rows = group.clear_unseen(rows.view(2, num_kv_heads * group.num_rows, group.key_len, -1))
+    rows = pages.rows(rows).view(2, num_kv_heads * group.num_rows, group.key_len, -1)
+    rows = group.clear_unseen(rows)
     return rows.view(kv_cache.dtype)
 
 

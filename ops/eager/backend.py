@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.ops.activations import SILU_LIMIT, SWIGLU_ALPHA, SWIGLU_LIMIT, Activation, PlainActivation
 from quire.ops.backend import AttentionForm, Backend, DeviceRows, ModelNeeds, NewHeads
+from quire.ops.cache_pages import ScaledRows
 from quire.ops.cache_rows import decode, encode, in_octets, largest_stored, plain_dtype, row_size
 from quire.ops.eager import attention_plan
 from quire.ops.eager.attention import attend, attend_partly, merge
@@ -47,10 +48,15 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     """Plain torch. A layer's KV cache is [num_pages, 2, num_kv_heads, block_size, head_dim]: keys, then values."""
 
     def __init__(
-        self, linear_layers: LinearLayers[PackedLinear], quantized: DequantizedLinear[PackedLinear] | None = None
+        self,
+        linear_layers: LinearLayers[PackedLinear],
+        quantized: DequantizedLinear[PackedLinear] | None = None,
+        pages: ScaledRows = ScaledRows(),
     ) -> None:
+        """`pages` says where the scales of a quantized cache lie."""
         self._linear_layers = linear_layers
         self._quantized = quantized or DequantizedLinear(linear_layers)
+        self._pages = pages
         own_types = (QuantizedLayer, QuantizedWeight, GroupedExperts, GroupedLinear)
         self.packed_types = (*own_types, *linear_layers.packed_types)
         self.latent = EagerLatent(self.rms_norm, self.rotary)
@@ -195,13 +201,13 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         of_keys, of_values = (None, None) if scales is None else scales.unsqueeze(-1)
         for cache, new, fixed in zip(in_octets(kv_cache).unbind(1), (k, v), (of_keys, of_values), strict=True):
             rows = encode(new.nan_to_num(0.0, largest, -largest), kv_cache.dtype, fixed)
-            cache[pages, :, offsets] = in_octets(rows)
+            self._pages.write(cache, pages, offsets, in_octets(rows))
 
     def read_kv(self, kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         block_size = kv_cache.shape[3]
         pages, offsets = slots // block_size, slots % block_size
-        rows = (cache[pages, :, offsets].view(kv_cache.dtype) for cache in in_octets(kv_cache).unbind(1))
-        keys, values = (decode(each, plain_dtype(kv_cache.dtype)) for each in rows)
+        rows = (self._pages.read(cache, pages, offsets) for cache in in_octets(kv_cache).unbind(1))
+        keys, values = (decode(each.view(kv_cache.dtype), plain_dtype(kv_cache.dtype)) for each in rows)
         return keys, values
 
     def rotate_and_store(self, new: NewHeads) -> Tensor:
@@ -237,7 +243,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
         return AttentionPlan(query_lens, seq_lens, block_tables, slot_mapping, block_size, prefix_spans)
 
     def attention(self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm) -> Tensor:
-        return attend(q, kv_cache, batch, form)
+        return attend(q, kv_cache, batch, form, pages=self._pages)
 
     def sequence_batch(self, lengths: np.ndarray, device: torch.device) -> AttentionPlan:
         return batch_of_sequences(self, lengths, device)
@@ -260,7 +266,7 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def partial_attention(
         self, q: Tensor, kv_cache: Tensor, batch: AttentionPlan, form: AttentionForm
     ) -> tuple[Tensor, Tensor]:
-        return attend_partly(q, kv_cache, batch, form)
+        return attend_partly(q, kv_cache, batch, form, self._pages)
 
     def merge_attention(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         return merge(parts)

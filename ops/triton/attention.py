@@ -9,11 +9,12 @@ import triton
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm, NewHeads
-from quire.ops.cache_rows import in_octets
+from quire.ops.cache_rows import in_octets, row_size
 from quire.ops.triton import kv_rows
 from quire.ops.triton.attention_scores import LOG2_E, NO_WINDOW
 from quire.ops.triton.decode_attention import decode_attention, rotate_and_attend
 from quire.ops.triton.decode_units import MAX_PART_BYTES, num_splits
+from quire.ops.triton.kv_rows import QUANTIZED_FORMS
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.prompt_attention import num_blocks, prompt_attention
 from quire.ops.triton.rotate_store import aligned
@@ -23,6 +24,9 @@ from quire.ops.triton.variants import Variant
 
 MAX_TILE = 128 * 64
 """Query heads of a KV head, times numbers of a head: more would not fit a program's registers."""
+
+MAX_PROMPT_HEAD_DIM = 256
+"""Of prompts, and of float32: a program's outputs of larger heads would not fit its registers."""
 
 MAX_DECODE_ROWS = 4096
 MAX_BLOCKS = 65_535
@@ -53,6 +57,8 @@ def decode_tiles(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: tor
     tiles of keys and values under way: 72 kB a program, and two programs fit a multiprocessor by their registers.
     """
     block_m = max(16, triton.next_power_of_2(group))
+    if head_dim > MAX_PROMPT_HEAD_DIM:  # 32 keys and values of 512 numbers are 64 kB, of which two are under way
+        return Tiles(block_m, 32, 8, 3)
     # Keys of half as many rows where they are long, so that tiles of keys and values stay as large.
     block_n = 32 if head_dim * dtype.itemsize > 256 else 64
     # More warps where a thread would hold too much: rows of many heads, and the places of rows that are read by four
@@ -81,6 +87,7 @@ def covers(q: Tensor, kv_cache: Tensor, rows: PagedRows, form: AttentionForm) ->
         has_tiles(q, kv_cache)
         and len(rows.seq_lens) <= MAX_DECODE_ROWS
         and len(q) + len(rows.seq_lens) <= MAX_BLOCKS
+        and (rows.max_query_len == 1 or q.shape[2] <= MAX_PROMPT_HEAD_DIM)
         and (q.dtype != torch.float32 or rows.max_query_len == 1 or (group <= 32 and block_d <= 64))
     )
 
@@ -105,7 +112,7 @@ def has_tiles(q: Tensor, kv_cache: Tensor) -> bool:
     group, head_dim = q.shape[1] // kv_cache.shape[2], q.shape[2]
     return (
         q.dtype in kv_rows.PLAIN_KINDS
-        and 16 <= head_dim <= kv_rows.MAX_HEAD_DIM
+        and 16 <= head_dim <= (kv_rows.MAX_HEAD_DIM if q.dtype.itemsize == 2 else MAX_PROMPT_HEAD_DIM)
         and triton.next_power_of_2(group) * triton.next_power_of_2(head_dim) <= MAX_TILE
         and kv_rows.has_kernels(kv_cache, head_dim)
     )
@@ -149,7 +156,7 @@ class Attention:
         work = self._work(q, kv_cache, rows, form)
         decode_attention(
             work.grid,
-            q, kv_cache, out, lse, None if rows.max_query_len == 1 else rows.query_starts,
+            q, in_octets(kv_cache), out, lse, None if rows.max_query_len == 1 else rows.query_starts,
             rows.seq_lens, rows.prefix_spans, rows.block_tables, *work.tensors, *work.numbers, **work.constants,
         )  # fmt: skip
 
@@ -164,8 +171,8 @@ class Attention:
         weight, eps = new.norm or (None, 0.0)
         rotate_and_attend(
             work.grid,
-            heads, cos, new.sin.contiguous(), new.slot_mapping, weight, new.scales, kv_cache, in_octets(kv_cache),
-            out, rows.seq_lens, rows.block_tables, *work.tensors, heads.stride(0), float(eps), *work.numbers,
+            heads, cos, new.sin.contiguous(), new.slot_mapping, weight, new.scales, in_octets(kv_cache), out,
+            rows.seq_lens, rows.block_tables, *work.tensors, heads.stride(0), float(eps), *work.numbers,
             ROTARY_DIM=cos.shape[-1], **work.constants,
         )  # fmt: skip
         return out
@@ -233,7 +240,7 @@ def _attend_prompts(
     block_q = tiles.block_m // group
     prompt_attention(
         (num_kv_heads, num_blocks(num_tokens, num_rows, block_q)),
-        q, kv_cache, out, lse, rows.query_starts, rows.seq_lens, rows.prefix_spans, rows.block_tables,
+        q, in_octets(kv_cache), out, lse, rows.query_starts, rows.seq_lens, rows.prefix_spans, rows.block_tables,
         form.sinks, form.slopes, form.distance_bias,
         num_rows, num_kv_heads, group, block_q, rows.block_tables.stride(0), kv_cache.stride(0),
         kv_rows.page_shift(kv_cache), *form_numbers(form),
@@ -266,34 +273,57 @@ def form_constants(form: AttentionForm) -> dict[str, object]:
 def variants() -> Iterator[Variant]:
     """The kernels of heads of usual sizes, and of sinks and caps; page sizes and windows are no constants."""
     forms: list[tuple[int, dict[str, object]]] = [
-        *((size, {}) for size in (64, 128, 256)),
+        *((size, {}) for size in (64, 128, 256, 512)),
         (64, {"sinks_ptr": "*fp32"}),
         (256, {"HAS_SOFTCAP": True}),
     ]
     for name, (head_dim, form) in itertools.product(USUAL, forms):
-        dtype = {known: dtype for dtype, known in FLOATS.items()}[name]
-        tiles = decode_tiles(1, head_dim, dtype, dtype)
-        rows = {"BLOCK_ROWS": ROW_BUCKETS[0]}
-        for starts in (None, "*i32"):  # in decode steps, and beside prompts
-            yield _variant(decode_attention, name, head_dim, tiles, {**rows, "starts_ptr": starts, **form})
-        for norm in (None,) if form else (None, f"*{name}"):
-            rotated = {**rows, "weight_ptr": norm, "ROTARY_DIM": head_dim, **form}
-            yield _variant(rotate_and_attend, name, head_dim, tiles, rotated)
-        for lanes in (64, 65):
-            yield _variant(prompt_attention, name, head_dim, prompt_tiles(lanes, 1, head_dim, dtype, dtype), form)
+        yield from _variants_of_heads(name, head_dim, None, form)
+    for (cache_dtype, has_scales), head_dim in itertools.product(QUANTIZED_FORMS, (64, 128, 256)):
+        scales: dict[str, object] = {"scales_ptr": "*fp32"} if has_scales else {}
+        yield from _variants_of_heads(USUAL[0], head_dim, cache_dtype, scales)
 
 
-def _variant(kernel: Kernel, name: str, head_dim: int, tiles: Tiles, form: dict[str, object]) -> Variant:
+def _variants_of_heads(
+    name: str, head_dim: int, cache_dtype: torch.dtype | None, form: dict[str, object]
+) -> Iterator[Variant]:
+    """`cache_dtype` is that of a quantized cache."""
+    dtype = {known: dtype for dtype, known in FLOATS.items()}[name]
+    tiles, scaled = decode_tiles(1, head_dim, dtype, cache_dtype or dtype), "scales_ptr" in form
+    rows = {"BLOCK_ROWS": ROW_BUCKETS[0], **form}
+    for norm in (None,) if form and not scaled else (None, f"*{name}"):
+        rotated = {**rows, "weight_ptr": norm, "ROTARY_DIM": head_dim}
+        yield _variant(rotate_and_attend, name, head_dim, cache_dtype, tiles, rotated)
+    if scaled:  # which only kernels that store have
+        return
+    for starts in (None, "*i32"):  # in decode steps, and beside prompts
+        yield _variant(decode_attention, name, head_dim, cache_dtype, tiles, {**rows, "starts_ptr": starts})
+    if head_dim <= MAX_PROMPT_HEAD_DIM:
+        for own in sorted({prompt_tiles(lanes, 1, head_dim, dtype, cache_dtype or dtype) for lanes in (64, 65)}):
+            yield _variant(prompt_attention, name, head_dim, cache_dtype, own, form)
+
+
+def _variant(
+    kernel: Kernel,
+    name: str,
+    head_dim: int,
+    cache_dtype: torch.dtype | None,
+    tiles: Tiles,
+    form: dict[str, object],
+) -> Variant:
     scalars = dict.fromkeys(("scale", "softcap", "eps"), "fp32")
-    tensors = ("q_ptr", "heads_ptr", "cos_ptr", "sin_ptr", "cache_ptr", "octets_ptr", "out_ptr")
+    tensors = ("q_ptr", "heads_ptr", "cos_ptr", "sin_ptr", "cache_ptr", "out_ptr")
     pointers = {**dict.fromkeys(tensors, f"*{name}"), "slots_ptr": "*i64"}
+    if cache_dtype is not None:
+        pointers["cache_ptr"] = "*u8"
     ids = dict.fromkeys(("starts_ptr", "seq_lens_ptr", "tables_ptr", "counters_ptr"), "*i32")
     types: dict[str, Any] = {**scalars, **pointers, **ids, **dict.fromkeys(("parts_ptr", "part_sums_ptr"), "*fp32")}
     absent = ("lse_ptr", "prefix_spans_ptr", "scales_ptr", "sinks_ptr", "slopes_ptr", "bias_ptr")
     constants: dict[str, object] = {
         "HEAD_DIM": head_dim, "BLOCK_D": head_dim, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
-        "ROW": head_dim, "KIND": "plain", "CHUNKS": "none", "HAS_SOFTCAP": False,
-        **dict.fromkeys(each for each in absent if each in kernel.parameters),
+        "ROW": head_dim if cache_dtype is None else row_size(head_dim, cache_dtype),
+        "KIND": "plain" if cache_dtype is None else kv_rows.kind_of(cache_dtype),
+        "CHUNKS": "none", "HAS_SOFTCAP": False, **dict.fromkeys(each for each in absent if each in kernel.parameters),
     }  # fmt: skip
     for key, value in form.items():
         if isinstance(value, str):
@@ -303,4 +333,5 @@ def _variant(kernel: Kernel, name: str, head_dim: int, tiles: Tiles, form: dict[
             constants[key] = value
     typed = {each: types.get(each, "i32") for each in kernel.parameters if each not in constants}
     reason = "64 rows for each four warps" if kernel is prompt_attention else "16 rows hold a KV head's query heads"
-    return Variant(kernel, typed, constants, tiles.num_warps, tiles.num_stages, reason)
+    kind = "" if cache_dtype is None else kv_rows.kind_of(cache_dtype)
+    return Variant(kernel, typed, constants, tiles.num_warps, tiles.num_stages, reason, kind)

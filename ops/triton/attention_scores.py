@@ -6,6 +6,8 @@ Scores are multiplied by log2(e), so that `exp2` makes weights of them. `CHUNKS`
 import triton
 import triton.language as tl
 
+from quire.ops.triton.kv_rows import head_begin, row_places
+
 LOG2_E = 1.4426950408889634
 NO_WINDOW = 1 << 30
 
@@ -39,10 +41,13 @@ def visible_range(position, prefix_begin, prefix_end, window, span_window, chunk
 
 
 @triton.jit
-def key_places(table_ptr, keys, in_range, head, page_stride, page_shift, ROW: tl.constexpr):
-    """Offsets in the cache of a KV head's keys, in pages of `1 << page_shift`; those not `in_range` are any."""
+def key_places(
+    table_ptr, keys, in_range, head, page_stride, page_shift, ROW: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """Places of a KV head's keys and their scales, in pages of `1 << page_shift`; those not `in_range` are any."""
     pages = tl.load(table_ptr + (keys >> page_shift), mask=in_range, other=0).to(tl.int64)
-    return pages * page_stride + ((head << page_shift) + (keys & ((1 << page_shift) - 1))) * ROW
+    begins = pages * page_stride + head_begin(head, page_shift, ROW, KIND)
+    return row_places(begins, keys & ((1 << page_shift) - 1), page_shift, ROW, KIND)
 
 
 @triton.jit

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from quire.ops.activations import Activation, PlainActivation
 from quire.ops.backend import AttentionForm, DeviceRows, ModelNeeds, NewHeads
+from quire.ops.cache_pages import ScalePlanes
 from quire.ops.eager.attention_plan import AttentionPlan
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.experts import GroupedExperts
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import PlainLinear
 from quire.ops.eager.quantized import DequantizedLinear, QuantizedLayer
+from quire.ops.eager.recurrent import EagerRecurrent
 from quire.ops.eager.sampling import EagerSampling
 from quire.ops.experts import ExpertCall
 from quire.ops.latent import Selection
@@ -23,6 +25,7 @@ from quire.ops.routing import ExpertRouter
 from quire.ops.triton import elementwise, experts, graphs, norms, rotate_store, routing, selected_attention
 from quire.ops.triton.attention import Attention, covers, covers_rotation
 from quire.ops.triton.batch import TritonBatch
+from quire.ops.triton.kv_rows import KINDS
 from quire.ops.triton.latent import TritonLatent
 from quire.ops.triton.linear import PlainWeight, TritonLinear
 from quire.ops.triton.quantized import TritonQuantized
@@ -40,32 +43,35 @@ class TritonBackend(EagerBackend[PlainWeight]):
         without: Collection[str] = (),
         find_broken: Callable[[], Collection[str]] = lambda: (),
         *,
+        compile_caches: Callable[[Collection[str]], None] = lambda kinds: None,
         is_invariant: bool = False,
     ) -> None:
         """Takes the operations `without` kernels, which plain torch serves.
 
-        `find_broken` returns more of them; it is asked when the model is there, and may wait. If `is_invariant`, the
-        bits of a row of linear layers are the same for all numbers of rows.
+        `find_broken` returns more of them; it is asked when the model is there, and may wait. `compile_caches` then
+        compiles the kernels of the kinds of quantized caches that the model has (`kv_rows.KINDS`). If `is_invariant`,
+        the bits of a row of linear layers are the same for all numbers of rows.
         """
         self._products = TritonLinear(is_invariant=is_invariant)
-        super().__init__(self._products, TritonQuantized(self._products))
+        super().__init__(self._products, TritonQuantized(self._products), ScalePlanes())
         self.packed_types = (*self.packed_types, *TritonQuantized.packed_types)
         self._attention: Attention | None = None  # made on the first tensor's device
         self._recorder = graphs.GraphRecorder()
-        self.recurrent = TritonRecurrent()
+        self.recurrent: EagerRecurrent = TritonRecurrent()
         self.sampling = TritonSampling()
         self.latent = TritonLatent(self.rms_norm, self.rotary, self._attention_of)
         self._find_broken = find_broken
+        self._compile_caches = compile_caches
         self._is_one_kernel = True  # `rotate_and_attend`
         self.leave_to_torch(without)
 
     def leave_to_torch(self, operations: Collection[str]) -> None:
         """Serves these operations by plain torch from now on.
 
-        `sampling` means all operations of sampling, `latent` those of latent attention, and `quantized` the layers with
-        quantized weights.
+        `sampling` means all operations of sampling, `latent` those of latent attention, `recurrent` those of recurrent
+        layers, and `quantized` the layers with quantized weights.
         """
-        for name in set(operations) - {"sampling", "quantized", "latent"}:
+        for name in set(operations) - {"sampling", "quantized", "latent", "recurrent"}:
             setattr(self, name, getattr(EagerBackend, name).__get__(self))
         if not {"rotate_and_store", "attention"}.isdisjoint(operations):
             self._is_one_kernel = False
@@ -73,6 +79,8 @@ class TritonBackend(EagerBackend[PlainWeight]):
             self._linear_layers = PlainLinear()
         if not {"linear", "quantized"}.isdisjoint(operations):
             self._quantized = DequantizedLinear(self._linear_layers)
+        if "recurrent" in operations:
+            self.recurrent = EagerRecurrent()
         if "sampling" in operations:
             self.sampling = EagerSampling()
         if "latent" in operations or not isinstance(self.latent, TritonLatent):
@@ -82,6 +90,8 @@ class TritonBackend(EagerBackend[PlainWeight]):
 
     def prepare(self, needs: ModelNeeds) -> None:
         self.leave_to_torch(self._find_broken())
+        if kinds := {KINDS[dtype] for dtype in needs.cache_dtypes if dtype in KINDS}:
+            self._compile_caches(kinds)
         super().prepare(needs)
 
     def gated_linear(self, x: Tensor, packed: PlainWeight | QuantizedLayer, activation: Activation = "silu") -> Tensor:

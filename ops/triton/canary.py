@@ -25,7 +25,7 @@ import triton
 
 import quire.ops.eager
 import quire.ops.triton
-from quire.ops.triton.canary_cases import UNDECIDED, Case
+from quire.ops.triton.canary_inputs import UNDECIDED, Case
 from quire.ops.triton.jobs import cache_folder
 
 logger = logging.getLogger(__name__)

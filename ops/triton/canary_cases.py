@@ -1,6 +1,7 @@
 """Small random cases of the operations that have kernels: what the canary runs on kernels and on plain torch."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,47 +18,11 @@ from quire.ops.quantized import QuantizedWeight
 from quire.ops.routing import ExpertRouter, Routing
 from quire.ops.sampling import RowParameters, TokenPlaces, tokens_in
 from quire.ops.triton.backend import TritonBackend
-
-UNDECIDED = "undecided: "
-"""Begins a finding that is of the card's other work, and not of kernels."""
+from quire.ops.triton.canary_inputs import Case, Inputs
+from quire.ops.triton.canary_states import recurrent
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 8, 2, 128, 16
-_DECODE = [(1, 1), (1, 300), (1, 37)]
-
-
-class Case(NamedTuple):
-    """A case.
-
-    Attributes:
-        name: of the case.
-        operations: methods of the backend that plain torch serves if the case fails.
-        run: computes results on a backend, from inputs that are the same at each call.
-    """
-
-    name: str
-    operations: tuple[str, ...]
-    run: Callable[[Any, "Inputs"], list[Tensor]]
-
-
-class Inputs:
-    """Makes the inputs of a case; they depend on the order of calls alone."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
-        self.dtype = dtype
-        self._random = torch.Generator().manual_seed(0)
-
-    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """Numbers of the normal distribution, times `scale`."""
-        return (torch.randn(shape, generator=self._random) * scale).to(self.dtype).to(self.device)
-
-    def ids(self, count: int, end: int) -> Tensor:
-        """[count] int64, each at least 0 and below `end`."""
-        return torch.randint(end, (count,), generator=self._random).to(self.device)
-
-    def place(self, values: Any, dtype: torch.dtype) -> Tensor:
-        """A tensor of these values."""
-        return torch.as_tensor(values, dtype=dtype).to(self.device)
+_DECODE, _MIXED = [(1, 1), (1, 300), (1, 37)], [(40, 40), (1, 90), (7, 70)]
 
 
 def backends() -> tuple[Backend[Any, Any, Any], Backend[Any, Any, Any]]:
@@ -122,9 +87,11 @@ def _rotary(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
     return [cos, sin, ops.rotary(make.normal(5, _HEADS, _HEAD_DIM), cos, sin)]
 
 
-def _pages(ops: Backend[Any, Any, Any], make: Inputs, num_pages: int) -> Tensor:
-    shape = ops.kv_cache_shape(num_pages, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, make.dtype)
-    return torch.zeros(shape, dtype=make.dtype, device=make.device)
+def _pages(ops: Backend[Any, Any, Any], make: Inputs, num_pages: int, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = dtype or make.dtype
+    shape = ops.kv_cache_shape(num_pages, _BLOCK_SIZE, _KV_HEADS, _HEAD_DIM, dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=make.device).view(dtype).view(shape)
 
 
 def _rotate_and_store(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
@@ -155,7 +122,9 @@ class _Rows(NamedTuple):
     slots: Tensor
 
 
-def _rows(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: Inputs) -> _Rows:
+def _rows(
+    rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: Inputs, dtype: torch.dtype | None = None
+) -> _Rows:
     """Each row has new tokens, and as many in all."""
     query_lens, seq_lens = (np.array(each, dtype=np.int64) for each in zip(*rows, strict=True))
     counts = -(-seq_lens // _BLOCK_SIZE)
@@ -164,7 +133,7 @@ def _rows(rows: list[tuple[int, int]], ops: Backend[Any, Any, Any], make: Inputs
         tables[row, :count] = 1 + counts[:row].sum() + np.arange(count)[::-1]
     positions = [np.arange(length) for length in seq_lens]
     places = [tables[row][each // _BLOCK_SIZE] * _BLOCK_SIZE + each % _BLOCK_SIZE for row, each in enumerate(positions)]
-    cache = _pages(ops, make, 1 + int(counts.sum()))
+    cache = _pages(ops, make, 1 + int(counts.sum()), dtype)
     slots = make.place(np.concatenate(places), torch.int64)
     k, v = (make.normal(len(slots), _KV_HEADS, _HEAD_DIM) for _ in range(2))
     ops.write_kv(k, v, cache, slots)
@@ -191,6 +160,15 @@ def _rotate_and_attend(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor
         new = NewHeads(heads, *_turns(ops, make, len(_DECODE)), step.cache, step.slots, norm=norm)
         results += [ops.rotate_and_attend(new, step.batch, form)]
         results += ops.read_kv(step.cache, step.slots)
+    return results
+
+
+def _quantized_cache(ops: Backend[Any, Any, Any], make: Inputs) -> list[Tensor]:
+    results: list[Tensor] = []
+    for rows in (_DECODE, _MIXED):
+        step = _rows(rows, ops, make, torch.float8_e4m3fn)
+        q = make.normal(len(step.slots), _HEADS, _HEAD_DIM)
+        results += [ops.attention(q, step.cache, step.batch, _FORMS[0]), *ops.read_kv(step.cache, step.slots)]
     return results
 
 
@@ -285,11 +263,14 @@ def _cases() -> Iterator[Case]:
     attention = ("attention", "partial_attention", "merge_attention")
     yield Case("decode attention", attention, partial(_attention, _DECODE))
     yield Case("rotation and decode attention", ("rotate_and_attend",), _rotate_and_attend)
-    yield Case("prompt attention", attention, partial(_attention, [(40, 40), (1, 90), (7, 70)]))
+    yield Case("prompt attention", attention, partial(_attention, _MIXED))
+    yield Case("quantized cache", ("write_kv", "rotate_and_store", "rotate_and_attend", *attention), _quantized_cache)
     yield Case("latent attention", ("latent",), _latent_attention)
     yield Case("route", ("route",), _route)
     for num_tokens in (1, 40):
         yield Case(f"experts of {num_tokens}", ("experts",), partial(_experts, num_tokens))
+    for num_tokens in (2, 7):
+        yield Case(f"recurrent layers of {num_tokens}", ("recurrent",), partial(recurrent, num_tokens))
     yield Case("sampling", ("sampling",), _sampling)
     yield Case("recorded sampling", ("sampling",), _recorded_sampling)
 

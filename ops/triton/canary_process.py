@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from quire.ops.triton.canary_cases import UNDECIDED, Case, Inputs
+from quire.ops.triton.canary_inputs import UNDECIDED, Case, Inputs
 
 _OCCUPIED = ("out of memory", "busy or unavailable")
 """Parts of CUDA's messages about a card that other work occupies."""

@@ -10,7 +10,7 @@ import triton.language as tl
 from quire.ops.triton.attention_scores import key_places, merge_parts, scaled_values, score_tile, softmax_step
 from quire.ops.triton.chain import start_next, wait_for_inputs
 from quire.ops.triton.decode_units import find_unit, finish_unit, list_units, row_range
-from quire.ops.triton.kv_rows import PAGE_ALIGNMENT, load_rows, store_rows
+from quire.ops.triton.kv_rows import PAGE_ALIGNMENT, head_begin, load_rows, store_rows
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.rotation import TOKEN_ALIGNMENT, cache_rows, rotated_heads
 
@@ -108,7 +108,6 @@ def rotate_and_attend(
     weight_ptr,
     scales_ptr,
     cache_ptr,
-    octets_ptr,
     out_ptr,
     seq_lens_ptr,
     tables_ptr,
@@ -146,9 +145,8 @@ def rotate_and_attend(
 ):
     """`rotate_and_store_heads` and `decode_attention` in one, for rows of one token each, with the bits of both.
 
-    The cache is passed as `cache_ptr` to be read and as `octets_ptr` to be written, see `kv_rows`. A program rotates
-    the query heads of its unit. That whose unit has the row's last keys stores the new key and value before it reads
-    them; no other program reads these.
+    A program rotates the query heads of its unit. That whose unit has the row's last keys stores the new key and value
+    before it reads them; no other program reads these.
     """
     start_next()
     wait_for_inputs()
@@ -182,12 +180,12 @@ def rotate_and_attend(
             slot = tl.load(slots_ptr + row)
             stored_heads = kv_head + pair * num_kv_heads
             is_stored = stored_heads < tl.where(slot >= 0, 2 * num_kv_heads, 0)
-            places = cache_rows(slot, stored_heads, page_stride, page_shift, ROW)
+            places, scale_places = cache_rows(slot, stored_heads, page_stride, page_shift, ROW, KIND)
             fixed = tl.full((2,), 1.0, tl.float32)
             if scales_ptr is not None:
                 fixed = tl.load(scales_ptr + stored_heads)
             store_rows(
-                octets_ptr, places, new.to(tl.float32), is_stored, fixed, HEAD_DIM, BLOCK_D, KIND,
+                cache_ptr, places, scale_places, new.to(tl.float32), is_stored, fixed, HEAD_DIM, BLOCK_D, KIND,
                 scales_ptr is not None,
             )  # fmt: skip
             tl.debug_barrier()  # all threads have stored before one of them reads
@@ -239,7 +237,7 @@ def attend_splits(
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + heads, mask=is_head, other=0.0)
     bias_heads = tl.where(is_head, heads, 0)
-    values_ptr = cache_ptr + (num_kv_heads << page_shift).to(tl.int64) * ROW
+    values_ptr = cache_ptr + head_begin(num_kv_heads.to(tl.int64), page_shift, ROW, KIND)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -251,15 +249,17 @@ def attend_splits(
         for start in tl.range(tile_begin, tl.minimum(tile_begin + size, end), BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)
             seen = (keys >= first) & (keys < end)
-            places = key_places(table_ptr, keys, seen, kv_head, page_stride, page_shift, ROW)
-            k, k_scales = load_rows(cache_ptr, places, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
+            places, scale_places = key_places(
+                table_ptr, keys, seen, kv_head, page_stride, page_shift, ROW, KIND
+            )  # fmt: skip
+            k, k_scales = load_rows(cache_ptr, places, scale_places, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
             distances = tl.broadcast_to((keys - (seq_len - 1))[None, :], (BLOCK_M, BLOCK_N))
             scores = score_tile(
                 q, k, k_scales, distances, bias_heads, slopes, bias_ptr, scale, softcap, reach,
                 KIND, HAS_SOFTCAP, slopes_ptr is not None,
             )  # fmt: skip
             scores = tl.where(seen[None, :], scores, float("-inf"))
-            v, v_scales = load_rows(values_ptr, places, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
+            v, v_scales = load_rows(values_ptr, places, scale_places, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
             v = scaled_values(v, v_scales, KIND)
             own_most, own_total, own_acc = softmax_step(scores, own_most, own_total, own_acc, v, v_scales, KIND)
         most, total, acc = merge_parts(most, total, acc, own_most, own_total, own_acc)

@@ -6,10 +6,10 @@ Work is divided as that of `decode_attention.py`: tiles of query heads stand for
 import triton
 import triton.language as tl
 
-from quire.ops.triton.attention_scores import NO_WINDOW, merge_parts, scaled_values, softmax_step
+from quire.ops.triton.attention_scores import NO_WINDOW, merge_parts
 from quire.ops.triton.chain import start_next, wait_for_inputs
 from quire.ops.triton.decode_units import find_unit, finish_unit, list_units, row_range
-from quire.ops.triton.kv_rows import load_rows
+from quire.ops.triton.latent_keys import add_latents, load_queries
 from quire.ops.triton.launch import Kernel
 
 _NO_WINDOW = tl.constexpr(NO_WINDOW)
@@ -22,6 +22,7 @@ def decode_latents(
     cache_ptr,
     out_ptr,
     lse_ptr,
+    starts_ptr,
     seq_lens_ptr,
     tables_ptr,
     parts_ptr,
@@ -51,15 +52,16 @@ def decode_latents(
 ):
     """`group` heads are a tile. A row's rotated key begins at its element `ROTATED_AT`. `q_stride` and `q_head_stride`
     lead from token to token and from head to head; strides of the cache count `UNIT` elements.
+    Without `starts_ptr`, each row has one token; with it, rows that have another number are left out.
     """
     start_next()
     wait_for_inputs()
     has_parts, part_ends, unit_ends, num_units = list_units(
-        None, seq_lens_ptr, None, num_rows, num_tiles, max_parts, _NO_WINDOW, _NO_WINDOW, 0, BLOCK_ROWS, "none", BLOCK_N
-    )
+        starts_ptr, seq_lens_ptr, None, num_rows, num_tiles, max_parts, _NO_WINDOW, _NO_WINDOW, 0,
+        BLOCK_ROWS, "none", BLOCK_N,
+    )  # fmt: skip
     lanes = tl.arange(0, BLOCK_M)
     is_head = lanes < group
-    latent, rotated = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
     page_stride = page_stride.to(tl.int64) * UNIT
     token_stride = token_stride * UNIT
     for item in range(tl.program_id(0), num_units * num_tiles, tl.num_programs(0)):
@@ -68,15 +70,15 @@ def decode_latents(
         begin, _, end, size, row_splits = row_range(
             tl.load(seq_lens_ptr + row), 0, 0, _NO_WINDOW, _NO_WINDOW, 0, "none", BLOCK_N
         )
+        token = row
+        if starts_ptr is not None:
+            token = tl.load(starts_ptr + row)
         heads = tile * group + lanes
-        q_rows = row.to(tl.int64) * (num_tiles * group) + heads
-        q_places = row.to(tl.int64) * q_stride + heads.to(tl.int64) * q_head_stride
-        q_mask = is_head[:, None] & (latent < RANK)[None, :]
-        q = tl.load(q_ptr + q_places[:, None] + latent[None, :], mask=q_mask, other=0.0)
-        rotated_mask = is_head[:, None] & (rotated < ROTARY_DIM)[None, :]
-        q_rotated = tl.load(
-            q_rotated_ptr + q_rows[:, None] * ROTARY_DIM + rotated[None, :], mask=rotated_mask, other=0.0
-        )
+        q_rows = token.to(tl.int64) * (num_tiles * group) + heads
+        q_places = token.to(tl.int64) * q_stride + heads.to(tl.int64) * q_head_stride
+        q, q_rotated = load_queries(
+            q_ptr, q_rotated_ptr, q_places, q_rows, is_head, RANK, BLOCK_R, ROTARY_DIM, BLOCK_P
+        )  # fmt: skip
         most, total, acc = attend_latents(
             q, q_rotated, cache_ptr, tables_ptr + row.to(tl.int64) * table_stride, begin, end, size, split,
             tl.where(is_split, split + 1, row_splits), page_stride, token_stride, page_shift, scale,
@@ -127,15 +129,9 @@ def attend_latents(
             seen = keys < end
             pages = tl.load(table_ptr + (keys >> page_shift), mask=seen, other=0).to(tl.int64)
             places = pages * page_stride + (keys & ((1 << page_shift) - 1)) * token_stride
-            latents, scales = load_rows(cache_ptr, places, seen, RANK, BLOCK_R, KIND, q.dtype)
-            k, k_scales = load_rows(cache_ptr, places + ROTATED_AT, seen, ROTARY_DIM, BLOCK_P, KIND, q.dtype)
-            scores = tl.dot(q, tl.trans(latents), input_precision="ieee")
-            rotated_scores = tl.dot(q_rotated, tl.trans(k), input_precision="ieee")
-            if KIND != "plain":
-                scores *= scales[None, :]
-                rotated_scores *= k_scales[None, :]
-            scores = tl.where(seen[None, :], (scores + rotated_scores) * scale, float("-inf"))
-            values = scaled_values(latents, scales, KIND)
-            own_most, own_total, own_acc = softmax_step(scores, own_most, own_total, own_acc, values, scales, KIND)
+            own_most, own_total, own_acc = add_latents(
+                own_most, own_total, own_acc, q, q_rotated, cache_ptr, places, seen, seen[None, :], scale,
+                RANK, BLOCK_R, ROTARY_DIM, BLOCK_P, ROTATED_AT, KIND,
+            )  # fmt: skip
         most, total, acc = merge_parts(most, total, acc, own_most, own_total, own_acc)
     return most, total, acc

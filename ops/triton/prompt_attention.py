@@ -14,7 +14,7 @@ from quire.ops.triton.attention_scores import (
     softmax_step,
     visible_range,
 )
-from quire.ops.triton.kv_rows import PAGE_ALIGNMENT, load_rows
+from quire.ops.triton.kv_rows import PAGE_ALIGNMENT, head_begin, load_rows
 from quire.ops.triton.launch import Kernel
 
 _PAGE_ALIGNMENT = tl.constexpr(PAGE_ALIGNMENT)
@@ -26,7 +26,7 @@ def num_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
 
 
 @triton.jit
-def _find_row(starts_ptr, block, num_rows, block_q):
+def find_row(starts_ptr, block, num_rows, block_q):
     """The row of a block, if row r's first block is `starts[r] // block_q + r`, which leaves room for those before."""
     low = tl.full((), 0, tl.int32)
     high = num_rows
@@ -79,8 +79,10 @@ def _attend_tiles(
     for start in tl.range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         in_range = (keys >= least) & (keys < limit)
-        places = key_places(table_ptr, keys, in_range, kv_head, page_stride, page_shift, ROW)
-        k, k_scales = load_rows(cache_ptr, places, in_range, HEAD_DIM, BLOCK_D, KIND, q.dtype)
+        places, scale_places = key_places(
+            table_ptr, keys, in_range, kv_head, page_stride, page_shift, ROW, KIND
+        )  # fmt: skip
+        k, k_scales = load_rows(cache_ptr, places, scale_places, in_range, HEAD_DIM, BLOCK_D, KIND, q.dtype)
         distances = keys[None, :] - positions[:, None]
         scores = score_tile(
             q, k, k_scales, distances, heads, slopes, bias_ptr, scale, softcap, reach, KIND, HAS_SOFTCAP, HAS_SLOPES
@@ -88,7 +90,7 @@ def _attend_tiles(
         if IS_MASKED:
             is_seen = (keys[None, :] >= firsts[:, None]) & (keys[None, :] < ends[:, None])
             scores = tl.where(is_seen, scores, float("-inf"))
-        v, v_scales = load_rows(values_ptr, places, in_range, HEAD_DIM, BLOCK_D, KIND, q.dtype)
+        v, v_scales = load_rows(values_ptr, places, scale_places, in_range, HEAD_DIM, BLOCK_D, KIND, q.dtype)
         v = scaled_values(v, v_scales, KIND)
         most, total, acc = softmax_step(scores, most, total, acc, v, v_scales, KIND)
     return most, total, acc
@@ -136,7 +138,7 @@ def prompt_attention(
     # The last blocks of a prompt see the most keys, so they begin first.
     block = tl.num_programs(1) - 1 - tl.program_id(1)
     kv_head = tl.program_id(0)
-    row = _find_row(starts_ptr, block, num_rows, block_q)
+    row = find_row(starts_ptr, block, num_rows, block_q)
     start = tl.load(starts_ptr + row)
     query_len = tl.load(starts_ptr + row + 1) - start
     seq_len = tl.load(seq_lens_ptr + row)
@@ -174,7 +176,7 @@ def prompt_attention(
     if slopes_ptr is not None:
         slopes = tl.load(slopes_ptr + heads)
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
-    values_ptr = cache_ptr + (num_kv_heads << page_shift).to(tl.int64) * ROW
+    values_ptr = cache_ptr + head_begin(num_kv_heads.to(tl.int64), page_shift, ROW, KIND)
     page_stride = tl.multiple_of(page_stride.to(tl.int64), _PAGE_ALIGNMENT)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)

@@ -9,9 +9,17 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.backend import NewHeads
-from quire.ops.cache_rows import in_octets
+from quire.ops.cache_rows import in_octets, row_size
 from quire.ops.triton.chain import start_next, wait_for_inputs
-from quire.ops.triton.kv_rows import MAX_HEAD_DIM, PLAIN_KINDS, has_kernels, kind_of, page_shift, store_rows
+from quire.ops.triton.kv_rows import (
+    MAX_HEAD_DIM,
+    PLAIN_KINDS,
+    QUANTIZED_FORMS,
+    has_kernels,
+    kind_of,
+    page_shift,
+    store_rows,
+)
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.rotation import TOKEN_ALIGNMENT, cache_rows, rotated_heads
 from quire.ops.triton.tiles import USUAL
@@ -117,11 +125,14 @@ def rotate_and_store_heads(
         slot = tl.load(slots_ptr + token)
         kv_head = head - num_heads  # values lie behind keys, in the token's heads and in the page
         is_stored = (kv_head >= 0) & (kv_head < tl.where(slot >= 0, 2 * num_kv_heads, 0))
-        rows = cache_rows(slot, kv_head, page_stride, page_shift, ROW)
+        rows, scale_rows = cache_rows(slot, kv_head, page_stride, page_shift, ROW, KIND)
         fixed = tl.full((BLOCK_HEADS,), 1.0, tl.float32)
         if scales_ptr is not None:
             fixed = tl.load(scales_ptr + kv_head, mask=is_stored, other=1.0)
-        store_rows(cache_ptr, rows, x.to(tl.float32), is_stored, fixed, HEAD_DIM, BLOCK_D, KIND, scales_ptr is not None)
+        store_rows(
+            cache_ptr, rows, scale_rows, x.to(tl.float32), is_stored, fixed, HEAD_DIM, BLOCK_D, KIND,
+            scales_ptr is not None,
+        )  # fmt: skip
 
 
 @Kernel
@@ -155,26 +166,38 @@ def write_heads(
         x = tl.load(row_ptr + head[:, None] * HEAD_DIM + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     slot = tl.load(slots_ptr + token)
     kv_head = head + tl.program_id(2) * num_kv_heads
-    rows = cache_rows(slot, kv_head, page_stride, page_shift, ROW)
+    rows, scale_rows = cache_rows(slot, kv_head, page_stride, page_shift, ROW, KIND)
     fixed = tl.full((BLOCK_HEADS,), 1.0, tl.float32)
     if scales_ptr is not None:
         fixed = tl.load(scales_ptr + kv_head, mask=is_head, other=1.0)
     is_stored = head < tl.where(slot >= 0, num_kv_heads, 0)
-    store_rows(cache_ptr, rows, x, is_stored, fixed, HEAD_DIM, BLOCK_D, KIND, scales_ptr is not None)
+    store_rows(cache_ptr, rows, scale_rows, x, is_stored, fixed, HEAD_DIM, BLOCK_D, KIND, scales_ptr is not None)
 
 
 def variants() -> Iterator[Variant]:
     """Lists the kernels for the usual heads, which are rotated whole."""
-    for name, head_dim, has_norm in itertools.product(USUAL, (64, 128, 256), (False, True)):
-        tensors = dict.fromkeys(("heads_ptr", "q_ptr", "cos_ptr", "sin_ptr", "cache_ptr", "weight_ptr"), f"*{name}")
-        sizes = ("token_stride", "page_stride", "page_shift", "num_heads", "num_kv_heads")
-        types = {**tensors, "slots_ptr": "*i64", **dict.fromkeys(sizes, "i32"), "eps": "fp32"}
-        constants: dict[str, object] = {
-            "HEAD_DIM": head_dim, "BLOCK_D": head_dim, "ROTARY_DIM": head_dim, "IS_INTERLEAVED": False,
-            "ROW": head_dim, "KIND": "plain", "BLOCK_HEADS": BLOCK_HEADS, "scales_ptr": None,
-        }  # fmt: skip
-        if not has_norm:
-            del types["weight_ptr"]
-            constants["weight_ptr"] = None
-        reason = "eight numbers a thread: one load of 16 bytes"
-        yield Variant(rotate_and_store_heads, types, constants, num_warps(head_dim), 1, reason)
+    for name, head_dim, has_norm in itertools.product(USUAL, (64, 128, 256, 512), (False, True)):
+        yield _variant(name, head_dim, None, has_norm=has_norm, has_scales=False)
+    for (dtype, has_scales), head_dim, has_norm in itertools.product(QUANTIZED_FORMS, (64, 128, 256), (False, True)):
+        yield _variant(USUAL[0], head_dim, dtype, has_norm=has_norm, has_scales=has_scales)
+
+
+def _variant(name: str, head_dim: int, cache_dtype: torch.dtype | None, *, has_norm: bool, has_scales: bool) -> Variant:
+    """`cache_dtype` is that of a quantized cache."""
+    kind = "" if cache_dtype is None else kind_of(cache_dtype)
+    tensors = dict.fromkeys(("heads_ptr", "q_ptr", "cos_ptr", "sin_ptr", "cache_ptr", "weight_ptr"), f"*{name}")
+    sizes = ("token_stride", "page_stride", "page_shift", "num_heads", "num_kv_heads")
+    types = {**tensors, "slots_ptr": "*i64", "scales_ptr": "*fp32", **dict.fromkeys(sizes, "i32"), "eps": "fp32"}
+    if cache_dtype is not None:
+        types["cache_ptr"] = "*u8"
+    constants: dict[str, object] = {
+        "HEAD_DIM": head_dim, "BLOCK_D": head_dim, "ROTARY_DIM": head_dim, "IS_INTERLEAVED": False,
+        "ROW": head_dim if cache_dtype is None else row_size(head_dim, cache_dtype), "KIND": kind or "plain",
+        "BLOCK_HEADS": BLOCK_HEADS,
+    }  # fmt: skip
+    for pointer, is_there in (("weight_ptr", has_norm), ("scales_ptr", has_scales)):
+        if not is_there:
+            del types[pointer]
+            constants[pointer] = None
+    reason = "eight numbers a thread: one load of 16 bytes"
+    return Variant(rotate_and_store_heads, types, constants, num_warps(head_dim), 1, reason, kind)

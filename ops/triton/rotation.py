@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from quire.ops.triton.kv_rows import PAGE_ALIGNMENT
+from quire.ops.triton.kv_rows import PAGE_ALIGNMENT, head_begin, row_places
 
 TOKEN_ALIGNMENT = 8
 """Elements to whose multiples the stride from token to token is aligned."""
@@ -12,11 +12,12 @@ _PAGE_ALIGNMENT = tl.constexpr(PAGE_ALIGNMENT)
 
 
 @triton.jit
-def cache_rows(slot, kv_head, page_stride, page_shift, ROW: tl.constexpr):
-    """Offsets of the rows of a slot; values lie behind keys in the page, so that their heads are further ones."""
+def cache_rows(slot, kv_head, page_stride, page_shift, ROW: tl.constexpr, KIND: tl.constexpr):
+    """Places of a slot's rows and of their scales; values lie behind keys, so that their heads are further ones."""
     page, offset = slot >> page_shift, slot & ((1 << page_shift) - 1)
     page_stride = tl.multiple_of(page_stride.to(tl.int64), _PAGE_ALIGNMENT)
-    return page * page_stride + ((kv_head.to(tl.int64) << page_shift) + offset) * ROW
+    begins = page * page_stride + head_begin(kv_head.to(tl.int64), page_shift, ROW, KIND)
+    return row_places(begins, offset, page_shift, ROW, KIND)
 
 
 @triton.jit

@@ -7,11 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.cache_rows import in_octets
 from quire.ops.latent import Selection
 from quire.ops.triton import kv_rows
 from quire.ops.triton.attention import decode_tiles, has_tiles
 from quire.ops.triton.attention_scores import LOG2_E, finish, scaled_values, score_tile, softmax_step
-from quire.ops.triton.kv_rows import PAGE_ALIGNMENT, load_rows
+from quire.ops.triton.kv_rows import PAGE_ALIGNMENT, head_begin, load_rows, row_places
 from quire.ops.triton.launch import Kernel
 
 _PAGE_ALIGNMENT = tl.constexpr(PAGE_ALIGNMENT)
@@ -30,7 +31,7 @@ def attend_selected(q: Tensor, kv_cache: Tensor, selection: Selection, scale: fl
     out = torch.empty_like(q)
     selected_attention(
         (num_kv_heads, num_tokens),
-        q, kv_cache, out, selection.slots, selection.counts,
+        q, in_octets(kv_cache), out, selection.slots, selection.counts,
         num_kv_heads, num_heads // num_kv_heads, selection.slots.stride(0), kv_cache.stride(0),
         kv_rows.page_shift(kv_cache), float(scale * LOG2_E),
         HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
@@ -80,7 +81,7 @@ def selected_attention(
     mask = (lanes < group)[:, None] & (columns < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + places, mask=mask, other=0.0)
     page_stride = tl.multiple_of(page_stride.to(tl.int64), _PAGE_ALIGNMENT)
-    values_ptr = cache_ptr + (num_kv_heads << page_shift).to(tl.int64) * ROW
+    values_ptr = cache_ptr + head_begin(num_kv_heads.to(tl.int64), page_shift, ROW, KIND)
     count = tl.load(counts_ptr + token).to(tl.int32)
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -90,12 +91,12 @@ def selected_attention(
         numbers = start + tl.arange(0, BLOCK_N)
         seen = numbers < count
         slots = tl.load(slots_ptr + token * slots_stride + numbers, mask=seen, other=0)
-        offset = (kv_head << page_shift) + (slots & ((1 << page_shift) - 1))
-        rows = (slots >> page_shift).to(tl.int64) * page_stride + offset * ROW
-        k, k_scales = load_rows(cache_ptr, rows, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
+        begins = (slots >> page_shift).to(tl.int64) * page_stride + head_begin(kv_head, page_shift, ROW, KIND)
+        rows, scale_rows = row_places(begins, slots & ((1 << page_shift) - 1), page_shift, ROW, KIND)
+        k, k_scales = load_rows(cache_ptr, rows, scale_rows, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
         scores = score_tile(q, k, k_scales, none, heads, total, None, scale, 0.0, 0, KIND, False, False)
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        v, v_scales = load_rows(values_ptr, rows, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
+        v, v_scales = load_rows(values_ptr, rows, scale_rows, seen, HEAD_DIM, BLOCK_D, KIND, q.dtype)
         v = scaled_values(v, v_scales, KIND)
         most, total, acc = softmax_step(scores, most, total, acc, v, v_scales, KIND)
     out, _ = finish(most, total, acc, tl.full((BLOCK_M,), float("-inf"), tl.float32))

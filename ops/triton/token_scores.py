@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.ops.cache_rows import in_octets
 from quire.ops.triton import kv_rows
-from quire.ops.triton.kv_rows import load_rows
+from quire.ops.triton.kv_rows import load_rows, scales_behind
 from quire.ops.triton.launch import Kernel
 from quire.ops.triton.rows import PagedRows
 from quire.ops.triton.tiles import USUAL, VECTOR
@@ -58,9 +59,10 @@ def score_tokens(
         weights = tl.load(weights_ptr + row * num_heads + heads, mask=is_head, other=0.0).to(tl.float32)
         pages = tl.load(tables_ptr + row * table_stride + (keys >> page_shift), mask=seen, other=0).to(tl.int64)
         offsets = (keys & ((1 << page_shift) - 1)) * (token_stride * UNIT)
+        places = pages * (page_stride.to(tl.int64) * UNIT) + offsets
         k, k_scales = load_rows(
-            cache_ptr, pages * (page_stride.to(tl.int64) * UNIT) + offsets, seen, SIZE, BLOCK_D, KIND, q.dtype
-        )
+            cache_ptr, places, scales_behind(places, SIZE, KIND), seen, SIZE, BLOCK_D, KIND, q.dtype
+        )  # fmt: skip
         products = tl.dot(q, tl.trans(k), input_precision="ieee")
         if KIND != "plain":
             products *= k_scales[None, :]
@@ -79,7 +81,7 @@ def score(q: Tensor, weights: Tensor, cache: Tensor, rows: PagedRows, scale: flo
     out = torch.empty(num_rows, num_columns, dtype=torch.float32, device=q.device)
     score_tokens(
         (num_rows, triton.cdiv(num_columns, _BLOCK_N)),
-        q.contiguous(), weights.contiguous(), cache, out, rows.seq_lens, rows.block_tables,
+        q.contiguous(), weights.contiguous(), in_octets(cache), out, rows.seq_lens, rows.block_tables,
         num_heads, num_columns, rows.block_tables.stride(0), cache.stride(0) // unit, cache.stride(1) // unit,
         cache.shape[1].bit_length() - 1, float(scale),
         SIZE=size, BLOCK_D=max(16, triton.next_power_of_2(size)), BLOCK_H=max(16, triton.next_power_of_2(num_heads)),

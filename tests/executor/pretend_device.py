@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, overrides
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire.ops
 from quire.ops.eager.backend import EagerBackend
@@ -168,6 +169,29 @@ class PretendDevice(TorchFunctionMode):
         if asked is not None and asked.type != "meta":
             is_there = asked.type == "cuda"
         return _there(out) if is_there else out
+
+
+class Launches(TorchDispatchMode):
+    """Sees the operations of torch that launch kernels, which are those that compute or copy.
+
+    Attributes:
+        names: of the operations.
+    """
+
+    WITHOUT_KERNELS = ("empty", "new_empty", "_unsafe_view", "set_", "lift_fresh", "detach")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def is_counted(self) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name = func.overloadpacket.__name__
+        if self.is_counted() and not func.is_view and name not in self.WITHOUT_KERNELS:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 def enter_pretended_device() -> None:

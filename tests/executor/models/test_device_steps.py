@@ -65,7 +65,9 @@ def test_the_launches_of_a_decode_step_read_nothing_either(
     assert launched
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "qwen3_moe", "deepseek_v3", "deepseek_v32"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen3", "qwen3_moe", "deepseek_v3", "deepseek_v32", "gemma4_text", "qwen4_exp_text"]
+)
 def test_a_decode_step_can_be_captured(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With our kernels, no operation of the step needs the host: it reads nothing, and nothing is sent."""
     write_checkpoint(tmp_path, model_type)
@@ -93,6 +95,29 @@ def test_a_decode_step_can_be_captured(model_type: str, tmp_path: Path, monkeypa
     for own, theirs in zip(got, expected, strict=True):
         for row, logits in own.items():
             assert torch.equal(logits.as_subclass(torch.Tensor), theirs[row].as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_text", "qwen4_exp_text", "mamba", "recurrent_gemma", "falcon_mamba"])
+def test_the_launches_of_a_decode_step_can_be_captured(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, where the interpreter would be slow: kernels do not run."""
+    monkeypatch.setattr(Kernel, "__call__", lambda *_, **__: None)
+    write_checkpoint(tmp_path, model_type)
+    spec = read_spec(tmp_path, dtype="bfloat16")
+    with PretendDevice() as device:
+        there = PagedDriver(load_model(spec, device="cuda"), 2, 64, device="cuda")
+        there.step(PROMPTS)
+        there.sends_rows = True
+        forward = there.model.forward
+
+        def captured(*arguments: Any) -> torch.Tensor:
+            with there.ops._recorder._capturing():
+                return forward(*arguments)
+
+        monkeypatch.setattr(there.model, "forward", captured)
+        with device.without_reads():
+            there.launch(STEPS[0])
 
 
 DUAL_CHUNKS = {"dual_chunk_attention_config": {"chunk_size": 16, "local_size": 4}, "layer_types": None}

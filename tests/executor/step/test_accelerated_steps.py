@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.core.config.cache import CacheConfig
 from quire.core.wire.protocol import EngineRequest, StepPlan
@@ -25,7 +24,7 @@ from quire.ops.eager.sampling import EagerSampling
 from quire.ops.sampling import new_tokens
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.graphs import RULES
-from tests.executor.pretend_device import PretendDevice
+from tests.executor.pretend_device import Launches, PretendDevice
 from tests.executor.step.test_model_runner import (
     NUM_BLOCKS,
     engine_config,
@@ -164,20 +163,11 @@ def sample_prompts_alone(self: Sampler, logits: torch.Tensor, batch: SampleBatch
     return _sample(self, logits, batch)
 
 
-class Outside(TorchDispatchMode):
-    """Sees the operations of a step that no recording has, but for those that make no kernel."""
+class Outside(Launches):
+    """Sees the launches of a step that no recording has."""
 
-    WITHOUT_KERNELS = ("empty", "new_empty", "_unsafe_view", "set_", "lift_fresh", "detach")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        name = func.overloadpacket.__name__
-        if not Again.is_running and not func.is_view and name not in self.WITHOUT_KERNELS:
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
+    def is_counted(self) -> bool:
+        return not Again.is_running
 
 
 @pytest.mark.parametrize("kind", [0, 3])

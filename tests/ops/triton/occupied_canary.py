@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
-from quire.ops.triton.canary_cases import Case, Inputs
+from quire.ops.triton.canary_inputs import Case, Inputs
 
 
 class CrowdedBackend(EagerBackend[Any]):

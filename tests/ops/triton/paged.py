@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import AttentionForm
+from quire.ops.cache_pages import ScalePlanes
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from quire.ops.triton.attention import Attention, covers
@@ -14,7 +15,7 @@ from quire.ops.triton.rows import PagedRows
 from tests.ops.test_attention import Step
 from tests.ops.triton.conftest import DEVICE
 
-EAGER = EagerBackend(PlainLinear())
+EAGER = EagerBackend(PlainLinear(), pages=ScalePlanes())
 ATTENTION = Attention(torch.device(DEVICE))
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 FORMS: list[dict[str, Any]] = [

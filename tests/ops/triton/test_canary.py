@@ -9,7 +9,8 @@ import torch
 
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.canary import Canary
-from quire.ops.triton.canary_cases import CASES, Case, backends
+from quire.ops.triton.canary_cases import CASES, backends
+from quire.ops.triton.canary_inputs import Case
 from quire.ops.triton.canary_process import difference, fault_of
 from tests.ops.triton.conftest import DEVICE
 

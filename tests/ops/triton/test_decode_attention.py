@@ -29,6 +29,7 @@ SHAPES = [
     {"num_heads": 71, "num_kv_heads": 1, "head_dim": 16, "block_size": 64},
     {"num_heads": 2, "num_kv_heads": 1, "head_dim": 192, "page_gap": 32},
     {"num_heads": 1, "num_kv_heads": 1, "head_dim": 256, "dtype": torch.bfloat16},
+    {"num_heads": 4, "num_kv_heads": 1, "head_dim": 512, "dtype": torch.bfloat16},
 ]
 
 

@@ -1,4 +1,4 @@
-"""Latent attention of rows with one new token each, against plain torch."""
+"""Latent attention as kernels, in decode steps and prompts, and to selected keys, against plain torch."""
 
 from typing import Any
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.latent import EagerLatent
 from quire.ops.eager.linear import PlainLinear
+from quire.ops.eager.selection import attend_selected
+from quire.ops.latent import Selection
 from quire.ops.triton.backend import TritonBackend
 from quire.ops.triton.latent import heads_of_program
 from tests.ops.test_latent import Sparse, Step
@@ -49,15 +51,54 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shapes_of_models(shape: dict[str, Any], by_kernels: None) -> None:
-    step = decode_step(**shape)
+def assert_right(step: Step) -> None:
     out, lse = step.run_partly()
     expected, sums = step.expected_parts()
     tolerance = 2e-5 if step.q.dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.cpu().double(), expected.cpu(), atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse.cpu().double(), sums.cpu(), atol=tolerance, rtol=tolerance)
     assert torch.equal(step.run(), out)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes_of_models(shape: dict[str, Any], by_kernels: None) -> None:
+    step = decode_step(**shape)
+    assert_right(step)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_prompts_beside_decode_steps(shape: dict[str, Any], by_kernels: None) -> None:
+    assert_right(on_device(Step(TritonBackend(), [(9, 70), (1, 40), (33, 33), (2, 2)], **shape)))
+
+
+def test_a_decode_step_has_the_same_bits_beside_prompts(by_kernels: None) -> None:
+    step = on_device(Step(TritonBackend(), [(1, 300), (5, 20)], heads=2, rank=16, rotary_dim=8))
+    batch = step.ops.attention_batch(
+        step.query_lens[:1], step.seq_lens[:1], step.tables[:1], step.slots[:1], block_size=step.block_size
+    )
+    alone = step.ops.latent.latent_attention(step.q[:1], step.q_rotated[:1], step.cache, batch, scale=step.scale)
+    assert torch.equal(step.run()[:1], alone)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES[:3], {"heads": 3, "rank": 32, "rotary_dim": 16, "cache_dtype": torch.int8}])
+def test_keys_that_are_selected(shape: dict[str, Any], by_kernels: None) -> None:
+    step = on_device(Step(TritonBackend(), [(2, 90), (1, 30)], **shape))
+    slots = torch.full((3, 70), int(step.tables[0][0]) * step.block_size, dtype=torch.int32)
+    counts = torch.tensor([67, 1, 30])
+    random = torch.Generator().manual_seed(1)
+    for token, (row, count) in enumerate(zip([0, 0, 1], counts.tolist(), strict=True)):
+        positions = torch.randperm(int(step.seq_lens[row]), generator=random)[:count]
+        pages = torch.from_numpy(np.asarray(step.tables[row]))[positions // step.block_size]
+        slots[token, :count] = pages * step.block_size + positions % step.block_size
+    expected = attend_selected(
+        step.q.cpu(), step.q_rotated.cpu(), step.cache.cpu(), Selection(slots, counts), step.scale
+    )  # fmt: skip
+    there = Selection(slots.to(DEVICE), counts.to(DEVICE))
+    got = step.ops.latent.latent_attention(
+        step.q, step.q_rotated, step.cache, step.batch(), scale=step.scale, selection=there
+    )  # fmt: skip
+    tolerance = 2e-5 if step.q.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.cpu(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2])

@@ -20,6 +20,7 @@ SHAPES: list[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
     {"num_heads": 3, "num_kv_heads": 1, "head_dim": 80, "block_size": 8},
     {"num_heads": 4, "num_kv_heads": 1, "head_dim": 128, "dtype": torch.bfloat16, "page_gap": 16},
+    {"num_heads": 2, "num_kv_heads": 1, "head_dim": 512, "dtype": torch.float16},
     {"num_heads": 17, "num_kv_heads": 1, "head_dim": 16, "dtype": torch.float16, "block_size": 32},
 ]
 

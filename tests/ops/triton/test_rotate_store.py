@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from quire.ops.backend import NewHeads
+from quire.ops.cache_pages import ScalePlanes, planes
 from quire.ops.cache_rows import LARGEST_CODE, in_octets
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
 from quire.ops.triton.backend import TritonBackend
 from tests.ops.triton.conftest import DEVICE
 
-EAGER, TRITON = EagerBackend(PlainLinear()), TritonBackend()
+EAGER, TRITON = EagerBackend(PlainLinear(), pages=ScalePlanes()), TritonBackend()
 NUM_TOKENS, NUM_PAGES, POISON = 3, 4, 0x46
 
 
@@ -34,13 +35,12 @@ def inputs(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype)
     return torch.randn(NUM_TOKENS, num_heads + 2 * num_kv_heads, head_dim, generator=random).to(DEVICE, dtype)
 
 
-def assert_same_cache(got: Tensor, expected: Tensor, size: int) -> None:
+def assert_same_cache(got: Tensor, expected: Tensor) -> None:
     """Scales and plain rows are equal up to rounding, and codes up to one."""
     if expected.dtype not in LARGEST_CODE:
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-6, equal_nan=True)
         return
-    codes = size // 2 if expected.dtype == torch.uint8 else size
-    (a, b), (c, d) = (in_octets(x).split((codes, 4), dim=-1) for x in (got, expected))
+    (a, b), (c, d) = (planes(in_octets(x)) for x in (got, expected))
     torch.testing.assert_close(b.contiguous().view(torch.float32), d.contiguous().view(torch.float32))
     assert (a != c).float().mean() < 0.01  # a value at the middle of two codes
     if expected.dtype == torch.uint8:
@@ -98,11 +98,11 @@ def test_quantized_rows_are_those_of_plain_torch(head_dim: int, dtype: torch.dty
     k, v = heads[:, 3:6], heads[:, 6:]
     TRITON.write_kv(k, v, got, slots, scales)
     EAGER.write_kv(k, v, expected, slots, scales)
-    assert_same_cache(got, expected, head_dim)
+    assert_same_cache(got, expected)
     got = empty_cache(3, 8, head_dim, dtype, gap=16)
     cos = sin = torch.empty(NUM_TOKENS, 1, 0, device=DEVICE)
     assert torch.equal(TRITON.rotate_and_store(NewHeads(heads, cos, sin, got, slots, scales=scales)), heads[:, :3])
-    assert_same_cache(got, expected, head_dim)
+    assert_same_cache(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8, torch.uint8, torch.float8_e5m2])
@@ -115,7 +115,7 @@ def test_the_cache_stays_finite(dtype: torch.dtype) -> None:
     EAGER.write_kv(x, -x, expected, slots)
     for cache in (got, expected):
         assert all(torch.isfinite(rows).all() for rows in EAGER.read_kv(cache, slots))
-    assert_same_cache(got, expected, 32)
+    assert_same_cache(got, expected)
 
 
 def test_a_narrower_cache_holds_its_largest_number() -> None:
