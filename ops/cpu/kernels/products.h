@@ -119,7 +119,7 @@ constexpr std::array<MultiplyCodes<C>, sizeof...(I)> code_functions(std::integer
 constexpr auto TILES = tile_functions(std::make_integer_sequence<int, MOST_ROWS>());
 template <class C> constexpr auto CODES = code_functions<C>(std::make_integer_sequence<int, MOST_ROWS>());
 
-// See `Weight::multiply`.
+// See `Weight::multiply`. All tiles read float32 where it is.
 template <class C>
 void multiply_panels(const Layout<C>& weight, const uint8_t* panel, int count, const float* x, const Tiles& tiles,
                      float* sums) {
@@ -128,7 +128,8 @@ void multiply_panels(const Layout<C>& weight, const uint8_t* panel, int count, c
         return multiply_codes<C, 1, group_of(1), false>(weight, panel, 0, inputs, x, sums, nullptr);
     if (tiles.rows == 2 && count == group_of(2))
         return multiply_codes<C, 2, group_of(2), false>(weight, panel, 0, inputs, x, sums, nullptr);
-    alignas(64) float kept[MOST_STEPS * PANEL];
+    constexpr bool IS_WHOLE = std::is_same_v<C, Plain<float>>;  // a panel is what would be kept of it
+    alignas(64) float kept[IS_WHOLE ? 1 : MOST_STEPS * PANEL];
     const long stride = weight.panel_bytes();
     for (long step = 0, end; step < inputs; step = end) {
         end = std::min(weight.part_end(step), inputs);
@@ -140,8 +141,15 @@ void multiply_panels(const Layout<C>& weight, const uint8_t* panel, int count, c
                 const int rows = tiles.size(tile);
                 const float* part = x + tiles.start(tile) * inputs + step * rows;
                 float* to = sums + (i * tiles.rows + tiles.start(tile)) * PANEL;
-                if (tile == 0) CODES<C>[rows - 1](weight, own, step, end, part, to, kept);
-                else TILES[rows - 1](part, kept, end - step, step == 0, to, ahead, tile == 1 ? C::BYTES / C::UNIT : 0);
+                if constexpr (IS_WHOLE) {
+                    const auto* steps = (const float*)own + step * PANEL;
+                    const uint8_t* next = tile == 0 ? (const uint8_t*)steps + AHEAD : ahead;
+                    TILES[rows - 1](part, steps, end - step, step == 0, to, next, tile < 2 ? C::BYTES : 0);
+                } else if (tile == 0) {
+                    CODES<C>[rows - 1](weight, own, step, end, part, to, kept);
+                } else {
+                    TILES[rows - 1](part, kept, end - step, step == 0, to, ahead, tile == 1 ? C::BYTES / C::UNIT : 0);
+                }
             }
         }
     }

@@ -26,6 +26,10 @@ struct PlaceInTile {
 inline int32_t largest(Ints x) {
 #if defined(QUIRE_HAS_AVX512)
     return _mm512_reduce_max_epi32((__m512i)x);
+#elif defined(__AVX2__)
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 #else
     int32_t most = x[0];
     for (int i = 1; i < LANES; i++) most = std::max(most, x[i]);
@@ -50,6 +54,19 @@ constexpr long PACKED_INPUTS = 256;  // the most of their inputs; while they are
 // The inputs of a block, and with the zeros behind them.
 struct BlockSize { long inputs, steps; };
 
+#if defined(QUIRE_HAS_PAIRS)
+// Two vectors as int16, in order; numbers out of its range become the nearest.
+inline Pairs in_shorts(Ints first, Ints second) {
+#if defined(QUIRE_HAS_AVX512)
+    const __m512i in_turns = _mm512_packs_epi32((__m512i)first, (__m512i)second);
+    return (Pairs)_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), in_turns);
+#elif defined(__AVX2__)
+    return (Pairs)_mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)first, (__m256i)second), 0xd8);
+#else
+    return (Pairs)_mm_packs_epi32((__m128i)first, (__m128i)second);
+#endif
+}
+
 // Writes the `count` elements of a block of `steps` as int16.
 template <class C, class T> void pack_block(InPairs, const T* from, long count, long steps, const PlaceInTile& to) {
     const int32_t largest = largest_bits(from, count);
@@ -57,19 +74,28 @@ template <class C, class T> void pack_block(InPairs, const T* from, long count, 
     const bool is_finite = largest < NOT_FINITE;
     const float inverse = is_finite ? bits_as<float>((268 - exponent) << 23) : 0;
     *to.factor = is_finite ? bits_as<float>((exponent - 14) << 23) : std::numeric_limits<float>::quiet_NaN();
-    alignas(64) int32_t numbers[InPairs::MOST_INPUTS + LANES] = {};
-    Ints total{};
     const Floats magic = fill(12582912.0f);  // 1.5 * 2^23: rounds to integers
-    for (long i = 0; i < count; i += LANES) {
-        const Ints rounded = bits_as<Ints>(load(from + i, count - i) * inverse + magic) - bits_as<Ints>(magic);
-        const Ints most_of_16_bits = Ints{} + 32767, limited = rounded < most_of_16_bits ? rounded : most_of_16_bits;
-        total += limited;
-        std::memcpy(numbers + i, &limited, sizeof(limited));
+    const auto rounded = [&](long i) __attribute__((always_inline)) {
+        const Floats x = i < count ? load(from + i, count - i) : Floats{};
+        return bits_as<Ints>(x * inverse + magic) - bits_as<Ints>(magic);
+    };
+    Ints total{};
+    uint32_t* word = to.words;
+    for (long i = 0; i < steps; i += 2 * LANES) {
+        const Pairs pairs = in_shorts(rounded(i), rounded(i + LANES));
+        total = add_products(total, Ints{} + 0x00010001, pairs);
+        uint32_t words[LANES];
+        std::memcpy(words, &pairs, sizeof(words));
+        const long left = std::min<long>(LANES, (steps - i) / 2);
+        if (left == LANES)
+#pragma GCC unroll 16
+            for (int k = 0; k < LANES; k++, word += to.rows) *word = words[k];
+        else
+            for (long k = 0; k < left; k++, word += to.rows) *word = words[k];
     }
-    for (long i = 0; i < steps; i += 2)
-        to.words[i / 2 * to.rows] = (uint32_t)(numbers[i] & 0xffff) | (uint32_t)numbers[i + 1] << 16;
     *to.sum = *to.factor * (float)sum(total);
 }
+#endif
 
 // Two calls pack blocks of up to LANES rows of a tile as quads. Defined where the processor has products of them.
 template <class C, class X, class T>
