@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from quire.core.trace import Spans
-from quire.ops.activations import Activation
+from quire.ops.activations import Activation, PlainActivation
 from quire.ops.backend import Backend, DeviceRows
 from quire.ops.latent import LatentOperations
 from quire.ops.linear import LinearWeight
@@ -69,8 +70,8 @@ class _TimedBackend(Backend[Any, Any, Any]):
         packed = self._ops.restore(stored)
         return self._named(stored, packed) if stored.shape else packed
 
-    def linear(self, x: Tensor, packed: Any) -> Tensor:
-        return self.run(self._layers[id(packed)], self._ops.linear, x, packed)
+    def linear(self, x: Tensor, packed: Any, activation: PlainActivation | None = None) -> Tensor:
+        return self.run(self._layers[id(packed)], self._ops.linear, x, packed, activation)
 
     def gated_linear(self, x: Tensor, packed: Any, activation: Activation = "silu") -> Tensor:
         return self.run(self._layers[id(packed)], self._ops.gated_linear, x, packed, activation)
@@ -91,6 +92,10 @@ class _TimedBackend(Backend[Any, Any, Any]):
                 query_lens, seq_lens, block_tables, slot_mapping,
                 block_size=block_size, prefix_spans=prefix_spans, there=there,
             )  # fmt: skip
+
+    def sequence_batch(self, lengths: np.ndarray, device: torch.device) -> Any:
+        with self._spans.span("sequence_batch"):  # as above
+            return self._ops.sequence_batch(lengths, device)
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Recording | None]:
         names: list[str] = []
@@ -142,8 +147,10 @@ class _TimedRecording:
     def run_timed(self) -> list[float]:
         begin = time.monotonic()
         ends = self._recording.run_timed()
-        names = self._names if len(ends) == len(self._names) else [_WHOLE]
-        for name, end in zip(names, ends, strict=True):
+        if len(ends) != len(self._names):
+            self._spans.add(_WHOLE, begin, ends[-1])
+            return ends
+        for name, end in zip(self._names, ends, strict=True):
             self._spans.add(name, begin, end)
             begin = end
         return ends

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from quire.core.trace import SpanList
 from quire.executor.timed_ops import timed
 from quire.ops import bind
-from quire.ops.backend import Backend
+from quire.ops.backend import AttentionForm, Backend
 from quire.ops.cpu.native import NativeBackend
 from quire.ops.eager.backend import EagerBackend
 from quire.ops.eager.linear import PlainLinear
@@ -39,8 +41,28 @@ def test_each_operation_is_a_span_of_its_name(device: str, spans: SpanList) -> N
 def test_linear_layers_are_named_after_their_sizes(spans: SpanList) -> None:
     ops = timed(bind("cpu"), spans)
     first, second = ops.pack_linear(torch.randn(6, 8)), ops.pack_gated_linear(torch.randn(10, 6))
-    ops.gated_linear(ops.linear(torch.randn(3, 8), first), second)
+    ops.gated_linear(ops.linear(torch.randn(3, 8), first, "gelu"), second)
     assert names(spans) == ["linear 8x6", "linear 6x10"]
+
+
+def test_a_recorded_encoder_has_spans(spans: SpanList) -> None:
+    """Those of its operations; one for all, where an operation is several kernels."""
+    plain = bind("cpu")
+    if not isinstance(plain, NativeBackend):
+        pytest.skip("this machine has no C++ compiler")
+    ops = timed(plain, spans)
+    heads, angles = torch.randn(7, 6, 16), torch.ones(7, 1, 16)
+
+    def run(rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        batch = ops.sequence_batch(np.array([3, 4]), heads.device)
+        return ops.sequence_attention(heads, 2, batch, AttentionForm(0.25), rotation=rotation)
+
+    for rotation, expected in ((None, "sequence_attention"), ((angles, angles), "recorded operations")):
+        _, recording = ops.record(partial(run, rotation))
+        assert recording is not None
+        spans.drain()
+        recording.run()
+        assert names(spans) == [expected]
 
 
 def test_a_recording_has_the_spans_that_it_was_made_with(spans: SpanList) -> None:
