@@ -78,8 +78,10 @@ class AsyncTokenizer:
         return token_ids
 
     async def tokenize_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of many texts, on all cores."""
+        """Token ids of many texts, on all cores; of a few short ones, at once."""
         texts = [self.spelled(text) for text in texts] if self._lower_case else texts
+        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         return await self._tokenize_in(self._thread, texts, add_special_tokens)
 
     async def _tokenize_in(

@@ -1,6 +1,7 @@
 """Prompts in every form, and texts that are far too long."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ class TestPrompts:
         with pytest.raises(ParameterError, match="--enable-prompt-embeds") as caught:
             read({"prompt_embeds": b""})
         assert caught.value.param == "prompt_embeds"
+
+    def test_a_few_short_texts_are_tokenized_without_a_thread(self) -> None:
+        texts = ["the quick fox", "", "a brown fox"]
+        for many, takes_thread in ((texts, False), (texts * 200, True)):
+            before = set(threading.enumerate())
+            found = asyncio.run(open_tokenizer().tokenize_batch(many))
+            assert found == [TOKENIZER.encode(text) for text in many]
+            assert bool(set(threading.enumerate()) - before) == takes_thread
 
     def test_long_texts_are_tokenized_all_the_same(self) -> None:
         text = "the quick brown fox " * 1000
