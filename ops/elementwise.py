@@ -33,6 +33,12 @@ class ElementwiseOperations(ABC):
         """
 
     @abstractmethod
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`(layer_norm(x + residual), x + residual)` of rows [num_tokens, size]; `residual` may be overwritten."""
+
+    @abstractmethod
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Computes `x + residual`, perhaps in place of `residual`; both are [num_tokens, size]."""
 

@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from quire.ops.activations import Activation
+from quire.ops.activations import Activation, PlainActivation
 from quire.ops.quantized import QuantizedWeight
 
 LinearWeight = Tensor | QuantizedWeight
@@ -55,8 +55,8 @@ class LinearOperations(ABC, Generic[PackedLinear]):
         """
 
     @abstractmethod
-    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """Maps `x` [num_tokens, in] to [num_tokens, out]."""
+    def linear(self, x: Tensor, packed: PackedLinear, activation: PlainActivation | None = None) -> Tensor:
+        """Maps `x` [num_tokens, in] to [num_tokens, out], and with an `activation` runs `activate` on the outputs."""
 
     @abstractmethod
     def pack_gated_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:

@@ -13,7 +13,7 @@ from quire.executor.layers.context import ModelContext
 from quire.executor.weights.quantization import sharding
 from quire.executor.weights.quantization.scheme import LinearPart
 from quire.executor.weights.readers import Shard
-from quire.ops.activations import Activation
+from quire.ops.activations import Activation, PlainActivation
 from quire.ops.backend import Backend
 from quire.ops.linear import LinearWeight
 
@@ -30,10 +30,15 @@ class ColumnLinear:
         place = context.adapters
         self._adapters = None if place is None else place.of_columns(parts, in_features)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, activation: PlainActivation | None = None) -> Tensor:
+        """Runs `Backend.activate` on the outputs, if an `activation` is given."""
+        if len(self._products) == 1 and self._adapters is None:
+            return self._ops.linear(x, self._products[0], activation)
         outputs = [self._ops.linear(x, packed) for packed in self._products]
         out = outputs[0] if len(outputs) == 1 else self._ops.join(outputs)
-        return out if self._adapters is None else self._adapters.add(x, out)
+        if self._adapters is not None:
+            out = self._adapters.add(x, out)
+        return out if activation is None else self._ops.activate(out, activation)
 
 
 class GatedLinear:

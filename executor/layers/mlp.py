@@ -103,7 +103,6 @@ class MLP:
     ) -> None:
         shard = context.shard(0, intermediate_size, "intermediate (feed-forward) dimensions")
         self.activation_size = shard.stop - shard.start
-        self._ops = context.ops
         self._activation = activation
         self._up = ColumnLinear(
             context, [LinearPart(f"{name}.up_proj", intermediate_size, shard)], hidden_size, bias=bias
@@ -114,8 +113,8 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden] → [num_tokens, hidden]."""
-        return self._down(self._ops.activate(self._up(x), self._activation))
+        return self._down(self._up(x, self._activation))
 
     def partial(self, x: Tensor) -> Tensor:
         """Computes the rank's part of the outputs; their sum over ranks is the result of `__call__`."""
-        return self._down.partial(self._ops.activate(self._up(x), self._activation))
+        return self._down.partial(self._up(x, self._activation))

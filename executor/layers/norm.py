@@ -84,5 +84,6 @@ class LayerNorm:
         return self._ops.layer_norm(x, self._weight, self._bias, self._eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        total = x if residual is None else self._ops.add(x, residual)
-        return self(total), total
+        if residual is None:
+            return self(x), x
+        return self._ops.add_layer_norm(x, residual, self._weight, self._bias, self._eps)

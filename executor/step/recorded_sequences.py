@@ -1,4 +1,4 @@
-"""Runs an encoder's short steps from recordings: sequences of lengths seen before are one call instead of ten a layer.
+"""Runs an encoder's short steps from recordings: sequences of lengths seen before are one call, not seven a layer.
 
 Queries of search are short, and their lengths recur. In a step of few tokens Python takes as long as the kernels.
 """

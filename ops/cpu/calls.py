@@ -23,7 +23,8 @@ ACTIVATIONS: dict[Activation, int] = {
     "clamped_silu": 7,
 }  # fmt: skip
 """`Activation` in `kernels/vector.h`."""
-
+NO_ACTIVATION = -1
+"""The same."""
 
 CHUNKS = {"own": 0, "previous": 1, "earlier": 2}
 """`Chunks` in `kernels/kernels.h`: those of `AttentionForm.chunks`."""
@@ -120,6 +121,9 @@ LAYER_NORM = Call(
     "x weight bias out",
     "num_tokens heads size token_stride head_stride weight_stride dtype weight_dtype num_threads",
     "eps",
+)
+ADD_LAYER_NORM = Call(
+    "quire_add_layer_norm", "x residual weight bias out", "num_tokens size dtype weight_dtype num_threads", "eps"
 )
 ADD_LOW_RANK = Call(
     "quire_add_low_rank",

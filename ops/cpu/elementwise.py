@@ -25,6 +25,7 @@ class PlainKernels:
         self._fallbacks = fallbacks
         self._empty = launcher.empty
         self._layer_norm = launcher.bind(calls.LAYER_NORM)
+        self._add_layer_norm = launcher.bind(calls.ADD_LAYER_NORM)
         self._add = launcher.bind(calls.ADD)
         self._copy_columns = launcher.bind(calls.COPY_COLUMNS)
         self._scale = launcher.bind(calls.SCALE)
@@ -48,6 +49,21 @@ class PlainKernels:
             ):  # fmt: skip
                 return out
         return self._fallbacks.run(self._eager.layer_norm, x, weight, bias, eps)
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        given = [tensor for tensor in (weight, bias) if tensor is not None]
+        is_dense = _is_dense(x) and _is_dense(residual) and all(_is_dense(tensor) for tensor in given)
+        if is_dense and x.dim() == 2 and x.dtype == residual.dtype and len({tensor.dtype for tensor in given}) < 2:
+            out = self._empty(*x.shape, dtype=x.dtype)
+            addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (weight, bias)]
+            if not self._add_layer_norm(
+                x.data_ptr(), residual.data_ptr(), *addresses, out.data_ptr(), *x.shape, DTYPES[x.dtype],
+                DTYPES[given[0].dtype if given else x.dtype], torch.get_num_threads(), eps,
+            ):  # fmt: skip
+                return out, residual
+        return self._fallbacks.run(self._eager.add_layer_norm, x, residual, weight, bias, eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         threads = torch.get_num_threads()

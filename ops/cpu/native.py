@@ -125,6 +125,11 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         return self._plain.layer_norm(x, weight, bias, eps)
 
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return self._plain.add_layer_norm(x, residual, weight, bias, eps)
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return self._plain.add(x, residual)
 
@@ -228,11 +233,15 @@ class NativeBackend(Backend[NativePlan, PackedWeight, PackedExperts]):
                 self._bits.say(layer.codec, has_byte_inputs=layer.has_byte_inputs, is_dry=False)
         return packed
 
-    def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
+    def linear(self, x: Tensor, packed: PackedWeight, activation: PlainActivation | None = None) -> Tensor:
+        if isinstance(packed, QuantizedPanelWeight):
+            return self._quantized.multiply(x, packed, _team_size(x, packed.panels), activation)
+        out = self._linear_alone(x, packed)
+        return out if activation is None else self.activate(out, activation)
+
+    def _linear_alone(self, x: Tensor, packed: PanelWeight | OneDnnWeight | QuantizedLayer) -> Tensor:
         if isinstance(packed, PanelWeight):
             return self._panels.multiply(x, packed, _team_size(x, packed.weight))
-        if isinstance(packed, QuantizedPanelWeight):
-            return self._quantized.multiply(x, packed, _team_size(x, packed.panels))
         if isinstance(packed, QuantizedLayer):
             return self._eager.linear(x, packed)
         num_threads, seconds = torch.get_num_threads(), _linear_seconds(len(x), packed.weight)

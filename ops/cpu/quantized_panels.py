@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.ops.activations import Activation
 from quire.ops.cpu import calls
 from quire.ops.cpu.activation_bits import ActivationBits
-from quire.ops.cpu.calls import ACTIVATIONS, DTYPES
+from quire.ops.cpu.calls import ACTIVATIONS, DTYPES, NO_ACTIVATION
 from quire.ops.cpu.codecs import Coded, encode
 from quire.ops.cpu.launches import Launcher
 from quire.ops.linear import LinearWeight
@@ -124,11 +124,11 @@ class QuantizedPanelLinear:
         )
 
     def multiply(
-        self, x: Tensor, packed: QuantizedPanelWeight, num_threads: int, activation: Activation = "silu"
+        self, x: Tensor, packed: QuantizedPanelWeight, num_threads: int, activation: Activation | None
     ) -> Tensor:
         """Computes `x @ weight.T + bias` for `x` [num_tokens, in] of any float type, which is also the bias's.
 
-        If the weight is gated, returns `activate_and_mul` of the product.
+        With an `activation`, which a gated weight needs, returns `activate` of the product, or `activate_and_mul`.
 
         Raises:
             ValueError: `x` has another dtype or shape.
@@ -141,9 +141,10 @@ class QuantizedPanelLinear:
         if x.stride(1) != 1:
             x = x.contiguous()
         out = self._empty(len(x), out_features // (2 if packed.is_gated else 1), dtype=x.dtype)
+        activated = NO_ACTIVATION if activation is None else ACTIVATIONS[activation]
         failed = self._linear(
             x.data_ptr(), packed.panels.data_ptr(), address(packed.table), address(packed.order), address(bias),
-            out.data_ptr(), len(x), x.stride(0), *packed.form, ACTIVATIONS[activation], DTYPES[x.dtype],
+            out.data_ptr(), len(x), x.stride(0), *packed.form, activated, DTYPES[x.dtype],
             self._bits.of(x.dtype, packed.codec, has_byte_inputs=packed.has_byte_inputs), num_threads,
         )  # fmt: skip
         if failed == 2:

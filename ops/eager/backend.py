@@ -85,6 +85,12 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
             out = out * weight
         return (out if bias is None else out + bias).to(x.dtype)
 
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        total = self.add(x, residual)
+        return self.layer_norm(total, weight, bias, eps), total
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return residual.add_(x)
 
@@ -153,10 +159,14 @@ class EagerBackend(Backend[AttentionPlan, PackedLinear | QuantizedLayer, Grouped
     def layout(self) -> str:
         return self._linear_layers.layout
 
-    def linear(self, x: Tensor, packed: PackedLinear | QuantizedLayer) -> Tensor:
+    def linear(
+        self, x: Tensor, packed: PackedLinear | QuantizedLayer, activation: PlainActivation | None = None
+    ) -> Tensor:
         if isinstance(packed, QuantizedLayer):
-            return self._quantized.multiply(x, packed)
-        return self._linear_layers.multiply(x, packed)
+            out = self._quantized.multiply(x, packed)
+        else:
+            out = self._linear_layers.multiply(x, packed)
+        return out if activation is None else self.activate(out, activation)
 
     @overload
     def pack_gated_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear: ...

@@ -177,6 +177,17 @@ def test_layer_norm(ops: Backend, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_add_layer_norm(ops: Backend, dtype: torch.dtype) -> None:
+    for shape in ((1, 1), (3, 7), (33, 1000), (2, 129)):
+        x, residual, weight, bias = (torch.randn(shape[dim:]).to(dtype) for dim in (0, 0, 1, 1))
+        total = x + residual
+        for given in ((weight, bias), (weight, None), (None, None), (weight.float(), bias.float())):
+            out, new_residual = ops.add_layer_norm(x, residual.clone(), *given, 1e-5)
+            assert torch.equal(new_residual, total)
+            assert torch.equal(out, ops.layer_norm(total, *given, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_layer_norm_with_a_weight_per_head(ops: Backend, dtype: torch.dtype) -> None:
     heads, weight = torch.randn(5, 9, 24).to(dtype)[:, :6], torch.randn(6, 24).to(dtype)
     expected = F.layer_norm(heads.double(), (24,), eps=1e-12) * weight.double()

@@ -42,6 +42,19 @@ def test_a_gated_layer_is_activation_and_product_of_the_plain_one(
     assert torch.equal(got, ops.activate_and_mul(ops.linear(x, ops.pack_linear(weight, bias)), activation))
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("activation", get_args(PlainActivation))
+def test_an_activated_layer_is_activation_of_the_plain_one(
+    ops: Backend, activation: PlainActivation, has_bias: bool, dtype: torch.dtype
+) -> None:
+    packed = ops.pack_linear((torch.randn(75, 64) / 4).to(dtype), torch.randn(75).to(dtype) if has_bias else None)
+    for num_tokens in (1, 33):
+        x = torch.randn(num_tokens, 64).to(dtype)
+        got = ops.linear(x, packed, activation)
+        assert torch.equal(got, ops.activate(ops.linear(x, packed), activation))
+
+
 def test_input_may_be_a_view(ops: Backend) -> None:
     weight = torch.randn(5, 8)
     x = torch.randn(4, 16)[:, 8:]

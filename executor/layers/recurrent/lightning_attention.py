@@ -46,7 +46,7 @@ class LightningAttention(RecurrentLayer):
     def __call__(self, x: Tensor, step: StepContext) -> Tensor:
         """`x` [num_tokens, hidden] → [num_outputs, hidden], for the tokens that `outputs_of` selects."""
         (state,) = step.states[self._place.number]
-        qkv = self._ops.activate(self._qkv(x), "silu")
+        qkv = self._qkv(x, "silu")
         q, k, v = (
             qkv[:, begin : begin + self._size].unflatten(1, (-1, self._head_dim))
             for begin in (0, self._size, 2 * self._size)

@@ -59,5 +59,5 @@ class RecurrentUnit(RecurrentLayer):
         input_gate, decay_gate = (self._ops.latent.head_linear(heads, gate).flatten(1) for gate in self._gates)
         call = RgLruCall(mixed, input_gate, self._biases[0], decay_gate, self._biases[1], self._log_decay)
         out = self._ops.recurrent.rg_lru(call, state, step.rows)
-        gate = self._ops.activate(self._gate(self.outputs_of(x, step)), self._activation)
+        gate = self._gate(self.outputs_of(x, step), self._activation)
         return self._out(self._ops.recurrent.multiply_gate(self.outputs_of(out, step), gate, "identity"))

@@ -101,5 +101,5 @@ class ChannelMix(RecurrentLayer):
             self.outputs_of(shift(x, state, step.rows), step)
             for shift, state in zip(self._shifts, states, strict=True)
         )  # fmt: skip
-        value = self._value(self._ops.activate(self._key(k), "relu2"))
+        value = self._value(self._key(k, "relu2"))
         return self._ops.recurrent.multiply_gate(value, self._receptance(r), "sigmoid")

@@ -71,6 +71,6 @@ class PerLayerBlock:
         """Maps `x` [num_tokens, hidden] to the same shape; `inputs` of these tokens are as `PerLayerInputs` computes
         them.
         """
-        gate = self._ops.activate(self._gate(x), self._activation)
+        gate = self._gate(x, self._activation)
         gated = self._ops.recurrent.multiply_gate(inputs[:, self._columns], gate, "identity")
         return self._norm(self._project(gated))

@@ -103,8 +103,8 @@ class EncoderEmbedding:
     def __call__(self, token_ids: Tensor, step: StepContext) -> Tensor:
         x = self._words(token_ids, step)
         if self._types is not None:  # apart from positions: the sum is the same whether any token has another segment
-            types = step.token_types
-            x = x.add_(self._types[0]) if types is None else self._ops.add(self._ops.take_rows(self._types, types), x)
+            types = torch.zeros_like(token_ids) if step.token_types is None else step.token_types
+            x = self._ops.add(self._ops.take_rows(self._types, types), x)
         if self._positions is not None:
             x = self._ops.add(self._ops.take_rows(self._positions, step.positions), x)
         if self._before_norm is not None:

@@ -82,7 +82,8 @@ struct QuantizedLinearCall {
     void* out;             // [rows, out_features, or half as many if gated], dense
     int64_t rows, x_stride;
     WeightForm form;
-    int64_t activation, dtype;
+    int64_t activation;  // of gates, or of all outputs, or NO_ACTIVATION
+    int64_t dtype;
     int64_t x_bits;  // see with_weight (quantized_panels.h)
     int64_t num_threads;
 };
@@ -179,6 +180,15 @@ struct LayerNormCall {
     int64_t num_tokens, heads, size, token_stride, head_stride, weight_stride;
     int64_t dtype, weight_dtype;  // weight_dtype, of the bias too, is dtype or float32
     int64_t num_threads;
+    double eps;
+};
+
+struct AddLayerNormCall {
+    const void* x;  // [num_tokens, size], dense, as are residual and out
+    void* residual;
+    const void *weight, *bias;  // [size], or null
+    void* out;
+    int64_t num_tokens, size, dtype, weight_dtype, num_threads;  // as in LayerNormCall
     double eps;
 };
 
@@ -497,6 +507,7 @@ int quire_rotation(const quire::RotationCall* call);
 int quire_rms_norm(const quire::RmsNormCall* call);
 int quire_add_rms_norm(const quire::AddRmsNormCall* call);
 int quire_layer_norm(const quire::LayerNormCall* call);
+int quire_add_layer_norm(const quire::AddLayerNormCall* call);
 int quire_add(const quire::AddCall* call);
 int quire_scale(const quire::ScaleCall* call);
 int quire_activate(const quire::ActivateCall* call);

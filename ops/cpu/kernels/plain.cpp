@@ -32,18 +32,28 @@ template <class T> Floats parameter(const void* values, bool is_float, long firs
     return is_float ? load((const float*)values + first, count) : load((const T*)values + first, count);
 }
 
-template <class T> void normalize(const LayerNormCall& call, const T* x, T* out, long first_weight) {
+// The sum of body(i, count) over a row of `size` elements, in four sums, so that an addition need not wait for the one
+// before it.
+template <class Body> float sum_of(long size, Body body) {
+    Floats sums[4] = {};
+    long i = 0;
+    for (; i + 4 * LANES <= size; i += 4 * LANES)
+        for (int part = 0; part < 4; part++) sums[part] += body(i + part * LANES, LANES);
+    for (; i < size; i += LANES) sums[0] += body(i, size - i);
+    return sum(sums[0] + sums[1] + (sums[2] + sums[3]));
+}
+
+// out = norm(x), of a row, by a call's weight and bias.
+template <class T, class Call> void normalize(const Call& call, const T* x, T* out, long first_weight) {
     const long size = call.size;
     const bool is_float = call.weight_dtype == FLOAT32;
-    Floats total{}, squares{};
-    for (long i = 0; i < size; i += LANES) total += load(x + i, size - i);
-    const float mean = sum(total) / size;
-    for (long i = 0; i < size; i += LANES) {
-        Floats part = load(x + i, size - i) - mean;
-        for (long lane = size - i; lane < LANES; lane++) part[lane] = 0;
-        squares += part * part;
-    }
-    const float inverse = 1 / std::sqrt(sum(squares) / size + (float)call.eps);
+    const float mean = sum_of(size, [&](long i, long count) { return load(x + i, count); }) / size;
+    const float variance = sum_of(size, [&](long i, long count) {
+        Floats part = load(x + i, count) - mean;
+        for (long lane = count; lane < LANES; lane++) part[lane] = 0;
+        return part * part;
+    }) / size;
+    const float inverse = 1 / std::sqrt(variance + (float)call.eps);
     for (long i = 0; i < size; i += LANES) {
         const long count = size - i;
         const Floats normal = (load(x + i, count) - mean) * inverse;
@@ -87,6 +97,21 @@ extern "C" int quire_layer_norm(const LayerNormCall* call) {
             for (long head = 0; head < heads; head++)
                 normalize<T>(*call, (const T*)call->x + token * call->token_stride + head * call->head_stride,
                              (T*)call->out + (token * heads + head) * size, head * call->weight_stride);
+        });
+    });
+}
+
+// residual += x; out = (residual - mean) / deviation * weight + bias
+extern "C" int quire_add_layer_norm(const AddLayerNormCall* call) {
+    if (call->weight_dtype != FLOAT32 && call->weight_dtype != call->dtype) return 1;
+    return with_type(call->dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        const long size = call->size;
+        for_each(call->num_tokens, call->num_tokens * size > 2 * PIECE ? call->num_threads : 1, [&](long token) {
+            const T* from = (const T*)call->x + token * size;
+            T* to = (T*)call->residual + token * size;
+            for (long i = 0; i < size; i += LANES) store(to + i, load(to + i, size - i) + load(from + i, size - i), size - i);
+            normalize<T>(*call, to, (T*)call->out + token * size, 0);
         });
     });
 }

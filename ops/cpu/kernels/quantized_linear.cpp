@@ -31,11 +31,12 @@ struct Product {
         });
     }
 
-    // The outputs of a panel from its sums, [rows][PANEL].
+    // The outputs of a panel from its sums, [rows][PANEL]. What is activated is rounded first, as for `quire_activate`.
     template <class T> void write_panel(long panel, const float* sums) const {
         const long outputs = call.form.out_features, at = panel * PANEL, left = std::min(outputs - at, PANEL);
         const T* bias = static_cast<const T*>(call.bias);
         T* out = static_cast<T*>(call.out) + first_row * outputs + at;
+        const bool is_activated = call.activation != NO_ACTIVATION;
         Floats added[2] = {};
         if (bias)
             for (int half = 0; half < 2 && half * LANES < left; half++)
@@ -44,6 +45,10 @@ struct Product {
             __builtin_prefetch(out + PANEL, 1);  // the next panel's: rows' outputs are far apart
             Floats low = load(sums), high = load(sums + LANES);
             if (bias) low += added[0], high += added[1];
+            if (is_activated) {
+                low = activate(rounded<T>(low), call.activation);
+                high = activate(rounded<T>(high), call.activation);
+            }
             if (left == PANEL) {
                 store_pair(out, low, high);
                 continue;

@@ -53,7 +53,7 @@ struct Half { uint16_t bits; };
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 // The values by which Python passes activation functions.
-enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, GELU = 3, RELU = 4, RELU2 = 5, QUICK_GELU = 6, CLAMPED_SILU = 7 };
+enum Activation { NO_ACTIVATION = -1, SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2, GELU = 3, RELU = 4, RELU2 = 5, QUICK_GELU = 6, CLAMPED_SILU = 7 };
 
 // Calls body with a null pointer of the dtype's type, and returns 0. Returns 1, without a call, if this machine's build
 // has no such type.
@@ -227,6 +227,10 @@ inline float sum(Floats x) {
 inline int32_t sum(Ints x) {
 #if defined(QUIRE_HAS_AVX512)
     return _mm512_reduce_add_epi32((__m512i)x);
+#elif defined(__AVX2__)
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 #else
     int32_t total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
